@@ -1,0 +1,23 @@
+"""Quire: an LLM serving cluster. This package is the shared contract, the SDK and the command line."""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["AsyncClient", "Client", "SamplingParams", "__version__"]
+
+if TYPE_CHECKING:
+    from quire.client import AsyncClient, Client
+    from quire.sampling_params import SamplingParams
+
+
+def __getattr__(name: str) -> Any:
+    """Import the SDK on first use, so that `quire --help` does not pay for grpc."""
+    if name in ("Client", "AsyncClient"):
+        from quire import client
+
+        return getattr(client, name)
+    if name == "SamplingParams":
+        from quire.sampling_params import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'quire' has no attribute {name!r}")

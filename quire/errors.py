@@ -1,0 +1,86 @@
+"""The one tree of errors that may cross a service boundary.
+
+Each class knows its gRPC status code by name; `quire.rpc` turns it into a status (and rich details) in one place.
+Messages are written for the person who sent the request: they name field, limit and value, and never hold prompt text.
+"""
+
+
+class QuireError(Exception):
+    """Base of all expected errors.
+
+    Attributes:
+        code: gRPC status code name.
+        reason: machine-readable cause, UPPER_SNAKE_CASE, sent as google.rpc.ErrorInfo.
+    """
+
+    code: str = "INTERNAL"
+    reason: str = "INTERNAL"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequestError(QuireError):
+    """A request field is out of bounds; retrying the same request cannot help."""
+
+    code = "INVALID_ARGUMENT"
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.description = message
+
+
+class ModelNotFoundError(QuireError):
+    """The named model is not served here."""
+
+    code = "NOT_FOUND"
+    reason = "MODEL_NOT_FOUND"
+
+
+class RequestExistsError(QuireError):
+    """A running request has this id already."""
+
+    code = "ALREADY_EXISTS"
+    reason = "REQUEST_EXISTS"
+
+
+class OverloadedError(QuireError):
+    """A bounded queue is full; the request may be sent again later."""
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "QUEUE_FULL"
+
+    def __init__(self, message: str, retry_after_ms: int) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class UnavailableError(QuireError):
+    """A service this request needs is not reachable now."""
+
+    code = "UNAVAILABLE"
+    reason = "UNAVAILABLE"
+
+
+class StaleEpochError(QuireError):
+    """A scheduler of an older epoch spoke to a worker."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "STALE_EPOCH"
+
+
+class ModelLoadError(QuireError):
+    """A model directory cannot be served: missing shard, wrong shape, unsupported architecture."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "MODEL_UNUSABLE"
+
+
+class ConfigError(QuireError):
+    """A setting is out of bounds or contradicts another or the machine."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "BAD_CONFIG"

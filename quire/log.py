@@ -1,0 +1,44 @@
+"""Structured logs: one JSON object a line, constant snake_case events with key=value fields, never prompt text."""
+
+import logging
+import sys
+from typing import cast
+
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def configure(service: str, level: str = "info") -> None:
+    """Send logs of this process to stderr as JSON.
+
+    Args:
+        service: name bound to every line, e.g. "router".
+        level: least severe level that is written, one of LEVELS.
+
+    Raises:
+        ValueError: `level` is not one of LEVELS.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"log level must be one of {', '.join(LEVELS)}, got {level!r}")
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def get_logger() -> FilteringBoundLogger:
+    """Return the process's logger; request_id, step_id and rank are bound by context."""
+    return cast(FilteringBoundLogger, structlog.get_logger())

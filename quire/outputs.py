@@ -1,0 +1,127 @@
+"""What the services and the SDK hand to their callers: frozen domain objects, free of protobuf."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a served model is.
+
+    Attributes:
+        name: name that requests use.
+        architecture: Hugging Face architecture, e.g. "LlamaForCausalLM".
+        dtype: "float32", "bfloat16" or "float16".
+        vocab_size: token ids are in [0, vocab_size).
+        max_model_len: largest number of tokens, prompt and output, of one sequence.
+        eos_token_ids: end-of-text ids.
+        num_parameters: over all ranks.
+    """
+
+    name: str
+    architecture: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class CellState:
+    """Live state of a cell. `*_total` fields only grow while `epoch` stays the same."""
+
+    epoch: int = 0
+    num_waiting: int = 0
+    num_running: int = 0
+    block_size: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    steps_total: int = 0
+    tokens_total: int = 0
+    preemptions_total: int = 0
+    step_bytes_total: int = 0
+    schedule_us_total: int = 0
+    wire_us_total: int = 0
+    model_us_total: int = 0
+    sample_us_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CellStatus:
+    """A cell as a router sees it.
+
+    Attributes:
+        address: of the cell's scheduler.
+        connected: False while the router has no session with it; the rest is then the last known.
+        model: None until the first session.
+        state: zeros until the first session.
+    """
+
+    address: str
+    connected: bool
+    model: ModelInfo | None
+    state: CellState
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First event of a stream.
+
+    Attributes:
+        request_id: the client's, or the one the router made.
+        num_prompt_tokens: after tokenization.
+        seed: send it again to get the same tokens.
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new since the last one; `text` and `token_ids` need not advance together."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last event of a stream.
+
+    Attributes:
+        finish_reason: why it ended.
+        num_output_tokens: generated, an end-of-text token included.
+        stop_str: the stop string that ended the text, if one did.
+    """
+
+    finish_reason: FinishReason
+    num_output_tokens: int
+    stop_str: str | None = None
+
+
+Event = Started | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer, as the non-streaming calls of the SDK return it."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    seed: int
+    stop_str: str | None = None

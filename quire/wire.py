@@ -1,0 +1,182 @@
+"""Between protobuf messages and domain objects: the only place that knows both.
+
+Readers raise InvalidRequestError where a message from a client can be wrong; messages between our own services are
+trusted to be well formed.
+"""
+
+from quire.outputs import (
+    CellState,
+    CellStatus,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    ModelInfo,
+    Started,
+)
+from quire.sampling_params import SamplingParams
+from quire.v1 import common_pb2, inference_pb2
+
+_FINISH_TO_PROTO = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT,
+    FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+}
+_FINISH_FROM_PROTO = {number: reason for reason, number in _FINISH_TO_PROTO.items()}
+
+
+def finish_reason_to_proto(reason: FinishReason) -> common_pb2.FinishReason:
+    """Return the enum value of a reason."""
+    return _FINISH_TO_PROTO[reason]
+
+
+def finish_reason_from_proto(value: int) -> FinishReason:
+    """Return the reason of an enum value; one that is unknown here reads as ERROR."""
+    return _FINISH_FROM_PROTO.get(value, FinishReason.ERROR)
+
+
+def sampling_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
+    """Return every field, defaults included."""
+    return common_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed,
+        max_tokens=params.max_tokens,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+    )
+
+
+def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
+    """Read sampling parameters; absent fields take their defaults.
+
+    Raises:
+        InvalidRequestError: a value is out of bounds.
+    """
+    default = SamplingParams()
+    return SamplingParams(
+        temperature=message.temperature if message.HasField("temperature") else default.temperature,
+        top_p=message.top_p if message.HasField("top_p") else default.top_p,
+        top_k=message.top_k if message.HasField("top_k") else None,
+        min_p=message.min_p,
+        seed=message.seed if message.HasField("seed") else None,
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        include_stop_str_in_output=message.include_stop_str_in_output,
+        skip_special_tokens=(
+            message.skip_special_tokens if message.HasField("skip_special_tokens") else True
+        ),
+    )
+
+
+def model_info_to_proto(info: ModelInfo) -> common_pb2.ModelInfo:
+    """Return the message of a model."""
+    return common_pb2.ModelInfo(
+        name=info.name,
+        architecture=info.architecture,
+        dtype=info.dtype,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        eos_token_ids=info.eos_token_ids,
+        num_parameters=info.num_parameters,
+    )
+
+
+def model_info_from_proto(message: common_pb2.ModelInfo) -> ModelInfo:
+    """Return the model of a message."""
+    return ModelInfo(
+        name=message.name,
+        architecture=message.architecture,
+        dtype=message.dtype,
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        eos_token_ids=tuple(message.eos_token_ids),
+        num_parameters=message.num_parameters,
+    )
+
+
+# CellState and its message have the same integer fields by the same names; a test holds them to it.
+_CELL_STATE_FIELDS = tuple(CellState.__dataclass_fields__)
+
+
+def cell_state_to_proto(state: CellState) -> common_pb2.CellState:
+    """Return the message of a cell's state."""
+    return common_pb2.CellState(**{name: getattr(state, name) for name in _CELL_STATE_FIELDS})
+
+
+def cell_state_from_proto(message: common_pb2.CellState) -> CellState:
+    """Return the cell's state of a message."""
+    return CellState(**{name: getattr(message, name) for name in _CELL_STATE_FIELDS})
+
+
+def cell_status_to_proto(status: CellStatus) -> inference_pb2.CellStatus:
+    """Return the message of a cell as a router sees it."""
+    return inference_pb2.CellStatus(
+        address=status.address,
+        connected=status.connected,
+        model=None if status.model is None else model_info_to_proto(status.model),
+        state=cell_state_to_proto(status.state),
+    )
+
+
+def cell_status_from_proto(message: inference_pb2.CellStatus) -> CellStatus:
+    """Return the cell of a message."""
+    return CellStatus(
+        address=message.address,
+        connected=message.connected,
+        model=model_info_from_proto(message.model) if message.HasField("model") else None,
+        state=cell_state_from_proto(message.state),
+    )
+
+
+def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
+    """Return the response that carries an event of a Generate stream."""
+    match event:
+        case Started():
+            started = inference_pb2.GenerateStarted(
+                request_id=event.request_id,
+                num_prompt_tokens=event.num_prompt_tokens,
+                seed=event.seed,
+            )
+            return inference_pb2.GenerateResponse(started=started)
+        case Delta():
+            delta = inference_pb2.GenerateDelta(text=event.text, token_ids=event.token_ids)
+            return inference_pb2.GenerateResponse(delta=delta)
+        case Finished():
+            finished = inference_pb2.GenerateFinished(
+                finish_reason=finish_reason_to_proto(event.finish_reason),
+                num_output_tokens=event.num_output_tokens,
+                stop_str=event.stop_str,
+            )
+            return inference_pb2.GenerateResponse(finished=finished)
+
+
+def event_from_proto(message: inference_pb2.GenerateResponse) -> Event:
+    """Return the event that a response carries.
+
+    Raises:
+        ValueError: the response carries none that is known here.
+    """
+    match message.WhichOneof("event"):
+        case "started":
+            started = message.started
+            return Started(started.request_id, started.num_prompt_tokens, started.seed)
+        case "delta":
+            return Delta(message.delta.text, tuple(message.delta.token_ids))
+        case "finished":
+            finished = message.finished
+            return Finished(
+                finish_reason_from_proto(finished.finish_reason),
+                finished.num_output_tokens,
+                finished.stop_str if finished.HasField("stop_str") else None,
+            )
+        case other:
+            raise ValueError(f"unknown event {other!r} in a GenerateResponse")

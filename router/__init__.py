@@ -1,0 +1,1 @@
+"""Router: takes generate RPCs, validates, tokenizes, and streams text back."""

@@ -1,0 +1,1 @@
+"""Scheduler service: owns the queues and the block manager of a cell and drives its workers."""

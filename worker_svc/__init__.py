@@ -1,0 +1,1 @@
+"""Worker service: runs a model with paged attention on one device."""
