@@ -1,4 +1,4 @@
-"""Quire: an LLM serving cluster. This package is the shared contract, the SDK and the command line."""
+"""Quire, an LLM serving cluster: the shared contract, the SDK and the command line."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,7 @@
-"""Structured logs: one JSON object a line, constant snake_case events with key=value fields, never prompt text."""
+"""Structured logs: one JSON object a line, constant snake_case events with key=value fields.
+
+Prompt text and generated text are never logged.
+"""
 
 import logging
 import sys

@@ -1,7 +1,7 @@
-"""Everything the services share about gRPC: channels, servers, health, reflection, errors, start and stop.
+"""What the services share about gRPC: channels, servers, health, reflection, errors, stopping.
 
-Of the channel arguments, `ping_timeout_ms` is the one that notices a peer that has stopped answering; in current grpc
-`keepalive_timeout_ms` alone has no effect.
+Of the channel arguments, `ping_timeout_ms` is the one that notices a peer that has stopped
+answering; in current grpc `keepalive_timeout_ms` alone has no effect.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def server_options(max_receive_bytes: int = MAX_MESSAGE_BYTES) -> tuple[tuple[st
 
 
 def status_of(error: QuireError) -> status_pb2.Status:
-    """Return the google.rpc.Status of an expected error: ErrorInfo, and BadRequest or RetryInfo where they fit."""
+    """Return an error as google.rpc.Status: ErrorInfo, and BadRequest or RetryInfo if they fit."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN)
     details: list[Any] = [info]
     if isinstance(error, InvalidRequestError):
@@ -94,7 +94,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None:
             return None
         behavior = _behavior(handler)
-        # A streaming handler may also be a plain coroutine that writes to the context (health's Watch is).
+        # A streaming handler may also be a plain coroutine that writes to the context (health's
+        # Watch is).
         guard = _guard_stream if inspect.isasyncgenfunction(behavior) else _guard_call
         return _rebuild(handler, guard(behavior))
 
@@ -128,7 +129,8 @@ def _guard_call(behavior: Callable[..., Any]) -> Callable[..., Any]:
 
 def _guard_stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        # aclose() runs the handler's `finally` now rather than when the garbage collector gets there.
+        # aclose() runs the handler's `finally` now rather than when the garbage collector gets
+        # there.
         stream = behavior(request, context)
         try:
             async for response in stream:
@@ -142,7 +144,7 @@ def _guard_stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
-    """End the call with the status of `error`; a call that has been aborted already stays as it is."""
+    """End the call with the status of `error`; a call already aborted stays as it is."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, QuireError):
@@ -176,7 +178,14 @@ class Server:
         self.address = ""
 
     async def start(self, host: str, port: int) -> str:
-        """Bind and serve; return the address bound, e.g. "127.0.0.1:50051" (port 0 takes a free one).
+        """Bind and serve.
+
+        Args:
+            host: address to bind, and no other.
+            port: 0 takes a free one.
+
+        Returns:
+            The address bound, e.g. "127.0.0.1:50051".
 
         Raises:
             UnavailableError: the address cannot be bound.
@@ -206,7 +215,7 @@ class Server:
 
 
 def _add_reflection(names: tuple[str, ...], server: grpc.aio.Server) -> None:
-    """Serve reflection as v1alpha and as v1: the messages are the same, the packages on PyPI know only v1alpha."""
+    """Serve reflection as v1alpha and as v1: same messages, but the library knows only v1alpha."""
     reflection.enable_server_reflection(names, server)
     servicer = reflection.aio.ReflectionServicer(names)
     handler = grpc.stream_stream_rpc_method_handler(

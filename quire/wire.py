@@ -1,7 +1,7 @@
 """Between protobuf messages and domain objects: the only place that knows both.
 
-Readers raise InvalidRequestError where a message from a client can be wrong; messages between our own services are
-trusted to be well formed.
+Readers raise InvalidRequestError where a message from a client can be wrong; messages between our
+own services are trusted to be well formed.
 """
 
 from quire.outputs import (
@@ -17,16 +17,18 @@ from quire.outputs import (
 from quire.sampling_params import SamplingParams
 from quire.v1 import common_pb2, inference_pb2
 
-_FINISH_TO_PROTO = {
+_FINISH_TO_PROTO: dict[FinishReason, common_pb2.FinishReason.ValueType] = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
 }
-_FINISH_FROM_PROTO = {number: reason for reason, number in _FINISH_TO_PROTO.items()}
+_FINISH_FROM_PROTO: dict[int, FinishReason] = {
+    number: reason for reason, number in _FINISH_TO_PROTO.items()
+}
 
 
-def finish_reason_to_proto(reason: FinishReason) -> common_pb2.FinishReason:
+def finish_reason_to_proto(reason: FinishReason) -> common_pb2.FinishReason.ValueType:
     """Return the enum value of a reason."""
     return _FINISH_TO_PROTO[reason]
 

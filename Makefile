@@ -1,0 +1,48 @@
+# Everything runs in .venv, which the first target that needs it makes.
+SHELL := bash
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+BUILD_INPUTS := pyproject.toml CMakeLists.txt tools/bootstrap.sh \
+	$(shell find cmake csrc protos -type f 2>/dev/null)
+
+.venv/.ready: $(BUILD_INPUTS)
+	@tools/bootstrap.sh
+
+.PHONY: help setup demo test test-long test-asan lint format bench-smoke bench-sched bench-kernels clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
+
+setup: .venv/.ready ## Make .venv, install and build
+
+demo: .venv/.ready ## Start a cluster on the embedded model, stream three completions, stop
+	@$(BIN)/python examples/demo.py
+
+test: .venv/.ready ## Run every test (kernels once more under ASan and UBSan)
+	@$(BIN)/python -m pytest -q
+	@csrc/sanitized_tests.sh
+
+lint: .venv/.ready ## Check style, types, protos and the dependency rule
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
+	$(BIN)/buf lint
+	$(BIN)/lint-imports
+
+format: .venv/.ready ## Rewrite the sources in the house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
+
+bench-smoke: .venv/.ready ## Tokens/s, step time split and bytes per step at 64 decoding sequences
+	@$(BIN)/python bench/smoke.py
+
+bench-sched: .venv/.ready ## Cost of scheduling and of the step message
+	@$(BIN)/python bench/scheduler.py
+
+bench-kernels: .venv/.ready ## Paged attention against the memory bandwidth of the same process
+	@$(BIN)/python bench/kernels_cpu.py
+
+clean: ## Remove .venv and everything built
+	rm -rf .venv build quire/v1

@@ -1,0 +1,34 @@
+"""`quire doctor`: what a bug report needs, and whether this machine keeps the invariance rule."""
+
+import platform
+import sys
+from importlib.metadata import version
+
+import typer
+
+
+def doctor() -> None:
+    """Print versions and the instruction set in use; check that batch size never changes a bit."""
+    from quire import __version__
+
+    typer.echo(f"quire      {__version__}")
+    typer.echo(f"python     {platform.python_version()} on {platform.platform()}")
+    for package in ("torch", "grpcio", "protobuf", "transformers"):
+        typer.echo(f"{package:<10} {version(package)}")
+
+    import torch
+
+    from worker_svc import invariance, ops
+
+    typer.echo(f"kernels    {ops.isa()} (this machine can: {', '.join(ops.available_isas())})")
+    violations = 0
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        found = invariance.check_linear_invariance(dtype)
+        name = str(dtype).removeprefix("torch.")
+        typer.echo(f"linear     {name}: {'ok' if not found else f'{len(found)} violations'}")
+        for violation in found[:5]:
+            typer.echo(f"           {violation}")
+        violations += len(found)
+    if violations:
+        typer.echo("error: outputs may depend on batch size on this machine", err=True)
+        sys.exit(1)

@@ -1,0 +1,79 @@
+"""Options that several commands share, with vLLM's names. One definition, one help text."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class DType(StrEnum):
+    """Type of weights, activations and cache."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class LogLevel(StrEnum):
+    """Least severe log line that is written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+Host = Annotated[str, typer.Option(help="Address to listen on, and no other.")]
+LogLevelOption = Annotated[LogLevel, typer.Option(help="Least severe log line to write.")]
+ReadyFd = Annotated[
+    int | None,
+    typer.Option(hidden=True, help="Pipe on which to tell the parent process how the start went."),
+]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL_DIR",
+        help="Hugging Face model directory. Without one, the embedded demo model.",
+        show_default=False,
+    ),
+]
+ServedModelName = Annotated[
+    str | None,
+    typer.Option(help="Name that requests use.", show_default="name of the directory"),
+]
+DTypeOption = Annotated[DType, typer.Option("--dtype", help="'auto' takes the model's own type.")]
+BlockSize = Annotated[int, typer.Option(help="Tokens in a block of the KV cache.")]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens of one sequence, prompt and output.",
+        show_default="what the model says and the cache holds",
+    ),
+]
+MaxNumBatchedTokens = Annotated[int, typer.Option(help="Most tokens computed in one step.")]
+MaxNumSeqs = Annotated[int, typer.Option(help="Most sequences running at once.")]
+MaxWaiting = Annotated[
+    int, typer.Option(help="Most requests waiting; more are refused until some have run.")
+]
+KvCacheGib = Annotated[
+    float | None,
+    typer.Option(
+        "--kv-cache-gib",
+        help="Memory for the KV cache of each worker, in GiB.",
+        show_default="a share of what is free",
+    ),
+]
+NumGpuBlocksOverride = Annotated[
+    int | None,
+    typer.Option(help="Blocks of the KV cache, whatever profiling says.", show_default="profiled"),
+]
+NumThreads = Annotated[
+    int | None,
+    typer.Option(help="Threads of each worker.", show_default="the cores of this machine"),
+]
+
+
+def gib_to_bytes(gib: float | None) -> int | None:
+    """Return GiB as bytes; None stays None."""
+    return None if gib is None else int(gib * 2**30)

@@ -1,0 +1,118 @@
+"""Child processes of `quire serve`: start one, learn where it listens, keep it, stop it."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from quire.errors import ConfigError, UnavailableError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel (Linux) to send this process SIGTERM when its parent dies, however it dies."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the request took effect
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class ServiceProcess:
+    """One service as a child process.
+
+    Attributes:
+        name: shown to the user, e.g. "worker 0".
+        address: where it listens; empty until `start` has returned.
+    """
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        """Describe a child; nothing runs yet.
+
+        Args:
+            name: shown to the user.
+            command: `quire` command line without --port and --ready-fd, e.g. ["worker", "--host",
+                ...].
+        """
+        self.name = name
+        self.address = ""
+        self._command = list(command)
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running child."""
+        return self._running.pid
+
+    async def start(self, port: int) -> str:
+        """Start the child and wait until it can serve.
+
+        Args:
+            port: to listen on; 0 takes a free one. A restart gets the port of the first start.
+
+        Returns:
+            The address the child reported.
+
+        Raises:
+            ConfigError: the child said why it cannot start; the message is its one line.
+            UnavailableError: the child died without a word.
+        """
+        read_fd, write_fd = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *[sys.executable, "-m", "quire.cli.main", *self._command],
+                *["--port", str(port), "--ready-fd", str(write_fd)],
+                pass_fds=[write_fd],
+                stdin=asyncio.subprocess.DEVNULL,
+                # Ctrl-C reaches the supervisor alone, which stops its children in order.
+                start_new_session=True,
+            )
+        finally:
+            os.close(write_fd)
+        verdict, _, rest = (await _read_line(read_fd)).partition(" ")
+        if verdict == "ready":
+            self.address = rest
+            return rest
+        returncode = await self._running.wait()
+        if verdict == "error":
+            raise ConfigError(rest)
+        raise UnavailableError(f"{self.name} ended with status {returncode} before it was ready")
+
+    async def wait(self) -> int:
+        """Return the exit status of the child once it has ended; negative is a signal's number."""
+        return await self._running.wait()
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Ask the child to end, kill it after `grace_s`, and reap it."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    @property
+    def _running(self) -> asyncio.subprocess.Process:
+        assert self._process is not None, "start() comes first"
+        return self._process
+
+
+async def _read_line(fd: int) -> str:
+    """Read a pipe to its end, off the event loop's hands, and return its first line."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb")
+    )
+    try:
+        return (await reader.readline()).decode(errors="replace").strip()
+    finally:
+        transport.close()

@@ -1,0 +1,93 @@
+"""`quire serve`: a whole cluster on this machine."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quire.cli import options
+from quire.cli.options import DType, LogLevel
+
+
+def serve(
+    model: options.ModelArgument = None,
+    host: options.Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the router; 0 takes a free one.")] = 50051,
+    tensor_parallel_size: Annotated[
+        int, typer.Option("--tensor-parallel-size", "-tp", help="Workers that share the model.")
+    ] = 1,
+    served_model_name: options.ServedModelName = None,
+    dtype: options.DTypeOption = DType.AUTO,
+    max_model_len: options.MaxModelLen = None,
+    max_num_seqs: options.MaxNumSeqs = 256,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
+    max_waiting: options.MaxWaiting = 4096,
+    block_size: options.BlockSize = 16,
+    kv_cache_gib: options.KvCacheGib = None,
+    num_gpu_blocks_override: options.NumGpuBlocksOverride = None,
+    num_threads: options.NumThreads = None,
+    log_level: options.LogLevelOption = LogLevel.WARNING,
+) -> None:
+    """Serve a model: start worker, scheduler and router here, keep them up, stop them on Ctrl-C."""
+    from quire import log
+    from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
+    from quire.cli.console import Progress, print_ready
+    from quire.errors import QuireError
+
+    log.configure("supervisor", log_level.value)
+    optional = {
+        "--served-model-name": served_model_name,
+        "--max-model-len": max_model_len,
+        "--kv-cache-gib": kv_cache_gib,
+        "--num-gpu-blocks-override": num_gpu_blocks_override,
+    }
+    scheduler_args = [
+        *["--dtype", dtype.value, "--block-size", str(block_size)],
+        *["--max-num-seqs", str(max_num_seqs), "--max-waiting", str(max_waiting)],
+        *["--max-num-batched-tokens", str(max_num_batched_tokens)],
+    ]
+    for name, value in optional.items():
+        if value is not None:
+            scheduler_args += [name, str(value)]
+    worker_args = [] if num_threads is None else ["--num-threads", str(num_threads)]
+
+    async def run() -> None:
+        config = ClusterConfig(
+            model=Path(model).resolve() if model else embedded_model(),
+            host=host,
+            port=port,
+            tensor_parallel_size=tensor_parallel_size,
+            scheduler_args=tuple(scheduler_args),
+            worker_args=tuple(worker_args),
+            log_level=log_level.value,
+        )
+        await _serve(config)
+
+    async def _serve(config: ClusterConfig) -> None:
+        from quire.rpc import stop_signal
+
+        stopped = asyncio.create_task(stop_signal())
+        with Progress() as progress:
+            cluster = Cluster(config, progress.say)
+            starting = asyncio.create_task(cluster.start())
+            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+                return
+            starting.result()
+        try:
+            await print_ready(cluster)
+            running = asyncio.create_task(cluster.wait())
+            await asyncio.wait([running, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+        finally:
+            await cluster.stop()
+
+    try:
+        asyncio.run(run())
+    except QuireError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        raise typer.Exit(1) from None

@@ -1,0 +1,151 @@
+"""`quire router`, `quire scheduler`, `quire worker`: one service in this process."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quire.cli import options
+from quire.cli.options import DType, LogLevel
+
+
+def _run(
+    name: str,
+    log_level: LogLevel,
+    ready_fd: int | None,
+    make: Callable[[], Callable[[int | None], Awaitable[int]]],
+) -> None:
+    """Run a service until it is told to stop, and exit with its status.
+
+    Args:
+        name: bound to its log lines.
+        log_level: of its log.
+        ready_fd: pipe to the parent process, if that is `quire serve`.
+        make: checks the configuration and returns the service's entry point.
+    """
+    from quire import log, rpc
+    from quire.cli.process import die_with_parent
+    from quire.errors import QuireError
+
+    if ready_fd is not None:
+        die_with_parent()
+    log.configure(name, log_level.value)
+    try:
+        entry = make()
+    except QuireError as error:
+        rpc.announce(ready_fd, f"error {error.message}")
+        typer.echo(f"error: {error.message}", err=True)
+        raise typer.Exit(1) from None
+
+    async def start() -> int:
+        return await entry(ready_fd)
+
+    raise typer.Exit(asyncio.run(start()))
+
+
+def worker(
+    host: options.Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50053,
+    num_threads: options.NumThreads = None,
+    log_level: options.LogLevelOption = LogLevel.INFO,
+    ready_fd: options.ReadyFd = None,
+) -> None:
+    """Run a worker: it waits for a scheduler to tell it which model to load."""
+
+    def make() -> Callable[[int | None], Awaitable[int]]:
+        from worker_svc.config import WorkerConfig
+        from worker_svc.server import serve
+
+        config = WorkerConfig(
+            host=host, port=port, num_threads=num_threads, log_level=log_level.value
+        )
+        return lambda fd: serve(config, fd)
+
+    _run("worker", log_level, ready_fd, make)
+
+
+def scheduler(
+    model: options.ModelArgument = None,
+    workers: Annotated[
+        list[str],
+        typer.Option("--worker", metavar="HOST:PORT", help="A worker, in order of rank; repeat."),
+    ] = ["127.0.0.1:50053"],  # noqa: B006 - typer reads it, nobody changes it
+    distributed_init_address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where several ranks meet.")
+    ] = "",
+    host: options.Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50052,
+    served_model_name: options.ServedModelName = None,
+    dtype: options.DTypeOption = DType.AUTO,
+    max_model_len: options.MaxModelLen = None,
+    max_num_seqs: options.MaxNumSeqs = 256,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
+    max_waiting: options.MaxWaiting = 4096,
+    block_size: options.BlockSize = 16,
+    kv_cache_gib: options.KvCacheGib = None,
+    num_gpu_blocks_override: options.NumGpuBlocksOverride = None,
+    log_level: options.LogLevelOption = LogLevel.INFO,
+    ready_fd: options.ReadyFd = None,
+) -> None:
+    """Run the scheduler of a cell: it loads the model into its workers and drives them."""
+
+    def make() -> Callable[[int | None], Awaitable[int]]:
+        from scheduler_svc.config import SchedulerConfig
+        from scheduler_svc.server import serve
+
+        from quire.cli.cluster import embedded_model
+
+        directory = Path(model).resolve() if model else embedded_model()
+        config = SchedulerConfig(
+            host=host,
+            port=port,
+            model=str(directory),
+            served_model_name=served_model_name or directory.name,
+            dtype=dtype.value,
+            workers=tuple(workers),
+            distributed_init_address=distributed_init_address,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_waiting=max_waiting,
+            block_size=block_size,
+            kv_cache_memory_bytes=options.gib_to_bytes(kv_cache_gib),
+            num_gpu_blocks_override=num_gpu_blocks_override,
+            log_level=log_level.value,
+        )
+        return lambda fd: serve(config, fd)
+
+    _run("scheduler", log_level, ready_fd, make)
+
+
+def router(
+    model: options.ModelArgument = None,
+    schedulers: Annotated[
+        list[str],
+        typer.Option("--scheduler", metavar="HOST:PORT", help="The scheduler of a cell."),
+    ] = ["127.0.0.1:50052"],  # noqa: B006 - typer reads it, nobody changes it
+    host: options.Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50051,
+    log_level: options.LogLevelOption = LogLevel.INFO,
+    ready_fd: options.ReadyFd = None,
+) -> None:
+    """Run a router: it takes clients' requests. MODEL_DIR need only hold the tokenizer."""
+
+    def make() -> Callable[[int | None], Awaitable[int]]:
+        from router.config import RouterConfig
+        from router.server import serve
+
+        from quire.cli.cluster import embedded_model
+
+        config = RouterConfig(
+            host=host,
+            port=port,
+            model=model or str(embedded_model()),
+            schedulers=tuple(schedulers),
+            log_level=log_level.value,
+        )
+        return lambda fd: serve(config, fd)
+
+    _run("router", log_level, ready_fd, make)
