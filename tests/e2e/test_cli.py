@@ -1,0 +1,123 @@
+"""The command line as a user types it."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+QUIRE = [str(Path(sys.executable).parent / "quire")]
+
+
+def quire(*arguments: str, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*QUIRE, *arguments], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """`quire serve` and what it printed once ready; interrupted on the way out."""
+    process = subprocess.Popen(
+        [*QUIRE, "serve", "--port", "0", "--kv-cache-gib", "0.03", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("Ctrl-C"):
+                break
+        yield process, "".join(lines)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def test_serve_generate_and_ctrl_c() -> None:
+    with serving() as (process, ready):
+        target = re.search(r"router +(\S+)", ready)
+        assert target, ready
+        pids = [int(pid) for pid in re.findall(r"pid (\d+)", ready)]
+        assert len(pids) == 3
+
+        arguments = ("generate", "--target", target[1], "--max-tokens", "12", "--seed", "5")
+        first = quire(*arguments, "The list class")
+        assert first.returncode == 0, first.stderr
+        assert first.stdout.strip()
+        assert re.search(r"\[\d+ tokens, .* seed 5\]", first.stderr)
+        assert quire(*arguments, "The list class").stdout == first.stdout
+
+        bad = quire(*arguments, "--temperature", "nan", "x")
+        assert bad.returncode == 1
+        assert bad.stderr.startswith("error: temperature: ")
+
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+        assert not [pid for pid in pids if is_running(pid)]
+
+
+def test_children_die_with_a_killed_supervisor() -> None:
+    with serving() as (process, ready):
+        pids = [int(pid) for pid in re.findall(r"pid (\d+)", ready)]
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 20
+        while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.05)  # polling another process's end: nothing to wait on
+        assert not [pid for pid in pids if is_running(pid)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("serve", "/no/such/model"), ("/no/such/model", "does not exist")),
+        (("serve", "--port", "70000"), ("--port", "65535", "70000")),
+        (("serve", "--max-num-seqs", "0"), ("max_num_seqs", "0")),
+        (("serve", "--block-size", "7"), ("block_size", "7")),
+        (("serve", "--max-model-len", "1000000"), ("1000000",)),
+        (("generate", "--target", "127.0.0.1:1", "x"), ("127.0.0.1:1",)),
+    ],
+)
+def test_bad_arguments_end_in_one_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    result = quire(*arguments)
+    assert result.returncode != 0
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, result.stderr
+    for word in words:
+        assert word in errors[0]
+    assert "Traceback" not in result.stderr
+
+
+def test_help_is_quick_and_complete() -> None:
+    began = time.perf_counter()
+    result = quire("--help")
+    seconds = time.perf_counter() - began
+    assert result.returncode == 0
+    for command in ("serve", "generate", "router", "scheduler", "worker", "doctor"):
+        assert command in result.stdout
+    # 0.3 s on an idle machine; the margin is for a busy one. torch or transformers alone take longer.
+    assert seconds < 1.5
+
+
+def test_doctor_finds_no_violation() -> None:
+    result = quire("doctor")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "kernels" in result.stdout
