@@ -1,0 +1,102 @@
+"""The units that are scheduled: sequences, and the groups that one request's sequences form."""
+
+from collections.abc import Iterable
+from enum import Enum, auto
+
+from quire.outputs import FinishReason
+from quire.sampling_params import SamplingParams
+
+
+class SequenceStatus(Enum):
+    """Where a sequence is. Only a RUNNING sequence holds blocks and is known to the workers."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class Sequence:
+    """Tokens of one line of text and how far they are computed.
+
+    Invariant: 0 <= num_computed_tokens <= num_tokens. Token i has its key and value in the cache
+    when i < num_computed_tokens; the step that computes the last token samples the next one.
+
+    Attributes:
+        sequence_id: unique for the life of the scheduler.
+        sequence_index: number within the group; part of the random counter of sampling.
+        token_ids: prompt, then output.
+        num_prompt_tokens: how many of `token_ids` are the prompt.
+        num_computed_tokens: tokens that are computed, or will be once the steps already scheduled
+            have run.
+        status: see SequenceStatus.
+    """
+
+    __slots__ = (
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "sequence_id",
+        "sequence_index",
+        "status",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        sequence_id: int,
+        sequence_index: int,
+        prompt_token_ids: Iterable[int],
+        output_token_ids: Iterable[int] = (),
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.sequence_index = sequence_index
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.token_ids.extend(output_token_ids)
+        self.num_computed_tokens = 0
+        self.status = SequenceStatus.WAITING
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and output so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens produced so far, those of an earlier session included."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+class SequenceGroup:
+    """A request: the sequences made from one prompt, queued, preempted and finished together.
+
+    Attributes:
+        group_id: unique, and increasing in order of arrival.
+        sequences: by sequence id.
+        sampling_params: of the request, with a seed.
+        stop_token_ids: tokens that end a sequence, end-of-text ids included where they count.
+        max_num_tokens: length, prompt included, at which a sequence ends.
+    """
+
+    __slots__ = ("group_id", "max_num_tokens", "sampling_params", "sequences", "stop_token_ids")
+
+    def __init__(
+        self,
+        group_id: int,
+        sequences: Iterable[Sequence],
+        sampling_params: SamplingParams,
+        stop_token_ids: frozenset[int],
+        max_num_tokens: int,
+    ) -> None:
+        self.group_id = group_id
+        self.sequences = {sequence.sequence_id: sequence for sequence in sequences}
+        self.sampling_params = sampling_params
+        self.stop_token_ids = stop_token_ids
+        self.max_num_tokens = max_num_tokens
+
+    def finish_reason(self, sequence: Sequence) -> FinishReason | None:
+        """Return why `sequence` ends with its last token, or None if it goes on."""
+        if sequence.token_ids[-1] in self.stop_token_ids:
+            return FinishReason.STOP
+        if len(sequence.token_ids) >= self.max_num_tokens:
+            return FinishReason.LENGTH
+        return None

@@ -1,0 +1,159 @@
+"""A deterministic stand-in for a model over a paged cache, strict about every order it is given.
+
+It stores token ids where a real worker stores keys and values, and predicts from what it reads back
+through the block table. So a wrong block, slot, copy or delta changes the tokens or fails at once.
+"""
+
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.sampling_params import SamplingParams
+from scheduler_svc.step import SchedulerOutputs, StepResult
+
+
+class WrongOrderError(Exception):
+    """An order that no correct scheduler gives."""
+
+
+def fake_next_token(token_ids: Sequence[int], params: SamplingParams, vocab_size: int) -> int:
+    """Return the token after `token_ids`; depends on nothing else but the seed (unless greedy)."""
+    seed = 0 if params.is_greedy else params.seed
+    assert seed is not None, "a sampled sequence reaches the worker with a seed"
+    return zlib.crc32(array("Q", [seed, *token_ids]).tobytes()) % vocab_size
+
+
+def fake_generate(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    eos_token_ids: Sequence[int] = (),
+) -> list[int]:
+    """Return the output of a prompt run alone, unconstrained: the reference of every test."""
+    stop = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+    tokens = list(prompt)
+    limit = min(max_model_len, len(prompt) + (params.max_tokens or max_model_len))
+    while len(tokens) < limit:
+        tokens.append(fake_next_token(tokens, params, vocab_size))
+        if tokens[-1] in stop:
+            break
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class MirroredSequence:
+    """What a worker knows of a sequence."""
+
+    token_ids: list[int]
+    num_computed_tokens: int
+    block_ids: list[int]
+    sampling_params: SamplingParams
+
+
+class FakeModel:
+    """Applies the orders of steps to mirrors of the sequences and to a cache of token ids."""
+
+    def __init__(self, block_size: int, num_blocks: int, vocab_size: int) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.vocab_size = vocab_size
+        self.sequences: dict[int, MirroredSequence] = {}
+        # Every slot starts as garbage that no token id equals.
+        self._cache = [[-1] * block_size for _ in range(num_blocks)]
+
+    def step(self, outputs: SchedulerOutputs) -> StepResult:
+        """Run one step: release, add, run (nothing is ever forked, so a copy is an error).
+
+        Raises:
+            WrongOrderError: the orders contradict themselves or what came before.
+        """
+        self._release(outputs)
+        self._add(outputs)
+        if outputs.blocks_to_copy:
+            raise WrongOrderError("a copy, but no sequence was ever forked")
+        self._append_blocks(outputs)
+        self._check_blocks()
+        return self._run(outputs)
+
+    def _release(self, outputs: SchedulerOutputs) -> None:
+        for sequence_id in outputs.released_sequence_ids:
+            if sequence_id not in self.sequences:
+                raise WrongOrderError(f"release of unknown sequence {sequence_id}")
+            del self.sequences[sequence_id]
+
+    def _add(self, outputs: SchedulerOutputs) -> None:
+        for state in outputs.new_sequences:
+            if state.sequence_id in self.sequences:
+                raise WrongOrderError(f"sequence {state.sequence_id} is new, but held already")
+            if state.sequence_id not in outputs.sequence_ids:
+                raise WrongOrderError(f"sequence {state.sequence_id} is new, but does not run")
+            self.sequences[state.sequence_id] = MirroredSequence(
+                list(state.token_ids),
+                state.num_computed_tokens,
+                list(state.block_ids),
+                state.sampling_params,
+            )
+
+    def _append_blocks(self, outputs: SchedulerOutputs) -> None:
+        if not (
+            len(outputs.sequence_ids)
+            == len(outputs.num_scheduled_tokens)
+            == len(outputs.num_new_blocks)
+        ):
+            raise WrongOrderError("parallel arrays of different lengths")
+        if len(set(outputs.sequence_ids)) != len(outputs.sequence_ids):
+            raise WrongOrderError("a sequence is in the batch twice")
+        if sum(outputs.num_new_blocks) != len(outputs.new_block_ids):
+            raise WrongOrderError("num_new_blocks do not add up")
+        new_block_ids = iter(outputs.new_block_ids)
+        for sequence_id, num_new in zip(
+            outputs.sequence_ids, outputs.num_new_blocks, strict=True
+        ):
+            if sequence_id not in self.sequences:
+                raise WrongOrderError(f"sequence {sequence_id} runs, but is not held")
+            table = self.sequences[sequence_id].block_ids
+            table.extend(next(new_block_ids) for _ in range(num_new))
+
+    def _check_blocks(self) -> None:
+        """Slots are unique between live sequences."""
+        owner: dict[int, int] = {}
+        for sequence_id, sequence in self.sequences.items():
+            for block_id in sequence.block_ids:
+                if not 0 <= block_id < self.num_blocks:
+                    raise WrongOrderError(f"block {block_id} of {self.num_blocks}")
+                if block_id in owner:
+                    raise WrongOrderError(
+                        f"block {block_id} belongs to {owner[block_id]} and {sequence_id}"
+                    )
+                owner[block_id] = sequence_id
+
+    def _run(self, outputs: SchedulerOutputs) -> StepResult:
+        result = StepResult([], [], [])
+        for sequence_id, num_tokens in zip(
+            outputs.sequence_ids, outputs.num_scheduled_tokens, strict=True
+        ):
+            sequence = self.sequences[sequence_id]
+            end = sequence.num_computed_tokens + num_tokens
+            if num_tokens < 1 or end > len(sequence.token_ids):
+                raise WrongOrderError(f"sequence {sequence_id} computes {num_tokens} tokens")
+            if end > len(sequence.block_ids) * self.block_size:
+                raise WrongOrderError(f"sequence {sequence_id} has no slot for token {end - 1}")
+            for position in range(sequence.num_computed_tokens, end):
+                block = self._cache[sequence.block_ids[position // self.block_size]]
+                block[position % self.block_size] = sequence.token_ids[position]
+            sequence.num_computed_tokens = end
+            if end == len(sequence.token_ids):
+                context = [
+                    self._cache[sequence.block_ids[i // self.block_size]][i % self.block_size]
+                    for i in range(end)
+                ]
+                if context != sequence.token_ids:
+                    raise WrongOrderError(f"the cache of sequence {sequence_id} was overwritten")
+                token_id = fake_next_token(context, sequence.sampling_params, self.vocab_size)
+                sequence.token_ids.append(token_id)
+                result.sequence_ids.append(sequence_id)
+                result.token_ids.append(token_id)
+        return result

@@ -1,0 +1,94 @@
+"""Schedulers, requests and a loop over the fake model, for tests without sockets."""
+
+from quire.outputs import FinishReason
+from quire.sampling_params import SamplingParams
+from scheduler_svc.block_manager import BlockSpaceManager
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.step import SchedulerOutputs, StepOutcome
+from tests.fakes.fake_model import FakeModel
+
+VOCAB_SIZE = 97
+EOS_TOKEN_ID = 3
+
+
+def make_params(
+    *,
+    max_tokens: int | None = None,
+    temperature: float = 1.0,
+    seed: int = 7,
+    stop_token_ids: tuple[int, ...] = (),
+    ignore_eos: bool = True,
+) -> SamplingParams:
+    return SamplingParams(
+        temperature=temperature,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=ignore_eos,
+    )
+
+
+def make_prompt(num_tokens: int, first: int = 5) -> list[int]:
+    return [(first + 7 * i) % VOCAB_SIZE for i in range(num_tokens)]
+
+
+class Cell:
+    """A scheduler and the fake model that obeys it; checks invariants after every step."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        watermark: float = 0.0,
+        max_num_batched_tokens: int = 64,
+        max_num_seqs: int = 16,
+        max_model_len: int = 128,
+        vocab_size: int = VOCAB_SIZE,
+    ) -> None:
+        self.blocks = BlockSpaceManager(block_size, num_blocks, watermark)
+        self.scheduler = Scheduler(
+            self.blocks,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            eos_token_ids=(EOS_TOKEN_ID,),
+        )
+        self.model = FakeModel(block_size, num_blocks, vocab_size)
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, FinishReason] = {}
+        self.num_steps = 0
+
+    def add(
+        self,
+        prompt: list[int],
+        params: SamplingParams | None = None,
+        output_token_ids: tuple[int, ...] = (),
+    ) -> int:
+        admission = self.scheduler.add(prompt, params or make_params(), output_token_ids)
+        self.tokens[admission.group_id] = []
+        if admission.finish_reason is not None:
+            self.finished[admission.group_id] = admission.finish_reason
+        return admission.group_id
+
+    def step(self) -> SchedulerOutputs:
+        outputs = self.scheduler.schedule()
+        self.scheduler.check_invariants()
+        self.take(self.scheduler.update(self.model.step(outputs)))
+        self.scheduler.check_invariants()
+        self.num_steps += 1
+        return outputs
+
+    def take(self, outcome: StepOutcome) -> None:
+        for group_id, token_id in zip(outcome.group_ids, outcome.token_ids, strict=True):
+            self.tokens[group_id].append(token_id)
+        for finished in outcome.finished:
+            assert finished.group_id not in self.finished
+            self.finished[finished.group_id] = finished.finish_reason
+
+    def run(self, max_steps: int = 10_000) -> None:
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished:
+                return
+            self.step()
+        raise AssertionError(f"not finished after {max_steps} steps")

@@ -1,0 +1,99 @@
+"""Random workloads over a tiny cache: nothing is lost, reordered, starved or different."""
+
+import random
+
+import pytest
+
+from quire.outputs import FinishReason
+from quire.sampling_params import SamplingParams
+from tests.fakes.fake_model import fake_generate
+from tests.unit.scheduler.factories import EOS_TOKEN_ID, VOCAB_SIZE, Cell
+
+MAX_MODEL_LEN = 48
+
+
+def random_request(rng: random.Random) -> tuple[list[int], SamplingParams]:
+    prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 30))]
+    params = SamplingParams(
+        temperature=rng.choice([0.0, 1.0]),
+        seed=rng.getrandbits(64),
+        max_tokens=rng.choice([None, 1, 3, rng.randint(1, 30)]),
+        stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), rng.randint(0, 2))),
+        ignore_eos=rng.random() < 0.7,
+    )
+    return prompt, params
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_workload_equals_an_unconstrained_run(seed: int) -> None:
+    rng = random.Random(seed)
+    cell = Cell(
+        num_blocks=rng.randint(12, 24),
+        block_size=4,
+        watermark=rng.choice([0.0, 0.05]),
+        max_num_batched_tokens=rng.choice([5, 16, 64]),
+        max_num_seqs=rng.choice([3, 8, 12]),
+        max_model_len=MAX_MODEL_LEN,
+    )
+    requests: dict[int, tuple[list[int], SamplingParams]] = {}
+    aborted: set[int] = set()
+    added_at: dict[int, int] = {}
+    waited: dict[int, int] = {}
+    num_requests = 400
+    while len(requests) < num_requests or cell.scheduler.has_unfinished:
+        # Arrivals come in bursts, so that the queue both fills and runs dry.
+        while len(requests) < num_requests and rng.random() < 0.4:
+            request = random_request(rng)
+            group_id = cell.add(*request)
+            requests[group_id] = request
+            added_at[group_id] = cell.num_steps
+        if requests and rng.random() < 0.03:
+            victim = rng.choice(list(requests))
+            if cell.scheduler.abort(victim):
+                aborted.add(victim)
+        if rng.random() < 0.01:
+            cell.scheduler.preempt_all()
+            cell.model.sequences.clear()
+        if cell.scheduler.has_unfinished:
+            outputs = cell.step()
+            assert outputs.sequence_ids, "an unfinished scheduler makes progress"
+            assert sum(outputs.num_scheduled_tokens) <= cell.scheduler._max_num_batched_tokens
+        for group_id in requests.keys() - waited.keys():
+            if group_id in cell.finished or group_id in aborted:
+                waited[group_id] = cell.num_steps - added_at[group_id]
+    assert cell.scheduler.num_preemptions > 5
+    assert cell.blocks.num_free_blocks == cell.blocks.num_blocks
+    for group_id, (prompt, params) in requests.items():
+        expected = fake_generate(
+            prompt,
+            params,
+            vocab_size=VOCAB_SIZE,
+            max_model_len=MAX_MODEL_LEN,
+            eos_token_ids=(EOS_TOKEN_ID,),
+        )
+        if group_id in aborted:
+            assert cell.tokens[group_id] == expected[: len(cell.tokens[group_id])]
+            assert group_id not in cell.finished
+            continue
+        assert cell.tokens[group_id] == expected
+        stops = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS_TOKEN_ID,))}
+        reason = FinishReason.STOP if expected[-1] in stops else FinishReason.LENGTH
+        assert cell.finished[group_id] is reason
+
+
+def test_every_old_request_finishes_under_endless_arrivals() -> None:
+    """A flood of short requests never overtakes a long one that came first."""
+    rng = random.Random(1)
+    cell = Cell(num_blocks=12, block_size=4, max_num_seqs=8, max_model_len=MAX_MODEL_LEN)
+    for _ in range(8):
+        cell.add([1, 2, 3])
+    old = cell.add([rng.randrange(VOCAB_SIZE) for _ in range(40)])
+    # Work ahead of it: 8 groups of 45 tokens, a few at a time.
+    for _ in range(8 * MAX_MODEL_LEN):
+        if old in cell.finished:
+            break
+        cell.add([rng.randrange(VOCAB_SIZE)])
+        cell.step()
+    assert cell.finished[old] is FinishReason.LENGTH
+    # Of what arrived later, nothing was admitted before it.
+    assert max(group_id for group_id, tokens in cell.tokens.items() if tokens) >= old
