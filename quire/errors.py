@@ -66,6 +66,13 @@ class UnavailableError(QuireError):
     reason = "UNAVAILABLE"
 
 
+class DeadlineExceededError(QuireError):
+    """The time that the caller gave has passed."""
+
+    code = "DEADLINE_EXCEEDED"
+    reason = "DEADLINE_EXCEEDED"
+
+
 class StaleEpochError(QuireError):
     """A scheduler of an older epoch spoke to a worker."""
 
