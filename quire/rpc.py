@@ -10,10 +10,12 @@ import os
 import signal
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -97,7 +99,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         # A streaming handler may also be a plain coroutine that writes to the context (health's
         # Watch is).
         guard = _guard_stream if inspect.isasyncgenfunction(behavior) else _guard_call
-        return _rebuild(handler, guard(behavior))
+        if handler.request_streaming or handler.request_deserializer is None:
+            return _rebuild(handler, guard(behavior, _as_it_is), handler.request_deserializer)
+        # We parse the request ourselves: where grpc does, its error text goes to the client.
+        return _rebuild(handler, guard(behavior, handler.request_deserializer), None)
+
+
+def _as_it_is(request: Any) -> Any:
+    return request
 
 
 def _behavior(handler: grpc.RpcMethodHandler) -> Callable[..., Any]:
@@ -107,38 +116,39 @@ def _behavior(handler: grpc.RpcMethodHandler) -> Callable[..., Any]:
     return behavior
 
 
-def _rebuild(handler: grpc.RpcMethodHandler, behavior: Callable[..., Any]) -> grpc.RpcMethodHandler:
+def _rebuild(
+    handler: grpc.RpcMethodHandler,
+    behavior: Callable[..., Any],
+    request_deserializer: Callable[[bytes], Any] | None,
+) -> grpc.RpcMethodHandler:
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming, handler.response_streaming]
-    return make(behavior, handler.request_deserializer, handler.response_serializer)
+    return make(behavior, request_deserializer, handler.response_serializer)
 
 
-def _guard_call(behavior: Callable[..., Any]) -> Callable[..., Any]:
+def _guard_call(behavior: Callable[..., Any], parse: Callable[[Any], Any]) -> Callable[..., Any]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
-            return await behavior(request, context)
+            return await behavior(parse(request), context)
         except Exception as error:
             await _abort(context, error)
 
     return guarded
 
 
-def _guard_stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
+def _guard_stream(behavior: Callable[..., Any], parse: Callable[[Any], Any]) -> Callable[..., Any]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        # aclose() runs the handler's `finally` now rather than when the garbage collector gets
-        # there.
-        stream = behavior(request, context)
         try:
-            async for response in stream:
-                yield response
+            # Closing runs the handler's `finally` now, not when the garbage collector gets there.
+            async with aclosing(behavior(parse(request), context)) as stream:
+                async for response in stream:
+                    yield response
         except Exception as error:
             await _abort(context, error)
-        finally:
-            await stream.aclose()
 
     return guarded
 
@@ -149,6 +159,10 @@ async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoRetur
         raise error
     if isinstance(error, QuireError):
         status = status_of(error)
+    elif isinstance(error, DecodeError):
+        status = status_pb2.Status(
+            code=code_pb2.INTERNAL, message="the request is not a well-formed protobuf message"
+        )
     else:
         error_id = uuid.uuid4().hex
         log.error("unexpected_error", error_id=error_id, exc_info=error)
