@@ -1,1 +1,1 @@
-"""Router: takes generate RPCs, validates, tokenizes, and streams text back."""
+"""The router: takes requests, turns text into tokens and back, carries streams over failures."""

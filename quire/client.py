@@ -1,0 +1,392 @@
+"""The SDK: clients of a router, for asyncio and for plain scripts.
+
+Errors are those of `quire.errors`, whatever the transport calls them. Leaving a stream early
+cancels its request.
+"""
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from types import TracebackType
+from typing import Self, cast
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from quire.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    QuireError,
+    RequestExistsError,
+    UnavailableError,
+)
+from quire.outputs import CellStatus, Completion, Delta, Event, Finished, ModelInfo, Started
+from quire.rpc import CHANNEL_OPTIONS, open_channel
+from quire.sampling_params import SamplingParams
+from quire.v1 import inference_pb2, inference_pb2_grpc
+from quire.wire import (
+    cell_status_from_proto,
+    event_from_proto,
+    model_info_from_proto,
+    sampling_params_to_proto,
+)
+
+Prompt = str | Sequence[int]
+
+_ERRORS: dict[grpc.StatusCode, type[QuireError]] = {
+    grpc.StatusCode.NOT_FOUND: ModelNotFoundError,
+    grpc.StatusCode.ALREADY_EXISTS: RequestExistsError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.FAILED_PRECONDITION: ConfigError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
+}
+
+
+class AsyncClient:
+    """A router's client for asyncio. Use it in one event loop; close it or use `async with`."""
+
+    def __init__(self, target: str):
+        """Prepare a connection; it is made at the first call.
+
+        Args:
+            target: address of a router, "host:port".
+        """
+        self._channel = open_channel(target)
+        self._stub = cast(
+            "inference_pb2_grpc.InferenceServiceAsyncStub",
+            inference_pb2_grpc.InferenceServiceStub(self._channel),
+        )
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        model: str = "",
+        timeout: float | None = None,
+    ) -> Completion:
+        """Return the whole answer; arguments and errors are those of `stream`."""
+        collector = _Collector()
+        async for event in self.stream(
+            prompt, sampling_params, request_id=request_id, model=model, timeout=timeout
+        ):
+            collector.add(event)
+        return collector.completion()
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        model: str = "",
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """Yield Started, Deltas as they come, and Finished; closing the iterator ends the request.
+
+        Args:
+            prompt: text, or token ids.
+            sampling_params: None for the defaults.
+            request_id: unique among your running requests; "" has the router make one.
+            model: "" for the only one that is served.
+            timeout: seconds for the whole answer; None for no limit.
+
+        Raises:
+            InvalidRequestError: a field is out of bounds.
+            ModelNotFoundError: the model is not served there.
+            RequestExistsError: the request_id is in use.
+            OverloadedError: a queue is full; try again after `retry_after_ms`.
+            UnavailableError: the router or its schedulers cannot be reached.
+            DeadlineExceededError: `timeout` has passed.
+        """
+        request = _generate_request(prompt, sampling_params, request_id, model)
+        call = self._stub.Generate(request, timeout=timeout)
+        try:
+            async for response in call:
+                yield event_from_proto(response)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
+        finally:
+            # Since grpc 1.83 a stream that is merely dropped would run on.
+            call.cancel()
+
+    async def abort(self, request_id: str) -> bool:
+        """End a running request; its stream finishes with ABORT. Returns whether there was one."""
+        try:
+            request = inference_pb2.AbortRequest(request_id=request_id)
+            return bool((await self._stub.Abort(request)).aborted)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
+
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, model: str = ""
+    ) -> list[int]:
+        """Return the token ids of a text."""
+        request = _tokenize_request(text, add_special_tokens, model)
+        try:
+            return list((await self._stub.Tokenize(request)).token_ids)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = ""
+    ) -> str:
+        """Return the text of token ids."""
+        request = _detokenize_request(token_ids, skip_special_tokens, model)
+        try:
+            return str((await self._stub.Detokenize(request)).text)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
+
+    async def list_models(self) -> list[ModelInfo]:
+        """Return the models that are served now."""
+        try:
+            response = await self._stub.ListModels(inference_pb2.ListModelsRequest())
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
+        return [model_info_from_proto(model) for model in response.models]
+
+    async def watch_cluster(self) -> AsyncGenerator[list[CellStatus], None]:
+        """Yield the state of every cell, at once and after changes, until closed."""
+        call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest())
+        try:
+            async for response in call:
+                yield [cell_status_from_proto(cell) for cell in response.cells]
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class Client:
+    """A router's client for plain scripts and threads. Close it, or use it in `with`."""
+
+    def __init__(self, target: str):
+        """Prepare a connection; it is made at the first call.
+
+        Args:
+            target: address of a router, "host:port".
+        """
+        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        model: str = "",
+        timeout: float | None = None,
+    ) -> Completion:
+        """Return the whole answer; arguments and errors are those of `AsyncClient.stream`."""
+        collector = _Collector()
+        for event in self.stream(
+            prompt, sampling_params, request_id=request_id, model=model, timeout=timeout
+        ):
+            collector.add(event)
+        return collector.completion()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        model: str = "",
+        timeout: float | None = None,
+    ) -> Iterator[Event]:
+        """Yield Started, Deltas and Finished; arguments and errors as in `AsyncClient.stream`."""
+        request = _generate_request(prompt, sampling_params, request_id, model)
+        call = self._stub.Generate(request, timeout=timeout)
+        try:
+            for response in call:
+                yield event_from_proto(response)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from None
+        finally:
+            call.cancel()
+
+    def abort(self, request_id: str) -> bool:
+        """End a running request; its stream finishes with ABORT. Returns whether there was one."""
+        try:
+            request = inference_pb2.AbortRequest(request_id=request_id)
+            return bool(self._stub.Abort(request).aborted)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from None
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True, model: str = "") -> list[int]:
+        """Return the token ids of a text."""
+        request = _tokenize_request(text, add_special_tokens, model)
+        try:
+            return list(self._stub.Tokenize(request).token_ids)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from None
+
+    def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = ""
+    ) -> str:
+        """Return the text of token ids."""
+        request = _detokenize_request(token_ids, skip_special_tokens, model)
+        try:
+            return str(self._stub.Detokenize(request).text)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from None
+
+    def list_models(self) -> list[ModelInfo]:
+        """Return the models that are served now."""
+        try:
+            response = self._stub.ListModels(inference_pb2.ListModelsRequest())
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from None
+        return [model_info_from_proto(model) for model in response.models]
+
+    def watch_cluster(self) -> Iterator[list[CellStatus]]:
+        """Yield the state of every cell, at once and after changes, until closed."""
+        call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest())
+        try:
+            for response in call:
+                yield [cell_status_from_proto(cell) for cell in response.cells]
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from None
+        finally:
+            call.cancel()
+
+    def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Collector:
+    """Puts the events of a stream together."""
+
+    def __init__(self) -> None:
+        self._started: list[Started] = []
+        self._finished: list[Finished] = []
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._started.append(event)
+            case Delta():
+                self._text.append(event.text)
+                self._token_ids.extend(event.token_ids)
+            case Finished():
+                self._finished.append(event)
+
+    def completion(self) -> Completion:
+        """Return the answer.
+
+        Raises:
+            UnavailableError: the stream ended before the answer did.
+        """
+        if not self._started or not self._finished:
+            raise UnavailableError("the router ended the stream early")
+        started, finished = self._started[0], self._finished[0]
+        return Completion(
+            started.request_id,
+            "".join(self._text),
+            tuple(self._token_ids),
+            finished.finish_reason,
+            started.num_prompt_tokens,
+            started.seed,
+            finished.stop_str,
+        )
+
+
+def _token_ids(field: str, token_ids: Sequence[int]) -> Sequence[int]:
+    """Return ids that a message can hold.
+
+    Raises:
+        InvalidRequestError: one is negative or absurdly large.
+    """
+    for token_id in token_ids:
+        if not 0 <= token_id < 2**32:
+            raise InvalidRequestError(field, f"token ids must be in [0, 2**32), got {token_id}")
+    return token_ids
+
+
+def _generate_request(
+    prompt: Prompt, sampling_params: SamplingParams | None, request_id: str, model: str
+) -> inference_pb2.GenerateRequest:
+    request = inference_pb2.GenerateRequest(
+        request_id=request_id,
+        model=model,
+        sampling_params=sampling_params_to_proto(sampling_params or SamplingParams()),
+    )
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.token_ids.ids.extend(_token_ids("prompt", prompt))
+    return request
+
+
+def _tokenize_request(
+    text: str, add_special_tokens: bool, model: str
+) -> inference_pb2.TokenizeRequest:
+    return inference_pb2.TokenizeRequest(
+        model=model, text=text, add_special_tokens=add_special_tokens
+    )
+
+
+def _detokenize_request(
+    token_ids: Sequence[int], skip_special_tokens: bool, model: str
+) -> inference_pb2.DetokenizeRequest:
+    return inference_pb2.DetokenizeRequest(
+        model=model,
+        token_ids=_token_ids("token_ids", token_ids),
+        skip_special_tokens=skip_special_tokens,
+    )
+
+
+def error_from_rpc(error: grpc.RpcError) -> QuireError:
+    """Return the error that a failed call means, from its status and rich details.
+
+    Args:
+        error: of a synchronous or an asyncio call.
+    """
+    code, message = error.code(), error.details() or error.code().name
+    status = rpc_status.from_call(error)
+    for packed in status.details if status is not None else ():
+        bad_request = error_details_pb2.BadRequest()
+        if packed.Unpack(bad_request) and bad_request.field_violations:
+            violation = bad_request.field_violations[0]
+            return InvalidRequestError(violation.field, violation.description)
+        retry = error_details_pb2.RetryInfo()
+        if packed.Unpack(retry):
+            return OverloadedError(message, retry.retry_delay.ToMilliseconds())
+    if status is None and code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # Not our queue but the transport: the message is larger than the server reads.
+        return InvalidRequestError("request", message)
+    return _ERRORS.get(code, QuireError)(message)

@@ -1,0 +1,74 @@
+"""Settings of a router."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.errors import ConfigError
+from quire.log import LEVELS
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """What `quire router` was asked for.
+
+    Attributes:
+        model: directory that holds the tokenizer; weights are not read.
+        schedulers: addresses "host:port" of the cells' schedulers.
+        host: address to listen on, and no other.
+        port: to listen on; 0 takes a free one.
+        max_prompt_bytes: longest text of a request, in bytes of UTF-8; longer ones are refused
+            before any work.
+        max_queued_texts: texts that wait for a tokenizer thread; more are refused until some are
+            done.
+        tokenizer_threads: threads that turn text into tokens and back.
+        connect_timeout_s: how long a new request waits for a scheduler.
+        recovery_timeout_s: how long an admitted request waits for one, after its scheduler was
+            lost.
+        log_level: least severe log line that is written.
+
+    Raises:
+        ConfigError: a value is out of bounds; names field, limit and value.
+    """
+
+    model: str
+    schedulers: tuple[str, ...] = ("127.0.0.1:50052",)
+    host: str = "127.0.0.1"
+    port: int = 50051
+    max_prompt_bytes: int = 2**20
+    max_queued_texts: int = 256
+    tokenizer_threads: int = 2
+    connect_timeout_s: float = 10.0
+    recovery_timeout_s: float = 60.0
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not Path(self.model).is_dir():
+            raise ConfigError(f"model: directory {self.model} does not exist")
+        if not self.schedulers:
+            raise ConfigError("schedulers: at least one address, got none")
+        for address in self.schedulers:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+                raise ConfigError(
+                    f"schedulers: each HOST:PORT with a port in [1, 65535], got {address}"
+                )
+        if len(set(self.schedulers)) < len(self.schedulers):
+            raise ConfigError(f"schedulers: each once, got {', '.join(self.schedulers)}")
+        _check("port", self.port, 0, 65535)
+        _check("max_prompt_bytes", self.max_prompt_bytes, 1, 2**24)
+        _check("max_queued_texts", self.max_queued_texts, 1, 2**20)
+        _check("tokenizer_threads", self.tokenizer_threads, 1, 256)
+        _check("connect_timeout_s", self.connect_timeout_s, 0, 3600)
+        _check("recovery_timeout_s", self.recovery_timeout_s, 0, 3600)
+        if self.log_level not in LEVELS:
+            raise ConfigError(f"log_level: one of {', '.join(LEVELS)}, got {self.log_level}")
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Largest message read from a client: a prompt as text or as token ids, and the rest."""
+        return 4 * self.max_prompt_bytes + 2**16
+
+
+def _check(field: str, value: float, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{field}: must be in [{low}, {high}], got {value}")

@@ -1,0 +1,118 @@
+"""The router process: a public gRPC server, a tokenizer, and a session with every scheduler."""
+
+import asyncio
+from contextlib import aclosing
+
+from quire import log as quire_log
+from quire.errors import QuireError, UnavailableError
+from quire.log import get_logger
+from quire.rpc import Server, announce, stop_signal
+from quire.v1 import inference_pb2_grpc
+from router.cells import CellPool
+from router.config import RouterConfig
+from router.servicer import InferenceServicer
+from router.tokenize import Tokenizer
+from router.validate import Validator
+
+SERVICE_NAME = "quire.v1.InferenceService"
+
+log = get_logger()
+
+
+class Router:
+    """A running router. Health says SERVING while a scheduler is connected."""
+
+    def __init__(self, config: RouterConfig, tokenizer: Tokenizer):
+        self._config = config
+        self._tokenizer = tokenizer
+        self._cells = CellPool(config)
+        validator = Validator(tokenizer, self._cells.find_model, config.max_prompt_bytes)
+        self._server = Server([SERVICE_NAME], config.max_request_bytes)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(
+            InferenceServicer(validator, tokenizer, self._cells), self._server.grpc_server
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> str:
+        """Listen, begin to connect, and return the address bound.
+
+        Raises:
+            UnavailableError: the address cannot be bound.
+        """
+        address = await self._server.start(self._config.host, self._config.port)
+        self._cells.start()
+        self._tasks.append(asyncio.create_task(self._follow_health()))
+        return address
+
+    async def wait_until_serving(self) -> None:
+        """Return when a scheduler is connected.
+
+        Raises:
+            UnavailableError: none was within the time a request would wait.
+        """
+        try:
+            async with (
+                asyncio.timeout(self._config.connect_timeout_s),
+                aclosing(self._cells.watch()) as watch,
+            ):
+                async for _ in watch:
+                    if self._cells.is_serving:
+                        return
+        except TimeoutError:
+            addresses = ", ".join(self._config.schedulers)
+            raise UnavailableError(f"no scheduler answers at {addresses}") from None
+
+    async def _follow_health(self) -> None:
+        serving = False
+        async with aclosing(self._cells.watch()) as watch:
+            async for _ in watch:
+                if self._cells.is_serving != serving:
+                    serving = self._cells.is_serving
+                    await self._server.set_serving(serving)
+
+    async def stop(self) -> None:
+        """Refuse new requests, give running ones a moment, end them, and close the sessions."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.stop()
+        await self._cells.stop()
+        self._tokenizer.close()
+
+
+async def serve(config: RouterConfig, ready_fd: int | None) -> int:
+    """Run a router until SIGINT or SIGTERM.
+
+    Args:
+        config: its settings.
+        ready_fd: pipe on which to tell the parent process how the start went.
+
+    Returns:
+        The exit status of the process.
+    """
+    quire_log.configure("router", config.log_level)
+    try:
+        tokenizer = await Tokenizer.load(
+            config.model, config.tokenizer_threads, config.max_queued_texts
+        )
+        router = Router(config, tokenizer)
+        address = await router.start()
+    except QuireError as error:
+        log.error("start_failed", error=error.message)
+        announce(ready_fd, f"error {error.message}")
+        return 1
+    stopped = asyncio.create_task(stop_signal())
+    serving = asyncio.create_task(router.wait_until_serving())
+    try:
+        await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+        reason = serving.exception() if serving.done() else None
+        if isinstance(reason, UnavailableError):
+            # Not fatal: a scheduler may start after its routers. Health says NOT_SERVING until
+            # then.
+            log.warning("no_scheduler_yet", error=reason.message)
+        announce(ready_fd, f"ready {address}")
+        await stopped
+    finally:
+        serving.cancel()
+        await router.stop()
+    return 0

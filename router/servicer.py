@@ -1,0 +1,81 @@
+"""InferenceService: from proto, call the router, to proto."""
+
+from contextlib import aclosing
+
+import grpc
+
+from quire.v1 import inference_pb2, inference_pb2_grpc
+from quire.wire import cell_status_to_proto, event_to_proto, model_info_to_proto
+from router.cells import CellPool
+from router.streams import RequestStream
+from router.tokenize import TextCodec
+from router.validate import Validator
+from router.wire import generate_input_from_proto
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """The public API.
+
+    Streaming methods are coroutines that write, not generators: a call that is cancelled while a
+    write is blocked by a client that does not read then runs its `finally` at once.
+    """
+
+    def __init__(self, validator: Validator, codec: TextCodec, cells: CellPool):
+        self._validator = validator
+        self._codec = codec
+        self._cells = cells
+
+    async def Generate(  # type: ignore[override]  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Stream the events of a request; a client that goes away takes its request with it."""
+        valid = await self._validator.generate(generate_input_from_proto(request))
+        detokenizer = self._codec.detokenizer(
+            valid.prompt_token_ids, valid.sampling_params.skip_special_tokens
+        )
+        stream = RequestStream(valid, detokenizer)
+        self._cells.open(stream)
+        try:
+            async with aclosing(stream.events()) as events:
+                async for event in events:
+                    await context.write(event_to_proto(event))
+        finally:
+            self._cells.close(stream)
+
+    async def Abort(  # noqa: N802
+        self, request: inference_pb2.AbortRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.AbortResponse:
+        """End a request that runs here."""
+        return inference_pb2.AbortResponse(aborted=self._cells.abort(request.request_id))
+
+    async def Tokenize(  # noqa: N802
+        self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.TokenizeResponse:
+        """Return the token ids of a text."""
+        add = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        token_ids = await self._validator.tokenize(request.model, request.text, add)
+        return inference_pb2.TokenizeResponse(token_ids=token_ids)
+
+    async def Detokenize(  # noqa: N802
+        self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.DetokenizeResponse:
+        """Return the text of token ids."""
+        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        text = await self._validator.detokenize(request.model, request.token_ids, skip)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(  # noqa: N802
+        self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.ListModelsResponse:
+        """Return the models of the cells that are connected."""
+        models = [model_info_to_proto(model) for model in self._cells.models()]
+        return inference_pb2.ListModelsResponse(models=models)
+
+    async def WatchCluster(  # type: ignore[override]  # noqa: N802
+        self, request: inference_pb2.WatchClusterRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Stream the state of every cell."""
+        async with aclosing(self._cells.watch()) as watch:
+            async for statuses in watch:
+                cells = [cell_status_to_proto(status) for status in statuses]
+                await context.write(inference_pb2.WatchClusterResponse(cells=cells))

@@ -1,0 +1,209 @@
+"""One Session stream with the scheduler of a cell, opened again whenever it breaks."""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol, TypeAlias, cast
+
+import grpc
+
+from quire.errors import OverloadedError
+from quire.log import get_logger
+from quire.outputs import CellState, CellStatus, ModelInfo
+from quire.rpc import open_channel
+from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from quire.wire import cell_state_from_proto, finish_reason_from_proto, model_info_from_proto
+from router.streams import RequestStream
+from router.wire import cancel_to_proto, refusal_from_proto, submit_to_proto
+
+FIRST_BACKOFF_S = 0.05
+LONGEST_BACKOFF_S = 2.0
+
+# Generic in its stub only.
+SessionCall: TypeAlias = (
+    "grpc.aio.StreamStreamCall[scheduler_pb2.SessionRequest, scheduler_pb2.SessionResponse]"
+)
+
+log = get_logger()
+
+
+class CellOwner(Protocol):
+    """Who is told what happens to a cell. Called on the event loop; must not wait."""
+
+    def cell_changed(self) -> None:
+        """A cell connected, disconnected or reported its state."""
+
+    def cell_connected(self) -> None:
+        """A cell is ready for requests."""
+
+    def streams_lost(self, streams: Iterable[RequestStream]) -> None:
+        """The session broke: these requests need a new place."""
+
+    def stream_postponed(self, stream: RequestStream, retry_after_ms: int) -> None:
+        """An admitted request found its new scheduler's queue full."""
+
+
+class Cell:
+    """A scheduler as this router sees it, and the requests it runs for us.
+
+    Requests go over the wire as numbers, a new one for each submission, so that nothing said about
+    an earlier one can be taken for this one.
+    """
+
+    def __init__(self, address: str, owner: CellOwner):
+        """Describe a cell; `run` connects to it.
+
+        Args:
+            address: of its scheduler, "host:port".
+            owner: told about changes.
+        """
+        self.address = address
+        self.connected = False
+        self.model: ModelInfo | None = None
+        self.state = CellState()
+        self._owner = owner
+        self._numbers = itertools.count(1)
+        self._streams: dict[int, RequestStream] = {}
+        self._number_of: dict[RequestStream, int] = {}
+        # At most one submit and one cancel per open request.
+        self._outgoing: deque[scheduler_pb2.SessionRequest] = deque()
+        self._has_outgoing = asyncio.Event()
+
+    @property
+    def status(self) -> CellStatus:
+        """What WatchCluster says about this cell."""
+        return CellStatus(self.address, self.connected, self.model, self.state)
+
+    @property
+    def load(self) -> int:
+        """Requests there: those it reported, or our own where its report is older than them."""
+        return max(len(self._streams), self.state.num_waiting + self.state.num_running)
+
+    def submit(self, stream: RequestStream) -> None:
+        """Hand a request to the scheduler, with the tokens it has produced elsewhere."""
+        number = next(self._numbers)
+        self._streams[number] = stream
+        self._number_of[stream] = number
+        self._send(submit_to_proto(number, stream))
+
+    def cancel(self, stream: RequestStream) -> None:
+        """Have the scheduler drop a request, if it runs there; hear no more tokens of it."""
+        number = self._number_of.get(stream)
+        if number is None:
+            return
+        self._forget(number)
+        if self._outgoing and self._outgoing[-1].WhichOneof("message") == "cancel":
+            self._outgoing[-1].cancel.request_numbers.append(number)
+        else:
+            self._send(cancel_to_proto(number))
+
+    def _send(self, message: scheduler_pb2.SessionRequest) -> None:
+        self._outgoing.append(message)
+        self._has_outgoing.set()
+
+    def _forget(self, number: int) -> RequestStream:
+        stream = self._streams.pop(number)
+        del self._number_of[stream]
+        return stream
+
+    async def run(self) -> None:
+        """Keep a session open until cancelled."""
+        backoff_s = FIRST_BACKOFF_S
+        async with open_channel(self.address) as channel:
+            stub = cast(
+                "scheduler_pb2_grpc.SchedulerServiceAsyncStub",
+                scheduler_pb2_grpc.SchedulerServiceStub(channel),
+            )
+            while True:
+                try:
+                    await self._session(stub)
+                    reason = "closed by the scheduler"
+                except grpc.aio.AioRpcError as error:
+                    reason = f"{error.code().name}: {error.details()}"
+                except Exception as error:
+                    # Whatever it was, the requests are safe here and can continue over a new
+                    # session.
+                    log.error("session_failed", address=self.address, exc_info=error)
+                    reason = "unexpected error"
+                if self.connected:
+                    backoff_s = FIRST_BACKOFF_S
+                    self._disconnect(reason)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+
+    async def _session(self, stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub") -> None:
+        """Run one session until it ends."""
+        call = stub.Session(wait_for_ready=True)
+        writer = asyncio.create_task(self._write(call))
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                self._receive(message)
+        finally:
+            writer.cancel()
+            call.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write(self, call: SessionCall) -> None:
+        while True:
+            await self._has_outgoing.wait()
+            self._has_outgoing.clear()
+            while self._outgoing:
+                await call.write(self._outgoing.popleft())
+
+    def _receive(self, message: scheduler_pb2.SessionResponse) -> None:
+        match message.WhichOneof("message"):
+            case "step_outputs":
+                self._step(message.step_outputs)
+            case "admitted":
+                stream = self._streams.get(message.admitted.request_number)
+                if stream is not None:
+                    stream.admit(message.admitted.seed)
+            case "refused":
+                self._refuse(message.refused)
+            case "cell_state":
+                self.state = cell_state_from_proto(message.cell_state)
+                self._owner.cell_changed()
+            case "welcome":
+                self._connect(message.welcome)
+
+    def _connect(self, welcome: scheduler_pb2.Welcome) -> None:
+        self.model = model_info_from_proto(welcome.model)
+        self.state = cell_state_from_proto(welcome.cell_state)
+        self.connected = True
+        log.info("scheduler_connected", address=self.address, epoch=welcome.epoch)
+        self._owner.cell_changed()
+        self._owner.cell_connected()
+
+    def _disconnect(self, reason: str) -> None:
+        lost = list(self._streams.values())
+        self._streams.clear()
+        self._number_of.clear()
+        self._outgoing.clear()
+        self.connected = False
+        log.warning("scheduler_lost", address=self.address, reason=reason, num_requests=len(lost))
+        self._owner.cell_changed()
+        self._owner.streams_lost(lost)
+
+    def _step(self, outputs: scheduler_pb2.StepOutputs) -> None:
+        """Deliver the tokens of a step; unknown numbers were cancelled while the step ran."""
+        streams = self._streams
+        for number, token_id in zip(outputs.request_numbers, outputs.token_ids, strict=True):
+            stream = streams.get(number)
+            if stream is not None and stream.push_token(token_id):
+                self.cancel(stream)
+        for number, reason in zip(
+            outputs.finished_request_numbers, outputs.finish_reasons, strict=True
+        ):
+            if number in streams:
+                self._forget(number).finish(finish_reason_from_proto(reason))
+
+    def _refuse(self, refused: scheduler_pb2.Refused) -> None:
+        if refused.request_number not in self._streams:
+            return
+        stream = self._forget(refused.request_number)
+        error = refusal_from_proto(refused)
+        if stream.admitted and isinstance(error, OverloadedError):
+            self._owner.stream_postponed(stream, error.retry_after_ms)
+        else:
+            stream.fail(error)

@@ -1,0 +1,60 @@
+"""Between protobuf messages and the router's own objects; see `quire.wire` for the shared ones."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from quire.errors import InvalidRequestError, OverloadedError, QuireError
+from quire.v1 import inference_pb2, scheduler_pb2
+from quire.wire import sampling_params_from_proto, sampling_params_to_proto
+from router.streams import RequestStream
+from router.validate import GenerateInput
+
+
+def generate_input_from_proto(message: inference_pb2.GenerateRequest) -> GenerateInput:
+    """Read a Generate request.
+
+    Raises:
+        InvalidRequestError: a sampling parameter is out of bounds.
+    """
+    prompt: str | Sequence[int] = message.text
+    if message.WhichOneof("prompt") == "token_ids":
+        prompt = message.token_ids.ids
+    return GenerateInput(
+        message.request_id,
+        message.model,
+        prompt,
+        sampling_params_from_proto(message.sampling_params),
+    )
+
+
+def submit_to_proto(number: int, stream: RequestStream) -> scheduler_pb2.SessionRequest:
+    """Return the message that starts a request, or continues it after the tokens it has already."""
+    params = dataclasses.replace(
+        stream.sampling_params,
+        stop=(),
+        include_stop_str_in_output=False,
+        skip_special_tokens=True,
+    )
+    return scheduler_pb2.SessionRequest(
+        submit=scheduler_pb2.SubmitRequest(
+            request_number=number,
+            request_id=stream.request_id,
+            prompt_token_ids=stream.request.prompt_token_ids,
+            output_token_ids=stream.output_token_ids,
+            sampling_params=sampling_params_to_proto(params),
+        )
+    )
+
+
+def cancel_to_proto(number: int) -> scheduler_pb2.SessionRequest:
+    """Return the message that ends a request; more numbers may be added to it before it is sent."""
+    return scheduler_pb2.SessionRequest(
+        cancel=scheduler_pb2.CancelRequests(request_numbers=[number])
+    )
+
+
+def refusal_from_proto(message: scheduler_pb2.Refused) -> QuireError:
+    """Return the error that a refusal means to the client."""
+    if message.reason == scheduler_pb2.REFUSAL_REASON_QUEUE_FULL:
+        return OverloadedError(message.message, message.retry_after_ms)
+    return InvalidRequestError(message.field, message.message)

@@ -1,0 +1,265 @@
+"""A SchedulerService without workers: deterministic tokens, under the control of the test.
+
+The next token of a sequence is a function of its prompt, its seed and its position and of nothing
+else, as the real cluster promises, so that a request continued after a broken session must produce
+what it would have anyway.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+
+from quire.outputs import CellState, ModelInfo
+from quire.rpc import Server
+from quire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from quire.wire import cell_state_to_proto, model_info_to_proto
+
+MODEL = ModelInfo(
+    name="fake",
+    architecture="FakeForCausalLM",
+    dtype="float32",
+    vocab_size=1000,
+    max_model_len=256,
+    eos_token_ids=(1,),
+    num_parameters=0,
+)
+
+# (prompt token ids, seed, number of output tokens so far) -> next token id
+NextToken = Callable[[Sequence[int], int, int], int]
+
+
+def echo(prompt: Sequence[int], seed: int, position: int) -> int:
+    """The prompt, over and over."""
+    return prompt[position % len(prompt)]
+
+
+@dataclass(eq=False)
+class FakeRequest:
+    """A request that the fake runs."""
+
+    number: int
+    request_id: str
+    prompt: tuple[int, ...]
+    params: common_pb2.SamplingParams
+    num_resumed: int
+    seed: int
+    output: list[int]
+
+
+@dataclass(eq=False)
+class FakeSession:
+    """One open stream: what it runs and what it has yet to send."""
+
+    running: dict[int, FakeRequest] = field(default_factory=dict)
+    outgoing: "asyncio.Queue[scheduler_pb2.SessionResponse]" = field(default_factory=asyncio.Queue)
+    broken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """See `running_scheduler`. Everything a router did is kept in lists for the test to look at."""
+
+    def __init__(self, next_token: NextToken = echo, model: ModelInfo = MODEL, seed: int = 77):
+        """Make a fake that steps freely.
+
+        Args:
+            next_token: chooses tokens.
+            model: sent in the welcome.
+            seed: given to requests that have none.
+        """
+        self.model = model
+        self.num_sessions = 0
+        self.submitted: list[FakeRequest] = []
+        self.cancelled: list[str] = []
+        self.num_steps = 0
+        self._next_token = next_token
+        self._seed = seed
+        self._sessions: list[FakeSession] = []
+        self._refusals: deque[scheduler_pb2.Refused] = deque()
+        # Steps run while this is set, or as often as `step` allows.
+        self._free = asyncio.Event()
+        self._free.set()
+        self._allowed_steps = 0
+        self._drop_after: list[int] = []
+        self._changed = asyncio.Condition()
+
+    # Knobs.
+
+    def hold(self) -> None:
+        """Stop stepping until `step` or `release`."""
+        self._free.clear()
+
+    async def step(self, count: int = 1) -> None:
+        """Run this many steps, while held; return when they have been sent."""
+        target = self.num_steps + count
+        self._allowed_steps += count
+        async with self._changed:
+            self._changed.notify_all()
+        await self.until(lambda: self.num_steps >= target)
+
+    async def release(self) -> None:
+        """Step freely again."""
+        self._free.set()
+        async with self._changed:
+            self._changed.notify_all()
+
+    def drop_sessions(self) -> None:
+        """Break every open session, as a scheduler that dies does."""
+        for session in self._sessions:
+            session.broken.set()
+
+    def drop_after_steps(self, *counts: int) -> None:
+        """Break the sessions when so many steps have run, for each of the counts."""
+        self._drop_after = sorted(counts)
+
+    def refuse_next(self, refused: scheduler_pb2.Refused) -> None:
+        """Refuse the next request that is submitted."""
+        self._refusals.append(refused)
+
+    def num_running(self) -> int:
+        """Requests that run now, over all sessions."""
+        return sum(len(session.running) for session in self._sessions)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return when `condition` holds; looked at after every message and step."""
+        async with self._changed:
+            await self._changed.wait_for(condition)
+
+    async def send_state(self, state: CellState) -> None:
+        """Report a state to every router."""
+        for session in self._sessions:
+            session.outgoing.put_nowait(
+                scheduler_pb2.SessionResponse(cell_state=cell_state_to_proto(state))
+            )
+
+    # The service.
+
+    async def Session(self, request_iterator, context: grpc.aio.ServicerContext):  # noqa: N802
+        session = FakeSession()
+        self._sessions.append(session)
+        self.num_sessions += 1
+        welcome = scheduler_pb2.Welcome(
+            epoch=self.num_sessions,
+            model=model_info_to_proto(self.model),
+            cell_state=cell_state_to_proto(CellState(epoch=self.num_sessions)),
+        )
+        session.outgoing.put_nowait(scheduler_pb2.SessionResponse(welcome=welcome))
+        tasks = [
+            asyncio.create_task(self._read(session, request_iterator)),
+            asyncio.create_task(self._run(session)),
+        ]
+        try:
+            broken = asyncio.create_task(session.broken.wait())
+            tasks.append(broken)
+            while not broken.done():
+                next_message = asyncio.create_task(session.outgoing.get())
+                await asyncio.wait({next_message, broken}, return_when=asyncio.FIRST_COMPLETED)
+                if next_message.done():
+                    yield next_message.result()
+                else:
+                    next_message.cancel()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped by the test")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._sessions.remove(session)
+            await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _read(self, session: FakeSession, messages) -> None:
+        async for message in messages:
+            if message.WhichOneof("message") == "submit":
+                self._submit(session, message.submit)
+            else:
+                for number in message.cancel.request_numbers:
+                    request = session.running.pop(number, None)
+                    if request is not None:
+                        self.cancelled.append(request.request_id)
+            await self._notify()
+
+    def _submit(self, session: FakeSession, submit: scheduler_pb2.SubmitRequest) -> None:
+        if self._refusals:
+            refused = self._refusals.popleft()
+            refused.request_number = submit.request_number
+            session.outgoing.put_nowait(scheduler_pb2.SessionResponse(refused=refused))
+            return
+        params = submit.sampling_params
+        request = FakeRequest(
+            submit.request_number,
+            submit.request_id,
+            tuple(submit.prompt_token_ids),
+            params,
+            len(submit.output_token_ids),
+            params.seed if params.HasField("seed") else self._seed,
+            list(submit.output_token_ids),
+        )
+        assert not request.output or params.HasField("seed"), "resumed without a seed"
+        self.submitted.append(request)
+        session.running[request.number] = request
+        admitted = scheduler_pb2.Admitted(request_number=request.number, seed=request.seed)
+        session.outgoing.put_nowait(scheduler_pb2.SessionResponse(admitted=admitted))
+
+    def _may_step(self, session: FakeSession) -> bool:
+        return bool(session.running) and (self._free.is_set() or self._allowed_steps > 0)
+
+    async def _run(self, session: FakeSession) -> None:
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._may_step(session))
+                if not self._free.is_set():
+                    self._allowed_steps -= 1
+                session.outgoing.put_nowait(
+                    scheduler_pb2.SessionResponse(step_outputs=self._step(session))
+                )
+                self.num_steps += 1
+                if self._drop_after and self.num_steps >= self._drop_after[0]:
+                    self._drop_after.pop(0)
+                    self.drop_sessions()
+                self._changed.notify_all()
+            await asyncio.sleep(0)
+
+    def _step(self, session: FakeSession) -> scheduler_pb2.StepOutputs:
+        outputs = scheduler_pb2.StepOutputs()
+        for request in list(session.running.values()):
+            token_id = self._next_token(request.prompt, request.seed, len(request.output))
+            request.output.append(token_id)
+            outputs.request_numbers.append(request.number)
+            outputs.token_ids.append(token_id)
+            stops = set(request.params.stop_token_ids)
+            if not request.params.ignore_eos:
+                stops |= set(self.model.eos_token_ids)
+            if token_id in stops:
+                reason = common_pb2.FINISH_REASON_STOP
+            elif len(request.output) >= request.params.max_tokens:
+                reason = common_pb2.FINISH_REASON_LENGTH
+            else:
+                continue
+            outputs.finished_request_numbers.append(request.number)
+            outputs.finish_reasons.append(reason)
+            del session.running[request.number]
+        return outputs
+
+
+@asynccontextmanager
+async def running_scheduler(fake: FakeScheduler, port: int = 0) -> AsyncIterator[str]:
+    """Serve a fake on 127.0.0.1 and yield its address.
+
+    Args:
+        fake: the servicer.
+        port: 0 takes a free one.
+    """
+    server = Server(["quire.v1.SchedulerService"])
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(fake, server.grpc_server)
+    address = await server.start("127.0.0.1", port)
+    try:
+        await server.set_serving(True)
+        yield address
+    finally:
+        await server.stop(0)

@@ -1,0 +1,31 @@
+import dataclasses
+
+import pytest
+
+from quire.errors import ConfigError
+from router.config import RouterConfig
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("model", "/no/such/directory", "/no/such/directory"),
+        ("schedulers", (), "none"),
+        ("schedulers", ("localhost",), "localhost"),
+        ("schedulers", ("localhost:0",), "localhost:0"),
+        ("schedulers", ("a:1", "a:1"), "a:1"),
+        ("port", 65536, "65535"),
+        ("port", -1, "-1"),
+        ("max_prompt_bytes", 0, "got 0"),
+        ("max_queued_texts", 0, "got 0"),
+        ("tokenizer_threads", 1000, "256"),
+        ("connect_timeout_s", -1.0, "-1"),
+        ("recovery_timeout_s", 1e9, "3600"),
+        ("log_level", "loud", "loud"),
+    ],
+)
+def test_refusal_names_field_and_value(tmp_path, field: str, value: object, words: str) -> None:
+    good = RouterConfig(model=str(tmp_path))
+    with pytest.raises(ConfigError, match=field) as caught:
+        dataclasses.replace(good, **{field: value})
+    assert words in caught.value.message

@@ -1,0 +1,137 @@
+"""The mailbox between scheduler and client."""
+
+import asyncio
+
+import pytest
+
+from quire.errors import UnavailableError
+from quire.outputs import Delta, Event, Finished, FinishReason, ModelInfo, Started
+from quire.sampling_params import SamplingParams
+from router.detokenize import Detokenizer
+from router.streams import RequestStream
+from router.validate import ValidGenerateRequest
+
+MODEL = ModelInfo("m", "LlamaForCausalLM", "float32", 0x110000, 16, (1,), 0)
+
+
+class CharDetokenizer(Detokenizer):
+    """A token is a code point; 0 is half a character."""
+
+    def __init__(self) -> None:
+        self._half = False
+
+    def push(self, token_id: int) -> str:
+        self._half = token_id == 0
+        return "" if self._half else chr(token_id)
+
+    def flush(self) -> str:
+        return "\ufffd" if self._half else ""
+
+
+def make(*stop: str, include: bool = False) -> RequestStream:
+    params = SamplingParams(stop=stop, include_stop_str_in_output=include, max_tokens=100)
+    return RequestStream(ValidGenerateRequest("id", MODEL, (5, 6), params), CharDetokenizer())
+
+
+def push(stream: RequestStream, text: str) -> bool:
+    return any([stream.push_token(ord(character)) for character in text])
+
+
+async def read(stream: RequestStream) -> list[Event]:
+    return [event async for event in stream.events()]
+
+
+async def test_what_was_not_read_is_one_delta() -> None:
+    stream = make()
+    stream.admit(9)
+    push(stream, "abc")
+    stream.finish(FinishReason.LENGTH)
+    assert await read(stream) == [
+        Started("id", 2, 9),
+        Delta("abc", (97, 98, 99)),
+        Finished(FinishReason.LENGTH, 3),
+    ]
+
+
+async def test_a_reader_that_keeps_up_gets_every_token() -> None:
+    stream = make()
+    events = stream.events()
+    stream.admit(9)
+    assert await anext(events) == Started("id", 2, 9)
+    for character in "ab":
+        push(stream, character)
+        assert await anext(events) == Delta(character, (ord(character),))
+    waiting = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    stream.finish(FinishReason.STOP)
+    assert await waiting == Finished(FinishReason.STOP, 2)
+
+
+async def test_end_that_comes_during_a_yield_follows_the_delta() -> None:
+    stream = make()
+    events = stream.events()
+    stream.admit(9)
+    push(stream, "a")
+    assert await anext(events) == Started("id", 2, 9)
+    assert await anext(events) == Delta("a", (97,))
+    push(stream, "b")
+    stream.finish(FinishReason.LENGTH)
+    assert [event async for event in events] == [
+        Delta("b", (98,)),
+        Finished(FinishReason.LENGTH, 2),
+    ]
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "ab"), (True, "abSTOP")])
+async def test_stop_string_ends_the_stream_with_the_token_that_completed_it(
+    include: bool, text: str
+) -> None:
+    stream = make("STOP", include=include)
+    stream.admit(1)
+    assert push(stream, "abSTOP")
+    started, delta, finished = await read(stream)
+    assert delta == Delta(text, tuple(map(ord, "abSTOP")))
+    assert finished == Finished(FinishReason.STOP, 6, "STOP")
+
+
+async def test_held_text_goes_out_at_the_end() -> None:
+    stream = make("STOP")
+    stream.admit(1)
+    assert not push(stream, "abST")
+    stream.finish(FinishReason.LENGTH)
+    _, delta, finished = await read(stream)
+    assert delta.text == "abST"
+    assert finished == Finished(FinishReason.LENGTH, 4)
+
+
+async def test_half_a_character_at_the_end_may_complete_a_stop_string() -> None:
+    stream = make("b\ufffd")
+    stream.admit(1)
+    push(stream, "ab\0")
+    stream.finish(FinishReason.LENGTH)
+    _, delta, finished = await read(stream)
+    assert delta == Delta("a", (97, 98, 0))
+    assert finished == Finished(FinishReason.STOP, 3, "b\ufffd")
+
+
+async def test_admitted_twice_starts_once_and_keeps_its_seed() -> None:
+    stream = make()
+    stream.admit(9)
+    stream.admit(10)
+    stream.finish(FinishReason.ABORT)
+    assert stream.sampling_params.seed == 9
+    assert await read(stream) == [Started("id", 2, 9), Finished(FinishReason.ABORT, 0)]
+
+
+async def test_an_error_comes_after_what_was_produced() -> None:
+    stream = make()
+    stream.admit(9)
+    push(stream, "a")
+    stream.fail(UnavailableError("gone"))
+    stream.finish(FinishReason.LENGTH)
+    seen = []
+    with pytest.raises(UnavailableError, match="gone"):
+        async for event in stream.events():
+            seen.append(event)
+    assert seen == [Started("id", 2, 9), Delta("a", (97,))]

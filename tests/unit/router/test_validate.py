@@ -1,0 +1,113 @@
+"""Every refusal names field, limit and value; whatever passes can be run."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from quire.errors import InvalidRequestError
+from quire.outputs import ModelInfo
+from quire.sampling_params import SamplingParams
+from router.validate import GenerateInput, Validator
+
+MODEL = ModelInfo("m", "LlamaForCausalLM", "float32", 100, 16, (1,), 0)
+
+
+class WordCodec:
+    """A token per word, its length."""
+
+    def __init__(self) -> None:
+        self.num_encoded = 0
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
+        self.num_encoded += 1
+        return [len(word) for word in text.split()]
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return " ".join("x" * token_id for token_id in token_ids)
+
+    def detokenizer(self, context: Sequence[int], skip_special_tokens: bool):
+        raise AssertionError("validation makes no text")
+
+
+async def find_model(name: str) -> ModelInfo:
+    return MODEL
+
+
+def make() -> tuple[Validator, WordCodec]:
+    codec = WordCodec()
+    return Validator(codec, find_model, max_prompt_bytes=1000), codec
+
+
+def request(
+    prompt: str | Sequence[int] = "a b c", request_id: str = "", **params: object
+) -> GenerateInput:
+    return GenerateInput(request_id, "", prompt, SamplingParams(**params))
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "limit", "value"),
+    [
+        (request(""), "prompt", "1", "0"),
+        (request(()), "prompt", "1", "0"),
+        (request(" \n"), "prompt", "1", "0"),
+        (request("x" * 1001), "prompt", "1000", "1001"),
+        (request("é" * 501), "prompt", "1000", "1002"),
+        (request("x " * 16), "prompt", "15", "16"),
+        (request((2,) * 16), "prompt", "15", "16"),
+        (request((2, 100)), "prompt", "100", "100"),
+        (request((2, -1)), "prompt", "100", "-1"),
+        (request("x" * 100), "prompt", "100", "100"),
+        (request(max_tokens=17), "max_tokens", "16", "17"),
+        (request(stop_token_ids=(100,)), "stop_token_ids", "100", "100"),
+        (request(request_id="x" * 129), "request_id", "128", "129"),
+    ],
+)
+async def test_refusal_names_field_limit_and_value(
+    given: GenerateInput, field: str, limit: str, value: str
+) -> None:
+    validator, _ = make()
+    with pytest.raises(InvalidRequestError) as caught:
+        await validator.generate(given)
+    assert caught.value.field == field
+    assert limit in caught.value.description
+    assert value in caught.value.description
+
+
+async def test_a_text_that_is_too_long_is_never_tokenized() -> None:
+    validator, codec = make()
+    with pytest.raises(InvalidRequestError):
+        await validator.generate(request("x" * 2**21))
+    with pytest.raises(InvalidRequestError):
+        await validator.tokenize("", "x" * 2**21, True)
+    assert codec.num_encoded == 0
+
+
+@pytest.mark.parametrize(("max_tokens", "capped"), [(None, 13), (5, 5), (13, 13), (16, 13)])
+async def test_output_is_capped_to_the_models_length(max_tokens: int | None, capped: int) -> None:
+    validator, _ = make()
+    valid = await validator.generate(request("a bb ccc", max_tokens=max_tokens))
+    assert valid.prompt_token_ids == (1, 2, 3)
+    assert valid.sampling_params.max_tokens == capped
+
+
+async def test_longest_prompt_leaves_room_for_one_token() -> None:
+    validator, _ = make()
+    valid = await validator.generate(request((99,) * 15))
+    assert valid.sampling_params.max_tokens == 1
+
+
+async def test_request_ids_are_made_and_kept() -> None:
+    validator, _ = make()
+    made = {(await validator.generate(request())).request_id for _ in range(10)}
+    assert len(made) == 10
+    assert "" not in made
+    assert (await validator.generate(request(request_id="mine"))).request_id == "mine"
+
+
+async def test_detokenize_has_the_same_limits() -> None:
+    validator, _ = make()
+    assert await validator.detokenize("", [1, 2], True) == "x xx"
+    with pytest.raises(InvalidRequestError, match="token_ids: at most 16 tokens, got 17"):
+        await validator.detokenize("", [1] * 17, True)
+    with pytest.raises(InvalidRequestError, match=r"token_ids: .*\[0, 100\), got 100"):
+        await validator.detokenize("", [100], True)
