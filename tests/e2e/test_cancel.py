@@ -6,7 +6,7 @@ from tests.e2e.conftest import StartCluster
 
 
 async def state_when_idle(client: AsyncClient) -> CellState:
-    """Wait for a report without running or waiting requests; the test's time limit bounds the wait."""
+    """Wait for a report without any request; the test's time limit bounds the wait."""
     async for cells in client.watch_cluster():
         state = cells[0].state
         if state.num_running == state.num_waiting == 0 and state.num_blocks:

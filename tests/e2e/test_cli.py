@@ -113,7 +113,7 @@ def test_help_is_quick_and_complete() -> None:
     assert result.returncode == 0
     for command in ("serve", "generate", "router", "scheduler", "worker", "doctor"):
         assert command in result.stdout
-    # 0.3 s on an idle machine; the margin is for a busy one. torch or transformers alone take longer.
+    # 0.3 s on an idle machine; the margin is for a busy one. torch alone takes longer.
     assert seconds < 1.5
 
 

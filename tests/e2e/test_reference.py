@@ -1,0 +1,101 @@
+"""Tokens through the whole cluster equal transformers', whatever company and preemptions."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from quire import AsyncClient, SamplingParams
+from quire.outputs import CellState
+from tests.e2e.conftest import StartCluster
+from tests.factories import CONFIGS, save_model
+from tests.fakes.small_tokenizers import byte_level
+
+VOCAB_SIZE = 480
+NUM_STREAMS = 32
+MAX_MODEL_LEN = 128
+# 320 slots for 32 streams of up to 92 tokens: most wait, and those that run keep running out.
+TINY_CACHE = ("--block-size", "8", "--num-gpu-blocks-override", "40")
+
+
+def save_served_model(directory: Path, family: str) -> Path:
+    """A tiny random model of a family with a tokenizer beside it."""
+    save_model(directory, CONFIGS[family](vocab_size=VOCAB_SIZE))
+    byte_level(VOCAB_SIZE).save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"})
+    )
+    return directory
+
+
+def requests() -> list[tuple[list[int], int]]:
+    """Prompts and output lengths."""
+    draw = random.Random(11)
+    return [
+        ([draw.randrange(3, VOCAB_SIZE) for _ in range(draw.randint(1, 60))], draw.randint(12, 32))
+        for _ in range(NUM_STREAMS)
+    ]
+
+
+def reference_tokens(directory: Path) -> list[tuple[int, ...]]:
+    """Greedy float32 tokens of every request, each generated alone by transformers."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    answers = []
+    for prompt, max_tokens in requests():
+        ids = torch.tensor([prompt])
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            pad_token_id=0,
+        )
+        answers.append(tuple(output[0, len(prompt) :].tolist()))
+    return answers
+
+
+async def served_tokens(client: AsyncClient, *, together: bool) -> list[tuple[int, ...]]:
+    """Tokens of every request, all at once or one after the other."""
+
+    async def one(prompt: list[int], max_tokens: int) -> tuple[int, ...]:
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        return (await client.generate(prompt, params)).token_ids
+
+    if together:
+        return await asyncio.gather(*(one(*request) for request in requests()))
+    return [await one(*request) for request in requests()]
+
+
+async def cell_state(client: AsyncClient) -> CellState:
+    """The state of the cell once it is idle."""
+    async for cells in client.watch_cluster():
+        state = cells[0].state
+        if state.num_running == state.num_waiting == 0:
+            return state
+    raise AssertionError("the watch ended")
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+async def test_greedy_tokens_equal_transformers(
+    family: str, tmp_path: Path, start_cluster: StartCluster
+) -> None:
+    model = save_served_model(tmp_path / family, family)
+    expected = reference_tokens(model)
+    assert len(set(expected)) > NUM_STREAMS // 2, "the answers are too alike to prove anything"
+    length = ("--max-model-len", str(MAX_MODEL_LEN))
+    async with (
+        start_cluster(model, "--dtype", "float32", *length, *TINY_CACHE) as cluster,
+        AsyncClient(cluster.router.address) as client,
+    ):
+        crowded = await served_tokens(client, together=True)
+        state = await cell_state(client)
+        assert state.preemptions_total > 0, "the cache was too roomy to prove anything"
+        assert state.num_free_blocks == state.num_blocks
+        alone = await served_tokens(client, together=False)
+    assert crowded == expected
+    assert alone == expected
