@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 CORPUS = [
     "The list class has methods to append, extend, insert and sort items in place.",
     "Return a copy of the string with all the cased characters converted to lowercase.",
-    "naïve café, Straße, Ωμέγα, привет мир, 中文字符, 日本語テキスト, 한국어, עברית, e\u0301a\u0308",
+    "naïve café, Straße, Ωμέγα, привет мир, 中文字符, 日本語, 한국어, עברית, e\u0301a\u0308",
     "emoji: 😀 👩‍👩‍👧 🇩🇪 ✈️ — “quotes” … and\ttabs\nand lines",
 ] * 4
 
@@ -28,7 +28,7 @@ def byte_level(vocab_size: int = 480) -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """BPE over ASCII with single bytes for everything else, as Llama 2 and Mistral have it; ids 0 to 2 are special."""
+    """BPE over ASCII, single bytes for the rest, as Llama 2 has it; ids 0 to 2 are special."""
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.normalizer = _spaces_to_blocks()

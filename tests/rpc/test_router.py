@@ -2,10 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import aclosing
 
 import grpc
 import pytest
@@ -26,55 +23,19 @@ from quire.errors import (
 from quire.outputs import CellState, Completion, Delta, Event, Finished, FinishReason, Started
 from quire.rpc import open_channel
 from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_pb2
-from router.config import RouterConfig
-from router.server import Router
 from router.tokenize import Tokenizer
-from tests.fakes.fake_scheduler import MODEL, FakeScheduler, running_scheduler
+from tests.fakes.fake_scheduler import MODEL
 from tests.fakes.small_tokenizers import byte_level
+from tests.rpc.router_setup import BACKEND, read_all, running_router
 
-BACKEND = byte_level()
 PROMPT = "The list class has methods 中文 😀 to sort"
 PROMPT_IDS = tuple(BACKEND.encode(PROMPT).ids)
 GENERATE = "/quire.v1.InferenceService/Generate"
 
 
-@dataclass
-class Setup:
-    fake: FakeScheduler
-    client: AsyncClient
-    address: str
-    scheduler: str
-
-
-@asynccontextmanager
-async def running_router(
-    tmp_path: Path, fake: FakeScheduler | None = None, **config: object
-) -> AsyncIterator[Setup]:
-    """A router connected to a fake scheduler, and a client of it."""
-    fake = fake or FakeScheduler()
-    async with AsyncExitStack() as stack:
-        scheduler = await stack.enter_async_context(running_scheduler(fake))
-        config = RouterConfig(
-            model=str(tmp_path),
-            schedulers=(scheduler,),
-            port=0,
-            **{"connect_timeout_s": 30, **config},
-        )
-        router = Router(config, Tokenizer(byte_level(), num_threads=1))
-        address = await router.start()
-        stack.push_async_callback(router.stop)
-        await router.wait_until_serving()
-        client = await stack.enter_async_context(AsyncClient(address))
-        yield Setup(fake, client, address, scheduler)
-
-
 def echoed(count: int, prompt: tuple[int, ...] = PROMPT_IDS) -> tuple[int, ...]:
     """What the fake answers."""
     return tuple(prompt[i % len(prompt)] for i in range(count))
-
-
-async def read_all(stream: AsyncIterator[Event]) -> list[Event]:
-    return [event async for event in stream]
 
 
 def text_of(token_ids: tuple[int, ...]) -> str:
@@ -425,7 +386,7 @@ async def test_reader_that_does_not_read_holds_up_nobody(tmp_path) -> None:
 
 
 async def test_synchronous_client(tmp_path) -> None:
-    def use(address: str) -> tuple[Completion, list[object], list[int], str]:
+    def use(address: str) -> tuple[Completion, list[Event], str]:
         with Client(address) as client:
             completion = client.generate(PROMPT, SamplingParams(max_tokens=9, seed=3))
             events = list(client.stream(PROMPT, SamplingParams(max_tokens=9, seed=3)))
@@ -442,10 +403,10 @@ async def test_synchronous_client(tmp_path) -> None:
             for (cell,) in client.watch_cluster():
                 assert cell.connected
                 break
-            return completion, events, token_ids, client.detokenize(token_ids)
+            return completion, events, client.detokenize(token_ids)
 
     async with running_router(tmp_path) as setup:
-        completion, events, token_ids, text = await asyncio.to_thread(use, setup.address)
+        completion, events, text = await asyncio.to_thread(use, setup.address)
         assert completion.token_ids == echoed(9)
         assert completion.text == text_of(echoed(9))
         assert isinstance(events[0], Started)

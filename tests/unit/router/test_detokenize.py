@@ -151,7 +151,7 @@ def test_tokens_beyond_the_tokenizer_have_no_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_cost_of_a_token_does_not_grow(name: str) -> None:
-    """Ten times the tokens in about ten times the time: well under the hundred of decoding all again."""
+    """Ten times the tokens in about ten times the time, not the hundred of decoding all again."""
     token_ids = TOKENIZERS[name].encode("中文 append 😀 ").ids * 400
 
     def seconds(count: int) -> float:

@@ -1,5 +1,7 @@
 """Stop strings against the plain definition, for any way to cut the text into pieces."""
 
+from itertools import pairwise
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -18,7 +20,7 @@ def naive(text: str, stop: list[str], include: bool) -> tuple[str, str | None]:
 
 def in_pieces(text: str, cuts: list[int]) -> list[str]:
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(edges)]
 
 
 short = st.text("ab", min_size=1, max_size=5)

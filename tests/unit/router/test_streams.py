@@ -34,7 +34,10 @@ def make(*stop: str, include: bool = False) -> RequestStream:
 
 
 def push(stream: RequestStream, text: str) -> bool:
-    return any([stream.push_token(ord(character)) for character in text])
+    ended = False
+    for character in text:
+        ended = stream.push_token(ord(character))
+    return ended
 
 
 async def read(stream: RequestStream) -> list[Event]:
@@ -90,7 +93,7 @@ async def test_stop_string_ends_the_stream_with_the_token_that_completed_it(
     stream = make("STOP", include=include)
     stream.admit(1)
     assert push(stream, "abSTOP")
-    started, delta, finished = await read(stream)
+    _, delta, finished = await read(stream)
     assert delta == Delta(text, tuple(map(ord, "abSTOP")))
     assert finished == Finished(FinishReason.STOP, 6, "STOP")
 

@@ -1,0 +1,63 @@
+"""A router in this process, between fake schedulers and a client."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire import AsyncClient
+from quire.outputs import Event
+from router.config import RouterConfig
+from router.server import Router
+from router.tokenize import Tokenizer
+from tests.fakes.fake_scheduler import FakeScheduler, running_scheduler
+from tests.fakes.small_tokenizers import byte_level
+
+BACKEND = byte_level()
+
+
+@dataclass
+class Setup:
+    """What a test talks to."""
+
+    fake: FakeScheduler
+    client: AsyncClient
+    address: str
+    scheduler: str
+
+
+@asynccontextmanager
+async def router_for(
+    directory: Path, schedulers: tuple[str, ...], **settings: object
+) -> AsyncIterator[tuple[Router, AsyncClient, str]]:
+    """A router of these schedulers, a client of it, and its address."""
+    config = RouterConfig(
+        model=str(directory),
+        schedulers=schedulers,
+        port=0,
+        **{"connect_timeout_s": 30.0, **settings},
+    )
+    async with AsyncExitStack() as stack:
+        router = Router(config, Tokenizer(BACKEND, num_threads=1))
+        address = await router.start()
+        stack.push_async_callback(router.stop)
+        client = await stack.enter_async_context(AsyncClient(address))
+        yield router, client, address
+
+
+@asynccontextmanager
+async def running_router(
+    directory: Path, fake: FakeScheduler | None = None, **settings: object
+) -> AsyncIterator[Setup]:
+    """A router connected to one fake scheduler, and a client of it."""
+    fake = fake or FakeScheduler()
+    async with (
+        running_scheduler(fake) as scheduler,
+        router_for(directory, (scheduler,), **settings) as (router, client, address),
+    ):
+        await router.wait_until_serving()
+        yield Setup(fake, client, address, scheduler)
+
+
+async def read_all(stream: AsyncIterator[Event]) -> list[Event]:
+    return [event async for event in stream]

@@ -1,0 +1,75 @@
+"""An error crosses the wire and comes out the same."""
+
+import grpc
+import pytest
+from google.rpc import code_pb2, error_details_pb2
+from grpc_status import rpc_status
+
+from quire import errors
+from quire.client import error_from_rpc
+from quire.rpc import status_of
+
+EXAMPLES = [
+    errors.InvalidRequestError("top_p", "must be in (0, 1], got 2.0"),
+    errors.ModelNotFoundError("model: gpt-17 is not served here; served: demo"),
+    errors.RequestExistsError("request_id: mine is in use"),
+    errors.OverloadedError("at most 4096 requests wait", 1500),
+    errors.UnavailableError("no scheduler is reachable (waited 10 s)"),
+    errors.DeadlineExceededError("too late"),
+]
+
+
+class FailedCall(grpc.RpcError):
+    """What grpc raises for a call that ended with a status."""
+
+    def __init__(
+        self, code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, bytes], ...] = ()
+    ):
+        super().__init__()
+        self._code, self._details, self._metadata = code, details, metadata
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        return self._metadata
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_error_comes_back_as_itself(error: errors.QuireError) -> None:
+    status = rpc_status.to_status(status_of(error))
+    back = error_from_rpc(FailedCall(status.code, status.details, status.trailing_metadata))
+    assert type(back) is type(error)
+    assert back.message == error.message
+    assert vars(back) == vars(error)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in vars(errors).values() if isinstance(kind, type)])
+def test_every_error_has_a_code_and_a_reason(kind: type[errors.QuireError]) -> None:
+    assert issubclass(kind, errors.QuireError)
+    assert kind.code in code_pb2.Code.keys()  # noqa: SIM118 - an enum wrapper, not a dict
+    assert kind.reason.isupper()
+    assert kind.__doc__
+
+
+def test_reason_travels_as_error_info() -> None:
+    status = status_of(errors.ModelLoadError("model: /m has no safetensors"))
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info)
+    assert (info.reason, info.domain) == ("MODEL_UNUSABLE", "quire")
+
+
+def test_a_message_too_large_for_the_transport_is_an_invalid_request() -> None:
+    call = FailedCall(grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max")
+    error = error_from_rpc(call)
+    assert isinstance(error, errors.InvalidRequestError)
+    assert error.field == "request"
+
+
+def test_an_unknown_failure_is_still_ours() -> None:
+    error = error_from_rpc(FailedCall(grpc.StatusCode.INTERNAL, "internal error 12ab"))
+    assert type(error) is errors.QuireError
+    assert error.message == "internal error 12ab"

@@ -1,0 +1,63 @@
+import math
+
+import pytest
+
+from quire.errors import InvalidRequestError
+from quire.sampling_params import MAX_SEED, MAX_TOKENS, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("temperature", -0.1, ("[0, 100]", "-0.1")),
+        ("temperature", 100.5, ("[0, 100]", "100.5")),
+        ("temperature", math.nan, ("[0, 100]", "nan")),
+        ("temperature", math.inf, ("[0, 100]", "inf")),
+        ("top_p", 0.0, ("(0, 1]", "0.0")),
+        ("top_p", 1.01, ("(0, 1]", "1.01")),
+        ("top_p", math.nan, ("(0, 1]", "nan")),
+        ("min_p", -0.1, ("[0, 1]", "-0.1")),
+        ("min_p", 2.0, ("[0, 1]", "2.0")),
+        ("top_k", 0, (f"[1, {MAX_TOKENS}]", "0")),
+        ("top_k", -1, (f"[1, {MAX_TOKENS}]", "-1")),
+        ("seed", -1, (f"[0, {MAX_SEED}]", "-1")),
+        ("seed", 2**64, (f"[0, {MAX_SEED}]", str(2**64))),
+        ("max_tokens", 0, (f"[1, {MAX_TOKENS}]", "0")),
+        ("max_tokens", 2**31, (f"[1, {MAX_TOKENS}]", str(2**31))),
+        ("stop", ("x",) * 17, ("16", "17")),
+        ("stop", ("",), ("256", "0")),
+        ("stop", ("x" * 257,), ("256", "257")),
+        ("stop_token_ids", (1,) * 65, ("64", "65")),
+        ("stop_token_ids", (-1,), ("[0,", "-1")),
+    ],
+)
+def test_refusal_names_field_limit_and_value(field: str, value: object, words: tuple[str]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == field
+    for word in words:
+        assert word in caught.value.description
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0.0),
+        ("temperature", 100.0),
+        ("top_p", 1e-6),
+        ("min_p", 1.0),
+        ("top_k", 1),
+        ("seed", 0),
+        ("seed", MAX_SEED),
+        ("max_tokens", 1),
+        ("stop", ("x" * 256,) * 16),
+        ("stop_token_ids", (0,) * 64),
+    ],
+)
+def test_limits_are_allowed(field: str, value: object) -> None:
+    assert getattr(SamplingParams(**{field: value}), field) == value
+
+
+def test_greedy_is_temperature_zero() -> None:
+    assert SamplingParams(temperature=0.0).is_greedy
+    assert not SamplingParams(temperature=1e-6).is_greedy
