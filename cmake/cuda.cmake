@@ -1,0 +1,29 @@
+# Compiles csrc/cuda/*.cu into _C. Quietly does nothing without such files or without nvcc.
+file(GLOB QUIRE_CUDA_SOURCES CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/csrc/cuda/*.cu")
+if(NOT QUIRE_CUDA_SOURCES)
+  return()
+endif()
+
+# nvcc is often installed without being on PATH.
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  find_program(QUIRE_NVCC nvcc HINTS "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin)
+  if(QUIRE_NVCC)
+    set(CMAKE_CUDA_COMPILER "${QUIRE_NVCC}")
+  endif()
+endif()
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
+endif()
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  return()
+endif()
+
+# cudart is linked statically, so the module imports on machines without CUDA.
+enable_language(CUDA)
+set_target_properties(_C PROPERTIES
+  CUDA_STANDARD 17 CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Static)
+target_sources(_C PRIVATE ${QUIRE_CUDA_SOURCES})
+target_compile_options(_C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>)
+target_compile_definitions(_C PRIVATE QUIRE_WITH_CUDA=1)

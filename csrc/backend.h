@@ -1,0 +1,28 @@
+// One device's kernels. Every operation is pure virtual, so a backend that lacks one does not
+// compile.
+#pragma once
+
+#include <memory>
+
+#include "params.h"
+
+namespace quire {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual void reshape_and_cache(const CacheIoParams& params) = 0;
+  virtual void gather_cached_kv(const CacheIoParams& params) = 0;
+  virtual void copy_blocks(const CopyBlocksParams& params) = 0;
+  virtual void swap_blocks(const SwapBlocksParams& params) = 0;
+  virtual void paged_attention(const PagedAttentionParams& params) = 0;
+  virtual void rms_norm(const NormParams& params) = 0;
+  virtual void fused_add_rms_norm(const NormParams& params) = 0;
+  virtual void layer_norm(const NormParams& params) = 0;
+  virtual void rotary_embedding(const RotaryParams& params) = 0;
+  virtual void activation(const ActivationParams& params) = 0;
+  virtual void sample(const SampleParams& params) = 0;
+};
+
+}  // namespace quire

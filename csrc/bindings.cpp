@@ -1,0 +1,93 @@
+// The Python module worker_svc._C. Arguments are documented in worker_svc/ops.py, the typed face of
+// this module.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "check.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/isa.h"
+#include "ops.h"
+#include "tensor_caster.h"
+
+namespace py = pybind11;
+
+namespace {
+
+// Lives as long as the process: worker threads must not be joined while the interpreter shuts down.
+quire::cpu::CpuBackend& backend() {
+  static auto* instance = new quire::cpu::CpuBackend;
+  return *instance;
+}
+
+// Binds an operation of ops.h to the backend and releases the GIL while it runs.
+template <typename... Args>
+void define(py::module_& module, const char* name, void (*op)(quire::Backend&, Args...)) {
+  module.def(
+      name, [op](Args... args) { op(backend(), args...); },
+      py::call_guard<py::gil_scoped_release>());
+}
+
+void define_activation(py::module_& module, const char* name, quire::Activation activation,
+                       bool gated) {
+  module.def(
+      name,
+      [activation, gated](const quire::Tensor& out, const quire::Tensor& x) {
+        quire::ops::activation(backend(), out, x, activation, gated);
+      },
+      py::call_guard<py::gil_scoped_release>());
+}
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const auto* table : quire::cpu::available_kernel_tables()) names.emplace_back(table->name);
+  return names;
+}
+
+void set_num_threads(int num_threads) {
+  quire::check_range("num_threads", num_threads, 1, 257);
+  backend().set_num_threads(num_threads);
+}
+
+uint64_t stream_read(const quire::Tensor& tensor) {
+  quire::check_contiguous("tensor", tensor);
+  quire::check_cpu("tensor", tensor);
+  int64_t bytes = quire::element_size(tensor.dtype);
+  for (int i = 0; i < tensor.ndim; ++i) bytes *= tensor.shape[i];
+  return backend().stream_read(tensor.data, bytes);
+}
+
+std::vector<uint32_t> philox4x32(const std::array<uint32_t, 4>& counter,
+                                 const std::array<uint32_t, 2>& key) {
+  std::vector<uint32_t> words(4);
+  backend().kernels().philox4x32(counter.data(), key.data(), words.data());
+  return words;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  backend();  // a wrong QUIRE_ISA is reported at import
+  define(module, "reshape_and_cache", quire::ops::reshape_and_cache);
+  define(module, "gather_cached_kv", quire::ops::gather_cached_kv);
+  define(module, "copy_blocks", quire::ops::copy_blocks);
+  define(module, "swap_blocks", quire::ops::swap_blocks);
+  define(module, "paged_attention", quire::ops::paged_attention);
+  define(module, "rms_norm", quire::ops::rms_norm);
+  define(module, "fused_add_rms_norm", quire::ops::fused_add_rms_norm);
+  define(module, "layer_norm", quire::ops::layer_norm);
+  define(module, "rotary_embedding", quire::ops::rotary_embedding);
+  define_activation(module, "silu_and_mul", quire::Activation::kSilu, true);
+  define_activation(module, "gelu_and_mul", quire::Activation::kGelu, true);
+  define_activation(module, "gelu_tanh_and_mul", quire::Activation::kGeluTanh, true);
+  define_activation(module, "gelu", quire::Activation::kGelu, false);
+  define_activation(module, "gelu_tanh", quire::Activation::kGeluTanh, false);
+  define_activation(module, "quick_gelu", quire::Activation::kQuickGelu, false);
+  define(module, "sample", quire::ops::sample);
+
+  module.def("isa", [] { return backend().kernels().name; });
+  module.def("available_isas", available_isas);
+  module.def("set_isa", [](const std::string& name) { backend().set_isa(name); });
+  module.def("set_num_threads", set_num_threads);
+  module.def("stream_read", stream_read, py::call_guard<py::gil_scoped_release>());
+  module.def("philox4x32", philox4x32);
+}

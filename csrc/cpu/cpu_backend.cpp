@@ -1,0 +1,82 @@
+#include "cpu/cpu_backend.h"
+
+#include <sched.h>
+
+#include <cstdlib>
+#include <thread>
+
+#include "cpu/attention_plan.h"
+#include "cpu/cache_kernels.h"
+#include "cpu/isa.h"
+#include "cpu/sampler.h"
+
+namespace quire::cpu {
+namespace {
+
+const KernelTable& initial_kernels() {
+  const char* name = std::getenv("QUIRE_ISA");
+  return name == nullptr || *name == '\0' ? *available_kernel_tables().front()
+                                          : find_kernel_table(name);
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+  const unsigned count = std::thread::hardware_concurrency();
+  return count == 0 ? 1 : static_cast<int>(count);
+}
+
+}  // namespace
+
+CpuBackend::CpuBackend()
+    : kernels_(&initial_kernels()), pool_(std::make_unique<ThreadPool>(usable_cores())) {}
+
+void CpuBackend::reshape_and_cache(const CacheIoParams& params) {
+  cpu::reshape_and_cache(params, *pool_);
+}
+void CpuBackend::gather_cached_kv(const CacheIoParams& params) {
+  cpu::gather_cached_kv(params, *pool_);
+}
+void CpuBackend::copy_blocks(const CopyBlocksParams& params) {
+  cpu::copy_blocks(params, *pool_);
+}
+void CpuBackend::swap_blocks(const SwapBlocksParams& params) {
+  cpu::swap_blocks(params, *pool_);
+}
+
+void CpuBackend::paged_attention(const PagedAttentionParams& params) {
+  const std::vector<AttentionItem> items = plan_attention(params, pool_->num_threads());
+  kernels_->paged_attention(params, items.data(), static_cast<int64_t>(items.size()), *pool_);
+}
+
+void CpuBackend::rms_norm(const NormParams& params) {
+  kernels_->rms_norm(params, *pool_);
+}
+void CpuBackend::fused_add_rms_norm(const NormParams& params) {
+  kernels_->fused_add_rms_norm(params, *pool_);
+}
+void CpuBackend::layer_norm(const NormParams& params) {
+  kernels_->layer_norm(params, *pool_);
+}
+void CpuBackend::rotary_embedding(const RotaryParams& params) {
+  kernels_->rotary_embedding(params, *pool_);
+}
+void CpuBackend::activation(const ActivationParams& params) {
+  kernels_->activation(params, *pool_);
+}
+void CpuBackend::sample(const SampleParams& params) {
+  cpu::sample(params, *kernels_, *pool_);
+}
+
+void CpuBackend::set_isa(const std::string& name) {
+  kernels_ = &find_kernel_table(name);
+}
+void CpuBackend::set_num_threads(int num_threads) {
+  pool_ = std::make_unique<ThreadPool>(num_threads);
+}
+
+uint64_t CpuBackend::stream_read(const void* data, int64_t bytes) {
+  return kernels_->stream_read(data, bytes, *pool_);
+}
+
+}  // namespace quire::cpu

@@ -1,0 +1,7 @@
+// AVX-512 of x86-64-v4 with BF16 dot products. See isa_scalar.cpp.
+#define QUIRE_ISA avx512_bf16
+#define QUIRE_ISA_NAME "avx512_bf16"
+
+#include "cpu/kernels/simd_avx512.h"
+//
+#include "cpu/kernels/table.h"

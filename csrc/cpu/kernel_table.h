@@ -1,0 +1,76 @@
+// The kernels of one instruction set. Each cpu/isa_*.cpp compiles the same text of cpu/kernels/
+// with its own flags and fills one table; nothing else of it is visible. Plain data only, as in
+// params.h.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/thread_pool.h"
+#include "params.h"
+
+namespace quire::cpu {
+
+// One unit of attention work: query rows [row_begin, row_end) of a sequence (counted from its first
+// row in this step) and kv heads [head_begin, head_end).
+struct AttentionItem {
+  int32_t seq;
+  int32_t row_begin;
+  int32_t row_end;
+  int32_t head_begin;
+  int32_t head_end;
+};
+
+// What one pass over a row of logits finds.
+struct LogitsScan {
+  float max;
+  int64_t argmax;  // lowest index of the maximum
+  bool ok;         // no NaN, no +inf, at least one finite value
+};
+
+// Tokens a sampler may draw: x > x_cut, or x == x_cut and index <= index_cut.
+struct SampleCut {
+  float x_cut;
+  int64_t index_cut;
+};
+
+// What the random draw of a row depends on.
+struct DrawKey {
+  uint64_t seed;
+  int32_t sequence_index;
+  int64_t position;
+};
+
+struct KernelTable {
+  const char* name;
+  void (*paged_attention)(const PagedAttentionParams&, const AttentionItem* items,
+                          int64_t num_items, ThreadPool&);
+  void (*rms_norm)(const NormParams&, ThreadPool&);
+  void (*fused_add_rms_norm)(const NormParams&, ThreadPool&);
+  void (*layer_norm)(const NormParams&, ThreadPool&);
+  void (*rotary_embedding)(const RotaryParams&, ThreadPool&);
+  void (*activation)(const ActivationParams&, ThreadPool&);
+  LogitsScan (*scan_logits)(const float* logits, int64_t n);
+  // x[i] = (logits[i] - max) / temperature
+  void (*scale_logits)(const float* logits, int64_t n, float max, float temperature, float* x);
+  // weights[i] = round(2^40 * e^x[i])
+  void (*fixed_point_weights)(const float* x, int64_t n, int64_t* weights);
+  int64_t (*draw_token)(const float* x, int64_t n, const SampleCut&, const DrawKey&);
+  float (*log)(float);
+  void (*philox4x32)(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+  uint64_t (*stream_read)(const void* data, int64_t bytes, ThreadPool&);
+};
+
+namespace scalar {
+const KernelTable& kernel_table();
+}
+namespace avx2 {
+const KernelTable& kernel_table();
+}
+namespace avx512 {
+const KernelTable& kernel_table();
+}
+namespace avx512_bf16 {
+const KernelTable& kernel_table();
+}
+
+}  // namespace quire::cpu

@@ -1,0 +1,124 @@
+// rms_norm, fused_add_rms_norm, layer_norm. A row is summed in four interleaved vectors that are
+// added in a fixed order, so its result depends on nothing but the row.
+#pragma once
+
+#include "cpu/kernels/parallel.h"
+#include "dispatch.h"
+#include "params.h"
+
+namespace quire::cpu::QUIRE_ISA {
+namespace {
+
+// Sum over i in [0, n) of body(i, lanes), where body returns the vector of terms i .. i + lanes - 1
+// (zero beyond).
+template <typename Body>
+inline float sum_row(int64_t n, const Body& body) {
+  constexpr int kChains = 4;
+  F32 sum[kChains] = {zero(), zero(), zero(), zero()};
+  int64_t i = 0;
+  for (; i + kChains * kLanes <= n; i += kChains * kLanes) {
+    for (int c = 0; c < kChains; ++c) sum[c] = sum[c] + body(i + c * kLanes, kLanes);
+  }
+  for (int c = 0; i < n; ++c, i += kLanes) {
+    sum[c] = sum[c] + body(i, static_cast<int>(min_of(kLanes, n - i)));
+  }
+  return reduce_add((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+template <typename T>
+inline F32 load_up_to(const T* p, int n) {
+  return n == kLanes ? load(p) : load_partial(p, n);
+}
+
+template <typename T>
+inline void store_up_to(T* p, F32 x, int n) {
+  if (n == kLanes) {
+    store(p, x);
+  } else {
+    store_partial(p, x, n);
+  }
+}
+
+// Calls body(i, lanes) for consecutive vectors of [0, n); only the last may have fewer lanes.
+template <typename Body>
+inline void for_each_vector(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(i, kLanes);
+  if (i < n) body(i, static_cast<int>(n - i));
+}
+
+template <typename T>
+inline T* norm_row(const NormRows& rows, int64_t outer, int64_t inner) {
+  return static_cast<T*>(rows.data) + outer * rows.outer_stride + inner * rows.inner_stride;
+}
+
+template <typename T>
+void rms_norm_row(T* out, const T* x, const T* weight, int64_t n, float eps) {
+  const float square = sum_row(n, [&](int64_t i, int lanes) {
+    const F32 v = load_up_to(x + i, lanes);
+    return v * v;
+  });
+  const F32 factor = broadcast(1.f / __builtin_sqrtf(square / static_cast<float>(n) + eps));
+  for_each_vector(n, [&](int64_t i, int lanes) {
+    store_up_to(out + i, load_up_to(x + i, lanes) * factor * load_up_to(weight + i, lanes), lanes);
+  });
+}
+
+template <typename T>
+void layer_norm_row(T* out, const T* x, const T* weight, const T* bias, int64_t n, float eps) {
+  const float mean = sum_row(n, [&](int64_t i, int lanes) { return load_up_to(x + i, lanes); }) /
+                     static_cast<float>(n);
+  const F32 center = broadcast(mean);
+  const F32 index = iota();
+  const float variance = sum_row(n, [&](int64_t i, int lanes) {
+    const F32 v = load_up_to(x + i, lanes) - center;
+    return select_less(index, broadcast(static_cast<float>(lanes)), v * v, zero());
+  });
+  const F32 factor = broadcast(1.f / __builtin_sqrtf(variance / static_cast<float>(n) + eps));
+  for_each_vector(n, [&](int64_t i, int lanes) {
+    F32 y = (load_up_to(x + i, lanes) - center) * factor * load_up_to(weight + i, lanes);
+    if (bias != nullptr) y = y + load_up_to(bias + i, lanes);
+    store_up_to(out + i, y, lanes);
+  });
+}
+
+template <typename T, typename Row>
+void for_each_norm_row(const NormParams& p, ThreadPool& pool, const Row& row) {
+  parallel_rows(pool, p.outer * p.inner, p.n * 3 * static_cast<int64_t>(sizeof(T)),
+                [&](int64_t begin, int64_t end) {
+                  for (int64_t i = begin; i < end; ++i) row(i / p.inner, i % p.inner);
+                });
+}
+
+void rms_norm(const NormParams& p, ThreadPool& pool) {
+  QUIRE_DISPATCH_DTYPE(p.dtype, T, for_each_norm_row<T>(p, pool, [&](int64_t outer, int64_t inner) {
+                         rms_norm_row(norm_row<T>(p.out, outer, inner),
+                                      norm_row<const T>(p.x, outer, inner),
+                                      static_cast<const T*>(p.weight), p.n, p.eps);
+                       }));
+}
+
+// The sum is rounded to T before it is normalised, as when the two ops run one after the other.
+void fused_add_rms_norm(const NormParams& p, ThreadPool& pool) {
+  QUIRE_DISPATCH_DTYPE(p.dtype, T, for_each_norm_row<T>(p, pool, [&](int64_t outer, int64_t inner) {
+                         T* x = norm_row<T>(p.x, outer, inner);
+                         T* residual = norm_row<T>(p.residual, outer, inner);
+                         for_each_vector(p.n, [&](int64_t i, int lanes) {
+                           const F32 sum =
+                               load_up_to(x + i, lanes) + load_up_to(residual + i, lanes);
+                           store_up_to(residual + i, sum, lanes);
+                         });
+                         rms_norm_row(x, residual, static_cast<const T*>(p.weight), p.n, p.eps);
+                       }));
+}
+
+void layer_norm(const NormParams& p, ThreadPool& pool) {
+  QUIRE_DISPATCH_DTYPE(
+      p.dtype, T, for_each_norm_row<T>(p, pool, [&](int64_t outer, int64_t inner) {
+        layer_norm_row(norm_row<T>(p.out, outer, inner), norm_row<const T>(p.x, outer, inner),
+                       static_cast<const T*>(p.weight), static_cast<const T*>(p.bias), p.n, p.eps);
+      }));
+}
+
+}  // namespace
+}  // namespace quire::cpu::QUIRE_ISA

@@ -1,0 +1,46 @@
+// The operations as callers see them: tensors in, every check made once, the backend called with
+// raw pointers.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "backend.h"
+#include "tensor.h"
+
+namespace quire::ops {
+
+void reshape_and_cache(Backend& backend, const Tensor& key, const Tensor& value,
+                       const Tensor& key_cache, const Tensor& value_cache,
+                       const Tensor& slot_mapping);
+void gather_cached_kv(Backend& backend, const Tensor& key_out, const Tensor& value_out,
+                      const Tensor& key_cache, const Tensor& value_cache,
+                      const Tensor& slot_mapping);
+void copy_blocks(Backend& backend, const std::vector<Tensor>& key_caches,
+                 const std::vector<Tensor>& value_caches, const Tensor& block_mapping);
+void swap_blocks(Backend& backend, const Tensor& src_cache, const Tensor& dst_cache,
+                 const Tensor& block_mapping);
+
+void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
+                     const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_tables,
+                     const Tensor& seq_lens, const Tensor& query_start_loc, double scale,
+                     const std::optional<Tensor>& alibi_slopes,
+                     std::optional<int64_t> sliding_window, std::optional<double> soft_cap);
+
+void rms_norm(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
+              double eps);
+void fused_add_rms_norm(Backend& backend, const Tensor& x, const Tensor& residual,
+                        const Tensor& weight, double eps);
+void layer_norm(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
+                const std::optional<Tensor>& bias, double eps);
+void rotary_embedding(Backend& backend, const Tensor& positions, const Tensor& query,
+                      const Tensor& key, const Tensor& cos_sin_cache, bool is_neox);
+void activation(Backend& backend, const Tensor& out, const Tensor& x, Activation activation,
+                bool gated);
+
+void sample(Backend& backend, const Tensor& token_ids, const Tensor& ok, const Tensor& logits,
+            const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
+            const Tensor& min_p, const Tensor& seed, const Tensor& sequence_index,
+            const Tensor& position);
+
+}  // namespace quire::ops

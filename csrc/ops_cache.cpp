@@ -1,0 +1,151 @@
+// Checks of the operations that move keys and values.
+#include <string>
+
+#include "check.h"
+#include "ops.h"
+
+namespace quire::ops {
+namespace {
+
+// One block's bytes lie together, in [Hkv, BS, D] or [BS, Hkv, D] order, and blocks lie back to
+// back.
+void check_dense_blocks(const char* name, const Tensor& cache) {
+  const int64_t heads = cache.shape[1];
+  const int64_t block_size = cache.shape[2];
+  const int64_t head_size = cache.shape[3];
+  const bool head_first = cache.stride[1] == block_size * head_size && cache.stride[2] == head_size;
+  const bool token_first = cache.stride[1] == head_size && cache.stride[2] == heads * head_size;
+  if (cache.stride[3] == 1 && (head_first || token_first) &&
+      cache.stride[0] == heads * block_size * head_size)
+    return;
+  fail(std::string(name) + " must hold its blocks densely, got strides " +
+       std::to_string(cache.stride[0]) + ", " + std::to_string(cache.stride[1]) + ", " +
+       std::to_string(cache.stride[2]) + ", " + std::to_string(cache.stride[3]));
+}
+
+void check_block_mapping(const Tensor& mapping, int64_t src_blocks, int64_t dst_blocks) {
+  check_shape("block_mapping", mapping, {-1, 2}, "[P, 2]");
+  check_dtype("block_mapping", mapping, DType::kInt64);
+  check_contiguous("block_mapping", mapping);
+  check_cpu("block_mapping", mapping);
+  const auto* pairs = static_cast<const int64_t*>(mapping.data);
+  for (int64_t i = 0; i < mapping.shape[0]; ++i) {
+    const bool ok = pairs[2 * i] >= 0 && pairs[2 * i] < src_blocks && pairs[2 * i + 1] >= 0 &&
+                    pairs[2 * i + 1] < dst_blocks;
+    if (ok) continue;
+    const std::string row = "block_mapping[" + std::to_string(i) + "]";
+    check_range(row + " source", pairs[2 * i], 0, src_blocks);
+    check_range(row + " destination", pairs[2 * i + 1], 0, dst_blocks);
+  }
+}
+
+CacheIoParams check_cache_io(const Tensor& key, const Tensor& value, const Tensor& key_cache,
+                             const Tensor& value_cache, const Tensor& slot_mapping) {
+  check_shape("key", key, {-1, -1, -1}, "[T, Hkv, D]");
+  check_shape("value", value, {key.shape[0], key.shape[1], key.shape[2]}, "[T, Hkv, D]");
+  check_shape("key_cache", key_cache, {-1, key.shape[1], -1, key.shape[2]}, "[B, Hkv, BS, D]");
+  check_shape("value_cache", value_cache,
+              {key_cache.shape[0], key.shape[1], key_cache.shape[2], key.shape[2]},
+              "[B, Hkv, BS, D]");
+  check_shape("slot_mapping", slot_mapping, {key.shape[0]}, "[T]");
+  check_activation_dtype("key", key);
+  check_dtype("value", value, key.dtype);
+  check_dtype("key_cache", key_cache, key.dtype);
+  check_dtype("value_cache", value_cache, key.dtype);
+  check_dtype("slot_mapping", slot_mapping, DType::kInt64);
+  check_unit_stride("key", key);
+  check_unit_stride("value", value);
+  check_unit_stride("key_cache", key_cache);
+  check_unit_stride("value_cache", value_cache);
+  check_contiguous("slot_mapping", slot_mapping);
+  for (const auto& [name, tensor] : {std::pair<const char*, const Tensor&>{"key", key},
+                                     {"value", value},
+                                     {"key_cache", key_cache},
+                                     {"value_cache", value_cache},
+                                     {"slot_mapping", slot_mapping}}) {
+    check_cpu(name, tensor);
+  }
+
+  const int64_t capacity = key_cache.shape[0] * key_cache.shape[2];
+  const auto* slots = static_cast<const int64_t*>(slot_mapping.data);
+  for (int64_t i = 0; i < slot_mapping.shape[0]; ++i) {
+    if (slots[i] < capacity) continue;
+    fail("slot_mapping[" + std::to_string(i) + "] must be below the cache's " +
+         std::to_string(capacity) + " slots, got " + std::to_string(slots[i]));
+  }
+
+  CacheIoParams p{};
+  p.key = {key.data, key.stride[0], key.stride[1]};
+  p.value = {value.data, value.stride[0], value.stride[1]};
+  p.key_cache = {key_cache.data, key_cache.stride[0], key_cache.stride[1], key_cache.stride[2]};
+  p.value_cache = {value_cache.data, value_cache.stride[0], value_cache.stride[1],
+                   value_cache.stride[2]};
+  p.slot_mapping = slots;
+  p.num_tokens = key.shape[0];
+  p.num_kv_heads = key.shape[1];
+  p.head_size = key.shape[2];
+  p.block_size = key_cache.shape[2];
+  p.element_size = element_size(key.dtype);
+  return p;
+}
+
+}  // namespace
+
+void reshape_and_cache(Backend& backend, const Tensor& key, const Tensor& value,
+                       const Tensor& key_cache, const Tensor& value_cache,
+                       const Tensor& slot_mapping) {
+  backend.reshape_and_cache(check_cache_io(key, value, key_cache, value_cache, slot_mapping));
+}
+
+void gather_cached_kv(Backend& backend, const Tensor& key_out, const Tensor& value_out,
+                      const Tensor& key_cache, const Tensor& value_cache,
+                      const Tensor& slot_mapping) {
+  backend.gather_cached_kv(
+      check_cache_io(key_out, value_out, key_cache, value_cache, slot_mapping));
+}
+
+void copy_blocks(Backend& backend, const std::vector<Tensor>& key_caches,
+                 const std::vector<Tensor>& value_caches, const Tensor& block_mapping) {
+  if (key_caches.size() != value_caches.size()) {
+    fail("value_caches must be as many as key_caches (" + std::to_string(key_caches.size()) +
+         "), got " + std::to_string(value_caches.size()));
+  }
+  std::vector<char*> caches;
+  std::vector<int64_t> block_bytes;
+  int64_t num_blocks = 0;
+  const auto add = [&](const char* name, const Tensor& cache) {
+    check_shape(name, cache, {caches.empty() ? -1 : num_blocks, -1, -1, -1}, "[B, Hkv, BS, D]");
+    check_dense_blocks(name, cache);
+    check_cpu(name, cache);
+    num_blocks = cache.shape[0];
+    caches.push_back(static_cast<char*>(cache.data));
+    block_bytes.push_back(cache.stride[0] * element_size(cache.dtype));
+  };
+  for (const Tensor& cache : key_caches) add("key_caches", cache);
+  for (const Tensor& cache : value_caches) add("value_caches", cache);
+  check_block_mapping(block_mapping, num_blocks, num_blocks);
+  backend.copy_blocks({caches.data(), block_bytes.data(),
+                       static_cast<const int64_t*>(block_mapping.data),
+                       static_cast<int64_t>(caches.size()), block_mapping.shape[0]});
+}
+
+void swap_blocks(Backend& backend, const Tensor& src_cache, const Tensor& dst_cache,
+                 const Tensor& block_mapping) {
+  check_shape("src_cache", src_cache, {-1, -1, -1, -1}, "[B, Hkv, BS, D]");
+  check_shape("dst_cache", dst_cache,
+              {-1, src_cache.shape[1], src_cache.shape[2], src_cache.shape[3]}, "[B, Hkv, BS, D]");
+  check_dtype("dst_cache", dst_cache, src_cache.dtype);
+  check_dense_blocks("src_cache", src_cache);
+  check_dense_blocks("dst_cache", dst_cache);
+  check_cpu("src_cache", src_cache);
+  check_cpu("dst_cache", dst_cache);
+  if (src_cache.stride[1] != dst_cache.stride[1] || src_cache.stride[2] != dst_cache.stride[2]) {
+    fail("dst_cache must have the layout of src_cache");
+  }
+  check_block_mapping(block_mapping, src_cache.shape[0], dst_cache.shape[0]);
+  backend.swap_blocks({static_cast<const char*>(src_cache.data), static_cast<char*>(dst_cache.data),
+                       src_cache.stride[0] * element_size(src_cache.dtype),
+                       static_cast<const int64_t*>(block_mapping.data), block_mapping.shape[0]});
+}
+
+}  // namespace quire::ops

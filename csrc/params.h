@@ -1,0 +1,143 @@
+// What a kernel is given: raw pointers, sizes, strides in elements, element types. Everything here
+// was checked by ops.cpp, so kernels check nothing again. Only plain data lives in this header: it
+// is compiled into every ISA's translation unit, and a shared inline function could be merged
+// across them by the linker.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor.h"
+
+namespace quire {
+
+// [B, Hkv, BS, D]; any block, head and token stride, unit stride along D.
+struct CacheView {
+  void* data;
+  int64_t block_stride;
+  int64_t head_stride;
+  int64_t token_stride;
+};
+
+// Rows [T, H, D]; unit stride along D.
+struct RowsView {
+  void* data;
+  int64_t token_stride;
+  int64_t head_stride;
+};
+
+// reshape_and_cache and its inverse, gather_cached_kv.
+struct CacheIoParams {
+  RowsView key;    // [T, Hkv, D]
+  RowsView value;  // [T, Hkv, D]
+  CacheView key_cache;
+  CacheView value_cache;
+  const int64_t* slot_mapping;  // [T], block * block_size + offset; negative rows are padding
+  int64_t num_tokens;
+  int64_t num_kv_heads;
+  int64_t head_size;
+  int64_t block_size;
+  int64_t element_size;
+};
+
+struct CopyBlocksParams {
+  char* const* caches;           // [num_caches], key and value caches of every layer
+  const int64_t* block_bytes;    // [num_caches], bytes of one block; blocks lie back to back
+  const int64_t* block_mapping;  // [P, 2] (source, destination), applied in order
+  int64_t num_caches;
+  int64_t num_pairs;
+};
+
+struct SwapBlocksParams {
+  const char* src;
+  char* dst;
+  int64_t block_bytes;
+  const int64_t* block_mapping;  // [P, 2] (source block, destination block)
+  int64_t num_pairs;
+};
+
+struct PagedAttentionParams {
+  RowsView out;    // [T, H, D]
+  RowsView query;  // [T, H, D]
+  CacheView key_cache;
+  CacheView value_cache;
+  const int32_t* block_tables;     // [N, MB]
+  const int32_t* seq_lens;         // [N], keys and values including those of this chunk
+  const int32_t* query_start_loc;  // [N + 1]
+  const float* alibi_slopes;       // [H], or null
+  int64_t block_table_stride;
+  int64_t num_seqs;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_size;
+  int64_t block_size;
+  int64_t sliding_window;  // keys with q_pos - k_pos < window; INT64_MAX without one
+  float scale;
+  float soft_cap;  // 0 without one
+  DType dtype;
+};
+
+// Rows of n elements that form a [outer, inner, n] view (inner is 1 for a matrix).
+struct NormRows {
+  void* data;
+  int64_t outer_stride;
+  int64_t inner_stride;
+};
+
+struct NormParams {
+  NormRows out;
+  NormRows x;
+  NormRows residual;  // fused_add_rms_norm only
+  const void* weight;
+  const void* bias;  // layer_norm only; null without one
+  int64_t outer;
+  int64_t inner;
+  int64_t n;
+  float eps;
+  DType dtype;
+};
+
+struct RotaryParams {
+  RowsView query;  // [T, H, D]
+  RowsView key;    // [T, Hkv, D]
+  const int64_t* positions;
+  const float* cos_sin_cache;  // [P, rotary_dim]: cosines, then sines
+  int64_t cos_sin_stride;
+  int64_t num_tokens;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t rotary_dim;
+  bool is_neox;
+  DType dtype;
+};
+
+enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kQuickGelu };
+
+struct ActivationParams {
+  void* out;
+  const void* x;
+  int64_t out_stride;
+  int64_t x_stride;
+  int64_t rows;
+  int64_t n;   // columns of out
+  bool gated;  // x has 2n columns and out = act(x[:n]) * x[n:]
+  Activation activation;
+  DType dtype;
+};
+
+struct SampleParams {
+  const float* logits;  // [N, V]
+  int64_t row_stride;
+  int64_t num_rows;
+  int64_t vocab_size;
+  const float* temperature;       // [N], 0 = greedy
+  const int32_t* top_k;           // [N], 0 = off
+  const float* top_p;             // [N], 1 = off
+  const float* min_p;             // [N], 0 = off
+  const int64_t* seed;            // [N], bits of a uint64
+  const int32_t* sequence_index;  // [N]
+  const int64_t* position;        // [N]
+  int64_t* token_ids;             // [N]
+  bool* ok;                       // [N]
+};
+
+}  // namespace quire

@@ -1,0 +1,24 @@
+// A tensor as the bindings hand it over: a pointer with its shape, strides and element type.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quire {
+
+enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kBool };
+
+enum class Device : uint8_t { kCpu, kCuda };
+
+constexpr int kMaxDims = 4;
+
+struct Tensor {
+  void* data;
+  DType dtype;
+  Device device;
+  int ndim;
+  int64_t shape[kMaxDims];
+  int64_t stride[kMaxDims];  // in elements
+};
+
+}  // namespace quire

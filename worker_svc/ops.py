@@ -1,0 +1,356 @@
+"""The kernels of csrc as functions on torch tensors.
+
+Every operation writes into tensors that the caller gives, runs without the GIL and checks all of its
+arguments first: a wrong shape, dtype, stride or index raises ValueError naming the argument and the
+values. Tensors live on the CPU and have unit stride in their last dimension; other dimensions may be
+strided, so views of a fused projection are fine.
+
+Symbols: T tokens of the step, N sequences, H query heads, Hkv key/value heads, D head size, B blocks,
+BS block size, MB blocks in the longest table. Activations, weights and caches share one dtype out of
+float32, bfloat16 and float16; arithmetic is float32.
+
+Results follow the invariance rule: the bits of a row depend on that row, its context and the
+instruction set alone, never on the batch, the chunk, the layout or the number of threads.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from worker_svc import _C
+else:
+
+    def _load_kernels() -> ModuleType:
+        """Import the compiled kernels, or the build named by QUIRE_KERNELS (a path)."""
+        path = os.environ.get("QUIRE_KERNELS")
+        if not path:
+            from worker_svc import _C as built
+
+            return built
+        spec = importlib.util.spec_from_file_location("worker_svc._C", path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"QUIRE_KERNELS is not an extension module: {path}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["worker_svc._C"] = module
+        spec.loader.exec_module(module)
+        return module
+
+    _C = _load_kernels()
+
+
+def reshape_and_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Write the keys and values of new tokens into their cache slots.
+
+    Args:
+        key: [T, Hkv, D].
+        value: [T, Hkv, D].
+        key_cache: [B, Hkv, BS, D].
+        value_cache: [B, Hkv, BS, D].
+        slot_mapping: [T] int64, block * BS + offset; a negative slot marks padding and is skipped.
+
+    Mutates:
+        key_cache, value_cache.
+    """
+    _C.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+
+
+def gather_cached_kv(
+    key_out: Tensor,
+    value_out: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """Read keys and values back from their slots, the inverse of reshape_and_cache.
+
+    Args:
+        key_out: [T, Hkv, D].
+        value_out: [T, Hkv, D].
+        key_cache: [B, Hkv, BS, D].
+        value_cache: [B, Hkv, BS, D].
+        slot_mapping: [T] int64; rows with a negative slot are left as they are.
+
+    Mutates:
+        key_out, value_out.
+    """
+    _C.gather_cached_kv(key_out, value_out, key_cache, value_cache, slot_mapping)
+
+
+def copy_blocks(
+    key_caches: list[Tensor], value_caches: list[Tensor], block_mapping: Tensor
+) -> None:
+    """Copy blocks within the caches of every layer.
+
+    Args:
+        key_caches: One [B, Hkv, BS, D] per layer; each block dense in memory.
+        value_caches: As key_caches.
+        block_mapping: [P, 2] int64 pairs (source, destination), applied in order: a pair sees what
+            earlier ones wrote.
+
+    Mutates:
+        key_caches, value_caches.
+    """
+    _C.copy_blocks(key_caches, value_caches, block_mapping)
+
+
+def swap_blocks(src_cache: Tensor, dst_cache: Tensor, block_mapping: Tensor) -> None:
+    """Copy blocks from one cache to another of the same layout.
+
+    Args:
+        src_cache: [B, Hkv, BS, D], each block dense in memory.
+        dst_cache: [B', Hkv, BS, D].
+        block_mapping: [P, 2] int64 pairs (source block, destination block).
+
+    Mutates:
+        dst_cache.
+    """
+    _C.swap_blocks(src_cache, dst_cache, block_mapping)
+
+
+def paged_attention(
+    out: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    scale: float,
+    *,
+    alibi_slopes: Tensor | None = None,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> None:
+    """Causal attention of a ragged batch over paged keys and values, for decode, prefill and chunks.
+
+    Row j of sequence i, which is row query_start_loc[i] + j of query, stands at position
+    seq_lens[i] - query_len + j and sees the keys at its own and earlier positions. Query head h
+    reads key/value head h // (H // Hkv). Logits are scaled, then capped, then biased, then masked.
+
+    Args:
+        out: [T, H, D]; rows from query_start_loc[N] on are left as they are.
+        query: [T, H, D]; D a multiple of 8 up to 256.
+        key_cache: [B, Hkv, BS, D]; BS a power of two in [8, 256].
+        value_cache: [B, Hkv, BS, D].
+        block_tables: [N, MB] int32; only entries that hold a visible key are read.
+        seq_lens: [N] int32, keys of each sequence including those of this step.
+        query_start_loc: [N + 1] int32, starting at 0; a sequence may have no rows.
+        scale: Factor of the logits, usually 1 / sqrt(D).
+        alibi_slopes: [H] float32; adds slope * (key position - query position) (Press et al. 2022).
+        sliding_window: Only keys with query position - key position < window are seen.
+        soft_cap: Logits become cap * tanh(logit / cap).
+
+    Mutates:
+        out.
+    """
+    _C.paged_attention(
+        out,
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        query_start_loc,
+        scale,
+        alibi_slopes,
+        sliding_window,
+        soft_cap,
+    )
+
+
+def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    """Divide rows by their root mean square and scale them (Zhang and Sennrich 2019).
+
+    Args:
+        out: As x, which it may be.
+        x: [M, N], or [M, H, N] to normalise each head.
+        weight: [N].
+        eps: Added to the mean square.
+
+    Mutates:
+        out.
+    """
+    _C.rms_norm(out, x, weight, eps)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+    """Add x to the residual stream and normalise the sum: residual += x; x = rms_norm(residual).
+
+    The bits are those of the addition and rms_norm one after the other.
+
+    Args:
+        x: [M, N] or [M, H, N].
+        residual: As x.
+        weight: [N].
+        eps: Added to the mean square.
+
+    Mutates:
+        x, residual.
+    """
+    _C.fused_add_rms_norm(x, residual, weight, eps)
+
+
+def layer_norm(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+    """Centre and scale rows to unit variance, then apply weight and bias (Ba et al. 2016).
+
+    Args:
+        out: As x, which it may be.
+        x: [M, N] or [M, H, N].
+        weight: [N].
+        bias: [N], or None.
+        eps: Added to the variance.
+
+    Mutates:
+        out.
+    """
+    _C.layer_norm(out, x, weight, bias, eps)
+
+
+def rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, is_neox: bool
+) -> None:
+    """Rotate pairs of elements by angles that grow with the position (Su et al. 2021).
+
+    Args:
+        positions: [T] int64, in [0, P).
+        query: [T, H, D].
+        key: [T, Hkv, D].
+        cos_sin_cache: [P, R] float32, R / 2 cosines then R / 2 sines; R <= D, elements beyond R are
+            left as they are.
+        is_neox: Pair element i with i + R / 2 (GPT-NeoX, Llama) instead of 2i with 2i + 1 (GPT-J).
+
+    Mutates:
+        query, key.
+    """
+    _C.rotary_embedding(positions, query, key, cos_sin_cache, is_neox)
+
+
+def silu_and_mul(out: Tensor, x: Tensor) -> None:
+    """Write silu(x[:, :N]) * x[:, N:] of x [M, 2N] to out [M, N]."""
+    _C.silu_and_mul(out, x)
+
+
+def gelu_and_mul(out: Tensor, x: Tensor) -> None:
+    """Write gelu(x[:, :N]) * x[:, N:] of x [M, 2N] to out [M, N]."""
+    _C.gelu_and_mul(out, x)
+
+
+def gelu_tanh_and_mul(out: Tensor, x: Tensor) -> None:
+    """Write gelu_tanh(x[:, :N]) * x[:, N:] of x [M, 2N] to out [M, N]."""
+    _C.gelu_tanh_and_mul(out, x)
+
+
+def gelu(out: Tensor, x: Tensor) -> None:
+    """Write x * Phi(x) of x [M, N] to out [M, N], which it may be (Hendrycks and Gimpel 2016)."""
+    _C.gelu(out, x)
+
+
+def gelu_tanh(out: Tensor, x: Tensor) -> None:
+    """Write the tanh approximation of gelu ("gelu_new", "gelu_pytorch_tanh") of x to out [M, N]."""
+    _C.gelu_tanh(out, x)
+
+
+def quick_gelu(out: Tensor, x: Tensor) -> None:
+    """Write x * sigmoid(1.702 x) of x [M, N] to out [M, N], which it may be."""
+    _C.quick_gelu(out, x)
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    sequence_index: Tensor,
+    position: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Draw one token per row.
+
+    Temperature is applied first, then three filters, each on what the one before it left: min-p keeps
+    tokens at least min_p times as probable as the best, top-k the k best, top-p the fewest best whose
+    renormalised probability reaches top_p. Equal logits rank by token id, lowest first, so a filter
+    keeps an exact number of tokens and top_k = 1 equals greedy.
+
+    The draw is an exponential race (the Gumbel trick) with Philox4x32-10 numbers: a function of seed,
+    sequence index, position and token id and of nothing else, with the same bits on every
+    instruction set.
+
+    Args:
+        logits: [N, V] float32; -inf forbids a token.
+        temperature: [N] float32; 0 takes the most probable token.
+        top_k: [N] int32; 0 is off.
+        top_p: [N] float32 in [0, 1]; 1 is off, 0 keeps one token.
+        min_p: [N] float32 in [0, 1]; 0 is off.
+        seed: [N] int64, the bits of a uint64.
+        sequence_index: [N] int32, which of a request's sequences this is.
+        position: [N] int64, of the token to be drawn.
+
+    Returns:
+        Token ids [N] int64, and [N] bool which is False where the logits hold NaN or +inf or no
+        finite value, in which case the row's token means nothing.
+    """
+    token_ids = torch.empty(logits.shape[0], dtype=torch.int64)
+    ok = torch.empty(logits.shape[0], dtype=torch.bool)
+    _C.sample(
+        token_ids,
+        ok,
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seed,
+        sequence_index,
+        position,
+    )
+    return token_ids, ok
+
+
+def isa() -> str:
+    """Name the instruction set in use."""
+    return _C.isa()
+
+
+def available_isas() -> tuple[str, ...]:
+    """Name the instruction sets that this machine can run, best first."""
+    return tuple(_C.available_isas())
+
+
+def set_isa(name: str) -> None:
+    """Use another instruction set from now on; QUIRE_ISA in the environment does so at import.
+
+    Not to be called while an operation runs.
+
+    Raises:
+        ValueError: This machine cannot run it.
+    """
+    _C.set_isa(name)
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Set how many threads an operation uses, by default one per usable core.
+
+    Not to be called while an operation runs.
+    """
+    _C.set_num_threads(num_threads)
+
+
+def stream_read(tensor: Tensor) -> int:
+    """Read a contiguous tensor once and return the xor of its words: a yardstick of bandwidth."""
+    return _C.stream_read(tensor)
+
+
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, ...]:
+    """Return the four words that Philox4x32-10 makes of a counter and a key."""
+    return tuple(_C.philox4x32(counter, key))
