@@ -45,7 +45,7 @@ class BlockAllocator:
             self._free.append(block_id)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless free blocks are unique and exactly those without references."""
+        """Raise AssertionError unless the free list holds each unreferenced block once."""
         free = set(self._free)
         assert len(free) == len(self._free), "a block is in the free list twice"
         unreferenced = {block for block, count in enumerate(self._ref_counts) if count == 0}

@@ -41,8 +41,8 @@ class BlockSpaceManager:
     Args:
         block_size: slots of a block.
         num_blocks: blocks of the cache.
-        watermark: share of the cache, in [0, 1), that admission leaves free, so that a newcomer does
-            not force a preemption in the very next steps.
+        watermark: share of the cache, in [0, 1), that admission leaves free, so that a newcomer
+            does not force a preemption in the very next steps.
     """
 
     def __init__(self, block_size: int, num_blocks: int, watermark: float = 0.01) -> None:
@@ -90,7 +90,7 @@ class BlockSpaceManager:
         return AllocStatus.OK
 
     def allocate(self, sequence_id: int, num_tokens: int) -> None:
-        """Give a new sequence blocks for its first `num_tokens`; `can_allocate` must have said OK."""
+        """Give a new sequence blocks for `num_tokens`; `can_allocate` must have said OK."""
         assert sequence_id not in self._tables, f"sequence {sequence_id} has blocks already"
         blocks = range(self._blocks_for(num_tokens))
         self._tables[sequence_id] = [self._allocator.allocate() for _ in blocks]

@@ -64,8 +64,8 @@ class Scheduler:
 
     A step takes at most `max_num_batched_tokens` tokens of at most `max_num_seqs` sequences:
 
-    1. Running groups go on, in order of arrival. When blocks run out, the group that arrived last is
-       preempted: its blocks are freed and it goes to the front of the waiting queue, output kept.
+    1. Running groups go on, in order of arrival. When blocks run out, the group that arrived last
+       is preempted: its blocks are freed, it goes to the front of the waiting queue, output kept.
     2. If nothing was preempted, waiting groups are admitted in order while budget and blocks last.
        A prompt longer than the budget is computed in chunks over several steps.
 
@@ -150,7 +150,7 @@ class Scheduler:
         if sequence.num_tokens > self._max_model_len:
             raise InvalidRequestError(
                 "output_token_ids",
-                f"prompt and output must hold at most max_model_len ({self._max_model_len}) tokens, "
+                f"must hold at most max_model_len ({self._max_model_len}) tokens with the prompt, "
                 f"got {sequence.num_tokens}",
             )
         group = self._make_group(sequence, sampling_params)
@@ -249,7 +249,7 @@ class Scheduler:
             group = next(iter(self._waiting.values()))
             (sequence,) = group.sequences.values()
             status = self._blocks.can_allocate(sequence.num_tokens)
-            # `add` refuses what can never fit, and `max_num_tokens` ends what would outgrow the cache.
+            # `add` refuses what can never fit, `max_num_tokens` ends what would outgrow the cache.
             assert status is not AllocStatus.NEVER, f"sequence {sequence.sequence_id} cannot fit"
             if status is AllocStatus.LATER:
                 return

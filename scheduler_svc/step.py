@@ -1,4 +1,4 @@
-"""What the scheduler orders for a step, and what comes of it. Mirrors worker.proto, without its numbering."""
+"""What the scheduler orders for a step, and what comes of it; mirrors worker.proto."""
 
 from dataclasses import dataclass
 

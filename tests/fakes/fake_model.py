@@ -109,9 +109,7 @@ class FakeModel:
         if sum(outputs.num_new_blocks) != len(outputs.new_block_ids):
             raise WrongOrderError("num_new_blocks do not add up")
         new_block_ids = iter(outputs.new_block_ids)
-        for sequence_id, num_new in zip(
-            outputs.sequence_ids, outputs.num_new_blocks, strict=True
-        ):
+        for sequence_id, num_new in zip(outputs.sequence_ids, outputs.num_new_blocks, strict=True):
             if sequence_id not in self.sequences:
                 raise WrongOrderError(f"sequence {sequence_id} runs, but is not held")
             table = self.sequences[sequence_id].block_ids

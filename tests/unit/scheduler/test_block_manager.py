@@ -128,7 +128,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     """The manager against a model that keeps every sequence's contents in full.
 
     Each write stamps its slot; a sequence must always read back exactly what was written through
-    it or inherited by a fork. Shared blocks, copies and frees that go wrong show up as foreign stamps.
+    it or inherited by a fork. Sharing, copies and frees that go wrong show up as foreign stamps.
     """
 
     sequences = Bundle("sequences")

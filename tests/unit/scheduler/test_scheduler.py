@@ -180,7 +180,7 @@ def test_a_preempted_group_comes_back_in_full_and_before_others() -> None:
     preempting = cell.step()
     assert preempting.new_sequences == [], "nothing is admitted while something is preempted"
     back = cell.step().new_sequences
-    assert [state.sequence_id for state in back][0] == first_step.sequence_ids[1]
+    assert back[0].sequence_id == first_step.sequence_ids[1]
     assert back[0].token_ids == (*make_prompt(7, 2), *cell.tokens[second][:2])
     assert back[0].num_computed_tokens == 0
 

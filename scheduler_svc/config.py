@@ -1,0 +1,102 @@
+"""Settings of a scheduler."""
+
+from dataclasses import dataclass
+
+from quire.errors import ConfigError
+from quire.log import LEVELS
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What `quire scheduler` was asked for. Names follow vLLM.
+
+    Attributes:
+        model: model directory, as the workers see it.
+        served_model_name: name that requests use.
+        workers: addresses "host:port", in order of rank; their number is the tensor-parallel size.
+        host: address to listen on, and no other.
+        port: to listen on; 0 takes a free one.
+        dtype: "auto", "float32", "bfloat16" or "float16".
+        distributed_init_address: where several ranks meet, "host:port"; empty with one worker.
+        block_size: slots of a cache block.
+        num_gpu_blocks_override: blocks of the cache; None asks the workers to profile.
+        kv_cache_memory_bytes: memory for the cache of a CPU worker; None leaves it to the worker.
+        max_model_len: tokens, prompt and output, of one sequence; None takes what the model allows
+            and the cache can hold.
+        max_num_batched_tokens: tokens of one step, over all sequences.
+        max_num_seqs: sequences that run at once.
+        max_waiting: requests that may wait; more are refused until some run.
+        watermark: share of the cache that admission leaves free.
+        log_level: least severe log line that is written.
+
+    Raises:
+        ConfigError: a value is out of bounds; names field, limit and value.
+    """
+
+    model: str
+    served_model_name: str
+    workers: tuple[str, ...] = ("127.0.0.1:50053",)
+    host: str = "127.0.0.1"
+    port: int = 50052
+    dtype: str = "auto"
+    distributed_init_address: str = ""
+    block_size: int = 16
+    num_gpu_blocks_override: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    max_waiting: int = 4096
+    watermark: float = 0.01
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("model: a directory, got an empty name")
+        if not self.served_model_name:
+            raise ConfigError("served_model_name: at least 1 character, got 0")
+        if not self.workers:
+            raise ConfigError("workers: at least one address, got none")
+        for address in self.workers:
+            _check_address("workers", address)
+        if len(set(self.workers)) < len(self.workers):
+            raise ConfigError(f"workers: each once, got {', '.join(self.workers)}")
+        if len(self.workers) > 1:
+            _check_address("distributed_init_address", self.distributed_init_address)
+        elif self.distributed_init_address:
+            raise ConfigError(
+                "distributed_init_address: only with more than one worker, "
+                f"got {self.distributed_init_address}"
+            )
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype: one of {', '.join(DTYPES)}, got {self.dtype}")
+        _check("port", self.port, 0, 65535)
+        _check("block_size", self.block_size, 1, 1024)
+        _check("num_gpu_blocks_override", self.num_gpu_blocks_override, 1, 2**31 - 1)
+        _check("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, 2**63 - 1)
+        _check("max_model_len", self.max_model_len, 2, 2**31 - 1)
+        _check("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
+        _check("max_num_seqs", self.max_num_seqs, 1, 2**16)
+        _check("max_waiting", self.max_waiting, 1, 2**20)
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark: must be in [0, 1), got {self.watermark}")
+        if self.log_level not in LEVELS:
+            raise ConfigError(f"log_level: one of {', '.join(LEVELS)}, got {self.log_level}")
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Ranks over which the model is split."""
+        return len(self.workers)
+
+
+def _check(field: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and not low <= value <= high:
+        raise ConfigError(f"{field}: must be in [{low}, {high}], got {value}")
+
+
+def _check_address(field: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ConfigError(f"{field}: HOST:PORT with a port in [1, 65535], got {address!r}")

@@ -1,0 +1,325 @@
+"""The step loop: feeds the pure scheduler, drives the workers, tells sessions what came of it."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from quire.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    QuireError,
+    StaleEpochError,
+    UnavailableError,
+)
+from quire.log import get_logger
+from quire.outputs import CellState, FinishReason, ModelInfo
+from scheduler_svc.block_manager import BlockSpaceManager
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.session import Admitted, Refused, RouterSession, StepOutputs, Submission
+from scheduler_svc.step import StepOutcome
+from scheduler_svc.worker_group import ExecutedStep, Formation, WorkerGroup
+
+REPORT_INTERVAL_S = 0.1
+IDLE_REPORT_INTERVAL_S = 1.0
+FIRST_BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 2.0
+RETRY_AFTER_MS = 1000
+
+log = get_logger()
+
+
+class Driver:
+    """Owns the scheduler, the worker group and the sessions of a cell.
+
+    Everything runs on one event loop. `submit`, `cancel` and `close_session` are plain calls into
+    the pure scheduler, between its steps or while the workers run one.
+
+    Args:
+        config: of the cell.
+        on_serving: told whether the cell can take steps, whenever that changes.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, on_serving: Callable[[bool], Awaitable[None]]
+    ) -> None:
+        self._config = config
+        self._on_serving = on_serving
+        self._wake = asyncio.Event()
+        self._serving = asyncio.Event()
+        self._group = WorkerGroup(config, on_lost=self._wake.set)
+        self._sessions: set[RouterSession] = set()
+        # The session and the request number of every unfinished group.
+        self._routes: dict[int, tuple[RouterSession, int]] = {}
+        self._counters = CellState(block_size=config.block_size)
+        # Set by the first formation, before anything can be submitted.
+        self._model: ModelInfo
+        self._blocks: BlockSpaceManager
+        self._scheduler: Scheduler
+
+    # ---------------------------------------------------------------- sessions
+
+    @property
+    def model(self) -> ModelInfo:
+        """The served model. Known once `wait_serving` has returned."""
+        return self._model
+
+    @property
+    def state(self) -> CellState:
+        """Live state of the cell. Known once `wait_serving` has returned."""
+        return replace(
+            self._counters,
+            num_waiting=self._scheduler.num_waiting,
+            num_running=self._scheduler.num_running,
+            num_blocks=self._blocks.num_blocks,
+            num_free_blocks=self._blocks.num_free_blocks,
+            preemptions_total=self._scheduler.num_preemptions,
+        )
+
+    async def wait_serving(self) -> None:
+        """Return while the workers are ready to run steps."""
+        await self._serving.wait()
+
+    def open_session(self) -> RouterSession:
+        """Return a new session."""
+        session = RouterSession()
+        self._sessions.add(session)
+        return session
+
+    def close_session(self, session: RouterSession) -> None:
+        """Abort what the session has unfinished and tell it nothing more."""
+        self._sessions.discard(session)
+        for group_id in session.groups.values():
+            self._scheduler.abort(group_id)
+            del self._routes[group_id]
+        session.groups.clear()
+
+    def submit(self, session: RouterSession, submission: Submission) -> None:
+        """Queue a request, or refuse it; the session is told which."""
+        number = submission.request_number
+        try:
+            if number in session.groups:
+                raise InvalidRequestError(
+                    "request_number", f"must be unique in the session, got {number} again"
+                )
+            self._check_room()
+            self._check_vocabulary("prompt", submission.prompt_token_ids)
+            self._check_vocabulary("output_token_ids", submission.output_token_ids)
+            params = submission.sampling_params
+            seed = secrets.randbits(64) if params.seed is None else params.seed
+            admission = self._scheduler.add(
+                submission.prompt_token_ids,
+                replace(params, seed=seed),
+                submission.output_token_ids,
+            )
+        except (InvalidRequestError, OverloadedError) as error:
+            session.push(Refused(number, error))
+            return
+        log.debug(
+            "request_admitted",
+            request_id=submission.request_id,
+            num_prompt_tokens=len(submission.prompt_token_ids),
+            num_output_tokens=len(submission.output_token_ids),
+        )
+        session.push(Admitted(number, seed))
+        if admission.finish_reason is not None:
+            session.push(_finished(number, admission.finish_reason))
+            return
+        session.groups[number] = admission.group_id
+        self._routes[admission.group_id] = (session, number)
+        self._wake.set()
+
+    def cancel(self, session: RouterSession, request_number: int) -> None:
+        """Abort a request; one that has ended meanwhile is nobody's mistake."""
+        group_id = session.groups.pop(request_number, None)
+        if group_id is not None:
+            self._scheduler.abort(group_id)
+            del self._routes[group_id]
+            session.push(_finished(request_number, FinishReason.ABORT))
+
+    def _check_room(self) -> None:
+        if self._scheduler.num_waiting >= self._config.max_waiting:
+            raise OverloadedError(
+                f"the waiting queue is full: max_waiting is {self._config.max_waiting}",
+                RETRY_AFTER_MS,
+            )
+
+    def _check_vocabulary(self, field: str, token_ids: list[int]) -> None:
+        largest = max(token_ids, default=0)
+        if largest >= self._model.vocab_size:
+            raise InvalidRequestError(
+                field, f"token ids must be in [0, {self._model.vocab_size - 1}], got {largest}"
+            )
+
+    # ---------------------------------------------------------------- life
+
+    async def run(self) -> None:
+        """Form the group and run steps; form it again whenever it is lost. Runs until cancelled.
+
+        Raises:
+            QuireError: the group cannot be formed and another attempt cannot help, or another
+                scheduler has taken the workers over.
+        """
+        reporter = asyncio.create_task(self._report())
+        try:
+            self._start(await self._form_first())
+            while True:
+                await self._set_serving(True)
+                await self._step_until_lost()
+                await self._set_serving(False)
+                self._scheduler.preempt_all()
+                formation = await self._form_again()
+                self._counters = replace(self._counters, epoch=formation.epoch)
+        finally:
+            reporter.cancel()
+            self._group.dissolve()
+            await asyncio.gather(reporter, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End every session and close the channels; `run` must have ended."""
+        for session in list(self._sessions):
+            session.end(UnavailableError("the scheduler stops"))
+        await self._group.close()
+
+    async def _set_serving(self, serving: bool) -> None:
+        if serving:
+            self._serving.set()
+        else:
+            self._serving.clear()
+        await self._on_serving(serving)
+
+    def _start(self, formation: Formation) -> None:
+        config = self._config
+        self._model = formation.model
+        self._blocks = BlockSpaceManager(config.block_size, formation.num_blocks, config.watermark)
+        self._scheduler = Scheduler(
+            self._blocks,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=formation.model.max_model_len,
+            eos_token_ids=formation.model.eos_token_ids,
+        )
+        self._counters = replace(self._counters, epoch=formation.epoch)
+
+    async def _form_first(self) -> Formation:
+        """Form the group, waiting for workers that are not there yet. Other errors are final."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                return self._log_formed(await self._group.form())
+            except UnavailableError as error:
+                log.warning("workers_unavailable", error=error.message)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+
+    async def _form_again(self) -> Formation:
+        """Form the group again, however long it takes: requests wait meanwhile."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                return self._log_formed(await self._group.form())
+            except StaleEpochError:
+                raise
+            except UnavailableError as error:
+                log.warning("workers_unavailable", error=error.message)
+            except QuireError as error:
+                log.error("workers_unusable", error=error.message)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+
+    def _log_formed(self, formation: Formation) -> Formation:
+        log.info(
+            "group_formed",
+            epoch=formation.epoch,
+            model=formation.model.name,
+            max_model_len=formation.model.max_model_len,
+            num_blocks=formation.num_blocks,
+        )
+        return formation
+
+    # ---------------------------------------------------------------- steps
+
+    async def _step_until_lost(self) -> None:
+        try:
+            while True:
+                await self._wait_for_work()
+                started = time.perf_counter()
+                outputs = self._scheduler.schedule()
+                scheduled = time.perf_counter()
+                executed = await self._group.execute(outputs)
+                received = time.perf_counter()
+                outcome = self._scheduler.update(executed.report.result)
+                updated = time.perf_counter()
+                self._count(executed, outcome, (scheduled - started) + (updated - received))
+                self._route(outcome)
+        except UnavailableError as error:
+            log.warning(
+                "workers_lost", error=error.message, num_running=self._scheduler.num_running
+            )
+
+    async def _wait_for_work(self) -> None:
+        """Return when there is something to schedule.
+
+        Raises:
+            UnavailableError: a worker ended its stream meanwhile.
+        """
+        if self._scheduler.has_unfinished:
+            return
+        self._scheduler.check_invariants()
+        while not self._scheduler.has_unfinished:
+            if self._group.is_lost:
+                raise UnavailableError("a worker ended its stream while idle")
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _route(self, outcome: StepOutcome) -> None:
+        """Tell each session what the step brought, in one message."""
+        steps: dict[RouterSession, StepOutputs] = {}
+        for group_id, token_id in zip(outcome.group_ids, outcome.token_ids, strict=True):
+            session, number = self._routes[group_id]
+            step = steps.get(session)
+            if step is None:
+                step = steps[session] = StepOutputs()
+            step.request_numbers.append(number)
+            step.token_ids.append(token_id)
+        for finished in outcome.finished:
+            session, number = self._routes.pop(finished.group_id)
+            del session.groups[number]
+            step = steps.setdefault(session, StepOutputs())
+            step.finished_request_numbers.append(number)
+            step.finish_reasons.append(finished.finish_reason)
+        for session, step in steps.items():
+            session.push(step)
+
+    # ---------------------------------------------------------------- state
+
+    def _count(self, executed: ExecutedStep, outcome: StepOutcome, schedule_s: float) -> None:
+        counters, report = self._counters, executed.report
+        self._counters = replace(
+            counters,
+            steps_total=counters.steps_total + 1,
+            tokens_total=counters.tokens_total + len(outcome.token_ids),
+            step_bytes_total=counters.step_bytes_total + executed.step_bytes,
+            schedule_us_total=counters.schedule_us_total + round(1e6 * schedule_s),
+            wire_us_total=counters.wire_us_total + max(0, executed.elapsed_us - report.worker_us),
+            model_us_total=counters.model_us_total + report.model_us,
+            sample_us_total=counters.sample_us_total + report.sample_us,
+        )
+
+    async def _report(self) -> None:
+        """Send the cell's state: within 100 ms of a step, and once a second in any case."""
+        await self._serving.wait()
+        reported, reported_at = self.state, 0.0
+        while True:
+            state, now = self.state, time.monotonic()
+            if state != reported or now - reported_at >= IDLE_REPORT_INTERVAL_S:
+                reported, reported_at = state, now
+                for session in self._sessions:
+                    session.push(state)
+            await asyncio.sleep(REPORT_INTERVAL_S)
+
+
+def _finished(request_number: int, reason: FinishReason) -> StepOutputs:
+    return StepOutputs(finished_request_numbers=[request_number], finish_reasons=[reason])

@@ -1,0 +1,149 @@
+"""One worker of a group: its channel, its calls and its Execute stream."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeAlias, cast
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from quire.errors import (
+    ConfigError,
+    ModelLoadError,
+    QuireError,
+    StaleEpochError,
+    UnavailableError,
+)
+from quire.rpc import open_channel
+from quire.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_svc.wire import StepReport, step_report_from_proto
+
+DESCRIBE_TIMEOUT_S = 5.0
+
+# Generic in its stub only.
+ExecuteCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, worker_pb2.ExecuteResponse]"
+
+_EXECUTE_METHOD = f"/{worker_pb2.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Execute"
+# What a worker may say that trying again cannot change.
+_ERRORS_BY_REASON: dict[str, type[QuireError]] = {
+    error.reason: error for error in (ModelLoadError, ConfigError, StaleEpochError)
+}
+
+
+class Rank:
+    """A worker as its scheduler sees it.
+
+    Every method raises the QuireError that the worker sent, and UnavailableError for whatever a new
+    attempt may cure: no connection, a broken stream, an unexpected failure.
+
+    Args:
+        rank: its number in the tensor-parallel group.
+        address: "host:port".
+    """
+
+    def __init__(self, rank: int, address: str) -> None:
+        self.rank = rank
+        self.address = address
+        self._channel = open_channel(address)
+        self._stub = cast(
+            "worker_pb2_grpc.WorkerServiceAsyncStub",
+            worker_pb2_grpc.WorkerServiceStub(self._channel),
+        )
+        # Steps go to every rank as the same bytes, serialised once.
+        self._execute = self._channel.stream_stream(
+            _EXECUTE_METHOD,
+            request_serializer=None,
+            response_deserializer=worker_pb2.ExecuteResponse.FromString,
+        )
+        self._stream: ExecuteCall | None = None
+
+    async def describe(self) -> worker_pb2.DescribeResponse:
+        """Ask what the worker is, waiting a few seconds for one that is just starting."""
+        response: worker_pb2.DescribeResponse = await self._call(
+            self._stub.Describe,
+            worker_pb2.DescribeRequest(),
+            wait_for_ready=True,
+            timeout=DESCRIBE_TIMEOUT_S,
+        )
+        return response
+
+    async def load_model(
+        self, request: worker_pb2.LoadModelRequest
+    ) -> worker_pb2.LoadModelResponse:
+        """Load this rank's slice; takes as long as it takes, while pings watch the connection."""
+        response: worker_pb2.LoadModelResponse = await self._call(self._stub.LoadModel, request)
+        return response
+
+    async def profile_cache(
+        self, request: worker_pb2.ProfileCacheRequest
+    ) -> worker_pb2.ProfileCacheResponse:
+        """Ask how many blocks fit."""
+        response: worker_pb2.ProfileCacheResponse = await self._call(
+            self._stub.ProfileCache, request
+        )
+        return response
+
+    async def init_cache(self, request: worker_pb2.InitCacheRequest) -> None:
+        """Allocate the cache; the worker forgets every sequence."""
+        await self._call(self._stub.InitCache, request)
+
+    async def _call(
+        self, method: Callable[..., Any], request: Message, **options: Any
+    ) -> Any:  # the response type of `method`
+        try:
+            return await method(request, **options)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    # ---------------------------------------------------------------- Execute
+
+    def open_stream(self, on_end: Callable[[], None]) -> None:
+        """Open the Execute stream; `on_end` is called if it ends other than by `cancel_stream`."""
+        stream = self._execute()
+        stream.add_done_callback(lambda _: on_end() if self._stream is stream else None)
+        self._stream = stream
+
+    async def step(self, request: bytes) -> StepReport:
+        """Send a serialised ExecuteRequest and return its report."""
+        assert self._stream is not None, "the stream is open"
+        try:
+            # A stream that has ended cannot be written to; reading says why it ended.
+            with suppress(asyncio.InvalidStateError):
+                await self._stream.write(request)
+            response = await self._stream.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        if response is grpc.aio.EOF:
+            raise UnavailableError(f"worker {self.address} closed its stream")
+        if response.WhichOneof("message") != "result":
+            gap = response.gap
+            raise UnavailableError(
+                f"worker {self.address} expected step {gap.expected_step_id}, "
+                f"received {gap.received_step_id}"
+            )
+        return step_report_from_proto(response.result)
+
+    def cancel_stream(self) -> None:
+        """End the stream, if one is open. An abandoned one would live on, with its handler."""
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
+
+    async def close(self) -> None:
+        """End the stream and close the channel."""
+        self.cancel_stream()
+        await self._channel.close()
+
+    # ---------------------------------------------------------------- errors
+
+    def _error(self, error: grpc.aio.AioRpcError) -> QuireError:
+        text = f"{error.code().name}: {error.details()}"
+        status = rpc_status.from_call(error)
+        for packed in status.details if status else ():
+            info = error_details_pb2.ErrorInfo()
+            if packed.Unpack(info) and info.reason in _ERRORS_BY_REASON:
+                return _ERRORS_BY_REASON[info.reason](error.details() or text)
+        return UnavailableError(f"worker {self.address} failed ({text})")

@@ -1,0 +1,104 @@
+"""The scheduler process: a gRPC server for routers, and the driver of a worker group."""
+
+import asyncio
+import gc
+
+from quire import log as quire_log
+from quire.errors import QuireError
+from quire.log import get_logger
+from quire.rpc import Server, announce, stop_signal
+from quire.v1 import scheduler_pb2_grpc
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.driver import Driver
+from scheduler_svc.servicer import SchedulerServicer
+
+SERVICE_NAME = "quire.v1.SchedulerService"
+
+log = get_logger()
+
+
+class SchedulerServer:
+    """A running scheduler. Health says SERVING while its workers can run steps."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._server = Server([SERVICE_NAME])
+        self._driver = Driver(config, self._server.set_serving)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
+            SchedulerServicer(self._driver), self._server.grpc_server
+        )
+        self._run: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Listen, begin to form the worker group, and return the address bound.
+
+        Raises:
+            UnavailableError: the address cannot be bound.
+        """
+        address = await self._server.start(self._config.host, self._config.port)
+        self._run = asyncio.create_task(self._driver.run())
+        return address
+
+    async def wait_until_serving(self) -> None:
+        """Return when the worker group has formed for the first time."""
+        await self._driver.wait_serving()
+
+    async def run(self) -> None:
+        """Run until cancelled.
+
+        Raises:
+            QuireError: the workers cannot be used, or belong to another scheduler now.
+        """
+        assert self._run is not None, "started"
+        await asyncio.shield(self._run)
+
+    async def stop(self) -> None:
+        """End sessions and streams, and stop listening."""
+        if self._run is not None:
+            self._run.cancel()
+            await asyncio.gather(self._run, return_exceptions=True)
+        await self._driver.close()
+        await self._server.stop()
+
+
+async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
+    """Run a scheduler until SIGINT or SIGTERM.
+
+    Args:
+        config: its settings.
+        ready_fd: pipe on which to tell the parent process how the start went.
+
+    Returns:
+        The exit status of the process.
+    """
+    quire_log.configure("scheduler", config.log_level)
+    scheduler = SchedulerServer(config)
+    stopped = asyncio.create_task(stop_signal())
+    tasks = {stopped}
+    announced = False
+    try:
+        address = await scheduler.start()
+        running = asyncio.create_task(scheduler.run())
+        formed = asyncio.create_task(scheduler.wait_until_serving())
+        tasks |= {running, formed}
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if formed.done():
+            # What the start left behind lives as long as the process: keep the collector off it.
+            gc.collect()
+            gc.freeze()
+            announce(ready_fd, f"ready {address}")
+            announced = True
+        await asyncio.wait({stopped, running}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
+    except QuireError as error:
+        log.error("scheduler_failed", error=error.message)
+        if not announced:
+            announce(ready_fd, f"error {error.message}")
+        return 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await scheduler.stop()
+    return 0

@@ -1,0 +1,81 @@
+"""quire.v1.SchedulerService: sessions with routers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import grpc
+
+from quire.errors import InvalidRequestError
+from quire.log import get_logger
+from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from scheduler_svc.driver import Driver
+from scheduler_svc.session import Refused, RouterSession
+from scheduler_svc.wire import session_event_to_proto, submission_from_proto, welcome_to_proto
+
+log = get_logger()
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Carries messages between a session's stream and the driver."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    # Not a generator as the stub declares: one that is stuck in a write could not be ended.
+    async def Session(  # type: ignore[override]  # noqa: N802 - the service's name for it
+        self,
+        request_iterator: AsyncIterator[scheduler_pb2.SessionRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        """Greet a router, then serve it until it leaves, stops reading, or the cell stops."""
+        session = self._driver.open_session()
+        log.info("session_opened", peer=context.peer())
+        tasks = [
+            asyncio.create_task(self._read(session, request_iterator)),
+            asyncio.create_task(self._write(session, context)),
+            asyncio.create_task(session.ended()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            # First of all: a call that is blocked in a write must not keep blocks.
+            self._driver.close_session(session)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            log.info("session_closed", peer=context.peer())
+
+    async def _write(self, session: RouterSession, context: grpc.aio.ServicerContext) -> None:
+        await self._driver.wait_serving()
+        await context.write(welcome_to_proto(self._driver.model, self._driver.state))
+        async with aclosing(session.events()) as events:
+            async for event in events:
+                await context.write(session_event_to_proto(event))
+
+    async def _read(
+        self, session: RouterSession, requests: AsyncIterator[scheduler_pb2.SessionRequest]
+    ) -> None:
+        await self._driver.wait_serving()
+        async for request in requests:
+            self._receive(session, request)
+
+    def _receive(self, session: RouterSession, request: scheduler_pb2.SessionRequest) -> None:
+        match request.WhichOneof("message"):
+            case "submit":
+                number = request.submit.request_number
+                try:
+                    submission = submission_from_proto(
+                        request.submit, self._driver.model.max_model_len
+                    )
+                except InvalidRequestError as error:
+                    session.push(Refused(number, error))
+                else:
+                    self._driver.submit(session, submission)
+            case "cancel":
+                for number in request.cancel.request_numbers:
+                    self._driver.cancel(session, number)
+            case unknown:
+                log.warning("unknown_session_message", message=unknown)

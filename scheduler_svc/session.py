@@ -1,0 +1,123 @@
+"""A router's session: its requests by the router's numbers, and what is still to be told."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from quire.errors import InvalidRequestError, OverloadedError, QuireError
+from quire.outputs import CellState, FinishReason
+from quire.sampling_params import SamplingParams
+
+# A step of 256 sequences is about 2 KB, so that this is a few MB for a router that stopped reading.
+MAX_UNSENT_EVENTS = 1024
+RECONNECT_AFTER_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as a router submits it.
+
+    Attributes:
+        request_number: the router's name for it.
+        request_id: for logs only.
+        prompt_token_ids: not checked yet.
+        output_token_ids: tokens it has produced under an earlier session.
+        sampling_params: with a seed if there are output tokens.
+    """
+
+    request_number: int
+    request_id: str
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    sampling_params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request is queued, or was complete already."""
+
+    request_number: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request is not taken: now (OverloadedError) or ever (InvalidRequestError)."""
+
+    request_number: int
+    error: OverloadedError | InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputs:
+    """What a step brought to the requests of one session.
+
+    Attributes:
+        request_numbers: requests that got a token; parallel to `token_ids`.
+        token_ids: the tokens.
+        finished_request_numbers: requests that ended; parallel to `finish_reasons`.
+        finish_reasons: why.
+    """
+
+    request_numbers: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finished_request_numbers: list[int] = field(default_factory=list)
+    finish_reasons: list[FinishReason] = field(default_factory=list)
+
+
+SessionEvent = Admitted | Refused | StepOutputs | CellState
+
+
+class RouterSession:
+    """The scheduler's side of a session.
+
+    Attributes:
+        groups: group ids of the session's unfinished requests, by request number.
+    """
+
+    def __init__(self, max_unsent_events: int = MAX_UNSENT_EVENTS) -> None:
+        self.groups: dict[int, int] = {}
+        self._max_unsent_events = max_unsent_events
+        self._unsent: deque[SessionEvent] = deque()
+        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._error: QuireError | None = None
+
+    def push(self, event: SessionEvent) -> None:
+        """Queue an event; a router that has left too many unread loses its session instead."""
+        if self._ended.is_set():
+            return
+        if len(self._unsent) >= self._max_unsent_events:
+            self._unsent.clear()
+            self.end(
+                OverloadedError(
+                    f"session ended: the router left {self._max_unsent_events} messages unread",
+                    RECONNECT_AFTER_MS,
+                )
+            )
+            return
+        self._unsent.append(event)
+        self._changed.set()
+
+    def end(self, error: QuireError) -> None:
+        """End the session with `error`; the first one counts."""
+        if not self._ended.is_set():
+            self._error = error
+            self._ended.set()
+            self._changed.set()
+
+    async def ended(self) -> NoReturn:
+        """Raise the error that ends the session, once there is one."""
+        await self._ended.wait()
+        assert self._error is not None
+        raise self._error
+
+    async def events(self) -> AsyncGenerator[SessionEvent, None]:
+        """Yield what was pushed, in order, until the session ends."""
+        while not self._ended.is_set():
+            while self._unsent:
+                yield self._unsent.popleft()
+            self._changed.clear()
+            await self._changed.wait()

@@ -1,0 +1,178 @@
+"""Between protobuf messages and domain objects: the only place here that knows both."""
+
+from dataclasses import dataclass
+
+from quire.errors import InvalidRequestError, OverloadedError
+from quire.outputs import CellState, ModelInfo
+from quire.sampling_params import SamplingParams
+from quire.v1 import common_pb2, scheduler_pb2, worker_pb2
+from quire.wire import (
+    cell_state_to_proto,
+    finish_reason_to_proto,
+    model_info_to_proto,
+    sampling_params_from_proto,
+)
+from scheduler_svc.session import Admitted, Refused, SessionEvent, StepOutputs, Submission
+from scheduler_svc.step import SchedulerOutputs, SequenceState, StepResult
+
+# ---------------------------------------------------------------- worker.proto
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What a worker says about a step.
+
+    Attributes:
+        epoch: of the orders it obeyed.
+        step_id: the step.
+        result: what was sampled.
+        model_us: time of the forward pass.
+        sample_us: time of sampling.
+        worker_us: time from having read the orders to having the result.
+    """
+
+    epoch: int
+    step_id: int
+    result: StepResult
+    model_us: int
+    sample_us: int
+    worker_us: int
+
+
+def execute_request_to_proto(
+    epoch: int, step_id: int, outputs: SchedulerOutputs
+) -> worker_pb2.ExecuteRequest:
+    """Return the message that orders a step."""
+    return worker_pb2.ExecuteRequest(
+        scheduler_outputs=worker_pb2.SchedulerOutputs(
+            epoch=epoch,
+            step_id=step_id,
+            released_sequence_ids=outputs.released_sequence_ids,
+            new_sequences=[_sequence_state_to_proto(state) for state in outputs.new_sequences],
+            blocks_to_copy=[block for pair in outputs.blocks_to_copy for block in pair],
+            sequence_ids=outputs.sequence_ids,
+            num_scheduled_tokens=outputs.num_scheduled_tokens,
+            num_new_blocks=outputs.num_new_blocks,
+            new_block_ids=outputs.new_block_ids,
+        )
+    )
+
+
+def step_report_from_proto(message: worker_pb2.StepResult) -> StepReport:
+    """Return the report of a message."""
+    return StepReport(
+        epoch=message.epoch,
+        step_id=message.step_id,
+        result=StepResult(
+            sequence_ids=list(message.sequence_ids),
+            token_ids=list(message.token_ids),
+            failed_sequence_ids=list(message.failed_sequence_ids),
+        ),
+        model_us=message.model_us,
+        sample_us=message.sample_us,
+        worker_us=message.worker_us,
+    )
+
+
+def _sequence_state_to_proto(state: SequenceState) -> worker_pb2.SequenceState:
+    return worker_pb2.SequenceState(
+        sequence_id=state.sequence_id,
+        token_ids=state.token_ids,
+        num_computed_tokens=state.num_computed_tokens,
+        block_ids=state.block_ids,
+        sampling_params=_worker_params_to_proto(state.sampling_params),
+        sequence_index=state.sequence_index,
+    )
+
+
+def _worker_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
+    """Return what a sampler reads; the other fields stay with router and scheduler."""
+    return common_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed,
+    )
+
+
+# ---------------------------------------------------------------- scheduler.proto
+
+
+def submission_from_proto(message: scheduler_pb2.SubmitRequest, max_tokens: int) -> Submission:
+    """Read a submitted request.
+
+    Args:
+        message: trusted in nothing.
+        max_tokens: more prompt and output tokens than this are refused unread.
+
+    Raises:
+        InvalidRequestError: a value is out of bounds.
+    """
+    for field, ids in (
+        ("prompt", message.prompt_token_ids),
+        ("output_token_ids", message.output_token_ids),
+    ):
+        if len(ids) > max_tokens:
+            raise InvalidRequestError(
+                field, f"must hold at most max_model_len ({max_tokens}) tokens, got {len(ids)}"
+            )
+    params = sampling_params_from_proto(message.sampling_params)
+    if message.output_token_ids and params.seed is None:
+        raise InvalidRequestError("seed", "must be given with output_token_ids, got none")
+    return Submission(
+        request_number=message.request_number,
+        request_id=message.request_id,
+        prompt_token_ids=list(message.prompt_token_ids),
+        output_token_ids=list(message.output_token_ids),
+        sampling_params=params,
+    )
+
+
+def welcome_to_proto(model: ModelInfo, state: CellState) -> scheduler_pb2.SessionResponse:
+    """Return the first message of a session."""
+    return scheduler_pb2.SessionResponse(
+        welcome=scheduler_pb2.Welcome(
+            epoch=state.epoch,
+            model=model_info_to_proto(model),
+            cell_state=cell_state_to_proto(state),
+        )
+    )
+
+
+def session_event_to_proto(event: SessionEvent) -> scheduler_pb2.SessionResponse:
+    """Return the message of an event."""
+    match event:
+        case StepOutputs():
+            outputs = scheduler_pb2.StepOutputs(
+                request_numbers=event.request_numbers,
+                token_ids=event.token_ids,
+                finished_request_numbers=event.finished_request_numbers,
+                finish_reasons=[finish_reason_to_proto(r) for r in event.finish_reasons],
+            )
+            return scheduler_pb2.SessionResponse(step_outputs=outputs)
+        case CellState():
+            return scheduler_pb2.SessionResponse(cell_state=cell_state_to_proto(event))
+        case Admitted():
+            admitted = scheduler_pb2.Admitted(request_number=event.request_number, seed=event.seed)
+            return scheduler_pb2.SessionResponse(admitted=admitted)
+        case Refused():
+            return scheduler_pb2.SessionResponse(refused=_refused_to_proto(event))
+
+
+def _refused_to_proto(refused: Refused) -> scheduler_pb2.Refused:
+    match refused.error:
+        case OverloadedError() as error:
+            return scheduler_pb2.Refused(
+                request_number=refused.request_number,
+                reason=scheduler_pb2.REFUSAL_REASON_QUEUE_FULL,
+                message=error.message,
+                retry_after_ms=error.retry_after_ms,
+            )
+        case InvalidRequestError() as error:
+            return scheduler_pb2.Refused(
+                request_number=refused.request_number,
+                reason=scheduler_pb2.REFUSAL_REASON_INVALID,
+                field=error.field,
+                message=error.description,
+            )

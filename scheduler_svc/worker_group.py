@@ -1,0 +1,235 @@
+"""The workers of a cell as one: formed under an epoch, driven in steps, formed again if lost."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from quire import __version__
+from quire.errors import ConfigError, ModelLoadError, UnavailableError
+from quire.log import get_logger
+from quire.outputs import ModelInfo
+from quire.v1 import worker_pb2
+from quire.wire import model_info_from_proto
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.rank import Rank
+from scheduler_svc.step import SchedulerOutputs
+from scheduler_svc.wire import StepReport, execute_request_to_proto
+
+# 2020-01-01, so that epochs are short on the wire.
+EPOCH_ORIGIN_S = 1_577_836_800
+
+log = get_logger()
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """What a formed group is. Stays the same when the group is formed again, but for the epoch.
+
+    Attributes:
+        epoch: larger than any these workers have seen.
+        model: as loaded, with the max_model_len that its cache can hold.
+        num_blocks: blocks of the cache, the same on every rank.
+    """
+
+    epoch: int
+    model: ModelInfo
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutedStep:
+    """A step that all ranks have run.
+
+    Attributes:
+        report: of rank 0, which sampled.
+        step_bytes: size of the message to one worker.
+        elapsed_us: from before serialising the orders to after reading the report.
+    """
+
+    report: StepReport
+    step_bytes: int
+    elapsed_us: int
+
+
+class WorkerGroup:
+    """Fan-out to every rank, with step numbers and epochs.
+
+    Args:
+        config: which workers, and what to load into them.
+        on_lost: called when a rank ends its Execute stream, also between steps.
+    """
+
+    def __init__(self, config: SchedulerConfig, on_lost: Callable[[], None]) -> None:
+        self._config = config
+        self._on_lost = on_lost
+        self._ranks = [Rank(rank, address) for rank, address in enumerate(config.workers)]
+        self._formation: Formation | None = None
+        self._loaded_model: ModelInfo | None = None
+        self._step_id = 0
+        self.is_lost = False
+
+    async def form(self) -> Formation:
+        """Describe, load, profile (the first time) and open the Execute streams under a new epoch.
+
+        Every sequence is unknown to the workers afterwards. Weights that they hold are kept.
+
+        Raises:
+            ConfigError: a worker is of another version, or the settings do not fit the cache.
+            ModelLoadError: the model cannot be served.
+            StaleEpochError: another scheduler took the workers over.
+            UnavailableError: a worker cannot be reached or failed; worth another attempt.
+        """
+        self.dissolve()
+        epoch = await self._next_epoch()
+        loaded = await self._load_model(epoch)
+        if self._formation is None:
+            num_blocks = await self._choose_num_blocks(epoch)
+            formation = Formation(epoch, self._fit_model_len(loaded, num_blocks), num_blocks)
+        elif loaded != self._loaded_model:
+            raise ModelLoadError(f"model {self._config.model} changed while it was served")
+        else:
+            # Not profiled again: a survivor's cache would count as used memory, and routers have
+            # been told the limits.
+            formation = replace(self._formation, epoch=epoch)
+        request = worker_pb2.InitCacheRequest(
+            epoch=epoch, block_size=self._config.block_size, num_blocks=formation.num_blocks
+        )
+        await self._on_all(lambda rank: rank.init_cache(request))
+        self._open_streams()
+        self._formation, self._loaded_model = formation, loaded
+        return formation
+
+    async def execute(self, outputs: SchedulerOutputs) -> ExecutedStep:
+        """Have every rank run a step.
+
+        Raises:
+            UnavailableError: a rank was lost; the group must be formed again.
+            StaleEpochError: another scheduler took the workers over.
+        """
+        assert self._formation is not None, "the group is formed"
+        started = time.perf_counter()
+        self._step_id += 1
+        epoch = self._formation.epoch
+        request = execute_request_to_proto(epoch, self._step_id, outputs).SerializeToString()
+        reports = await self._on_all(lambda rank: rank.step(request))
+        elapsed_us = round(1e6 * (time.perf_counter() - started))
+        for rank, report in zip(self._ranks, reports, strict=True):
+            if (report.epoch, report.step_id) != (epoch, self._step_id):
+                raise UnavailableError(
+                    f"worker {rank.address} answered step {report.step_id} of epoch "
+                    f"{report.epoch}, not step {self._step_id} of epoch {epoch}"
+                )
+        return ExecutedStep(reports[0], len(request), elapsed_us)
+
+    def dissolve(self) -> None:
+        """End the Execute streams."""
+        for rank in self._ranks:
+            rank.cancel_stream()
+
+    async def close(self) -> None:
+        """End the streams and close the channels."""
+        for rank in self._ranks:
+            await rank.close()
+
+    # ---------------------------------------------------------------- forming
+
+    async def _next_epoch(self) -> int:
+        """Return an epoch above the clock's and above any that a worker or this group has seen."""
+        descriptions = await self._on_all(Rank.describe)
+        for rank, description in zip(self._ranks, descriptions, strict=True):
+            if description.version != __version__:
+                raise ConfigError(
+                    f"worker {rank.address} runs Quire {description.version}, this scheduler "
+                    f"{__version__}: both must run the same version"
+                )
+            log.info(
+                "worker_found",
+                rank=rank.rank,
+                address=rank.address,
+                device=description.device,
+                isa=description.isa,
+            )
+        seen = [description.epoch for description in descriptions]
+        if self._formation is not None:
+            seen.append(self._formation.epoch)
+        milliseconds = int(1000 * (time.time() - EPOCH_ORIGIN_S))
+        return max(milliseconds, max(seen) + 1)
+
+    async def _load_model(self, epoch: int) -> ModelInfo:
+        config = self._config
+
+        def load(rank: Rank) -> Coroutine[Any, Any, worker_pb2.LoadModelResponse]:
+            return rank.load_model(
+                worker_pb2.LoadModelRequest(
+                    epoch=epoch,
+                    model=config.model,
+                    served_model_name=config.served_model_name,
+                    dtype=config.dtype,
+                    max_model_len=config.max_model_len,
+                    tensor_parallel_rank=rank.rank,
+                    tensor_parallel_size=config.tensor_parallel_size,
+                    distributed_init_address=config.distributed_init_address,
+                )
+            )
+
+        responses = await self._on_all(load)
+        return model_info_from_proto(responses[0].model)
+
+    async def _choose_num_blocks(self, epoch: int) -> int:
+        config = self._config
+        if config.num_gpu_blocks_override is not None:
+            return config.num_gpu_blocks_override
+        request = worker_pb2.ProfileCacheRequest(
+            epoch=epoch,
+            block_size=config.block_size,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        )
+        profiles = await self._on_all(lambda rank: rank.profile_cache(request))
+        num_blocks = min(profile.num_blocks for profile in profiles)
+        if num_blocks == 0:
+            raise ConfigError(
+                "kv_cache_memory_bytes: must hold at least one block of "
+                f"{max(profile.block_bytes for profile in profiles)} bytes, "
+                f"got {config.kv_cache_memory_bytes or 'too little free memory'}"
+            )
+        return num_blocks
+
+    def _fit_model_len(self, model: ModelInfo, num_blocks: int) -> ModelInfo:
+        """Return the model with a length that one sequence can reach in this cache."""
+        num_slots = num_blocks * self._config.block_size
+        if model.max_model_len <= num_slots:
+            return model
+        if self._config.max_model_len is not None:
+            raise ConfigError(
+                f"max_model_len: must be at most {num_slots}, the tokens that the cache holds, "
+                f"got {self._config.max_model_len}"
+            )
+        log.warning("max_model_len_clamped", model=model.max_model_len, cache=num_slots)
+        return replace(model, max_model_len=num_slots)
+
+    def _open_streams(self) -> None:
+        self._step_id = 0
+        self.is_lost = False
+        for rank in self._ranks:
+            rank.open_stream(self._lost)
+
+    def _lost(self) -> None:
+        self.is_lost = True
+        self._on_lost()
+
+    async def _on_all(self, call: Callable[[Rank], Coroutine[Any, Any, Result]]) -> list[Result]:
+        """Run `call` for every rank at once; a failure cancels the others, who may wait for it."""
+        if len(self._ranks) == 1:
+            return [await call(self._ranks[0])]
+        tasks = [asyncio.create_task(call(rank)) for rank in self._ranks]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,247 @@
+"""A WorkerService over real gRPC with the fake model: for tests of whatever talks to workers.
+
+    async with FakeWorker() as worker:
+        ...  # worker.address
+
+It obeys epochs and step numbers as a real worker does, mirrors every sequence, checks each delta.
+What no correct scheduler would send is collected in `violations`; leaving the block asserts that
+there were none.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+
+import grpc
+from google.protobuf.message import Message
+
+from quire import __version__
+from quire.errors import ConfigError, QuireError, StaleEpochError
+from quire.outputs import ModelInfo
+from quire.rpc import Server
+from quire.v1 import worker_pb2, worker_pb2_grpc
+from quire.wire import model_info_to_proto, sampling_params_from_proto
+from scheduler_svc.step import SchedulerOutputs, SequenceState
+from tests.fakes.fake_model import FakeModel, WrongOrderError
+
+FAKE_MODEL = ModelInfo(
+    name="fake",
+    architecture="FakeForCausalLM",
+    dtype="float32",
+    vocab_size=997,
+    max_model_len=256,
+    eos_token_ids=(2,),
+    num_parameters=1,
+)
+
+
+class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
+    """One worker on 127.0.0.1.
+
+    Args:
+        num_blocks: what ProfileCache answers.
+        model: what LoadModel answers; a given max_model_len replaces its own.
+        version: what Describe answers.
+        port: to listen on; 0 takes a free one.
+        load_error: LoadModel fails with it.
+
+    Attributes:
+        address: where it listens, once entered.
+        epoch: highest seen.
+        fake: model and mirrors, once InitCache was called.
+        violations: wrong orders received.
+        num_steps: steps run.
+        load_requests: every LoadModel request received.
+        steps_allowed: cleared by a test to hold every step back.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        model: ModelInfo = FAKE_MODEL,
+        version: str = __version__,
+        port: int = 0,
+        load_error: QuireError | None = None,
+    ) -> None:
+        self.address = ""
+        self.epoch = 0
+        self.fake: FakeModel | None = None
+        self.violations: list[str] = []
+        self.num_steps = 0
+        self.load_requests: list[worker_pb2.LoadModelRequest] = []
+        self.steps_allowed = asyncio.Event()
+        self.steps_allowed.set()
+        self.step_seen = asyncio.Condition()
+        self._num_blocks = num_blocks
+        self._model = model
+        self._version = version
+        self._port = port
+        self._load_error = load_error
+        self._rank = 0
+        self._server = Server(["quire.v1.WorkerService"])
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server.grpc_server)
+
+    async def __aenter__(self) -> "FakeWorker":
+        self.address = await self._server.start("127.0.0.1", self._port)
+        await self._server.set_serving(True)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.kill()
+        assert not self.violations, self.violations
+
+    async def kill(self) -> None:
+        """Stop at once: every stream breaks."""
+        await self._server.grpc_server.stop(None)
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences it mirrors."""
+        return 0 if self.fake is None else len(self.fake.sequences)
+
+    async def wait_steps(self, count: int) -> None:
+        """Return when `count` steps have run."""
+        async with self.step_seen:
+            await self.step_seen.wait_for(lambda: self.num_steps >= count)
+
+    # ------------------------------------------------------------ unary calls
+
+    async def Describe(  # noqa: N802
+        self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.DescribeResponse:
+        return worker_pb2.DescribeResponse(
+            version=self._version, device="cpu", isa="fake", epoch=self.epoch
+        )
+
+    async def LoadModel(  # noqa: N802
+        self, request: worker_pb2.LoadModelRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.LoadModelResponse:
+        self._obey(request)
+        self.load_requests.append(request)
+        self._rank = request.tensor_parallel_rank
+        if self._load_error is not None:
+            raise self._load_error
+        model = model_info_to_proto(self._model)
+        model.name = request.served_model_name
+        if request.HasField("max_model_len"):
+            if request.max_model_len > self._model.max_model_len:
+                raise ConfigError(f"max_model_len: must be at most {self._model.max_model_len}")
+            model.max_model_len = request.max_model_len
+        return worker_pb2.LoadModelResponse(model=model)
+
+    async def ProfileCache(  # noqa: N802
+        self, request: worker_pb2.ProfileCacheRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.ProfileCacheResponse:
+        self._obey(request)
+        return worker_pb2.ProfileCacheResponse(num_blocks=self._num_blocks, block_bytes=64)
+
+    async def InitCache(  # noqa: N802
+        self, request: worker_pb2.InitCacheRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.InitCacheResponse:
+        self._obey(request)
+        self.fake = FakeModel(request.block_size, request.num_blocks, self._model.vocab_size)
+        return worker_pb2.InitCacheResponse()
+
+    def _obey(self, request: Message) -> None:
+        epoch = request.epoch  # type: ignore[attr-defined]
+        if epoch < self.epoch:
+            raise StaleEpochError(f"epoch {epoch} is older than {self.epoch}")
+        self.epoch = epoch
+
+    # ------------------------------------------------------------ steps
+
+    async def Execute(  # noqa: N802
+        self,
+        requests: AsyncIterator[worker_pb2.ExecuteRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[worker_pb2.ExecuteResponse]:
+        expected = 1
+        async for request in requests:
+            message = request.scheduler_outputs
+            await self.steps_allowed.wait()
+            self._obey(message)
+            if message.step_id != expected:
+                gap = worker_pb2.StepGap(
+                    expected_step_id=expected, received_step_id=message.step_id
+                )
+                yield worker_pb2.ExecuteResponse(gap=gap)
+                return
+            if self.fake is None:
+                self.violations.append("a step before InitCache")
+                return
+            try:
+                result = self.fake.step(read_orders(message))
+            except WrongOrderError as error:
+                self.violations.append(f"step {message.step_id}: {error}")
+                return
+            expected += 1
+            async with self.step_seen:
+                self.num_steps += 1
+                self.step_seen.notify_all()
+            # As a real worker, only rank 0 answers with tokens.
+            yield worker_pb2.ExecuteResponse(
+                result=worker_pb2.StepResult(
+                    epoch=message.epoch,
+                    step_id=message.step_id,
+                    sequence_ids=result.sequence_ids if self._rank == 0 else [],
+                    token_ids=result.token_ids if self._rank == 0 else [],
+                    model_us=20,
+                    sample_us=10,
+                    worker_us=30,
+                )
+            )
+
+    async def Mirror(  # noqa: N802
+        self, request: worker_pb2.MirrorRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.MirrorResponse:
+        self._obey(request)
+        sequences = {} if self.fake is None else self.fake.sequences
+        return worker_pb2.MirrorResponse(
+            sequences=[
+                worker_pb2.MirroredSequence(
+                    sequence_id=sequence_id,
+                    num_tokens=len(sequence.token_ids),
+                    num_computed_tokens=sequence.num_computed_tokens,
+                    block_ids=sequence.block_ids,
+                )
+                for sequence_id, sequence in sequences.items()
+            ]
+        )
+
+    async def Reset(  # noqa: N802
+        self, request: worker_pb2.ResetRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.ResetResponse:
+        self._obey(request)
+        if self.fake is not None:
+            self.fake.sequences.clear()
+        return worker_pb2.ResetResponse()
+
+
+def read_orders(message: worker_pb2.SchedulerOutputs) -> SchedulerOutputs:
+    """Return the orders of a message, every field read."""
+    blocks = list(message.blocks_to_copy)
+    return SchedulerOutputs(
+        released_sequence_ids=list(message.released_sequence_ids),
+        new_sequences=[
+            SequenceState(
+                sequence_id=state.sequence_id,
+                sequence_index=state.sequence_index,
+                token_ids=tuple(state.token_ids),
+                num_computed_tokens=state.num_computed_tokens,
+                block_ids=tuple(state.block_ids),
+                sampling_params=sampling_params_from_proto(state.sampling_params),
+            )
+            for state in message.new_sequences
+        ],
+        blocks_to_copy=list(zip(blocks[::2], blocks[1::2], strict=True)),
+        sequence_ids=list(message.sequence_ids),
+        num_scheduled_tokens=list(message.num_scheduled_tokens),
+        num_new_blocks=list(message.num_new_blocks),
+        new_block_ids=list(message.new_block_ids),
+    )
