@@ -122,15 +122,16 @@ class RequestStream:
         self._log_end("client_gone")
 
     def _log_end(self, finish_reason: str) -> None:
-        now = time.monotonic()
+        latency = {"latency_ms": _ms(time.monotonic() - self._arrival)}
+        if self.output_token_ids:
+            latency["first_token_ms"] = _ms(self._first_token - self._arrival)
         log.info(
             "request_finished",
             request_id=self.request_id,
             finish_reason=finish_reason,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_output_tokens=len(self.output_token_ids),
-            first_token_ms=round((self._first_token - self._arrival) * 1e3, 1),
-            latency_ms=round((now - self._arrival) * 1e3, 1),
+            **latency,
         )
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -155,3 +156,7 @@ class RequestStream:
                     raise last
                 yield last
                 return
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 1)
