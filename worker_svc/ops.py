@@ -1,13 +1,13 @@
 """The kernels of csrc as functions on torch tensors.
 
-Every operation writes into tensors that the caller gives, runs without the GIL and checks all of its
-arguments first: a wrong shape, dtype, stride or index raises ValueError naming the argument and the
-values. Tensors live on the CPU and have unit stride in their last dimension; other dimensions may be
-strided, so views of a fused projection are fine.
+Every operation writes into tensors that the caller gives, runs without the GIL and checks all of
+its arguments first: a wrong shape, dtype, stride or index raises ValueError naming the argument and
+the values. Tensors live on the CPU and have unit stride in their last dimension; other dimensions
+may be strided, so views of a fused projection are fine.
 
-Symbols: T tokens of the step, N sequences, H query heads, Hkv key/value heads, D head size, B blocks,
-BS block size, MB blocks in the longest table. Activations, weights and caches share one dtype out of
-float32, bfloat16 and float16; arithmetic is float32.
+Symbols: T tokens of the step, N sequences, H query heads, Hkv key/value heads, D head size,
+B blocks, BS block size, MB blocks in the longest table. Activations, weights and caches share one
+dtype out of float32, bfloat16 and float16; arithmetic is float32.
 
 Results follow the invariance rule: the bits of a row depend on that row, its context and the
 instruction set alone, never on the batch, the chunk, the layout or the number of threads.
@@ -15,6 +15,7 @@ instruction set alone, never on the batch, the chunk, the layout or the number o
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -32,9 +33,7 @@ else:
         """Import the compiled kernels, or the build named by QUIRE_KERNELS (a path)."""
         path = os.environ.get("QUIRE_KERNELS")
         if not path:
-            from worker_svc import _C as built
-
-            return built
+            return importlib.import_module("worker_svc._C")
         spec = importlib.util.spec_from_file_location("worker_svc._C", path)
         if spec is None or spec.loader is None:
             raise ImportError(f"QUIRE_KERNELS is not an extension module: {path}")
@@ -131,7 +130,7 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
 ) -> None:
-    """Causal attention of a ragged batch over paged keys and values, for decode, prefill and chunks.
+    """Causal attention of a ragged batch over paged keys and values: decode, prefill, chunks.
 
     Row j of sequence i, which is row query_start_loc[i] + j of query, stands at position
     seq_lens[i] - query_len + j and sees the keys at its own and earlier positions. Query head h
@@ -277,13 +276,13 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per row.
 
-    Temperature is applied first, then three filters, each on what the one before it left: min-p keeps
-    tokens at least min_p times as probable as the best, top-k the k best, top-p the fewest best whose
-    renormalised probability reaches top_p. Equal logits rank by token id, lowest first, so a filter
-    keeps an exact number of tokens and top_k = 1 equals greedy.
+    Temperature is applied first, then three filters, each on what the one before it left: min-p
+    keeps tokens at least min_p times as probable as the best, top-k the k best, top-p the fewest
+    best whose renormalised probability reaches top_p. Equal logits rank by token id, lowest first,
+    so a filter keeps an exact number of tokens and top_k = 1 equals greedy.
 
-    The draw is an exponential race (the Gumbel trick) with Philox4x32-10 numbers: a function of seed,
-    sequence index, position and token id and of nothing else, with the same bits on every
+    The draw is an exponential race (the Gumbel trick) with Philox4x32-10 numbers: a function of
+    seed, sequence index, position and token id and of nothing else, with the same bits on every
     instruction set.
 
     Args:

@@ -4,4 +4,7 @@
 
 #include "cpu/kernels/simd_avx512.h"
 //
+#include "cpu/kernels/attention_dot_bf16.h"
+//
+#define QUIRE_BF16_TILE Bf16DotTile
 #include "cpu/kernels/table.h"
