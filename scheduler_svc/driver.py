@@ -27,6 +27,8 @@ IDLE_REPORT_INTERVAL_S = 1.0
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
 RETRY_AFTER_MS = 1000
+# Outputs of a step for 256 sequences are about 2 KB: some MB for a router that stopped reading.
+MAX_UNSENT_EVENTS = 1024
 
 log = get_logger()
 
@@ -84,7 +86,7 @@ class Driver:
 
     def open_session(self) -> RouterSession:
         """Return a new session."""
-        session = RouterSession()
+        session = RouterSession(MAX_UNSENT_EVENTS)
         self._sessions.add(session)
         return session
 

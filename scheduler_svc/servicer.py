@@ -31,21 +31,25 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Greet a router, then serve it until it leaves, stops reading, or the cell stops."""
         session = self._driver.open_session()
         log.info("session_opened", peer=context.peer())
-        tasks = [
-            asyncio.create_task(self._read(session, request_iterator)),
-            asyncio.create_task(self._write(session, context)),
-            asyncio.create_task(session.ended()),
-        ]
+        reader = asyncio.create_task(self._read(session, request_iterator))
+        writer = asyncio.create_task(self._write(session, context))
+        for task in (reader, writer):
+            task.add_done_callback(lambda _: session.end())
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            # First of all: a call that is blocked in a write must not keep blocks.
+            await session.ended.wait()
+            # At once: a router that does not read must not keep blocks.
             self._driver.close_session(session)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # A status may follow only a write that is over, be it because the router reads again.
+            await writer
+            if reader.done():
+                reader.result()
+            if session.error is not None:
+                raise session.error
+        finally:
+            self._driver.close_session(session)
+            reader.cancel()
+            writer.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
             log.info("session_closed", peer=context.peer())
 
     async def _write(self, session: RouterSession, context: grpc.aio.ServicerContext) -> None:

@@ -4,14 +4,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from quire.errors import InvalidRequestError, OverloadedError, QuireError
 from quire.outputs import CellState, FinishReason
 from quire.sampling_params import SamplingParams
 
-# A step of 256 sequences is about 2 KB, so that this is a few MB for a router that stopped reading.
-MAX_UNSENT_EVENTS = 1024
 RECONNECT_AFTER_MS = 1000
 
 
@@ -73,21 +70,26 @@ SessionEvent = Admitted | Refused | StepOutputs | CellState
 class RouterSession:
     """The scheduler's side of a session.
 
+    Args:
+        max_unsent_events: bound of what is queued for a router that does not read.
+
     Attributes:
         groups: group ids of the session's unfinished requests, by request number.
+        ended: set when the session ends.
+        error: why it ended, unless the router left of its own accord.
     """
 
-    def __init__(self, max_unsent_events: int = MAX_UNSENT_EVENTS) -> None:
+    def __init__(self, max_unsent_events: int) -> None:
         self.groups: dict[int, int] = {}
+        self.ended = asyncio.Event()
+        self.error: QuireError | None = None
         self._max_unsent_events = max_unsent_events
         self._unsent: deque[SessionEvent] = deque()
         self._changed = asyncio.Event()
-        self._ended = asyncio.Event()
-        self._error: QuireError | None = None
 
     def push(self, event: SessionEvent) -> None:
         """Queue an event; a router that has left too many unread loses its session instead."""
-        if self._ended.is_set():
+        if self.ended.is_set():
             return
         if len(self._unsent) >= self._max_unsent_events:
             self._unsent.clear()
@@ -101,23 +103,18 @@ class RouterSession:
         self._unsent.append(event)
         self._changed.set()
 
-    def end(self, error: QuireError) -> None:
-        """End the session with `error`; the first one counts."""
-        if not self._ended.is_set():
-            self._error = error
-            self._ended.set()
+    def end(self, error: QuireError | None = None) -> None:
+        """End the session; the first call counts."""
+        if not self.ended.is_set():
+            self.error = error
+            self.ended.set()
             self._changed.set()
-
-    async def ended(self) -> NoReturn:
-        """Raise the error that ends the session, once there is one."""
-        await self._ended.wait()
-        assert self._error is not None
-        raise self._error
 
     async def events(self) -> AsyncGenerator[SessionEvent, None]:
         """Yield what was pushed, in order, until the session ends."""
-        while not self._ended.is_set():
+        while not self.ended.is_set():
             while self._unsent:
                 yield self._unsent.popleft()
             self._changed.clear()
-            await self._changed.wait()
+            if not self.ended.is_set():
+                await self._changed.wait()
