@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire import AsyncClient, SamplingParams
-from quire.errors import ModelLoadError
+from quire.errors import ModelLoadError, UnavailableError
 from quire.rpc import open_channel
 from router.config import RouterConfig
 from router.server import serve
@@ -53,6 +53,22 @@ async def test_ready_then_serves_then_stops_on_sigterm(model) -> None:
                 completion = await client.generate("list", SamplingParams(max_tokens=3))
                 assert len(completion.token_ids) == 3
     assert task.result() == 0
+
+
+async def test_a_stream_cut_by_the_routers_stop_is_unavailable(model) -> None:
+    fake = FakeScheduler()
+    fake.hold()
+    async with running_scheduler(fake) as scheduler:
+        config = RouterConfig(model=str(model), schedulers=(scheduler,), port=0)
+        async with serving(config) as (line, _):
+            client = AsyncClient(line.removeprefix("ready "))
+            task = asyncio.create_task(client.generate("list", request_id="cut"))
+            await fake.until(lambda: fake.num_running() == 1)
+        with pytest.raises(UnavailableError):
+            await task
+        await client.close()
+        # Its blocks are freed by the session's end at the latest.
+        await fake.until(lambda: fake.num_running() == 0)
 
 
 async def test_starts_without_a_scheduler_and_says_not_serving(model) -> None:
