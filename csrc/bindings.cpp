@@ -48,12 +48,20 @@ void set_num_threads(int num_threads) {
   backend().set_num_threads(num_threads);
 }
 
-uint64_t stream_read(const quire::Tensor& tensor) {
+int64_t contiguous_bytes(const quire::Tensor& tensor) {
   quire::check_contiguous("tensor", tensor);
   quire::check_cpu("tensor", tensor);
   int64_t bytes = quire::element_size(tensor.dtype);
   for (int i = 0; i < tensor.ndim; ++i) bytes *= tensor.shape[i];
-  return backend().stream_read(tensor.data, bytes);
+  return bytes;
+}
+
+uint64_t stream_read(const quire::Tensor& tensor) {
+  return backend().stream_read(tensor.data, contiguous_bytes(tensor));
+}
+
+void advise_huge_pages(const quire::Tensor& tensor) {
+  quire::cpu::CpuBackend::advise_huge_pages(tensor.data, contiguous_bytes(tensor));
 }
 
 std::vector<uint32_t> philox4x32(const std::array<uint32_t, 4>& counter,
@@ -88,6 +96,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("available_isas", available_isas);
   module.def("set_isa", [](const std::string& name) { backend().set_isa(name); });
   module.def("set_num_threads", set_num_threads);
+  module.def("advise_huge_pages", advise_huge_pages);
   module.def("stream_read", stream_read, py::call_guard<py::gil_scoped_release>());
   module.def("philox4x32", philox4x32);
 }

@@ -9,16 +9,22 @@ shift || true
 bin=$root/.venv/bin
 export PATH="$bin:$PATH"
 
-cmake -S . -B "$build" -G Ninja -Wno-dev -DCMAKE_BUILD_TYPE=Release \
+cmake -S . -B "$build" -G Ninja -Wno-author -DCMAKE_BUILD_TYPE=Release \
   -DPython_EXECUTABLE="$bin/python" \
   -Dpybind11_DIR="$("$bin/python" -m pybind11 --cmakedir)" "$@" >"$build.log" 2>&1 ||
   { cat "$build.log" >&2; exit 1; }
 cmake --build "$build" --target _C
 
-# Rename, not overwrite: a running process keeps the module it has mapped.
-if [ "$build" = build/dev ]; then
+# Where Python looks: beside the sources, or where an editable install has put its copy.
+place() {
   for module in "$build"/csrc/_C*.so; do
-    cp "$module" "worker_svc/.$(basename "$module").new"
-    mv "worker_svc/.$(basename "$module").new" "worker_svc/$(basename "$module")"
+    # Renamed, not overwritten: a running process keeps the module that it has mapped.
+    cp "$module" "$1/.$(basename "$module").new"
+    mv "$1/.$(basename "$module").new" "$1/$(basename "$module")"
   done
+}
+if [ "$build" = build/dev ]; then
+  place worker_svc
+  installed=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/worker_svc
+  if [ -d "$installed" ]; then place "$installed"; fi
 fi

@@ -345,6 +345,14 @@ def set_num_threads(num_threads: int) -> None:
     _C.set_num_threads(num_threads)
 
 
+def advise_huge_pages(tensor: Tensor) -> None:
+    """Ask for huge pages behind a contiguous tensor, best before the tensor is first touched.
+
+    Scattered reads of a large cache then miss the TLB far less. Systems without them ignore it.
+    """
+    _C.advise_huge_pages(tensor)
+
+
 def stream_read(tensor: Tensor) -> int:
     """Read a contiguous tensor once and return the xor of its words: a yardstick of bandwidth."""
     return _C.stream_read(tensor)

@@ -1,6 +1,8 @@
 #include "cpu/cpu_backend.h"
 
 #include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <thread>
@@ -73,6 +75,13 @@ void CpuBackend::set_isa(const std::string& name) {
 }
 void CpuBackend::set_num_threads(int num_threads) {
   pool_ = std::make_unique<ThreadPool>(num_threads);
+}
+
+void CpuBackend::advise_huge_pages(void* data, int64_t bytes) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes)) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
 uint64_t CpuBackend::stream_read(const void* data, int64_t bytes) {

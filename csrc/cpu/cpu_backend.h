@@ -31,6 +31,10 @@ class CpuBackend final : public Backend {
   void set_isa(const std::string& name);
   void set_num_threads(int num_threads);
 
+  // Asks for huge pages behind the whole pages of a buffer, best before its first use. Without effect where the system
+  // offers none.
+  static void advise_huge_pages(void* data, int64_t bytes);
+
   const KernelTable& kernels() const { return *kernels_; }
   uint64_t stream_read(const void* data, int64_t bytes);
 

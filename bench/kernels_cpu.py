@@ -1,0 +1,180 @@
+"""Paged attention against the memory bandwidth and torch's SDPA, all measured in this process.
+
+Machines share their memory with neighbours, so a rate alone says little: each case alternates the
+kernel with a linear read of the same cache and prints the ratio of the best of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from worker_svc import ops
+
+NUM_KV_HEADS = 8
+BLOCK_SIZE = 16
+
+
+def seconds(body: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    body()
+    return time.perf_counter() - begin
+
+
+def best_of_alternating(repeats: int, *bodies: Callable[[], object]) -> list[float]:
+    """Return the shortest time of each body, running them in turn."""
+    best = [float("inf")] * len(bodies)
+    for _ in range(repeats):
+        for i, body in enumerate(bodies):
+            best[i] = min(best[i], seconds(body))
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """Sequences of one length whose blocks are scattered over the cache."""
+
+    key_cache: Tensor
+    value_cache: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+
+    @classmethod
+    def random(cls, num_seqs: int, length: int, head_size: int, dtype: torch.dtype) -> PagedBatch:
+        """Fill caches that hold exactly these sequences."""
+        blocks_per_seq = -(-length // BLOCK_SIZE)
+        num_blocks = num_seqs * blocks_per_seq
+        caches = []
+        for _ in range(2):
+            cache = torch.empty(num_blocks, NUM_KV_HEADS, BLOCK_SIZE, head_size, dtype=dtype)
+            ops.advise_huge_pages(cache)
+            caches.append(cache.normal_())
+        tables = torch.randperm(num_blocks).int().view(num_seqs, blocks_per_seq)
+        return cls(caches[0], caches[1], tables, torch.full((num_seqs,), length, dtype=torch.int32))
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of keys and values that one decode step of all sequences has to read."""
+        per_token = 2 * NUM_KV_HEADS * self.key_cache.shape[3] * self.key_cache.element_size()
+        return int(self.seq_lens.sum()) * per_token
+
+    def read_linearly(self) -> None:
+        """Read both caches front to back."""
+        ops.stream_read(self.key_cache)
+        ops.stream_read(self.value_cache)
+
+    def attend(self, query: Tensor, query_len: int) -> Callable[[], None]:
+        """Return the kernel's call for the last query_len tokens of every sequence."""
+        out = torch.empty_like(query)
+        starts = torch.arange(len(self.seq_lens) + 1, dtype=torch.int32) * query_len
+
+        def run() -> None:
+            ops.paged_attention(
+                out,
+                query,
+                self.key_cache,
+                self.value_cache,
+                self.block_tables,
+                self.seq_lens,
+                starts,
+                query.shape[2] ** -0.5,
+            )
+
+        return run
+
+    def sdpa(self, query: Tensor, query_len: int) -> Callable[[], Tensor]:
+        """Torch's attention on a contiguous copy of the keys and values."""
+        num_seqs, head_size = len(self.seq_lens), query.shape[2]
+        length = int(self.seq_lens[0])
+        keys, values = (
+            cache[self.block_tables.long()]
+            .transpose(1, 2)
+            .reshape(num_seqs, NUM_KV_HEADS, -1, head_size)
+            for cache in (self.key_cache, self.value_cache)
+        )
+        rows = query.view(num_seqs, query_len, -1, head_size).transpose(1, 2)
+        mask = torch.ones(query_len, length, dtype=torch.bool).tril(length - query_len)
+        causal = query_len == length
+        return lambda: F.scaled_dot_product_attention(
+            rows,
+            keys,
+            values,
+            attn_mask=None if query_len == 1 or causal else mask,
+            is_causal=causal and query_len > 1,
+            enable_gqa=True,
+        )
+
+
+def bench_decode(args: argparse.Namespace, dtype: torch.dtype) -> None:
+    batch = PagedBatch.random(args.num_seqs, args.length, args.head_size, dtype)
+    gigabytes = batch.bytes_read / 1e9
+    print(
+        f"decode, {dtype}, {args.num_seqs} x {args.length} tokens, {NUM_KV_HEADS} kv heads of"
+        f" {args.head_size}, KV {gigabytes:.2f} GB, shuffled blocks of {BLOCK_SIZE}, {ops.isa()}"
+    )
+    for group in args.groups:
+        query = torch.randn(args.num_seqs, group * NUM_KV_HEADS, args.head_size).to(dtype)
+        read, attend = best_of_alternating(
+            args.repeats, batch.read_linearly, batch.attend(query, 1)
+        )
+        line = (
+            f"  G={group}: {gigabytes / attend:5.1f} GB/s, {read / attend:4.0%} of a linear read's"
+            f" {gigabytes / read:5.1f} GB/s"
+        )
+        if args.sdpa:
+            sdpa = best_of_alternating(2, batch.sdpa(query, 1))[0]
+            line += f"; torch SDPA on contiguous KV {gigabytes / sdpa:5.1f} GB/s"
+        print(line, flush=True)
+
+
+def bench_prefill(args: argparse.Namespace, dtype: torch.dtype) -> None:
+    for query_len, length in ((512, 512), (2048, 2048), (256, 4096)):
+        batch = PagedBatch.random(1, length, args.head_size, dtype)
+        for group in args.groups:
+            heads = group * NUM_KV_HEADS
+            query = torch.randn(query_len, heads, args.head_size).to(dtype)
+            pairs = query_len * (length - query_len) + query_len * (query_len + 1) // 2
+            gigaflop = 4 * pairs * heads * args.head_size / 1e9
+            bodies: list[Callable[[], object]] = [batch.attend(query, query_len)]
+            if args.sdpa:
+                bodies.append(batch.sdpa(query, query_len))
+            times = best_of_alternating(max(2, args.repeats // 2), *bodies)
+            line = (
+                f"  {query_len} of {length} tokens, G={group}: {gigaflop / times[0]:5.0f} GFLOP/s"
+            )
+            if args.sdpa:
+                line += f"; torch SDPA {gigaflop / times[1]:5.0f} GFLOP/s"
+            print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num-seqs", type=int, default=16)
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--head-size", type=int, default=128)
+    parser.add_argument("--groups", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16"])
+    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--num-threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--no-sdpa", dest="sdpa", action="store_false")
+    parser.add_argument("--no-prefill", dest="prefill", action="store_false")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(args.num_threads)
+    ops.set_num_threads(args.num_threads)
+    for name in args.dtypes:
+        dtype = getattr(torch, name)
+        bench_decode(args, dtype)
+        if args.prefill:
+            print(f"prefill, {dtype}, causal")
+            bench_prefill(args, dtype)
+
+
+if __name__ == "__main__":
+    main()
