@@ -48,6 +48,7 @@ class BlockSpaceManager:
     def __init__(self, block_size: int, num_blocks: int, watermark: float = 0.01) -> None:
         self.block_size = block_size
         self._allocator = BlockAllocator(num_blocks)
+        self._ref_counts = self._allocator.ref_counts
         self._watermark_blocks = int(watermark * num_blocks)
         self._tables: dict[int, list[int]] = {}
 
@@ -98,14 +99,11 @@ class BlockSpaceManager:
     def num_blocks_to_append(self, sequence_id: int, start: int, end: int) -> int:
         """Return how many free blocks `append_slots` with these arguments will take."""
         table = self._tables[sequence_id]
-        block_size = self.block_size
-        num_blocks = len(table)
-        num_needed = max(0, -(-end // block_size) - num_blocks)
-        # Decoding writes one slot, so this looks at one block, or at none when a new one begins.
-        for index in range(start // block_size, min(num_blocks, -(-end // block_size))):
-            if self._allocator.ref_count(table[index]) > 1:
-                num_needed += 1
-        return num_needed
+        first, last = start // self.block_size, (end - 1) // self.block_size
+        if first == last < len(table):  # decoding, nearly always
+            return 1 if self._ref_counts[table[first]] > 1 else 0
+        num_shared = sum(self._ref_counts[block] > 1 for block in table[first : last + 1])
+        return num_shared + max(0, last + 1 - len(table))
 
     def append_slots(self, sequence_id: int, start: int, end: int) -> AppendedSlots:
         """Make slots [start, end) of a sequence exist and be its own.
@@ -120,7 +118,7 @@ class BlockSpaceManager:
         copies = []
         for index in range(start // self.block_size, min(len(table), end_block)):
             shared = table[index]
-            if self._allocator.ref_count(shared) > 1:
+            if self._ref_counts[shared] > 1:
                 table[index] = self._allocator.allocate()
                 self._allocator.free(shared)
                 copies.append((shared, table[index]))
@@ -150,7 +148,7 @@ class BlockSpaceManager:
             assert len(set(table)) == len(table), f"sequence {sequence_id} holds a block twice"
             references.update(table)
         for block_id in range(self.num_blocks):
-            count = self._allocator.ref_count(block_id)
+            count = self._ref_counts[block_id]
             assert count == references[block_id], (
                 f"block {block_id} counts {count} references, tables hold {references[block_id]}"
             )

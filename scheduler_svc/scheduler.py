@@ -50,7 +50,9 @@ class _Batch:
 
         Mutates: `sequence`, whose tokens count as computed from now on, since steps run in order.
         """
-        num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, self.token_budget)
+        num_tokens = len(sequence.token_ids) - sequence.num_computed_tokens
+        if num_tokens > self.token_budget:
+            num_tokens = self.token_budget
         assert num_tokens > 0, f"sequence {sequence.sequence_id} has nothing to compute"
         sequence.num_computed_tokens += num_tokens
         self.token_budget -= num_tokens
@@ -225,24 +227,31 @@ class Scheduler:
     # ------------------------------------------------------------------ policy
 
     def _schedule_running(self, batch: _Batch) -> None:
+        blocks = self._blocks
         for group in list(self._running.values()):
             # A group missing here was preempted for an earlier one, as was every group after it.
             if not batch.token_budget or group.group_id not in self._running:
                 return
             for sequence in group.sequences.values():
-                start, end = sequence.num_computed_tokens, sequence.num_tokens
-                num_needed = self._blocks.num_blocks_to_append(sequence.sequence_id, start, end)
-                while num_needed > self._blocks.num_free_blocks:
-                    batch.preempted = True
-                    if self._preempt_last() is group:
-                        return
+                start, end = sequence.num_computed_tokens, len(sequence.token_ids)
+                num_needed = blocks.num_blocks_to_append(sequence.sequence_id, start, end)
                 num_new_blocks = 0
                 if num_needed:
-                    slots = self._blocks.append_slots(sequence.sequence_id, start, end)
+                    if not self._make_room(num_needed, group, batch):
+                        return
+                    slots = blocks.append_slots(sequence.sequence_id, start, end)
                     batch.blocks_to_copy.extend(slots.copies)
                     batch.new_block_ids.extend(slots.new_block_ids)
                     num_new_blocks = len(slots.new_block_ids)
                 batch.schedule(sequence, num_new_blocks)
+
+    def _make_room(self, num_blocks: int, group: SequenceGroup, batch: _Batch) -> bool:
+        """Preempt from the end until `num_blocks` are free; False if that took `group` too."""
+        while num_blocks > self._blocks.num_free_blocks:
+            batch.preempted = True
+            if self._preempt_last() is group:
+                return False
+        return True
 
     def _admit_waiting(self, batch: _Batch) -> None:
         while self._waiting and batch.token_budget and len(self._running) < self._max_num_seqs:

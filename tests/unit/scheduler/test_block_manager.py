@@ -20,9 +20,9 @@ def test_allocator_frees_a_block_with_its_last_reference() -> None:
     block = allocator.allocate()
     allocator.fork(block)
     allocator.free(block)
-    assert (allocator.num_free, allocator.ref_count(block)) == (0, 1)
+    assert (allocator.num_free, allocator.ref_counts[block]) == (0, 1)
     allocator.free(block)
-    assert (allocator.num_free, allocator.ref_count(block)) == (1, 0)
+    assert (allocator.num_free, allocator.ref_counts[block]) == (1, 0)
     allocator.check_invariants()
 
 
