@@ -1,0 +1,90 @@
+"""The scheduler as a process: what it tells its parent, and how it stops."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from quire.errors import ModelLoadError, QuireError
+from tests.fakes.fake_worker import FakeWorker
+from tests.rpc.router_double import open_session
+
+CODE = """
+import asyncio, sys
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.server import serve
+
+config = SchedulerConfig(
+    model="/m", served_model_name="m", workers=(sys.argv[1],), port=int(sys.argv[3])
+)
+sys.exit(asyncio.run(serve(config, int(sys.argv[2]))))
+"""
+
+
+@asynccontextmanager
+async def scheduler_process(
+    worker: str, port: int = 0
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A scheduler in a process of its own, and the line it announces."""
+    read_fd, write_fd = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", CODE, worker, str(write_fd), str(port)),
+            pass_fds=(write_fd,),
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    finally:
+        os.close(write_fd)
+    try:
+        with os.fdopen(read_fd) as pipe:
+            line = await asyncio.wait_for(asyncio.to_thread(pipe.readline), 30)
+        yield process, line.rstrip("\n")
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_announces_its_address_and_stops_cleanly(number: signal.Signals) -> None:
+    async with FakeWorker() as worker, scheduler_process(worker.address) as (process, line):
+        word, address = line.split()
+        assert word == "ready"
+        async with open_session(address) as router:
+            assert router.welcome is not None
+            assert router.welcome.model.name == "m"
+            process.send_signal(number)
+            assert await asyncio.wait_for(process.wait(), 10) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "version", "part"),
+    [
+        (ModelLoadError("shard 2 of 3 is missing"), None, "shard 2 of 3 is missing"),
+        (None, "9.9.9", "9.9.9"),
+    ],
+)
+async def test_a_start_that_cannot_succeed_says_why_in_one_line(
+    error: QuireError | None, version: str | None, part: str
+) -> None:
+    settings = {} if version is None else {"version": version}
+    async with (
+        FakeWorker(load_error=error, **settings) as worker,  # type: ignore[arg-type]
+        scheduler_process(worker.address) as (process, line),
+    ):
+        assert line.startswith("error ")
+        assert part in line
+        assert await asyncio.wait_for(process.wait(), 10) == 1
+
+
+async def test_an_address_in_use_is_an_error() -> None:
+    async with FakeWorker() as worker:
+        port = int(worker.address.rpartition(":")[2])
+        async with scheduler_process(worker.address, port) as (process, line):
+            assert line.startswith("error ")
+            assert str(port) in line
+            assert await asyncio.wait_for(process.wait(), 10) == 1

@@ -1,0 +1,50 @@
+import pytest
+
+from quire.errors import ConfigError
+from scheduler_svc.config import SchedulerConfig
+
+
+def make_config(**settings: object) -> SchedulerConfig:
+    return SchedulerConfig(**{"model": "/m", "served_model_name": "m", **settings})  # type: ignore[arg-type]
+
+
+def test_defaults_are_valid() -> None:
+    config = make_config()
+    assert config.tensor_parallel_size == 1
+    assert (config.block_size, config.max_num_batched_tokens, config.max_num_seqs) == (
+        16,
+        2048,
+        256,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"model": ""}, ["model"]),
+        ({"served_model_name": ""}, ["served_model_name"]),
+        ({"workers": ()}, ["workers"]),
+        ({"workers": ("nowhere",)}, ["workers", "nowhere"]),
+        ({"workers": ("a:1", "a:1"), "distributed_init_address": "a:2"}, ["once"]),
+        ({"workers": ("a:1", "b:1")}, ["distributed_init_address"]),
+        ({"distributed_init_address": "a:2"}, ["distributed_init_address", "a:2"]),
+        ({"dtype": "int8"}, ["dtype", "int8"]),
+        ({"port": 70_000}, ["port", "65535", "70000"]),
+        ({"block_size": 0}, ["block_size", "1", "0"]),
+        ({"num_gpu_blocks_override": 0}, ["num_gpu_blocks_override", "0"]),
+        ({"kv_cache_memory_bytes": -1}, ["kv_cache_memory_bytes", "-1"]),
+        ({"max_model_len": 1}, ["max_model_len", "2", "1"]),
+        ({"max_num_batched_tokens": 0}, ["max_num_batched_tokens", "0"]),
+        ({"max_num_seqs": 0}, ["max_num_seqs", "0"]),
+        ({"max_waiting": 0}, ["max_waiting", "0"]),
+        ({"watermark": 1.0}, ["watermark", "1.0"]),
+        ({"watermark": float("nan")}, ["watermark", "nan"]),
+        ({"log_level": "loud"}, ["log_level", "loud"]),
+    ],
+)
+def test_a_bad_setting_is_named_with_its_value(
+    settings: dict[str, object], parts: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config(**settings)
+    assert all(part in caught.value.message for part in parts), caught.value.message

@@ -1,0 +1,125 @@
+from dataclasses import replace
+
+import pytest
+
+from quire.errors import InvalidRequestError, OverloadedError
+from quire.outputs import CellState, FinishReason
+from quire.sampling_params import SamplingParams
+from quire.v1 import common_pb2, scheduler_pb2, worker_pb2
+from quire.wire import sampling_params_to_proto
+from scheduler_svc.session import Admitted, Refused, StepOutputs
+from scheduler_svc.step import SchedulerOutputs, SequenceState, StepResult
+from scheduler_svc.wire import (
+    execute_request_to_proto,
+    session_event_to_proto,
+    step_report_from_proto,
+    submission_from_proto,
+)
+from tests.fakes.fake_worker import read_orders
+
+PARAMS = SamplingParams(temperature=0.5, top_p=0.25, top_k=9, min_p=0.125, seed=2**64 - 1)
+
+
+def test_orders_survive_the_wire() -> None:
+    outputs = SchedulerOutputs(
+        released_sequence_ids=[2**63, 1],
+        new_sequences=[SequenceState(5, 1, (7, 8, 9), 2, (4, 3), PARAMS)],
+        blocks_to_copy=[(1, 2), (2, 6)],
+        sequence_ids=[5, 6],
+        num_scheduled_tokens=[1, 300],
+        num_new_blocks=[0, 2],
+        new_block_ids=[2**32 - 1, 0],
+    )
+    request = execute_request_to_proto(2**40, 17, outputs)
+    read = worker_pb2.ExecuteRequest.FromString(request.SerializeToString()).scheduler_outputs
+    assert (read.epoch, read.step_id) == (2**40, 17)
+    assert read_orders(read) == outputs
+
+
+def test_workers_are_sent_only_what_a_sampler_reads() -> None:
+    params = replace(PARAMS, max_tokens=5, stop=("secret",), stop_token_ids=(4,), ignore_eos=True)
+    state = SequenceState(5, 0, (7,), 0, (4,), params)
+    outputs = SchedulerOutputs([], [state], [], [5], [1], [0], [])
+    sent = execute_request_to_proto(1, 1, outputs).scheduler_outputs.new_sequences[0]
+    assert {field.name for field, _ in sent.sampling_params.ListFields()} == {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+    }
+
+
+def test_a_report_is_read_in_full() -> None:
+    report = step_report_from_proto(
+        worker_pb2.StepResult(
+            epoch=3,
+            step_id=4,
+            sequence_ids=[5, 6],
+            token_ids=[7, 8],
+            failed_sequence_ids=[9],
+            model_us=10,
+            sample_us=11,
+            worker_us=12,
+        )
+    )
+    assert (report.epoch, report.step_id) == (3, 4)
+    assert report.result == StepResult([5, 6], [7, 8], [9])
+    assert (report.model_us, report.sample_us, report.worker_us) == (10, 11, 12)
+
+
+def test_a_submission_is_read_in_full() -> None:
+    message = scheduler_pb2.SubmitRequest(
+        request_number=1,
+        request_id="r",
+        prompt_token_ids=[2, 3],
+        output_token_ids=[4],
+        sampling_params=sampling_params_to_proto(PARAMS),
+    )
+    submission = submission_from_proto(message, max_tokens=2)
+    assert (submission.request_number, submission.request_id) == (1, "r")
+    assert (submission.prompt_token_ids, submission.output_token_ids) == ([2, 3], [4])
+    assert submission.sampling_params == PARAMS
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (scheduler_pb2.SubmitRequest(prompt_token_ids=[1] * 11), "prompt"),
+        (scheduler_pb2.SubmitRequest(output_token_ids=[1] * 11), "output_token_ids"),
+        (scheduler_pb2.SubmitRequest(prompt_token_ids=[1], output_token_ids=[1]), "seed"),
+        (
+            scheduler_pb2.SubmitRequest(sampling_params=common_pb2.SamplingParams(min_p=2)),
+            "min_p",
+        ),
+    ],
+)
+def test_a_bad_submission_names_its_field(message: scheduler_pb2.SubmitRequest, field: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        submission_from_proto(message, max_tokens=10)
+    assert caught.value.field == field
+
+
+def test_session_events_become_their_messages() -> None:
+    step = session_event_to_proto(
+        StepOutputs([1, 2], [3, 4], [2, 5], [FinishReason.STOP, FinishReason.ABORT])
+    ).step_outputs
+    assert list(step.request_numbers) == [1, 2]
+    assert list(step.token_ids) == [3, 4]
+    assert list(step.finished_request_numbers) == [2, 5]
+    assert list(step.finish_reasons) == [
+        common_pb2.FINISH_REASON_STOP,
+        common_pb2.FINISH_REASON_ABORT,
+    ]
+    admitted = session_event_to_proto(Admitted(6, seed=7)).admitted
+    assert (admitted.request_number, admitted.seed) == (6, 7)
+    assert session_event_to_proto(CellState(epoch=8)).cell_state.epoch == 8
+
+
+def test_refusals_say_whether_to_come_back() -> None:
+    full = session_event_to_proto(Refused(1, OverloadedError("full", 250))).refused
+    assert full.reason == scheduler_pb2.REFUSAL_REASON_QUEUE_FULL
+    assert (full.message, full.retry_after_ms, full.field) == ("full", 250, "")
+    bad = session_event_to_proto(Refused(2, InvalidRequestError("prompt", "too long"))).refused
+    assert bad.reason == scheduler_pb2.REFUSAL_REASON_INVALID
+    assert (bad.message, bad.retry_after_ms, bad.field) == ("too long", 0, "prompt")
