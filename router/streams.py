@@ -58,15 +58,18 @@ class RequestStream:
             return
         self.admitted = True
         self.sampling_params = dataclasses.replace(self.sampling_params, seed=seed)
-        num_prompt_tokens = len(self.request.prompt_token_ids)
-        self._started.append(Started(self.request_id, num_prompt_tokens, seed))
-        self._unread.set()
+        self._start(seed)
         log.info(
             "request_admitted",
             request_id=self.request_id,
-            num_prompt_tokens=num_prompt_tokens,
+            num_prompt_tokens=len(self.request.prompt_token_ids),
             max_tokens=self.sampling_params.max_tokens,
         )
+
+    def _start(self, seed: int) -> None:
+        num_prompt_tokens = len(self.request.prompt_token_ids)
+        self._started.append(Started(self.request_id, num_prompt_tokens, seed))
+        self._unread.set()
 
     def push_token(self, token_id: int) -> bool:
         """Take the next output token.
@@ -91,6 +94,10 @@ class RequestStream:
         """End the request; text held back goes out, unless it completes a stop string."""
         if self.ended:
             return
+        if not self.admitted:
+            # Aborted before a scheduler took it. Its stream starts all the same; without tokens,
+            # any seed gives the same ones.
+            self._start(self.sampling_params.seed or 0)
         text, stop_str = self._stop.push(self._detokenizer.flush())
         self._text.append(text)
         if stop_str is None:

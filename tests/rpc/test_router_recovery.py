@@ -139,8 +139,8 @@ async def test_another_cell_takes_over(tmp_path) -> None:
 async def test_full_queue_does_not_end_what_was_admitted(tmp_path) -> None:
     async with running_router(tmp_path) as setup:
         setup.fake.hold()
-        task = asyncio.create_task(setup.client.generate([5, 6], SamplingParams(max_tokens=9)))
-        await setup.fake.until(lambda: setup.fake.num_running() == 1)
+        stream = setup.client.stream([5, 6], SamplingParams(max_tokens=9))
+        assert isinstance(await anext(stream), Started)
         for _ in range(2):
             setup.fake.refuse_next(
                 scheduler_pb2.Refused(
@@ -150,7 +150,8 @@ async def test_full_queue_does_not_end_what_was_admitted(tmp_path) -> None:
         await setup.fake.step(2)
         setup.fake.drop_sessions()
         await setup.fake.release()
-        assert (await task).token_ids == (5, 6, 5, 6, 5, 6, 5, 6, 5)
+        deltas = [event for event in await read_all(stream) if isinstance(event, Delta)]
+        assert sum((d.token_ids for d in deltas), ()) == (5, 6, 5, 6, 5, 6, 5, 6, 5)
 
 
 async def test_invalid_after_recovery_ends_that_request(tmp_path) -> None:
@@ -172,17 +173,20 @@ async def test_lost_scheduler_that_stays_away_is_unavailable(tmp_path) -> None:
     async with AsyncExitStack() as routers:
         fake = FakeScheduler()
         fake.hold()
-        settings = {"recovery_timeout_s": 0.3, "connect_timeout_s": 1.5}
+        settings = {"recovery_timeout_s": 0.3, "connect_timeout_s": 0.2}
         async with running_scheduler(fake) as address:
-            router, client, _ = await routers.enter_async_context(
+            _, client, _ = await routers.enter_async_context(
                 router_for(tmp_path, (address,), **settings)
             )
-            await router.wait_until_serving()
-            task = asyncio.create_task(client.generate([5, 6]))
-            await fake.until(lambda: fake.num_running() == 1)
+            async with aclosing(client.watch_cluster()) as watch:
+                async for (cell,) in watch:
+                    if cell.connected:
+                        break
+            stream = client.stream([5, 6])
+            assert isinstance(await anext(stream), Started)
         with pytest.raises(UnavailableError, match=r"no scheduler is reachable \(waited 0.3 s\)"):
-            await task
-        with pytest.raises(UnavailableError, match=r"waited 1.5 s"):
+            await read_all(stream)
+        with pytest.raises(UnavailableError, match=r"waited 0.2 s"):
             await client.generate([5, 6])
         assert await client.list_models() == []
         async with aclosing(client.watch_cluster()) as watch:

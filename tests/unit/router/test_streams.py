@@ -138,3 +138,9 @@ async def test_an_error_comes_after_what_was_produced() -> None:
         async for event in stream.events():
             seen.append(event)
     assert seen == [Started("id", 2, 9), Delta("a", (97,))]
+
+
+async def test_aborted_before_admission_starts_and_finishes() -> None:
+    stream = make()
+    stream.finish(FinishReason.ABORT)
+    assert await read(stream) == [Started("id", 2, 0), Finished(FinishReason.ABORT, 0)]
