@@ -1,0 +1,157 @@
+"""Tiny random models of every served family, as Hugging Face directories."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB_SIZE = 131
+MAX_POSITIONS = 256
+EOS_TOKEN_ID = 2
+
+_IDS = {"bos_token_id": 1, "eos_token_id": EOS_TOKEN_ID, "pad_token_id": 0}
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": MAX_POSITIONS,
+    **_IDS,
+}
+
+
+def llama_config(**overrides: Any) -> PreTrainedConfig:
+    """Grouped-query attention with two key/value heads."""
+    return LlamaConfig(**{**_SIZES, "num_key_value_heads": 2, **overrides})
+
+
+def mistral_config(**overrides: Any) -> PreTrainedConfig:
+    """A window much smaller than the context."""
+    return MistralConfig(**{**_SIZES, "num_key_value_heads": 2, "sliding_window": 9, **overrides})
+
+
+def qwen2_config(**overrides: Any) -> PreTrainedConfig:
+    """Biased projections, tied head."""
+    sizes = {**_SIZES, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    return Qwen2Config(**{**sizes, **overrides})
+
+
+def qwen3_config(**overrides: Any) -> PreTrainedConfig:
+    """Normed heads of a size that is not hidden_size / num_attention_heads."""
+    return Qwen3Config(**{**_SIZES, "num_key_value_heads": 2, "head_dim": 24, **overrides})
+
+
+def opt_config(**overrides: Any) -> PreTrainedConfig:
+    """Norms first, tied head."""
+    sizes = {key: value for key, value in _SIZES.items() if key != "intermediate_size"}
+    return OPTConfig(**{**sizes, "ffn_dim": 80, "word_embed_proj_dim": 64, **overrides})
+
+
+def gpt2_config(**overrides: Any) -> PreTrainedConfig:
+    """Learned positions, tied head."""
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": MAX_POSITIONS,
+        **_IDS,
+    }
+    return GPT2Config(**{**sizes, **overrides})
+
+
+def rope(kind: str, **numbers: Any) -> dict[str, Any]:
+    """The rope_parameters of a configuration."""
+    return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
+
+
+CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
+    "llama": llama_config,
+    "mistral": mistral_config,
+    "qwen2": qwen2_config,
+    "qwen3": qwen3_config,
+    "opt": opt_config,
+    "gpt2": gpt2_config,
+}
+"""One configuration of every family."""
+
+VARIANTS: dict[str, PreTrainedConfig] = {
+    **{name: make() for name, make in CONFIGS.items()},
+    "llama_mha_biased": llama_config(num_key_value_heads=4, attention_bias=True, mlp_bias=True),
+    "llama_mqa_gelu": llama_config(num_key_value_heads=1, hidden_act="gelu"),
+    "llama_linear": llama_config(rope_parameters=rope("linear", factor=4.0)),
+    "llama_dynamic": llama_config(rope_parameters=rope("dynamic", factor=2.0)),
+    "llama_yarn": llama_config(
+        rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=64)
+    ),
+    "llama_llama3": llama_config(
+        rope_parameters=rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        )
+    ),
+    "llama_longrope": llama_config(
+        rope_parameters=rope(
+            "longrope",
+            factor=4.0,
+            short_factor=[1.0 + 0.1 * i for i in range(8)],
+            long_factor=[2.0 + 0.5 * i for i in range(8)],
+            original_max_position_embeddings=256,
+        )
+    ),
+    "qwen2_upper_windows": qwen2_config(
+        use_sliding_window=True, sliding_window=7, max_window_layers=1
+    ),
+    "opt_norm_after_narrow": opt_config(do_layer_norm_before=False, word_embed_proj_dim=32),
+    "opt_plain": opt_config(enable_bias=False, activation_function="gelu"),
+    "gpt2_scaled": gpt2_config(scale_attn_by_inverse_layer_idx=True, n_inner=72),
+}
+"""Every family, and every switch that changes its arithmetic."""
+
+
+def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A float32 model whose weights are large enough that its tokens vary.
+
+    With the usual tiny initial weights the residual stream repeats the last token for ever and
+    attention hardly matters, so a test of equal tokens would prove little.
+    """
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                is_table = "embed" in name or "wte" in name or "wpe" in name
+                parameter.normal_(0.0, 0.1 if is_table else 3.0 / parameter.shape[1] ** 0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def save_model(directory: Path, config: PreTrainedConfig, *, seed: int = 0, **options: Any) -> Path:
+    """Write a random model; `options` go to save_pretrained, e.g. max_shard_size."""
+    random_model(config, seed).save_pretrained(directory, **options)
+    return directory
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    """Change keys of a directory's config.json; None removes one."""
+    path = directory / "config.json"
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))

@@ -1,0 +1,118 @@
+"""A hand-driven scheduler for one ModelRunner: tests say what each step computes."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from quire.sampling_params import SamplingParams
+from worker_svc.loader import LoadSpec, load_model
+from worker_svc.model_runner import ModelRunner
+from worker_svc.parallel import ParallelGroup
+from worker_svc.steps import SchedulerOutputs, SequenceState
+
+GREEDY = SamplingParams(temperature=0.0, seed=0)
+
+
+def load_runner(
+    directory: Path,
+    *,
+    dtype: str = "auto",
+    block_size: int = 16,
+    num_blocks: int = 400,
+    max_model_len: int | None = None,
+) -> ModelRunner:
+    """A runner of one rank."""
+    spec = LoadSpec(str(directory), dtype, max_model_len)
+    return ModelRunner(load_model(spec, "test", ParallelGroup()), block_size, num_blocks)
+
+
+class Driver:
+    """Gives orders as a scheduler would, with blocks handed out in a scattered order.
+
+    Attributes:
+        tokens: of every live sequence, prompt and output.
+        logits: of the last step, by sequence.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.tokens: dict[int, list[int]] = {}
+        self.logits: dict[int, torch.Tensor] = {}
+        self._computed: dict[int, int] = {}
+        self._blocks: dict[int, list[int]] = {}
+        self._new: list[SequenceState] = []
+        self._released: list[int] = []
+        order = np.random.default_rng(0).permutation(runner.cache_engine.num_blocks)
+        self._free = order.tolist()
+        self._step_id = 0
+
+    def add(self, sequence_id: int, tokens: Sequence[int], params: SamplingParams = GREEDY) -> None:
+        """Hand a sequence over in full, with nothing computed, at the next step."""
+        self.tokens[sequence_id] = list(tokens)
+        self._computed[sequence_id] = 0
+        self._blocks[sequence_id] = []
+        self._new.append(
+            SequenceState(
+                sequence_id, np.array(tokens, np.int64), 0, np.empty(0, np.int64), params, 0
+            )
+        )
+
+    def release(self, sequence_id: int) -> list[int]:
+        """Let a sequence go and return its tokens."""
+        self._released.append(sequence_id)
+        self._free.extend(self._blocks.pop(sequence_id))
+        del self._computed[sequence_id]
+        return self.tokens.pop(sequence_id)
+
+    @torch.inference_mode()
+    def step(self, scheduled: Mapping[int, int] | None = None) -> dict[int, int]:
+        """Run a step and return the sampled tokens.
+
+        Args:
+            scheduled: tokens to compute by sequence; None computes all that are left of all.
+        """
+        if scheduled is None:
+            scheduled = {i: len(t) - self._computed[i] for i, t in self.tokens.items()}
+        self._step_id += 1
+        block_size = self.runner.cache_engine.block_size
+        new_blocks: list[list[int]] = []
+        for sequence_id, count in scheduled.items():
+            held = self._blocks[sequence_id]
+            needed = -(-(self._computed[sequence_id] + count) // block_size) - len(held)
+            new_blocks.append([self._free.pop() for _ in range(needed)])
+            held.extend(new_blocks[-1])
+            self._computed[sequence_id] += count
+        outputs = SchedulerOutputs(
+            epoch=1,
+            step_id=self._step_id,
+            released_sequence_ids=tuple(self._released),
+            new_sequences=tuple(self._new),
+            blocks_to_copy=np.empty((0, 2), np.int64),
+            sequence_ids=tuple(scheduled),
+            num_scheduled_tokens=np.array(list(scheduled.values()), np.int64),
+            num_new_blocks=np.array([len(blocks) for blocks in new_blocks], np.int64),
+            new_block_ids=np.array([b for blocks in new_blocks for b in blocks], np.int64),
+        )
+        self._new, self._released = [], []
+        batch = self.runner.begin_step(outputs)
+        logits = self.runner.forward(batch)
+        token_ids, ok = self.runner.finish_step(batch, logits)
+        self.runner.mirror.check_invariants()
+        assert ok.all()
+        self.logits = dict(zip(batch.sampling_ids, logits.clone(), strict=True))
+        sampled = dict(zip(batch.sampling_ids, token_ids.tolist(), strict=True))
+        for sequence_id, token_id in sampled.items():
+            self.tokens[sequence_id].append(token_id)
+        return sampled
+
+    def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """Return the greedy continuations of prompts that run together from the first step."""
+        for sequence_id, prompt in enumerate(prompts):
+            self.add(sequence_id, prompt)
+        for _ in range(num_tokens):
+            self.step()
+        return [
+            self.tokens[sequence_id][len(prompt) :] for sequence_id, prompt in enumerate(prompts)
+        ]

@@ -1,0 +1,97 @@
+"""A token's logits are the same bits alone, in a batch, in chunks and recomputed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.factories import CONFIGS, VOCAB_SIZE, save_model
+from tests.models.driver import Driver, load_runner
+
+PROMPT_LENGTH = 45
+NUM_TOKENS = 6
+TARGET = 1000
+
+pytestmark = pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, dtype) for name in CONFIGS for dtype in ("float32", "bfloat16")]
+    + [("llama", "float16"), ("gpt2", "float16")],
+)
+
+
+@pytest.fixture
+def alone(name: str, dtype: str, tmp_path: Path) -> tuple[Path, list[int], list[torch.Tensor]]:
+    """The model, the target's prompt and its logits of each step when it runs alone."""
+    save_model(tmp_path, CONFIGS[name]())
+    rng = np.random.default_rng(2)
+    prompt = rng.integers(3, VOCAB_SIZE, PROMPT_LENGTH).tolist()
+    driver = Driver(load_runner(tmp_path, dtype=dtype))
+    driver.add(TARGET, prompt)
+    logits = []
+    for _ in range(NUM_TOKENS):
+        driver.step()
+        logits.append(driver.logits[TARGET])
+    return tmp_path, prompt, logits
+
+
+Alone = tuple[Path, list[int], list[torch.Tensor]]
+
+
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_in_a_batch_of_37(name: str, dtype: str, alone: Alone, block_size: int) -> None:
+    directory, prompt, expected = alone
+    driver = Driver(load_runner(directory, dtype=dtype, block_size=block_size))
+    rng = np.random.default_rng(3)
+    for mate in range(36):
+        if mate == 20:
+            driver.add(TARGET, prompt)
+        driver.add(mate, rng.integers(3, VOCAB_SIZE, rng.integers(1, 60)).tolist())
+    for step in range(NUM_TOKENS):
+        driver.step()
+        assert torch.equal(driver.logits[TARGET], expected[step])
+
+
+def test_joining_decoding_mates_late(name: str, dtype: str, alone: Alone) -> None:
+    directory, prompt, expected = alone
+    driver = Driver(load_runner(directory, dtype=dtype))
+    for mate in range(5):
+        driver.add(mate, [3 + mate, 9])
+    driver.step()
+    driver.add(TARGET, prompt)
+    for step in range(NUM_TOKENS):
+        driver.step()
+        if step == 2:
+            driver.release(0)
+        assert torch.equal(driver.logits[TARGET], expected[step])
+
+
+@pytest.mark.parametrize("cuts", [(16, 32), (1, 44), (7, 20)])
+def test_chunked_in_3(name: str, dtype: str, alone: Alone, cuts: tuple[int, int]) -> None:
+    directory, prompt, expected = alone
+    driver = Driver(load_runner(directory, dtype=dtype))
+    driver.add(TARGET, prompt)
+    first, second = cuts
+    assert driver.step({TARGET: first}) == {}
+    assert driver.step({TARGET: second - first}) == {}
+    for step in range(NUM_TOKENS):
+        driver.step()
+        assert torch.equal(driver.logits[TARGET], expected[step])
+
+
+@pytest.mark.parametrize("preempted_after", range(1, NUM_TOKENS))
+def test_recomputed_after_preemption(
+    name: str, dtype: str, alone: Alone, preempted_after: int
+) -> None:
+    directory, prompt, expected = alone
+    driver = Driver(load_runner(directory, dtype=dtype))
+    driver.add(TARGET, prompt)
+    for _ in range(preempted_after):
+        driver.step()
+    tokens = driver.release(TARGET)
+    driver.add(0, prompt)
+    driver.step()
+    driver.add(TARGET, tokens)
+    for step in range(preempted_after, NUM_TOKENS):
+        driver.step()
+        assert torch.equal(driver.logits[TARGET], expected[step])

@@ -1,0 +1,276 @@
+"""Model directories: good ones, and every kind of bad one with its one line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.errors import ModelLoadError
+from tests.factories import (
+    CONFIGS,
+    EOS_TOKEN_ID,
+    MAX_POSITIONS,
+    edit_config,
+    gpt2_config,
+    llama_config,
+    opt_config,
+    random_model,
+    rope,
+    save_model,
+)
+from tests.models.driver import Driver, load_runner
+from worker_svc.loader import LoadedModel, LoadSpec, load_model
+from worker_svc.parallel import ParallelGroup
+
+PROMPT = [5, 9, 77, 30]
+
+
+def load(directory: Path, **spec: object) -> LoadedModel:
+    return load_model(LoadSpec(str(directory), **spec), "tiny", ParallelGroup())  # type: ignore[arg-type]
+
+
+def edit_weights(directory: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_info_says_what_the_model_is(name: str, tmp_path: Path) -> None:
+    config = CONFIGS[name]()
+    save_model(tmp_path, config)
+    info = load(tmp_path).info
+    assert info.name == "tiny"
+    assert info.architecture == config.architectures[0]
+    assert info.dtype == "float32"
+    assert info.max_model_len == MAX_POSITIONS
+    assert info.eos_token_ids == (EOS_TOKEN_ID,)
+    assert info.num_parameters == random_model(config).num_parameters()
+
+
+def test_dtype_auto_takes_the_config_s(tmp_path: Path) -> None:
+    save_model(tmp_path, llama_config())
+    edit_config(tmp_path, dtype="bfloat16")
+    assert load(tmp_path).dtype == torch.bfloat16
+    assert load(tmp_path, dtype="float16").dtype == torch.float16
+    edit_config(tmp_path, dtype=None, torch_dtype="float16")
+    assert load(tmp_path).info.dtype == "float16"
+    edit_config(tmp_path, torch_dtype=None)
+    assert load(tmp_path).info.dtype == "float32"
+
+
+def test_generation_config_names_the_end_tokens_before_config(tmp_path: Path) -> None:
+    save_model(tmp_path, llama_config())
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert load(tmp_path).info.eos_token_ids == (7, 9)
+    (tmp_path / "generation_config.json").unlink()
+    edit_config(tmp_path, eos_token_id=5)
+    assert load(tmp_path).info.eos_token_ids == (5,)
+
+
+def test_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
+    save_model(tmp_path / "one", llama_config())
+    save_model(tmp_path / "many", llama_config(), max_shard_size="40KB")
+    assert len(list((tmp_path / "many").glob("model-*.safetensors"))) > 2
+    one, many = (
+        Driver(load_runner(tmp_path / name)).generate([PROMPT], 8) for name in ("one", "many")
+    )
+    assert one == many
+
+
+@pytest.mark.parametrize(
+    ("config", "prefix"), [(gpt2_config(), "transformer."), (opt_config(), "model.")]
+)
+def test_checkpoint_saved_without_its_head(config: object, prefix: str, tmp_path: Path) -> None:
+    save_model(tmp_path, config)  # type: ignore[arg-type]
+    expected = Driver(load_runner(tmp_path)).generate([PROMPT], 8)
+
+    def strip(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix(prefix)] = tensors.pop(name)
+
+    edit_weights(tmp_path, strip)
+    assert Driver(load_runner(tmp_path)).generate([PROMPT], 8) == expected
+
+
+def test_max_model_len(tmp_path: Path) -> None:
+    save_model(tmp_path, llama_config())
+    assert load(tmp_path, max_model_len=100).info.max_model_len == 100
+    with pytest.raises(ModelLoadError, match=r"max_model_len: 257 is more than the model's 256"):
+        load(tmp_path, max_model_len=257)
+    edit_config(tmp_path, rope_parameters=rope("linear", factor=2.0))
+    assert load(tmp_path, max_model_len=512).info.max_model_len == 512
+
+
+def no_config(path: Path) -> None:
+    (path / "config.json").unlink()
+
+
+def config_not_json(path: Path) -> None:
+    (path / "config.json").write_text('{"architectures": [')
+
+
+def config_not_an_object(path: Path) -> None:
+    (path / "config.json").write_text("[]")
+
+
+def no_architecture(path: Path) -> None:
+    edit_config(path, architectures=None)
+
+
+def unsupported_architecture(path: Path) -> None:
+    edit_config(path, architectures=["MambaForCausalLM"])
+
+
+def missing_key(path: Path) -> None:
+    edit_config(path, num_hidden_layers=None)
+
+
+def wrong_type(path: Path) -> None:
+    edit_config(path, hidden_size="64")
+
+
+def quantized(path: Path) -> None:
+    edit_config(path, quantization_config={"quant_method": "awq", "bits": 4})
+
+
+def unsupported_activation(path: Path) -> None:
+    edit_config(path, hidden_act="mish")
+
+
+def unsupported_rope(path: Path) -> None:
+    edit_config(path, rope_parameters={"rope_type": "axial"})
+
+
+def unsupported_dtype(path: Path) -> None:
+    edit_config(path, dtype="float8_e4m3fn")
+
+
+def pickle_only(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+
+
+def no_weights(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+
+
+def truncated(path: Path) -> None:
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def corrupt_header(path: Path) -> None:
+    (path / "model.safetensors").write_bytes(b"\xff" * 64)
+
+
+def empty_file(path: Path) -> None:
+    (path / "model.safetensors").write_bytes(b"")
+
+
+def missing_tensor(path: Path) -> None:
+    edit_weights(path, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))  # type: ignore[arg-type, return-value]
+
+
+def wrong_shape(path: Path) -> None:
+    edit_config(path, intermediate_size=96)
+
+
+def integer_tensor(path: Path) -> None:
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        name = "model.norm.weight"
+        tensors[name] = tensors[name].to(torch.int8)
+
+    edit_weights(path, edit)
+
+
+def shard(path: Path) -> dict[str, str]:
+    """Turn the checkpoint into one shard with an index; return the index's map."""
+    names = load_file(path / "model.safetensors").keys()
+    (path / "model.safetensors").rename(path / "model-00001-of-00001.safetensors")
+    weight_map = dict.fromkeys(names, "model-00001-of-00001.safetensors")
+    write_index(path, weight_map)
+    return weight_map
+
+
+def write_index(path: Path, weight_map: dict[str, str]) -> None:
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def missing_shard(path: Path) -> None:
+    shard(path)
+    (path / "model-00001-of-00001.safetensors").unlink()
+
+
+def shard_outside(path: Path) -> None:
+    write_index(path, dict.fromkeys(shard(path), "../model.safetensors"))
+
+
+def shard_lacks_a_tensor(path: Path) -> None:
+    write_index(path, {**shard(path), "model.extra": "model-00001-of-00001.safetensors"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (no_config, "no config.json"),
+        (config_not_json, "config.json: not readable as JSON"),
+        (config_not_an_object, "must hold a JSON object"),
+        (no_architecture, "architectures: is missing; must name one of LlamaForCausalLM"),
+        (unsupported_architecture, "architecture MambaForCausalLM is not served; those served: L"),
+        (missing_key, "num_hidden_layers: is missing"),
+        (wrong_type, "hidden_size: must be a positive integer, got '64'"),
+        (quantized, r"quantized weights \(awq\) are not served"),
+        (unsupported_activation, "activation 'mish' is not served here; those served: silu"),
+        (unsupported_rope, "rope_type: 'axial' is not served here; those served: default"),
+        (
+            unsupported_dtype,
+            "dtype: must be one of float32, bfloat16, float16, got 'float8_e4m3fn'",
+        ),
+        (pickle_only, r"only pickled weights \(pytorch_model.bin\).*save_pretrained"),
+        (no_weights, "no model.safetensors and no model.safetensors.index.json"),
+        (truncated, "model.safetensors: not a whole safetensors file"),
+        (corrupt_header, "model.safetensors: not a whole safetensors file"),
+        (empty_file, "model.safetensors: not a whole safetensors file"),
+        (missing_tensor, "tensor model.layers.1.mlp.up_proj.weight is missing"),
+        (
+            wrong_shape,
+            r"gate_proj.weight has shape \[80, 64\], but config.json asks for \[96, 64\]",
+        ),
+        (integer_tensor, "tensor model.norm.weight holds I8; only F64, F32, F16, BF16"),
+        (missing_shard, "names model-00001-of-00001.safetensors, which is missing"),
+        (shard_outside, "'../model.safetensors' is not the name of a file beside it"),
+        (shard_lacks_a_tensor, "tensor model.extra is missing, though"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_bad_directory_is_refused_with_one_line(
+    spoil: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    save_model(tmp_path, llama_config())
+    spoil(tmp_path)
+    with pytest.raises(ModelLoadError, match=message) as raised:
+        load(tmp_path)
+    assert "\n" not in raised.value.message
+
+
+def test_missing_directory(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="nowhere: no such directory"):
+        load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "int8"}, "dtype: must be one of auto, float32"),
+        ({"max_model_len": 0}, "max_model_len: must be at least 1, got 0"),
+        ({"tensor_parallel_rank": 2, "tensor_parallel_size": 2}, "tensor_parallel_rank.*2 of 2"),
+        ({"tensor_parallel_size": 2}, "distributed_init_address: needed"),
+    ],
+)
+def test_bad_spec(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        LoadSpec("model", **changes)  # type: ignore[arg-type]

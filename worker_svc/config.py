@@ -1,0 +1,45 @@
+"""Settings of a worker process."""
+
+from dataclasses import dataclass
+
+from quire.errors import ConfigError
+from quire.log import LEVELS
+
+DEFAULT_PORT = 50053
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """How a worker listens and computes; which model it serves is the scheduler's business.
+
+    Attributes:
+        host: address to bind, and no other.
+        port: 0 takes a free one.
+        device: "cpu".
+        num_threads: threads of the kernels and dense layers; None takes one per available core.
+        log_level: one of quire.log.LEVELS.
+
+    Raises:
+        ConfigError: a value is out of bounds; names field, limit and value.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    device: str = "cpu"
+    num_threads: int | None = None
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ConfigError("host: must not be empty")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port: must be in [0, 65535], got {self.port}")
+        if self.device != "cpu":
+            raise ConfigError(f"device: must be cpu, got {self.device!r}")
+        if self.num_threads is not None and not 1 <= self.num_threads <= MAX_THREADS:
+            raise ConfigError(f"num_threads: must be in [1, {MAX_THREADS}], got {self.num_threads}")
+        if self.log_level not in LEVELS:
+            raise ConfigError(
+                f"log_level: must be one of {', '.join(LEVELS)}, got {self.log_level!r}"
+            )

@@ -1,0 +1,98 @@
+"""Attention over the paged cache, the same call for decode, prefill and chunks."""
+
+from dataclasses import dataclass
+
+import torch
+
+from worker_svc import ops
+
+
+@dataclass(frozen=True, slots=True)
+class KVCaches:
+    """Keys and values of every layer.
+
+    Attributes:
+        keys: per layer [num_blocks, kv_heads, block_size, head_dim].
+        values: the same.
+    """
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Where the tokens of a step lie in the cache, common to all layers.
+
+    Rows from `num_tokens` on are padding: they are computed and never read.
+
+    Attributes:
+        caches: of all layers.
+        num_tokens: real rows of the batch.
+        slot_mapping: [num_tokens] int64, block * block_size + offset of each token.
+        block_tables: [num_sequences, max blocks] int32.
+        seq_lens: [num_sequences] int32, keys of each including this step's.
+        query_start_loc: [num_sequences + 1] int32, rows of each: a half-open interval.
+    """
+
+    caches: KVCaches
+    num_tokens: int
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+
+
+class PagedAttention:
+    """Writes keys and values of a layer into its cache, then attends over all of the context.
+
+    Args:
+        layer_index: which cache.
+        scale: of the dot products.
+        sliding_window: a token sees this many tokens, itself included; None sees all.
+    """
+
+    def __init__(self, layer_index: int, scale: float, sliding_window: int | None = None) -> None:
+        self._layer_index = layer_index
+        self._scale = scale
+        self._sliding_window = sliding_window
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Return [rows, heads * head_dim].
+
+        Mutates: this layer's cache.
+
+        Args:
+            query: [rows, heads, head_dim], any token stride.
+            key: [rows, kv_heads, head_dim], any token stride.
+            value: as key.
+            metadata: of the step.
+        """
+        rows, num_heads, head_dim = query.shape
+        out = query.new_empty(rows, num_heads, head_dim)
+        real_out = out
+        if metadata.num_tokens != rows:
+            real = metadata.num_tokens
+            out[real:].zero_()
+            real_out, query, key, value = out[:real], query[:real], key[:real], value[:real]
+        key_cache = metadata.caches.keys[self._layer_index]
+        value_cache = metadata.caches.values[self._layer_index]
+        ops.reshape_and_cache(key, value, key_cache, value_cache, metadata.slot_mapping)
+        ops.paged_attention(
+            real_out,
+            query,
+            key_cache,
+            value_cache,
+            metadata.block_tables,
+            metadata.seq_lens,
+            metadata.query_start_loc,
+            self._scale,
+            sliding_window=self._sliding_window,
+        )
+        return out.view(rows, num_heads * head_dim)

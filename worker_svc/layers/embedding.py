@@ -1,0 +1,102 @@
+"""Token embedding and LM head, cut over the ranks by vocabulary."""
+
+import torch
+import torch.nn.functional as functional
+
+from worker_svc.layers.invariant_linear import InvariantLinear
+from worker_svc.parallel import ParallelGroup
+from worker_svc.weights import Weights
+
+
+class VocabParallelEmbedding:
+    """Rows of a table by token id; each rank holds an equal range of ids, the last maybe fewer.
+
+    Args:
+        weights: scope of the table.
+        name: of the table.
+        vocab_size: number of ids.
+        embedding_dim: features of a row.
+        parallel: the group.
+
+    Attributes:
+        weight: [ids of this rank, embedding_dim].
+        vocab_size: over all ranks.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        vocab_size: int,
+        embedding_dim: int,
+        parallel: ParallelGroup,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._parallel = parallel
+        self._ids = _vocab_range(vocab_size, parallel)
+        self.weight = weights.load(f"{name}.weight", (vocab_size, embedding_dim), (self._ids,))
+
+    def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return [tokens, embedding_dim], memory of its own.
+
+        Args:
+            input_ids: [tokens] int64, in [0, vocab_size).
+        """
+        if self._parallel.size == 1:
+            return functional.embedding(input_ids, self.weight)
+        is_own = (input_ids >= self._ids.start) & (input_ids < self._ids.stop)
+        if len(self._ids) == 0:
+            partial = self.weight.new_zeros(input_ids.shape[0], self.weight.shape[1])
+        else:
+            rows = torch.where(is_own, input_ids - self._ids.start, 0)
+            # Not a multiplication by the mask: a NaN in the row looked up instead would survive it.
+            partial = functional.embedding(rows, self.weight)
+            partial = torch.where(is_own.unsqueeze(1), partial, 0)
+        return self._parallel.all_reduce(partial)
+
+
+class ParallelLMHead:
+    """Logits over the vocabulary; each rank computes those of its ids.
+
+    Args:
+        weight: [ids of this rank, hidden_size]; the embedding's own table where they are tied.
+        vocab_size: over all ranks.
+        parallel: the group.
+    """
+
+    def __init__(self, weight: torch.Tensor, vocab_size: int, parallel: ParallelGroup) -> None:
+        share = _vocab_share(vocab_size, parallel)
+        if weight.shape[0] < share:
+            # Every rank sends the same number of columns.
+            weight = functional.pad(weight, (0, 0, 0, share - weight.shape[0]))
+        self._linear = InvariantLinear(weight, None)
+        self._vocab_size = vocab_size
+        self._parallel = parallel
+
+    @classmethod
+    def load(
+        cls, weights: Weights, name: str, vocab_size: int, hidden_size: int, parallel: ParallelGroup
+    ) -> "ParallelLMHead":
+        """Return a head with weights of its own."""
+        ids = _vocab_range(vocab_size, parallel)
+        weight = weights.load(f"{name}.weight", (vocab_size, hidden_size), (ids,))
+        return cls(weight, vocab_size, parallel)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return [rows, vocab_size] float32.
+
+        Args:
+            hidden: [rows, hidden_size], only the rows that sample.
+        """
+        logits = self._parallel.all_gather_columns(self._linear(hidden))
+        return logits[:, : self._vocab_size].float().contiguous()
+
+
+def _vocab_share(vocab_size: int, parallel: ParallelGroup) -> int:
+    return -(-vocab_size // parallel.size)
+
+
+def _vocab_range(vocab_size: int, parallel: ParallelGroup) -> range:
+    share = _vocab_share(vocab_size, parallel)
+    first = min(parallel.rank * share, vocab_size)
+    return range(first, min(first + share, vocab_size))

@@ -1,0 +1,258 @@
+"""Linear layers cut over the ranks of a tensor-parallel group, as in Megatron-LM.
+
+A column-parallel layer owns some output features, a row-parallel one some input features, so that
+the pair needs one exchange. Source: Shoeybi et al., 2019, "Megatron-LM", section 3.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from quire.errors import ModelLoadError
+from worker_svc.layers.invariant_linear import InvariantLinear
+from worker_svc.parallel import ParallelGroup
+from worker_svc.weights import Weights
+
+HEAD_DIM_STEP = 8
+MAX_HEAD_DIM = 256
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShare:
+    """The attention heads of a layer and those of this rank.
+
+    With fewer key/value heads than ranks, several ranks hold a copy of the same one.
+
+    Attributes:
+        total_heads: query heads of the layer.
+        total_kv_heads: key/value heads of the layer.
+        head_dim: features of a head.
+        parallel: the group.
+
+    Raises:
+        ModelLoadError: sizes the kernels do not serve.
+    """
+
+    total_heads: int
+    total_kv_heads: int
+    head_dim: int
+    parallel: ParallelGroup
+
+    def __post_init__(self) -> None:
+        if self.head_dim % HEAD_DIM_STEP != 0 or not 0 < self.head_dim <= MAX_HEAD_DIM:
+            raise ModelLoadError(
+                f"head_dim: must be a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, "
+                f"got {self.head_dim}"
+            )
+        if self.total_heads % self.total_kv_heads != 0:
+            raise ModelLoadError(
+                f"num_attention_heads {self.total_heads} is not a multiple of "
+                f"num_key_value_heads {self.total_kv_heads}"
+            )
+
+    @property
+    def heads(self) -> range:
+        """Query heads of this rank."""
+        return self.parallel.part("num_attention_heads", self.total_heads)
+
+    @property
+    def kv_heads(self) -> range:
+        """Key/value heads of this rank."""
+        size = self.parallel.size
+        if self.total_kv_heads < size and size % self.total_kv_heads == 0:
+            first = self.parallel.rank * self.total_kv_heads // size
+            return range(first, first + 1)
+        return self.parallel.part("num_key_value_heads", self.total_kv_heads)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Number of key/value heads of this rank."""
+        return len(self.kv_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSource:
+    """Rows of a weight matrix in the checkpoint.
+
+    Attributes:
+        name: of the layer in the checkpoint, e.g. "q_proj".
+        total_rows: output features of the stored layer.
+        rows: those to take.
+    """
+
+    name: str
+    total_rows: int
+    rows: range
+
+
+def _load(
+    weights: Weights, source: LinearSource, in_features: int, columns: range, transposed: bool
+) -> torch.Tensor:
+    """Return [rows, columns] of a stored weight; `transposed` ones are stored [in, out]."""
+    name = f"{source.name}.weight"
+    if transposed:
+        stored = weights.load(name, (in_features, source.total_rows), (columns, source.rows))
+        return stored.t().contiguous()
+    return weights.load(name, (source.total_rows, in_features), (source.rows, columns))
+
+
+class MergedColumnParallelLinear:
+    """Several column-parallel layers with the same input, computed as one.
+
+    Args:
+        weights: scope of the layers.
+        sources: what to stack, in order.
+        in_features: of the common input.
+        bias: whether the stored layers have one.
+        transposed: stored as [in, out], as GPT-2 does.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        sources: Sequence[LinearSource],
+        in_features: int,
+        *,
+        bias: bool,
+        transposed: bool = False,
+    ) -> None:
+        weight = torch.cat(
+            [
+                _load(weights, source, in_features, range(in_features), transposed)
+                for source in sources
+            ]
+        )
+        merged_bias = None
+        if bias:
+            merged_bias = torch.cat(
+                [
+                    weights.load(f"{source.name}.bias", (source.total_rows,), (source.rows,))
+                    for source in sources
+                ]
+            )
+        self._linear = InvariantLinear(weight, merged_bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [tokens, this rank's output features of every source, in order]."""
+        return self._linear(x)
+
+
+class ColumnParallelLinear(MergedColumnParallelLinear):
+    """One layer of which each rank owns an equal share of the output features."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        in_features: int,
+        out_features: int,
+        parallel: ParallelGroup,
+        *,
+        bias: bool,
+        transposed: bool = False,
+    ) -> None:
+        source = LinearSource(name, out_features, parallel.part(name, out_features))
+        super().__init__(weights, (source,), in_features, bias=bias, transposed=transposed)
+
+
+class QKVParallelLinear(MergedColumnParallelLinear):
+    """Query, key and value projections of this rank's heads, computed as one.
+
+    Args:
+        weights: scope of the layers.
+        hidden_size: of the input.
+        heads: which heads.
+        names: of three stored layers (query, key, value), or of one that holds all three.
+        bias: whether they have one.
+        transposed: stored as [in, out].
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        hidden_size: int,
+        heads: HeadShare,
+        names: tuple[str] | tuple[str, str, str],
+        *,
+        bias: bool,
+        transposed: bool = False,
+    ) -> None:
+        self._head_dim = heads.head_dim
+        self._head_counts = [len(heads.heads), len(heads.kv_heads), len(heads.kv_heads)]
+        sizes = [
+            count * heads.head_dim
+            for count in (heads.total_heads, heads.total_kv_heads, heads.total_kv_heads)
+        ]
+        shares = [heads.heads, heads.kv_heads, heads.kv_heads]
+        sources = []
+        first_row = 0
+        for index, (size, share) in enumerate(zip(sizes, shares, strict=True)):
+            start, stop = share.start * heads.head_dim, share.stop * heads.head_dim
+            if len(names) == 1:
+                rows = range(first_row + start, first_row + stop)
+                sources.append(LinearSource(names[0], sum(sizes), rows))
+            else:
+                sources.append(LinearSource(names[index], size, range(start, stop)))
+            first_row += size
+        super().__init__(weights, sources, hidden_size, bias=bias, transposed=transposed)
+
+    def split_heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim].
+
+        They are views of one buffer, with a token stride of all three together.
+        """
+        heads = self(x).view(x.shape[0], -1, self._head_dim)
+        query, key, value = torch.split_with_sizes(heads, self._head_counts, dim=1)
+        return query, key, value
+
+
+class RowParallelLinear:
+    """One layer of which each rank owns an equal share of the input features.
+
+    The bias is added once, after the sum over ranks.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        in_features: int,
+        out_features: int,
+        parallel: ParallelGroup,
+        *,
+        bias: bool,
+        transposed: bool = False,
+    ) -> None:
+        source = LinearSource(name, out_features, range(out_features))
+        columns = parallel.part(name, in_features)
+        weight = _load(weights, source, in_features, columns, transposed)
+        own_bias = weights.load(f"{name}.bias", (out_features,)) if bias else None
+        self._parallel = parallel
+        self._late_bias = own_bias if parallel.size > 1 else None
+        self._linear = InvariantLinear(weight, own_bias if parallel.size == 1 else None)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [tokens, out_features], whole on every rank.
+
+        Args:
+            x: [tokens, this rank's input features].
+        """
+        out = self._parallel.all_reduce(self._linear(x))
+        return out if self._late_bias is None else out + self._late_bias
+
+
+class ReplicatedLinear:
+    """One layer that every rank computes in full."""
+
+    def __init__(
+        self, weights: Weights, name: str, in_features: int, out_features: int, *, bias: bool
+    ) -> None:
+        self._linear = InvariantLinear(
+            weights.load(f"{name}.weight", (out_features, in_features)),
+            weights.load(f"{name}.bias", (out_features,)) if bias else None,
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [tokens, out_features]."""
+        return self._linear(x)

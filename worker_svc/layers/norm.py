@@ -1,0 +1,49 @@
+"""Normalisation layers; their weights stay in the model's dtype, their sums are float32."""
+
+import torch
+
+from worker_svc import ops
+from worker_svc.weights import Weights
+
+
+class RMSNorm:
+    """x / rms(x) * weight over the last dimension. Source: Zhang and Sennrich, 2019."""
+
+    def __init__(self, weights: Weights, name: str, size: int, eps: float) -> None:
+        self._weight = weights.load(f"{name}.weight", (size,))
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the norm of each row of x, [rows, size]."""
+        out = torch.empty_like(x)
+        ops.rms_norm(out, x, self._weight, self._eps)
+        return out
+
+    def add_and_norm(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Add x to the residual stream and return the norm of the sum.
+
+        Mutates: `residual` (the sum) and `x` (the value returned); both [rows, size].
+        """
+        ops.fused_add_rms_norm(x, residual, self._weight, self._eps)
+        return x
+
+
+class LayerNorm:
+    """(x - mean) / std * weight + bias over the last dimension. Source: Ba et al., 2016."""
+
+    def __init__(
+        self, weights: Weights, name: str, size: int, eps: float, affine: bool = True
+    ) -> None:
+        if affine:
+            self._weight = weights.load(f"{name}.weight", (size,))
+            self._bias: torch.Tensor | None = weights.load(f"{name}.bias", (size,))
+        else:
+            self._weight = torch.ones(size, dtype=weights.dtype)
+            self._bias = None
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the norm of each row of x, [rows, size]."""
+        out = torch.empty_like(x)
+        ops.layer_norm(out, x, self._weight, self._bias, self._eps)
+        return out

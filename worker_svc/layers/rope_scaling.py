@@ -1,0 +1,183 @@
+"""Frequencies of rotary position embeddings, in every scaling the served families use.
+
+A frequency depends on the model's configuration and its length limit alone, never on how long a
+sequence happens to be. Where transformers recomputes them for the longest sequence of a batch
+(dynamic NTK, longrope), the limit decides instead, once, since a cached key must not change its
+meaning: up to the original length of the model the two agree.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from worker_svc.hf_config import HfConfig
+
+DEFAULT_THETA = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class RopeParameters:
+    """How positions turn into angles.
+
+    Attributes:
+        kind: one of KINDS.
+        theta: base of the wavelengths.
+        max_position_embeddings: of the model.
+        original_max_position_embeddings: length of the model before it was stretched.
+        section: the configuration's own numbers of this kind.
+    """
+
+    kind: str
+    theta: float
+    max_position_embeddings: int
+    original_max_position_embeddings: int
+    section: HfConfig
+
+    @classmethod
+    def read(cls, hf: HfConfig, max_position_embeddings: int) -> "RopeParameters":
+        """Read `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before).
+
+        Raises:
+            ModelLoadError: a kind that is not served, or a bad number.
+        """
+        section = hf.section("rope_parameters" if "rope_parameters" in hf else "rope_scaling")
+        kind = section.text("rope_type", section.text("type", "default"))
+        if kind not in _FREQUENCIES:
+            raise section.error(
+                "rope_type", f"{kind!r} is not served here; those served: {', '.join(KINDS)}"
+            )
+        for source in (section, hf):
+            if source.number("partial_rotary_factor", 1.0) != 1.0:
+                raise source.error("partial_rotary_factor", "only 1.0 is served for this family")
+        original = section.integer("original_max_position_embeddings", max_position_embeddings)
+        if "original_max_position_embeddings" in hf:
+            original = hf.integer("original_max_position_embeddings")
+        theta = section.number("rope_theta", hf.number("rope_theta", DEFAULT_THETA))
+        return cls(kind, theta, max_position_embeddings, original, section)
+
+    @property
+    def max_context(self) -> int:
+        """Longest sequence these parameters are made for."""
+        if self.kind in ("linear", "dynamic"):
+            return int(self.max_position_embeddings * self.section.number("factor"))
+        if self.kind == "yarn":
+            stretched = int(self.original_max_position_embeddings * self.factor)
+            return max(self.max_position_embeddings, stretched)
+        return self.max_position_embeddings
+
+    @property
+    def factor(self) -> float:
+        """How much longer the model was made."""
+        ratio = self.max_position_embeddings / self.original_max_position_embeddings
+        return self.section.number("factor", ratio)
+
+
+def rope_frequencies(
+    rope: RopeParameters, rotary_dim: int, max_model_len: int
+) -> tuple[torch.Tensor, float]:
+    """Return the inverse frequencies [rotary_dim / 2] float32 and the scale of cosines and sines.
+
+    Args:
+        rope: of the model.
+        rotary_dim: features of a head that are rotated.
+        max_model_len: limit of a sequence, which picks the variant of dynamic NTK and longrope.
+
+    Raises:
+        ModelLoadError: a number this kind needs is missing or wrong.
+    """
+    return _FREQUENCIES[rope.kind](rope, rotary_dim, max_model_len)
+
+
+def _plain(theta: float, dim: int) -> torch.Tensor:
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+    return 1.0 / (theta**exponents)
+
+
+def _default(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.Tensor, float]:
+    return _plain(rope.theta, dim), 1.0
+
+
+def _linear(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.Tensor, float]:
+    return _plain(rope.theta, dim) / rope.section.number("factor"), 1.0
+
+
+def _dynamic(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.Tensor, float]:
+    factor = rope.section.number("factor")
+    length = max(max_model_len, rope.max_position_embeddings)
+    stretch = factor * length / rope.max_position_embeddings - (factor - 1)
+    return _plain(rope.theta * stretch ** (dim / (dim - 2)), dim), 1.0
+
+
+def _yarn(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.Tensor, float]:
+    """Interpolate long waves, keep short ones, blend between. Source: Peng et al., 2023, YaRN."""
+    section, factor = rope.section, rope.factor
+    original = rope.original_max_position_embeddings
+
+    def dimension_of(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low = dimension_of(section.number("beta_fast", 32.0))
+    high = dimension_of(section.number("beta_slow", 1.0))
+    if section.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = torch.clamp((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)
+    wavelengths = rope.theta ** (torch.arange(0, dim, 2).float() / dim)
+    kept, interpolated = 1.0 / wavelengths, 1.0 / (factor * wavelengths)
+    frequencies = interpolated * ramp + kept * (1 - ramp)
+    return frequencies, _yarn_scale(section, factor)
+
+
+def _yarn_scale(section: HfConfig, factor: float) -> float:
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if "attention_factor" in section:
+        return section.number("attention_factor")
+    if "mscale" in section and "mscale_all_dim" in section:
+        return mscale(section.number("mscale")) / mscale(section.number("mscale_all_dim"))
+    return mscale(1.0)
+
+
+def _llama3(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.Tensor, float]:
+    """Divide long waves by the factor, keep short ones, blend between, as Llama 3.1 does."""
+    section = rope.section
+    factor = section.number("factor")
+    low = section.number("low_freq_factor")
+    high = section.number("high_freq_factor")
+    original = rope.original_max_position_embeddings
+    plain = _plain(rope.theta, dim)
+    wavelengths = 2 * math.pi / plain
+    smooth = torch.clamp((original / wavelengths - low) / (high - low), 0, 1)
+    return (1 - smooth) * plain / factor + smooth * plain, 1.0
+
+
+def _longrope(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.Tensor, float]:
+    """Divide each frequency by a factor of its own. Source: Ding et al., 2024, LongRoPE."""
+    original = rope.original_max_position_embeddings
+    key = "long_factor" if max_model_len > original else "short_factor"
+    factors = torch.tensor(rope.section.numbers(key), dtype=torch.float32)
+    if factors.numel() != dim // 2:
+        raise rope.section.error(key, f"must hold {dim // 2} numbers, got {factors.numel()}")
+    factor = rope.factor
+    if "attention_factor" in rope.section:
+        scale = rope.section.number("attention_factor")
+    else:
+        scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return _plain(rope.theta, dim) / factors, scale
+
+
+_FREQUENCIES: dict[str, Callable[[RopeParameters, int, int], tuple[torch.Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+}
+
+KINDS: tuple[str, ...] = tuple(_FREQUENCIES)

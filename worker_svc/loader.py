@@ -1,0 +1,156 @@
+"""From a model directory to a model: which family, which dtype, which limits, this rank's slice."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quire.errors import ModelLoadError
+from quire.outputs import ModelInfo
+from worker_svc.hf_config import HfConfig
+from worker_svc.models.interface import CausalLM
+from worker_svc.models.registry import find_family
+from worker_svc.parallel import ParallelGroup
+from worker_svc.weights import SafetensorsCheckpoint, Weights
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """Which slice of which model, and how.
+
+    Attributes:
+        model: path of a Hugging Face model directory.
+        dtype: "auto" takes what the model's configuration says, else one of DTYPES.
+        max_model_len: limit on tokens of one sequence; None takes the model's own.
+        tensor_parallel_rank: of this worker.
+        tensor_parallel_size: number of workers that share each layer.
+        distributed_init_address: "host:port" where ranks meet; empty for one.
+
+    Raises:
+        ModelLoadError: a value is out of bounds; names field, limit and value.
+    """
+
+    model: str
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    tensor_parallel_rank: int = 0
+    tensor_parallel_size: int = 1
+    distributed_init_address: str = ""
+
+    def __post_init__(self) -> None:
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise ModelLoadError(
+                f"dtype: must be one of auto, {', '.join(DTYPES)}, got {self.dtype!r}"
+            )
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise ModelLoadError(f"max_model_len: must be at least 1, got {self.max_model_len}")
+        if not 0 <= self.tensor_parallel_rank < self.tensor_parallel_size:
+            raise ModelLoadError(
+                f"tensor_parallel_rank: must be in [0, tensor_parallel_size), got "
+                f"{self.tensor_parallel_rank} of {self.tensor_parallel_size}"
+            )
+        if self.tensor_parallel_size > 1 and not self.distributed_init_address:
+            raise ModelLoadError(
+                "distributed_init_address: needed when tensor_parallel_size is "
+                f"{self.tensor_parallel_size}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory.
+
+    Attributes:
+        spec: what was asked for.
+        info: what it turned out to be.
+        model: ready to compute.
+        dtype: of activations and cache.
+        parallel: the group it computes with.
+    """
+
+    spec: LoadSpec
+    info: ModelInfo
+    model: CausalLM
+    dtype: torch.dtype
+    parallel: ParallelGroup
+
+
+@torch.inference_mode()
+def load_model(spec: LoadSpec, served_model_name: str, parallel: ParallelGroup) -> LoadedModel:
+    """Read a model directory.
+
+    Args:
+        spec: which slice of which model.
+        served_model_name: name that requests use; empty takes the directory's path.
+        parallel: the group, already joined.
+
+    Raises:
+        ModelLoadError: the directory cannot be served; one line that says why.
+    """
+    directory = Path(spec.model)
+    if not directory.is_dir():
+        raise ModelLoadError(f"{directory}: no such directory")
+    if not (directory / "config.json").is_file():
+        raise ModelLoadError(f"{directory}: no config.json; is it a Hugging Face model directory?")
+    hf = HfConfig.read(directory / "config.json")
+    _refuse_quantized(hf)
+    architecture, family = find_family(hf)
+    config = family.read_config(hf)
+    dtype_name = _resolve_dtype(hf, spec.dtype)
+    max_model_len = _resolve_max_model_len(
+        spec.max_model_len, config.max_position_embeddings, config.max_context
+    )
+    eos_token_ids = _eos_token_ids(directory, hf)
+
+    sizes: dict[str, int] = {}
+    weights = Weights(SafetensorsCheckpoint(directory), DTYPES[dtype_name], count=sizes.__setitem__)
+    model = family.build(config, weights, parallel, max_model_len)
+    info = ModelInfo(
+        name=served_model_name or spec.model,
+        architecture=architecture,
+        dtype=dtype_name,
+        vocab_size=config.vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=eos_token_ids,
+        num_parameters=sum(sizes.values()),
+    )
+    return LoadedModel(spec, info, model, DTYPES[dtype_name], parallel)
+
+
+def _refuse_quantized(hf: HfConfig) -> None:
+    if "quantization_config" in hf:
+        method = hf.section("quantization_config").text("quant_method", "unnamed")
+        raise hf.error("quantization_config", f"quantized weights ({method}) are not served here")
+
+
+def _resolve_dtype(hf: HfConfig, asked: str) -> str:
+    if asked != "auto":
+        return asked
+    key = "dtype" if "dtype" in hf else "torch_dtype"
+    name = hf.text(key, "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise hf.error(key, f"must be one of {', '.join(DTYPES)}, got {name!r}; or set --dtype")
+    return name
+
+
+def _resolve_max_model_len(asked: int | None, default: int, longest: int) -> int:
+    if asked is None:
+        return default
+    if asked > longest:
+        raise ModelLoadError(f"max_model_len: {asked} is more than the model's {longest}")
+    return asked
+
+
+def _eos_token_ids(directory: Path, hf: HfConfig) -> tuple[int, ...]:
+    generation_config = directory / "generation_config.json"
+    if generation_config.is_file():
+        ids = HfConfig.read(generation_config).token_ids("eos_token_id")
+        if ids:
+            return ids
+    return hf.token_ids("eos_token_id")

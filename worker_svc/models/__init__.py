@@ -1,0 +1,1 @@
+"""Native models, one file a family."""

@@ -1,0 +1,59 @@
+"""Which Hugging Face architectures are served, and by what."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from quire.errors import ModelLoadError
+from worker_svc.hf_config import HfConfig
+from worker_svc.layers.rotary_decoder import RotaryDecoder
+from worker_svc.models.gpt2 import GPT2LMHeadModel, read_gpt2
+from worker_svc.models.interface import CausalLM, ModelConfig
+from worker_svc.models.llama import read_llama, read_mistral
+from worker_svc.models.opt import OPTForCausalLM, read_opt
+from worker_svc.models.qwen2 import read_qwen2
+from worker_svc.models.qwen3 import read_qwen3
+from worker_svc.parallel import ParallelGroup
+from worker_svc.weights import Weights
+
+ConfigT = TypeVar("ConfigT", bound=ModelConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFamily(Generic[ConfigT]):
+    """How an architecture is read and built.
+
+    Attributes:
+        read_config: turns config.json into the family's configuration.
+        build: turns that, the weights, the group and the length limit into a model.
+    """
+
+    read_config: Callable[[HfConfig], ConfigT]
+    build: Callable[[ConfigT, Weights, ParallelGroup, int], CausalLM]
+
+
+# Any: families have configurations of different types, each known only to its own `build`.
+FAMILIES: dict[str, ModelFamily[Any]] = {
+    "LlamaForCausalLM": ModelFamily(read_llama, RotaryDecoder),
+    "MistralForCausalLM": ModelFamily(read_mistral, RotaryDecoder),
+    "Qwen2ForCausalLM": ModelFamily(read_qwen2, RotaryDecoder),
+    "Qwen3ForCausalLM": ModelFamily(read_qwen3, RotaryDecoder),
+    "OPTForCausalLM": ModelFamily(read_opt, OPTForCausalLM),
+    "GPT2LMHeadModel": ModelFamily(read_gpt2, GPT2LMHeadModel),
+}
+
+
+def find_family(hf: HfConfig) -> tuple[str, ModelFamily[Any]]:
+    """Return the architecture a configuration names, and its family.
+
+    Raises:
+        ModelLoadError: it names none, or none that is served; lists those that are.
+    """
+    names = hf.texts("architectures")
+    for name in names:
+        if name in FAMILIES:
+            return name, FAMILIES[name]
+    served = ", ".join(FAMILIES)
+    if not names:
+        raise hf.error("architectures", f"is missing; must name one of {served}")
+    raise ModelLoadError(f"architecture {', '.join(names)} is not served; those served: {served}")

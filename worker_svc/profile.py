@@ -1,0 +1,174 @@
+"""How much cache fits: memory that is left after the largest step has been run once."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quire.errors import ConfigError
+from worker_svc.cache_engine import allocate_caches, block_bytes
+from worker_svc.layers.attention import AttentionMetadata, KVCaches
+from worker_svc.layers.invariant_linear import padded_rows
+from worker_svc.loader import LoadedModel
+
+CACHE_SHARE_OF_FREE_MEMORY = 0.25
+MAX_DEFAULT_CACHE_BYTES = 4 * 2**30
+MAX_BLOCK_SIZE = 1024
+WARM_UP_MAX_TOKENS = 64
+WARM_UP_MAX_S = 1.0
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSpec:
+    """The largest step and what the operator wants to spend on cache.
+
+    Attributes:
+        block_size: tokens of a block.
+        max_num_batched_tokens: most tokens of a step.
+        max_num_seqs: most sequences of a step.
+        kv_cache_memory_bytes: of cache to use; None takes a share of the free memory.
+
+    Raises:
+        ConfigError: a value is out of bounds; names field, limit and value.
+    """
+
+    block_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    kv_cache_memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
+            raise ConfigError(
+                f"block_size: must be in [1, {MAX_BLOCK_SIZE}], got {self.block_size}"
+            )
+        if self.max_num_batched_tokens < 1:
+            raise ConfigError(
+                f"max_num_batched_tokens: must be at least 1, got {self.max_num_batched_tokens}"
+            )
+        if self.max_num_seqs < 1:
+            raise ConfigError(f"max_num_seqs: must be at least 1, got {self.max_num_seqs}")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheProfile:
+    """How much cache fits.
+
+    Attributes:
+        num_blocks: blocks that fit.
+        block_bytes: bytes of one, over all layers of this rank.
+    """
+
+    num_blocks: int
+    block_bytes: int
+
+
+def profile_cache(loaded: LoadedModel, spec: ProfileSpec) -> CacheProfile:
+    """Run the largest step and return the number of blocks that fit beside it.
+
+    Never more than all sequences of a step could fill at the model's full length.
+
+    Raises:
+        ConfigError: not one sequence of full length fits, or more is asked for than is free.
+    """
+    _run_dummy_step(
+        loaded,
+        allocate_caches(loaded, spec.block_size, 1),
+        spec.block_size,
+        spec.max_num_batched_tokens,
+        spec.max_num_seqs,
+    )
+    bytes_per_block = block_bytes(loaded, spec.block_size)
+    free = available_memory_bytes()
+    if spec.kv_cache_memory_bytes is None:
+        budget = min(int(free * CACHE_SHARE_OF_FREE_MEMORY), MAX_DEFAULT_CACHE_BYTES)
+    else:
+        budget = spec.kv_cache_memory_bytes
+        if budget > free:
+            raise ConfigError(
+                f"kv_cache_memory_bytes: {budget} is more than the {free} bytes that are free"
+            )
+    if budget < bytes_per_block:
+        raise ConfigError(
+            f"kv_cache_memory_bytes: {budget} is less than one block, {bytes_per_block} bytes"
+        )
+    blocks_per_sequence = -(-loaded.info.max_model_len // spec.block_size)
+    most_useful = spec.max_num_seqs * blocks_per_sequence
+    return CacheProfile(min(budget // bytes_per_block, most_useful), bytes_per_block)
+
+
+def warm_up(loaded: LoadedModel, caches: KVCaches, block_size: int) -> None:
+    """Run decode steps of the usual sizes, so that serving finds every code path prepared.
+
+    Writes nothing to the caches.
+    """
+    deadline = time.monotonic() + WARM_UP_MAX_S
+    sizes = {padded_rows(count, loaded.dtype) for count in range(1, WARM_UP_MAX_TOKENS + 1)}
+    for num_tokens in sorted(sizes):
+        _run_dummy_step(loaded, caches, block_size, num_tokens, num_tokens)
+        if time.monotonic() > deadline:
+            break
+
+
+@torch.inference_mode()
+def _run_dummy_step(
+    loaded: LoadedModel, caches: KVCaches, block_size: int, num_tokens: int, num_seqs: int
+) -> None:
+    """Run a step that reads block 0 for every context and writes to no block.
+
+    Args:
+        loaded: the model.
+        caches: at least one block.
+        block_size: tokens of a block.
+        num_tokens: shared out evenly over the sequences, none past the model's length.
+        num_seqs: at most this many sequences.
+    """
+    num_seqs = min(num_seqs, num_tokens)
+    share, rest = divmod(num_tokens, num_seqs)
+    lengths = torch.full((num_seqs,), share, dtype=torch.int32)
+    lengths[:rest] += 1
+    lengths.clamp_(max=loaded.info.max_model_len)
+    num_tokens = int(lengths.sum())
+    rows = padded_rows(num_tokens, loaded.dtype)
+    positions = torch.zeros(rows, dtype=torch.int64)
+    positions[:num_tokens] = torch.cat([torch.arange(length) for length in lengths.tolist()])
+    query_start_loc = torch.zeros(num_seqs + 1, dtype=torch.int32)
+    query_start_loc[1:] = lengths.cumsum(0)
+    longest = -(-int(lengths.max()) // block_size)
+    metadata = AttentionMetadata(
+        caches=caches,
+        num_tokens=num_tokens,
+        slot_mapping=torch.full((num_tokens,), -1, dtype=torch.int64),
+        block_tables=torch.zeros(num_seqs, longest, dtype=torch.int32),
+        seq_lens=lengths,
+        query_start_loc=query_start_loc,
+    )
+    hidden = loaded.model.forward(torch.zeros(rows, dtype=torch.int64), positions, metadata)
+    loaded.model.compute_logits(hidden[query_start_loc[1:].long() - 1])
+
+
+def available_memory_bytes() -> int:
+    """Return the bytes this process may still take: of the machine, or of its control group.
+
+    Raises:
+        ConfigError: the machine does not say.
+    """
+    try:
+        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigError(
+            "kv_cache_memory_bytes: must be set, since this machine does not say how much is free"
+        ) from error
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit != "max":
+            used = int((_CGROUP / "memory.current").read_text())
+            free = min(free, max(int(limit) - used, 0))
+    except (OSError, ValueError):
+        pass  # No control group here sets a limit.
+    return free

@@ -1,0 +1,95 @@
+"""From logits to tokens: parameters of the live sequences in columns, one call for the batch."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.errors import InvalidRequestError
+from quire.sampling_params import SamplingParams
+from worker_svc import ops
+from worker_svc.parallel import ParallelGroup
+from worker_svc.steps import IntArray
+
+_KEEP_ALL = 0
+
+
+class SamplingTable:
+    """Sampling parameters by row of the mirror; written when a sequence comes, read every step."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._temperature = np.zeros(num_rows, np.float32)
+        self._top_k = np.zeros(num_rows, np.int32)
+        self._top_p = np.ones(num_rows, np.float32)
+        self._min_p = np.zeros(num_rows, np.float32)
+        self._seed = np.zeros(num_rows, np.int64)
+        self._sequence_index = np.zeros(num_rows, np.int32)
+
+    def resize(self, num_rows: int) -> None:
+        """Make room for `num_rows` rows, keeping the first ones."""
+        for name in ("temperature", "top_k", "top_p", "min_p", "seed", "sequence_index"):
+            old = getattr(self, f"_{name}")
+            new = np.zeros(num_rows, old.dtype)
+            new[: len(old)] = old
+            setattr(self, f"_{name}", new)
+
+    def write(self, row: int, params: SamplingParams, sequence_index: int) -> None:
+        """Set the parameters of a row.
+
+        Raises:
+            InvalidRequestError: no seed; the scheduler draws one for every request.
+        """
+        if params.seed is None:
+            raise InvalidRequestError("seed", "must be set by the scheduler")
+        self._temperature[row] = params.temperature
+        self._top_k[row] = _KEEP_ALL if params.top_k is None else params.top_k
+        self._top_p[row] = params.top_p
+        self._min_p[row] = params.min_p
+        self._seed[row] = np.uint64(params.seed).astype(np.int64)
+        self._sequence_index[row] = sequence_index
+
+    def sample(
+        self, logits: torch.Tensor, rows: IntArray, positions: IntArray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose a token for each row.
+
+        Args:
+            logits: [n, vocab_size] float32.
+            rows: [n] of this table.
+            positions: [n] index in its sequence of the token to choose.
+
+        Returns:
+            token_ids [n] int64 and whether the logits were finite [n] bool.
+        """
+        return ops.sample(
+            logits,
+            torch.from_numpy(self._temperature[rows]),
+            torch.from_numpy(self._top_k[rows]),
+            torch.from_numpy(self._top_p[rows]),
+            torch.from_numpy(self._min_p[rows]),
+            torch.from_numpy(self._seed[rows]),
+            torch.from_numpy(self._sequence_index[rows]),
+            torch.from_numpy(positions),
+        )
+
+
+def sample_on_first_rank(
+    parallel: ParallelGroup,
+    table: SamplingTable,
+    logits: torch.Tensor,
+    rows: IntArray,
+    positions: IntArray,
+) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """Sample on rank 0 and tell the other ranks, which keep the same tokens.
+
+    Returns:
+        token_ids [n] and whether each sequence's logits were finite [n].
+    """
+    if parallel.size == 1:
+        token_ids, ok = table.sample(logits, rows, positions)
+        return token_ids.numpy(), ok.numpy()
+    message = torch.zeros(2, len(rows), dtype=torch.int64)
+    if parallel.rank == 0:
+        token_ids, ok = table.sample(logits, rows, positions)
+        message[0], message[1] = token_ids, ok
+    parallel.broadcast(message)
+    return message[0].numpy(), message[1].numpy().astype(np.bool_)

@@ -1,0 +1,70 @@
+"""The worker process: binds, serves until it is asked to stop, closes cleanly."""
+
+from quire.errors import QuireError
+from quire.log import configure, get_logger
+from quire.rpc import Server, announce, stop_signal
+from quire.v1 import worker_pb2, worker_pb2_grpc
+from worker_svc.config import WorkerConfig
+from worker_svc.servicer import WorkerServicer
+from worker_svc.worker import Worker
+
+log = get_logger()
+
+SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
+
+
+class WorkerServer:
+    """A worker behind its gRPC server.
+
+    Args:
+        config: how to listen and compute.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._servicer = WorkerServicer(Worker(config.device, config.num_threads))
+        self._server = Server([SERVICE_NAME])
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(
+            self._servicer, self._server.grpc_server
+        )
+
+    async def start(self) -> str:
+        """Bind, serve, and return the address bound.
+
+        Raises:
+            UnavailableError: the address cannot be bound.
+        """
+        address = await self._server.start(self._config.host, self._config.port)
+        await self._server.set_serving(True)
+        return address
+
+    async def stop(self) -> None:
+        """Refuse new calls, end running ones, stop the model's thread."""
+        await self._server.stop()
+        self._servicer.close()
+
+
+async def serve(config: WorkerConfig, ready_fd: int | None) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        config: how to listen and compute.
+        ready_fd: pipe that is told "ready HOST:PORT" or "error MESSAGE"; None tells nobody.
+
+    Returns:
+        The exit code: 0 after a clean stop, 1 if serving could not start.
+    """
+    configure("worker", config.log_level)
+    server = WorkerServer(config)
+    try:
+        address = await server.start()
+    except QuireError as error:
+        log.error("start_failed", error=error.message)
+        announce(ready_fd, f"error {error.message}")
+        await server.stop()
+        return 1
+    announce(ready_fd, f"ready {address}")
+    await stop_signal()
+    await server.stop()
+    log.info("stopped")
+    return 0

@@ -1,0 +1,175 @@
+"""WorkerService: proto in, domain call on the worker's own thread, proto out."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple
+
+import grpc
+
+from quire.errors import StaleEpochError
+from quire.v1 import worker_pb2, worker_pb2_grpc
+from quire.wire import model_info_to_proto
+from worker_svc import wire
+from worker_svc.steps import SchedulerOutputs, StepGap, StepResult
+from worker_svc.streams import EpochGuard, StepStream
+from worker_svc.worker import Worker
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_Result = asyncio.Future[StepResult | StepGap]
+# What an Execute call waits for: a step under way, the end of the requests, or what ended them.
+_Event = _Result | None | Exception
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Serves one worker.
+
+    Everything that touches the model runs, in order of arrival, in one thread that does nothing
+    else; the event loop stays free to answer health checks while a model loads.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._epochs = EpochGuard()
+        self._executor = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="model", initializer=worker.start_thread
+        )
+
+    def close(self) -> None:
+        """Let the step under way finish and stop the thread."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    async def Describe(  # noqa: N802
+        self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.DescribeResponse:
+        """What this worker is and holds."""
+        return wire.description_to_proto(self._worker.describe(), self._epochs.highest)
+
+    async def LoadModel(  # noqa: N802
+        self, request: worker_pb2.LoadModelRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.LoadModelResponse:
+        """Load this rank's slice of a model."""
+        self._epochs.admit(request.epoch)
+        spec = wire.load_spec_from_proto(request)
+        info = await self._run(self._worker.load_model, spec, request.served_model_name)
+        return worker_pb2.LoadModelResponse(model=model_info_to_proto(info))
+
+    async def ProfileCache(  # noqa: N802
+        self, request: worker_pb2.ProfileCacheRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.ProfileCacheResponse:
+        """Say how much cache fits."""
+        self._epochs.admit(request.epoch)
+        spec = wire.profile_spec_from_proto(request)
+        return wire.cache_profile_to_proto(await self._run(self._worker.profile_cache, spec))
+
+    async def InitCache(  # noqa: N802
+        self, request: worker_pb2.InitCacheRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.InitCacheResponse:
+        """Allocate the cache."""
+        self._epochs.admit(request.epoch)
+        await self._run(self._worker.init_cache, request.block_size, request.num_blocks)
+        return worker_pb2.InitCacheResponse()
+
+    async def Mirror(  # noqa: N802
+        self, request: worker_pb2.MirrorRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.MirrorResponse:
+        """Say which sequences are held."""
+        self._epochs.admit(request.epoch)
+        return wire.mirror_to_proto(await self._run(self._worker.mirror))
+
+    async def Reset(  # noqa: N802
+        self, request: worker_pb2.ResetRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.ResetResponse:
+        """Forget every sequence."""
+        self._epochs.admit(request.epoch)
+        await self._run(self._worker.reset)
+        return worker_pb2.ResetResponse()
+
+    async def Execute(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[worker_pb2.ExecuteRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[worker_pb2.ExecuteResponse]:
+        """Run steps in order; each is handed to the model's thread as soon as it is read.
+
+        So a step sent ahead starts right when the one before it ends, with no turn of the event
+        loop between them.
+        """
+        requests = aiter(request_iterator)
+        first = await anext(requests, None)
+        if first is None:
+            return
+        events: asyncio.Queue[_Event] = asyncio.Queue()
+        epoch = first.scheduler_outputs.epoch
+        stream = self._epochs.open_stream(
+            epoch,
+            on_end=lambda: events.put_nowait(
+                StaleEpochError(f"this stream of epoch {epoch} was replaced by a newer one")
+            ),
+        )
+        reader = asyncio.create_task(self._read_steps(first, requests, stream, events))
+        try:
+            while (event := await events.get()) is not None:
+                if isinstance(event, Exception):
+                    raise event
+                response = await event
+                yield wire.execute_response_to_proto(response)
+                if isinstance(response, StepGap):
+                    return
+        finally:
+            self._epochs.close_stream(stream)
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            while not events.empty():
+                if isinstance(pending := events.get_nowait(), asyncio.Future):
+                    pending.cancel()
+
+    async def _read_steps(
+        self,
+        first: worker_pb2.ExecuteRequest,
+        requests: AsyncIterator[worker_pb2.ExecuteRequest],
+        stream: StepStream,
+        events: asyncio.Queue[_Event],
+    ) -> None:
+        """Hand each request to the model's thread and queue its future for the caller."""
+        request: worker_pb2.ExecuteRequest | None = first
+        try:
+            while request is not None:
+                received_ns = time.perf_counter_ns()
+                outputs = wire.scheduler_outputs_from_proto(request.scheduler_outputs)
+                if outputs.epoch != stream.epoch:
+                    raise StaleEpochError(
+                        f"a stream keeps its epoch: {stream.epoch}, got {outputs.epoch}"
+                    )
+                events.put_nowait(self._run(self._run_step, stream, outputs, received_ns))
+                request = await anext(requests, None)
+            events.put_nowait(None)
+        except Exception as error:
+            events.put_nowait(error)
+
+    def _run_step(
+        self, stream: StepStream, outputs: SchedulerOutputs, received_ns: int
+    ) -> StepResult | StepGap:
+        """Run a step in the model's thread."""
+        is_first = stream.is_first(outputs.step_id)
+        gap = stream.advance(outputs.step_id)
+        if gap is not None:
+            return gap
+        if is_first:
+            # A new stream brings every sequence in full.
+            self._worker.reset()
+        try:
+            outcome = self._worker.execute(outputs)
+        except Exception:
+            # Steps that were sent ahead of this one's failure must not run.
+            stream.is_ended = True
+            raise
+        worker_us = (time.perf_counter_ns() - received_ns) // 1000
+        return StepResult(outputs.epoch, outputs.step_id, outcome, worker_us)
+
+    def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        """Queue a call for the model's thread."""
+        return asyncio.get_running_loop().run_in_executor(self._executor, function, *args)

@@ -1,0 +1,116 @@
+"""What one step orders and what comes of it: the worker's domain, free of protobuf.
+
+Per-token and per-block data are numpy arrays, because a step is applied with a handful of
+vectorised operations, never with a loop over sequences.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.sampling_params import SamplingParams
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceState:
+    """A sequence in full, as it stands before the step that brings it.
+
+    Attributes:
+        sequence_id: unique in the life of a scheduler.
+        token_ids: [num_tokens] prompt and output so far.
+        num_computed_tokens: tokens whose keys and values the blocks already hold.
+        block_ids: [num_blocks] its block table.
+        sampling_params: how its tokens are chosen; `seed` is set.
+        sequence_index: number within its group, part of the random counter.
+    """
+
+    sequence_id: int
+    token_ids: IntArray
+    num_computed_tokens: int
+    block_ids: IntArray
+    sampling_params: SamplingParams
+    sequence_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutputs:
+    """The orders of one step, applied in this order: release, add, copy, run.
+
+    Attributes:
+        epoch: of the scheduler that gave the orders.
+        step_id: from 1, without gaps, in each stream.
+        released_sequence_ids: to forget.
+        new_sequences: to add, in full.
+        blocks_to_copy: [num_pairs, 2] source and destination, in order.
+        sequence_ids: the batch.
+        num_scheduled_tokens: [num_sequences] tokens to compute of each.
+        num_new_blocks: [num_sequences] how many of `new_block_ids` each one's table gains.
+        new_block_ids: [sum of num_new_blocks].
+    """
+
+    epoch: int
+    step_id: int
+    released_sequence_ids: tuple[int, ...]
+    new_sequences: tuple[SequenceState, ...]
+    blocks_to_copy: IntArray
+    sequence_ids: tuple[int, ...]
+    num_scheduled_tokens: IntArray
+    num_new_blocks: IntArray
+    new_block_ids: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What the batch produced and what it cost.
+
+    Attributes:
+        sequence_ids: sequences that gained a token, in batch order.
+        token_ids: the token of each.
+        failed_sequence_ids: sequences whose logits were not finite; they gained none.
+        model_us: time of the forward pass.
+        sample_us: time of sampling.
+    """
+
+    sequence_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    failed_sequence_ids: tuple[int, ...]
+    model_us: int
+    sample_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The outcome of a step, with what identifies the step.
+
+    Attributes:
+        epoch: as ordered.
+        step_id: as ordered.
+        outcome: tokens and times; no tokens on ranks above 0.
+        worker_us: time from having read the request to having the result.
+    """
+
+    epoch: int
+    step_id: int
+    outcome: StepOutcome
+    worker_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepGap:
+    """A step did not follow the one before; the stream ends with this."""
+
+    expected_step_id: int
+    received_step_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredSequence:
+    """What the worker knows of a live sequence."""
+
+    sequence_id: int
+    num_tokens: int
+    num_computed_tokens: int
+    block_ids: tuple[int, ...]

@@ -1,0 +1,143 @@
+"""Between the worker's protobuf messages and its domain: the only module that knows both."""
+
+import numpy as np
+
+from quire.errors import InvalidRequestError
+from quire.v1 import worker_pb2
+from quire.wire import model_info_to_proto, sampling_params_from_proto
+from worker_svc.loader import LoadSpec
+from worker_svc.profile import CacheProfile, ProfileSpec
+from worker_svc.steps import (
+    MirroredSequence,
+    SchedulerOutputs,
+    SequenceState,
+    StepGap,
+    StepResult,
+)
+from worker_svc.worker import WorkerDescription
+
+_MAX_US = 2**32 - 1
+
+
+def description_to_proto(description: WorkerDescription, epoch: int) -> worker_pb2.DescribeResponse:
+    """Return the message of a worker's description and the highest epoch it has seen."""
+    model = description.model
+    return worker_pb2.DescribeResponse(
+        version=description.version,
+        device=description.device,
+        isa=description.isa,
+        epoch=epoch,
+        model=None if model is None else model_info_to_proto(model),
+        num_blocks=description.num_blocks,
+    )
+
+
+def load_spec_from_proto(message: worker_pb2.LoadModelRequest) -> LoadSpec:
+    """Read which slice of which model to load; a size of 0 reads as 1.
+
+    Raises:
+        ModelLoadError: a value is out of bounds.
+    """
+    return LoadSpec(
+        model=message.model,
+        dtype=message.dtype or "auto",
+        max_model_len=message.max_model_len if message.HasField("max_model_len") else None,
+        tensor_parallel_rank=message.tensor_parallel_rank,
+        tensor_parallel_size=message.tensor_parallel_size or 1,
+        distributed_init_address=message.distributed_init_address,
+    )
+
+
+def profile_spec_from_proto(message: worker_pb2.ProfileCacheRequest) -> ProfileSpec:
+    """Read the largest step.
+
+    Raises:
+        ConfigError: a value is out of bounds.
+    """
+    return ProfileSpec(
+        block_size=message.block_size,
+        max_num_batched_tokens=message.max_num_batched_tokens,
+        max_num_seqs=message.max_num_seqs,
+        kv_cache_memory_bytes=(
+            message.kv_cache_memory_bytes if message.HasField("kv_cache_memory_bytes") else None
+        ),
+    )
+
+
+def cache_profile_to_proto(profile: CacheProfile) -> worker_pb2.ProfileCacheResponse:
+    """Return the message of a profile."""
+    return worker_pb2.ProfileCacheResponse(
+        num_blocks=profile.num_blocks, block_bytes=profile.block_bytes
+    )
+
+
+def scheduler_outputs_from_proto(message: worker_pb2.SchedulerOutputs) -> SchedulerOutputs:
+    """Read the orders of a step.
+
+    Raises:
+        InvalidRequestError: block pairs or sampling parameters are malformed.
+    """
+    blocks_to_copy = np.array(message.blocks_to_copy, np.int64)
+    if len(blocks_to_copy) % 2 != 0:
+        raise InvalidRequestError(
+            "blocks_to_copy", f"must hold pairs, got {len(blocks_to_copy)} numbers"
+        )
+    return SchedulerOutputs(
+        epoch=message.epoch,
+        step_id=message.step_id,
+        released_sequence_ids=tuple(message.released_sequence_ids),
+        new_sequences=tuple(_sequence_from_proto(state) for state in message.new_sequences),
+        blocks_to_copy=blocks_to_copy.reshape(-1, 2),
+        sequence_ids=tuple(message.sequence_ids),
+        num_scheduled_tokens=np.array(message.num_scheduled_tokens, np.int64),
+        num_new_blocks=np.array(message.num_new_blocks, np.int64),
+        new_block_ids=np.array(message.new_block_ids, np.int64),
+    )
+
+
+def _sequence_from_proto(message: worker_pb2.SequenceState) -> SequenceState:
+    return SequenceState(
+        sequence_id=message.sequence_id,
+        token_ids=np.array(message.token_ids, np.int64),
+        num_computed_tokens=message.num_computed_tokens,
+        block_ids=np.array(message.block_ids, np.int64),
+        sampling_params=sampling_params_from_proto(message.sampling_params),
+        sequence_index=message.sequence_index,
+    )
+
+
+def execute_response_to_proto(response: StepResult | StepGap) -> worker_pb2.ExecuteResponse:
+    """Return the message of a step's result, or of a gap."""
+    if isinstance(response, StepGap):
+        gap = worker_pb2.StepGap(
+            expected_step_id=response.expected_step_id,
+            received_step_id=response.received_step_id,
+        )
+        return worker_pb2.ExecuteResponse(gap=gap)
+    outcome = response.outcome
+    result = worker_pb2.StepResult(
+        epoch=response.epoch,
+        step_id=response.step_id,
+        sequence_ids=outcome.sequence_ids,
+        token_ids=outcome.token_ids,
+        failed_sequence_ids=outcome.failed_sequence_ids,
+        model_us=min(outcome.model_us, _MAX_US),
+        sample_us=min(outcome.sample_us, _MAX_US),
+        worker_us=min(response.worker_us, _MAX_US),
+    )
+    return worker_pb2.ExecuteResponse(result=result)
+
+
+def mirror_to_proto(sequences: list[MirroredSequence]) -> worker_pb2.MirrorResponse:
+    """Return the message of the sequences a worker holds."""
+    return worker_pb2.MirrorResponse(
+        sequences=[
+            worker_pb2.MirroredSequence(
+                sequence_id=sequence.sequence_id,
+                num_tokens=sequence.num_tokens,
+                num_computed_tokens=sequence.num_computed_tokens,
+                block_ids=sequence.block_ids,
+            )
+            for sequence in sequences
+        ]
+    )

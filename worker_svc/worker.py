@@ -1,0 +1,157 @@
+"""The worker behind the service: a model, its cache and its sequences, driven from one thread."""
+
+import gc
+import os
+from dataclasses import dataclass, replace
+
+import torch
+
+from quire import __version__
+from quire.errors import ConfigError
+from quire.log import get_logger
+from quire.outputs import ModelInfo
+from worker_svc import ops
+from worker_svc.loader import LoadedModel, LoadSpec, load_model
+from worker_svc.model_runner import ModelRunner
+from worker_svc.parallel import join_group
+from worker_svc.profile import CacheProfile, ProfileSpec, profile_cache, warm_up
+from worker_svc.steps import MirroredSequence, SchedulerOutputs, StepOutcome
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDescription:
+    """What a worker is and holds.
+
+    Attributes:
+        version: of the software.
+        device: "cpu".
+        isa: instruction set the kernels run on.
+        model: None until one is loaded.
+        num_blocks: 0 until the cache is allocated.
+    """
+
+    version: str
+    device: str
+    isa: str
+    model: ModelInfo | None
+    num_blocks: int
+
+
+class Worker:
+    """Loads, profiles, allocates and executes, in that order.
+
+    Every method but `describe` must be called from the same thread.
+
+    Args:
+        device: "cpu".
+        num_threads: of kernels and dense layers; None takes one per available core.
+    """
+
+    def __init__(self, device: str = "cpu", num_threads: int | None = None) -> None:
+        self._device = device
+        self._num_threads = num_threads or len(os.sched_getaffinity(0))
+        self._loaded: LoadedModel | None = None
+        self._runner: ModelRunner | None = None
+
+    def start_thread(self) -> None:
+        """Prepare the calling thread for the other methods: torch counts threads for each."""
+        torch.set_num_threads(self._num_threads)
+        ops.set_num_threads(self._num_threads)
+
+    def describe(self) -> WorkerDescription:
+        """Return what this worker is and holds; may be called from any thread."""
+        loaded, runner = self._loaded, self._runner
+        return WorkerDescription(
+            version=__version__,
+            device=self._device,
+            isa=ops.isa(),
+            model=None if loaded is None else loaded.info,
+            num_blocks=0 if runner is None else runner.cache_engine.num_blocks,
+        )
+
+    def load_model(self, spec: LoadSpec, served_model_name: str) -> ModelInfo:
+        """Load this rank's slice of a model; at once if it is loaded already.
+
+        Another model, and its cache, are dropped first.
+
+        Raises:
+            ModelLoadError: the directory cannot be served.
+            UnavailableError: the other ranks did not come.
+        """
+        name = served_model_name or spec.model
+        if self._loaded is not None and self._loaded.spec == spec:
+            self._loaded = replace(self._loaded, info=replace(self._loaded.info, name=name))
+            return self._loaded.info
+        self._runner = None
+        self._loaded = None
+        parallel = join_group(
+            spec.tensor_parallel_rank, spec.tensor_parallel_size, spec.distributed_init_address
+        )
+        self._loaded = load_model(spec, name, parallel)
+        info = self._loaded.info
+        log.info(
+            "model_loaded",
+            model=info.name,
+            architecture=info.architecture,
+            dtype=info.dtype,
+            num_parameters=info.num_parameters,
+            rank=parallel.rank,
+        )
+        return info
+
+    def profile_cache(self, spec: ProfileSpec) -> CacheProfile:
+        """Run the largest step and say how many blocks fit beside it.
+
+        Raises:
+            ConfigError: no model is loaded, or none fit.
+        """
+        loaded = self._require_model()
+        # The cache of before would count as taken.
+        self._runner = None
+        return profile_cache(loaded, spec)
+
+    def init_cache(self, block_size: int, num_blocks: int) -> None:
+        """Allocate the cache, forget every sequence and get ready to execute.
+
+        Raises:
+            ConfigError: no model is loaded, or the cache does not fit.
+        """
+        loaded = self._require_model()
+        self._runner = None
+        runner = ModelRunner(loaded, block_size, num_blocks)
+        warm_up(loaded, runner.cache_engine.caches, block_size)
+        self._runner = runner
+        # What lives now lives as long as the process: collections need not walk it again.
+        gc.collect()
+        gc.freeze()
+        log.info("cache_allocated", num_blocks=num_blocks, block_size=block_size)
+
+    def execute(self, outputs: SchedulerOutputs) -> StepOutcome:
+        """Run one step.
+
+        Raises:
+            ConfigError: there is no cache yet.
+            InvalidRequestError: the orders do not fit what is held.
+        """
+        return self._require_runner().execute(outputs)
+
+    def mirror(self) -> list[MirroredSequence]:
+        """Return what is known of every sequence held; nothing before there is a cache."""
+        return [] if self._runner is None else self._runner.mirror.sequences()
+
+    def reset(self) -> None:
+        """Forget every sequence; keep weights and cache."""
+        if self._runner is not None:
+            self._runner.mirror.clear()
+
+    def _require_model(self) -> LoadedModel:
+        if self._loaded is None:
+            raise ConfigError("no model is loaded; LoadModel comes first")
+        return self._loaded
+
+    def _require_runner(self) -> ModelRunner:
+        if self._runner is None:
+            raise ConfigError("no cache is allocated; InitCache comes first")
+        return self._runner
