@@ -79,12 +79,12 @@ def test_max_context(numbers: dict[str, Any], longest: int) -> None:
 
 
 def test_unserved_kind_is_refused_by_name() -> None:
-    with pytest.raises(ModelLoadError, match="'axial' is not served here.*llama3"):
+    with pytest.raises(ModelLoadError, match=r"'axial' is not served here.*llama3"):
         read({"rope_scaling": {"rope_type": "axial"}})
 
 
 def test_missing_number_names_the_key(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"rope_scaling": {"type": "linear"}}))
     parameters = RopeParameters.read(HfConfig.read(tmp_path / "config.json"), 256)
-    with pytest.raises(ModelLoadError, match="config.json: rope_scaling: factor: is missing"):
+    with pytest.raises(ModelLoadError, match=r"config.json: rope_scaling: factor: is missing"):
         rope_frequencies(parameters, HEAD_DIM, 256)
