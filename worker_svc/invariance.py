@@ -23,6 +23,13 @@ SHAPES: tuple[tuple[int, int], ...] = (
 )
 """(in_features, out_features): usual, odd, and those that tempt a library to split its sums."""
 
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""The types a model can be served in."""
+
 ROW_COUNTS: tuple[int, ...] = (*range(1, 71), 128, 255, 500)
 ROW_OFFSETS: tuple[int, ...] = (0, 5, 29)
 

@@ -16,15 +16,12 @@ def doctor() -> None:
     for package in ("torch", "grpcio", "protobuf", "transformers"):
         typer.echo(f"{package:<10} {version(package)}")
 
-    import torch
-
     from worker_svc import invariance, ops
 
     typer.echo(f"kernels    {ops.isa()} (this machine can: {', '.join(ops.available_isas())})")
     violations = 0
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    for name, dtype in invariance.DTYPES.items():
         found = invariance.check_linear_invariance(dtype)
-        name = str(dtype).removeprefix("torch.")
         typer.echo(f"linear     {name}: {'ok' if not found else f'{len(found)} violations'}")
         for violation in found[:5]:
             typer.echo(f"           {violation}")

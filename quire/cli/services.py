@@ -92,10 +92,9 @@ def scheduler(
     """Run the scheduler of a cell: it loads the model into its workers and drives them."""
 
     def make() -> Callable[[int | None], Awaitable[int]]:
+        from quire.cli.cluster import embedded_model
         from scheduler_svc.config import SchedulerConfig
         from scheduler_svc.server import serve
-
-        from quire.cli.cluster import embedded_model
 
         directory = Path(model).resolve() if model else embedded_model()
         config = SchedulerConfig(
@@ -134,10 +133,9 @@ def router(
     """Run a router: it takes clients' requests. MODEL_DIR need only hold the tokenizer."""
 
     def make() -> Callable[[int | None], Awaitable[int]]:
+        from quire.cli.cluster import embedded_model
         from router.config import RouterConfig
         from router.server import serve
-
-        from quire.cli.cluster import embedded_model
 
         config = RouterConfig(
             host=host,
