@@ -1,4 +1,4 @@
-"""The corpus of the demo model: English text that ships with Python itself.
+"""The corpus of the demo model, English text that ships with Python itself, and its tokenizer.
 
 Everything kept here is covered by the licence of Python (PSF-2.0), which permits derived works
 that carry its notice. Four sources, in sorted order, so that one interpreter gives one corpus:
@@ -20,6 +20,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+VOCAB_SIZE = 4096
 
 # Test suites, bundled wheels, and packages that are programs rather than documented modules.
 SKIPPED_FOLDERS = frozenset(
@@ -190,6 +196,33 @@ def build_corpus(held_out_share: float = 0.02, seed: int = 0) -> Corpus:
     random.Random(seed).shuffle(shuffled)
     n_held_out = round(len(shuffled) * held_out_share)
     return Corpus(tuple(shuffled[n_held_out:]), tuple(shuffled[:n_held_out]), tuple(excluded))
+
+
+def train_tokenizer(corpus: Corpus, max_length: int) -> PreTrainedTokenizerFast:
+    """Fit a byte-level BPE; every text round-trips, since all 256 bytes are entries."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus.train, trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, texts: tuple[str, ...]) -> list[list[int]]:
+    """Return the tokens of each document, each with the end-of-text token after it."""
+    return [[*ids, tokenizer.eos_token_id] for ids in tokenizer(list(texts))["input_ids"]]
 
 
 if __name__ == "__main__":
