@@ -17,6 +17,7 @@ from quire.log import get_logger
 from quire.outputs import CellState, FinishReason, ModelInfo
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.rank import WorkerFailedError
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.session import Admitted, Refused, RouterSession, StepOutputs, Submission
 from scheduler_svc.step import StepOutcome
@@ -211,6 +212,8 @@ class Driver:
         while True:
             try:
                 return self._log_formed(await self._group.form())
+            except WorkerFailedError:
+                raise
             except UnavailableError as error:
                 log.warning("workers_unavailable", error=error.message)
             await asyncio.sleep(backoff_s)

@@ -31,13 +31,29 @@ _EXECUTE_METHOD = f"/{worker_pb2.DESCRIPTOR.services_by_name['WorkerService'].fu
 _ERRORS_BY_REASON: dict[str, type[QuireError]] = {
     error.reason: error for error in (ModelLoadError, ConfigError, StaleEpochError)
 }
+# What the connection says, rather than the worker.
+_CONNECTION_CODES = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+    }
+)
+
+
+class WorkerFailedError(UnavailableError):
+    """A worker is there and failed in a way it did not foresee.
+
+    Once it has served, it is treated as lost, since a new start may cure it. A worker that fails
+    so before it ever served would do it again.
+    """
 
 
 class Rank:
     """A worker as its scheduler sees it.
 
-    Every method raises the QuireError that the worker sent, and UnavailableError for whatever a new
-    attempt may cure: no connection, a broken stream, an unexpected failure.
+    Every method raises the QuireError that the worker sent, WorkerFailedError for a failure that it
+    did not foresee, and UnavailableError for a lost connection or a broken stream.
 
     Args:
         rank: its number in the tensor-parallel group.
@@ -146,4 +162,6 @@ class Rank:
             info = error_details_pb2.ErrorInfo()
             if packed.Unpack(info) and info.reason in _ERRORS_BY_REASON:
                 return _ERRORS_BY_REASON[info.reason](error.details() or text)
-        return UnavailableError(f"worker {self.address} failed ({text})")
+        if error.code() in _CONNECTION_CODES:
+            return UnavailableError(f"worker {self.address} is unreachable ({text})")
+        return WorkerFailedError(f"worker {self.address} failed ({text})")

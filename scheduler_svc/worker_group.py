@@ -80,7 +80,8 @@ class WorkerGroup:
             ConfigError: a worker is of another version, or the settings do not fit the cache.
             ModelLoadError: the model cannot be served.
             StaleEpochError: another scheduler took the workers over.
-            UnavailableError: a worker cannot be reached or failed; worth another attempt.
+            WorkerFailedError: a worker failed in a way it did not foresee.
+            UnavailableError: a worker cannot be reached; worth another attempt.
         """
         self.dissolve()
         epoch = await self._next_epoch()

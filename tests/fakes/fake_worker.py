@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.message import Message
 
 from quire import __version__
-from quire.errors import ConfigError, QuireError, StaleEpochError
+from quire.errors import ConfigError, StaleEpochError
 from quire.outputs import ModelInfo
 from quire.rpc import Server
 from quire.v1 import worker_pb2, worker_pb2_grpc
@@ -62,7 +62,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         model: ModelInfo = FAKE_MODEL,
         version: str = __version__,
         port: int = 0,
-        load_error: QuireError | None = None,
+        load_error: Exception | None = None,
     ) -> None:
         self.address = ""
         self.epoch = 0

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from quire.errors import ModelLoadError, QuireError
+from quire.errors import ModelLoadError
 from tests.fakes.fake_worker import FakeWorker
 from tests.rpc.router_double import open_session
 
@@ -66,10 +66,11 @@ async def test_it_announces_its_address_and_stops_cleanly(number: signal.Signals
     [
         (ModelLoadError("shard 2 of 3 is missing"), None, "shard 2 of 3 is missing"),
         (None, "9.9.9", "9.9.9"),
+        (ZeroDivisionError("a bug"), None, "internal error"),
     ],
 )
 async def test_a_start_that_cannot_succeed_says_why_in_one_line(
-    error: QuireError | None, version: str | None, part: str
+    error: Exception | None, version: str | None, part: str
 ) -> None:
     settings = {} if version is None else {"version": version}
     async with (
