@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=40.0, help="wall-clock budget")
     parser.add_argument("--resume", action="store_true", help="continue from WORK/last.pt")
     parser.add_argument("--export-only", action="store_true", help="export a checkpoint")
-    parser.add_argument("--checkpoint", choices=("best", "last"), default="best")
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="last")
     parser.add_argument("--work", type=Path, default=Path("build/demo_model"))
     parser.add_argument("--out", type=Path, default=Path("quire/demo_model"))
     args = parser.parse_args()
