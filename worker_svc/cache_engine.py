@@ -8,6 +8,24 @@ from worker_svc.layers.attention import KVCaches
 from worker_svc.loader import LoadedModel
 from worker_svc.steps import IntArray
 
+# What the attention kernels serve; powers of two between them.
+MIN_BLOCK_SIZE = 8
+MAX_BLOCK_SIZE = 256
+
+
+def check_block_size(block_size: int) -> None:
+    """Check that the kernels serve blocks of this many tokens.
+
+    Raises:
+        ConfigError: they do not; names the values they serve.
+    """
+    in_range = MIN_BLOCK_SIZE <= block_size <= MAX_BLOCK_SIZE
+    if not in_range or block_size & (block_size - 1):
+        raise ConfigError(
+            f"block_size: must be a power of two in [{MIN_BLOCK_SIZE}, {MAX_BLOCK_SIZE}], "
+            f"got {block_size}"
+        )
+
 
 def block_bytes(loaded: LoadedModel, block_size: int) -> int:
     """Return the bytes of one block, keys and values, over all layers of this rank."""
@@ -52,10 +70,9 @@ class CacheEngine:
     """
 
     def __init__(self, loaded: LoadedModel, block_size: int, num_blocks: int) -> None:
-        if block_size < 1 or num_blocks < 1:
-            raise ConfigError(
-                f"block_size, num_blocks: must be at least 1, got {block_size}, {num_blocks}"
-            )
+        check_block_size(block_size)
+        if num_blocks < 1:
+            raise ConfigError(f"num_blocks: must be at least 1, got {num_blocks}")
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.caches = allocate_caches(loaded, block_size, num_blocks)

@@ -7,14 +7,13 @@ from pathlib import Path
 import torch
 
 from quire.errors import ConfigError
-from worker_svc.cache_engine import allocate_caches, block_bytes
+from worker_svc.cache_engine import allocate_caches, block_bytes, check_block_size
 from worker_svc.layers.attention import AttentionMetadata, KVCaches
 from worker_svc.layers.invariant_linear import padded_rows
 from worker_svc.loader import LoadedModel
 
 CACHE_SHARE_OF_FREE_MEMORY = 0.25
 MAX_DEFAULT_CACHE_BYTES = 4 * 2**30
-MAX_BLOCK_SIZE = 1024
 WARM_UP_MAX_TOKENS = 64
 WARM_UP_MAX_S = 1.0
 
@@ -42,10 +41,7 @@ class ProfileSpec:
     kv_cache_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
-            raise ConfigError(
-                f"block_size: must be in [1, {MAX_BLOCK_SIZE}], got {self.block_size}"
-            )
+        check_block_size(self.block_size)
         if self.max_num_batched_tokens < 1:
             raise ConfigError(
                 f"max_num_batched_tokens: must be at least 1, got {self.max_num_batched_tokens}"

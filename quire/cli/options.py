@@ -43,7 +43,9 @@ ServedModelName = Annotated[
     typer.Option(help="Name that requests use.", show_default="name of the directory"),
 ]
 DTypeOption = Annotated[DType, typer.Option("--dtype", help="'auto' takes the model's own type.")]
-BlockSize = Annotated[int, typer.Option(help="Tokens in a block of the KV cache.")]
+BlockSize = Annotated[
+    int, typer.Option(help="Tokens in a block of the KV cache: a power of two, 8 to 256.")
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(

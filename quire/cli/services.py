@@ -35,8 +35,9 @@ def _run(
     try:
         entry = make()
     except QuireError as error:
+        if ready_fd is None:
+            typer.echo(f"error: {error.message}", err=True)
         rpc.announce(ready_fd, f"error {error.message}")
-        typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None
 
     async def start() -> int:

@@ -117,7 +117,8 @@ async def test_profile_is_bounded_by_what_sequences_can_use(ready: Stub) -> None
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"block_size": 0}, "block_size: must be in [1, 1024], got 0"),
+        ({"block_size": 0}, "block_size: must be a power of two in [8, 256], got 0"),
+        ({"block_size": 24}, "block_size: must be a power of two in [8, 256], got 24"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens: must be at least 1, got 0"),
         ({"max_num_seqs": 0}, "max_num_seqs: must be at least 1, got 0"),
         ({"kv_cache_memory_bytes": 100}, "kv_cache_memory_bytes: 100 is less than one block"),
