@@ -1,6 +1,7 @@
 """`quire router`, `quire scheduler`, `quire worker`: one service in this process."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +11,17 @@ import typer
 from quire.cli import options
 from quire.cli.options import DType, LogLevel
 
+# On one machine the step goes first: what the router does with the tokens of a step can wait until
+# the workers compute the next, while every core it takes from the hand-over delays all sequences.
+ROUTER_NICENESS = 5
+
 
 def _run(
     name: str,
     log_level: LogLevel,
     ready_fd: int | None,
     make: Callable[[], Callable[[int | None], Awaitable[int]]],
+    niceness: int = 0,
 ) -> None:
     """Run a service until it is told to stop, and exit with its status.
 
@@ -24,6 +30,7 @@ def _run(
         log_level: of its log.
         ready_fd: pipe to the parent process, if that is `quire serve`.
         make: checks the configuration and returns the service's entry point.
+        niceness: of this process, where it shares a machine with those of `quire serve`.
     """
     from quire import log, rpc
     from quire.cli.process import die_with_parent
@@ -31,6 +38,7 @@ def _run(
 
     if ready_fd is not None:
         die_with_parent()
+        os.nice(niceness)
     log.configure(name, log_level.value)
     try:
         entry = make()
@@ -147,4 +155,4 @@ def router(
         )
         return lambda fd: serve(config, fd)
 
-    _run("router", log_level, ready_fd, make)
+    _run("router", log_level, ready_fd, make, ROUTER_NICENESS)
