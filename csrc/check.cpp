@@ -22,6 +22,8 @@ const char* dtype_name(DType dtype) {
       return "bfloat16";
     case DType::kFloat16:
       return "float16";
+    case DType::kFloat64:
+      return "float64";
     case DType::kInt32:
       return "int32";
     case DType::kInt64:
@@ -40,6 +42,7 @@ int64_t element_size(DType dtype) {
     case DType::kBFloat16:
     case DType::kFloat16:
       return 2;
+    case DType::kFloat64:
     case DType::kInt64:
       return 8;
     case DType::kBool:

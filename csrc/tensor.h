@@ -6,7 +6,8 @@
 
 namespace quire {
 
-enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kBool };
+// Float64 is for refusing it by the argument's name.
+enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat64, kInt32, kInt64, kBool };
 
 enum class Device : uint8_t { kCpu, kCuda };
 

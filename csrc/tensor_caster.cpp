@@ -17,6 +17,7 @@ const TorchNames& TorchNames::get() {
                           {{dtype("float32"), DType::kFloat32},
                            {dtype("bfloat16"), DType::kBFloat16},
                            {dtype("float16"), DType::kFloat16},
+                           {dtype("float64"), DType::kFloat64},
                            {dtype("int32"), DType::kInt32},
                            {dtype("int64"), DType::kInt64},
                            {dtype("bool"), DType::kBool}}};

@@ -20,7 +20,7 @@ struct TorchNames {
   struct {
     PyObject* object;
     DType dtype;
-  } dtypes[6];
+  } dtypes[7];
 
   static const TorchNames& get();
 };

@@ -31,8 +31,8 @@ class CpuBackend final : public Backend {
   void set_isa(const std::string& name);
   void set_num_threads(int num_threads);
 
-  // Asks for huge pages behind the whole pages of a buffer, best before its first use. Without effect where the system
-  // offers none.
+  // Asks for huge pages behind the whole pages of a buffer, best before its first use. Without
+  // effect where the system offers none.
   static void advise_huge_pages(void* data, int64_t bytes);
 
   const KernelTable& kernels() const { return *kernels_; }

@@ -257,21 +257,25 @@ class AttentionTask {
   }
 
   void walk_tile(int64_t head, int64_t tile, bool last) {
-    const int lines = static_cast<int>((p_.head_size * sizeof(T) + 63) / 64);
     const int64_t key_offset = head * p_.key_cache.head_stride;
     const int64_t value_offset = head * p_.value_cache.head_stride;
-    const NextTile<T> next_keys{last ? nullptr : next_.keys, key_offset, next_.end, lines};
-    const NextTile<T> next_values{last ? nullptr : next_.values, value_offset, next_.end, lines};
+    const int next_begin = last ? 0 : next_.begin;
+    const int next_end = last ? 0 : next_.end;
+    prefetcher_.start({next_.keys, key_offset, next_begin, next_end},
+                      {next_.values, value_offset, next_begin, next_end},
+                      static_cast<int>(p_.head_size * sizeof(T)));
     const TileRows<T> keys{current_.keys, key_offset, current_.begin, current_.end, zero_row_};
     const TileRows<T> values{current_.values, value_offset, current_.begin, current_.end,
                              zero_row_};
 
-    Tile::pack_keys(tile_, keys, next_keys, p_.head_size);
+    Tile::pack_keys(tile_, keys, prefetcher_, p_.head_size);
     Tile::scores(scores_, query_ + head * rows_ * query_columns_, rows_, tile_, current_.end,
-                 p_.head_size);
+                 prefetcher_, p_.head_size);
     softmax(head, tile);
-    Tile::pack_values(tile_, values, next_values, p_.head_size);
-    Tile::accumulate(states_[head].acc, scores_, rows_, tile_, current_.end, p_.head_size);
+    Tile::pack_values(tile_, values, prefetcher_, p_.head_size);
+    Tile::accumulate(states_[head].acc, scores_, rows_, tile_, current_.end, prefetcher_,
+                     p_.head_size);
+    prefetcher_.finish();
   }
 
   void softmax(int64_t head, int64_t tile) {
@@ -327,6 +331,7 @@ class AttentionTask {
   SoftmaxState* totals_;  // [heads], of all partitions so far
   TilePointers current_;
   TilePointers next_;
+  TilePrefetcher<T> prefetcher_;
 };
 
 template <typename Tile>

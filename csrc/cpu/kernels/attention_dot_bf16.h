@@ -42,7 +42,7 @@ struct Bf16DotTile {
   }
 
   // tile[slab][group][e], each a vector
-  static void pack_keys(void* tile, const TileRows<T>& keys, const NextTile<T>& next,
+  static void pack_keys(void* tile, const TileRows<T>& keys, TilePrefetcher<T>& next,
                         int64_t head_size) {
     const int64_t groups = head_size / kGroup;
     for (int slab = 0; slab * kSlab < keys.end; ++slab) {
@@ -52,8 +52,8 @@ struct Bf16DotTile {
         for (int lane = 0; lane < 4; ++lane) {
           const int token = slab * kSlab + lane * 4 + e;
           rows[lane] = keys.at(token);
-          next.prefetch_row(token);
         }
+        next.advance();
         for (int64_t d = 0; d < head_size; d += kChunk) {
           __m512i r[4];
           for (int lane = 0; lane < 4; ++lane) r[lane] = load_chunk(rows[lane], d, head_size);
@@ -88,12 +88,13 @@ struct Bf16DotTile {
 
   template <int M>
   static void score_slab(float* scores, const Query* query, const __m512i* tile,
-                         int64_t head_size) {
+                         TilePrefetcher<T>& next, int64_t head_size) {
     __m512 sum[M][4];
     for (int m = 0; m < M; ++m) {
       for (int e = 0; e < 4; ++e) sum[m][e] = _mm512_setzero_ps();
     }
     for (int64_t group = 0; group < head_size / kGroup; ++group) {
+      next.advance();
       __m512bh key[4];
       for (int e = 0; e < 4; ++e) key[e] = as_bf16(_mm512_load_si512(tile + group * 4 + e));
       for (int m = 0; m < M; ++m) {
@@ -107,24 +108,23 @@ struct Bf16DotTile {
   }
 
   static void scores(float* scores, const Query* query, int64_t rows, const void* tile, int tokens,
-                     int64_t head_size) {
+                     TilePrefetcher<T>& next, int64_t head_size) {
     for (int slab = 0; slab * kSlab < tokens; ++slab) {
       const __m512i* keys = static_cast<const __m512i*>(tile) + slab * (head_size / kGroup) * 4;
       for (int64_t r = 0; r < rows; r += 4) {
         QUIRE_DISPATCH_ROWS(min_of(4, rows - r), M,
                             score_slab<M>(scores + r * kTokens + slab * kSlab,
-                                          query + r * head_size, keys, head_size));
+                                          query + r * head_size, keys, next, head_size));
       }
     }
   }
 
   // tile[pair of tokens][column vector]
-  static void pack_values(void* tile, const TileRows<T>& values, const NextTile<T>& next,
+  static void pack_values(void* tile, const TileRows<T>& values, TilePrefetcher<T>& next,
                           int64_t head_size) {
     __m512i* dst = static_cast<__m512i*>(tile);
     for (int t = 0; t < values.end; t += 2) {
-      next.prefetch_row(t);
-      next.prefetch_row(t + 1);
+      next.advance();
       const T* even = values.at(t);
       const T* odd = values.at(t + 1);
       for (int64_t d = 0; d < head_size; d += kChunk) {
@@ -139,12 +139,13 @@ struct Bf16DotTile {
   // acc[m][c] += sum over pairs of probs[m][2p] value[2p][c] + probs[m][2p + 1] value[2p + 1][c]
   template <int M, int Vectors>
   static void add_columns(float* acc, const float* probs, const __m512i* tile, int pairs,
-                          int64_t stride) {
+                          TilePrefetcher<T>& next, int64_t stride) {
     __m512 sum[M][Vectors];
     for (int m = 0; m < M; ++m) {
       for (int v = 0; v < Vectors; ++v) sum[m][v] = _mm512_load_ps(acc + m * stride + v * kLanes);
     }
     for (int pair = 0; pair < pairs; ++pair) {
+      next.advance();
       __m512bh value[Vectors];
       for (int v = 0; v < Vectors; ++v) {
         value[v] = as_bf16(_mm512_load_si512(tile + pair * (stride / kLanes) + v));
@@ -162,26 +163,27 @@ struct Bf16DotTile {
 
   template <int M>
   static void add_rows(float* acc, const float* probs, const __m512i* tile, int pairs,
-                       int64_t stride) {
+                       TilePrefetcher<T>& next, int64_t stride) {
     int64_t c = 0;
     const auto at = [&](int64_t column) { return tile + column / kLanes; };
     if constexpr (M == 1) {  // more columns instead of rows keep enough sums in flight
       for (; c + 8 * kLanes <= stride; c += 8 * kLanes)
-        add_columns<M, 8>(acc + c, probs, at(c), pairs, stride);
+        add_columns<M, 8>(acc + c, probs, at(c), pairs, next, stride);
     }
     for (; c + 4 * kLanes <= stride; c += 4 * kLanes)
-      add_columns<M, 4>(acc + c, probs, at(c), pairs, stride);
-    if (c < stride) add_columns<M, 2>(acc + c, probs, at(c), pairs, stride);
+      add_columns<M, 4>(acc + c, probs, at(c), pairs, next, stride);
+    if (c < stride) add_columns<M, 2>(acc + c, probs, at(c), pairs, next, stride);
   }
 
   static void accumulate(float* acc, float* probs, int64_t rows, const void* tile, int tokens,
-                         int64_t head_size) {
+                         TilePrefetcher<T>& next, int64_t head_size) {
     const int64_t stride = columns(head_size);
     for (int64_t r = 0; r < rows; ++r) round_probs(probs + r * kTokens);
     for (int64_t r = 0; r < rows; r += 4) {
-      QUIRE_DISPATCH_ROWS(min_of(4, rows - r), M,
-                          add_rows<M>(acc + r * stride, probs + r * kTokens,
-                                      static_cast<const __m512i*>(tile), (tokens + 1) / 2, stride));
+      QUIRE_DISPATCH_ROWS(
+          min_of(4, rows - r), M,
+          add_rows<M>(acc + r * stride, probs + r * kTokens, static_cast<const __m512i*>(tile),
+                      (tokens + 1) / 2, next, stride));
     }
   }
 

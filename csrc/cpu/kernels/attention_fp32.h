@@ -20,19 +20,66 @@ struct TileRows {
   const T* at(int t) const { return t >= begin && t < end ? rows[t] + offset : zero_row; }
 };
 
-// Cache lines of the tile that comes next, asked for row by row while the present one is computed.
+// Asks for the rows of the tile that comes next while the present one is computed. Requests must be
+// spread evenly: memory takes about as long as the arithmetic, and as a burst they would stall it.
+// The products call advance() at regular intervals; how many rows each call asks for is set from
+// the number of calls that the tile before took.
 template <typename T>
-struct NextTile {
-  const T* const* rows;  // null when there is none
-  int64_t offset;
-  int end;
-  int lines;
+class TilePrefetcher {
+ public:
+  struct Rows {
+    const T* const* rows;
+    int64_t offset;
+    int begin;
+    int end;
+  };
 
-  void prefetch_row(int t) const {
-    if (rows == nullptr || t >= end) return;
-    const char* p = reinterpret_cast<const char*>(rows[t] + offset);
-    for (int i = 0; i < lines; ++i) prefetch(p + i * 64);
+  void start(const Rows& keys, const Rows& values, int bytes_per_row) {
+    parts_[0] = keys;
+    parts_[1] = values;
+    part_ = 0;
+    row_ = keys.begin;
+    bytes_per_row_ = bytes_per_row;
+    credit_ = 0;
+    calls_ = 0;
   }
+
+  void advance() {
+    ++calls_;
+    for (credit_ += rate_; credit_ >= kRow; credit_ -= kRow) next_row();
+  }
+
+  // Asks for what is left.
+  void finish() {
+    const int64_t rows = (parts_[0].end - parts_[0].begin) + (parts_[1].end - parts_[1].begin);
+    while (next_row()) {
+    }
+    rate_ = static_cast<int>(rows * kRow / max_of(calls_, 1)) + 1;
+  }
+
+ private:
+  static constexpr int kRow = 1 << 10;  // credit that one row costs
+
+  bool next_row() {
+    if (row_ >= parts_[part_].end) {
+      if (part_ == 1) return false;
+      part_ = 1;
+      row_ = parts_[1].begin;
+      if (row_ >= parts_[1].end) return false;
+    }
+    const char* p =
+        reinterpret_cast<const char*>(parts_[part_].rows[row_++] + parts_[part_].offset);
+    for (int i = 0; i < bytes_per_row_; i += 64) prefetch(p + i);
+    return true;
+  }
+
+  Rows parts_[2];
+  int part_;
+  int row_;
+  int bytes_per_row_;
+  int credit_;
+  int rate_ = kRow;
+  int calls_;
 };
 
 // Products over M query rows at once reuse what they load; a row's additions are the same for every
@@ -54,13 +101,13 @@ struct Fp32Tile {
   }
 
   // tile[d][token]
-  static void pack_keys(void* tile, const TileRows<T>& keys, const NextTile<T>& next,
+  static void pack_keys(void* tile, const TileRows<T>& keys, TilePrefetcher<T>& next,
                         int64_t head_size) {
     float* dst = static_cast<float*>(tile);
     for (int t = 0; t < keys.end; t += kLanes) {
-      for (int i = 0; i < kLanes; ++i) next.prefetch_row(t + i);
       for (int64_t d = 0; d < head_size; d += kLanes) {
         const int lanes = static_cast<int>(min_of(kLanes, head_size - d));
+        next.advance();
         F32 block[kLanes];
         for (int i = 0; i < kLanes; ++i) block[i] = load_up_to(keys.at(t + i) + d, lanes);
         transpose(block);
@@ -70,11 +117,11 @@ struct Fp32Tile {
   }
 
   // tile[token][column]
-  static void pack_values(void* tile, const TileRows<T>& values, const NextTile<T>& next,
+  static void pack_values(void* tile, const TileRows<T>& values, TilePrefetcher<T>& next,
                           int64_t head_size) {
     float* dst = static_cast<float*>(tile);
     for (int t = 0; t < values.end; ++t) {
-      next.prefetch_row(t);
+      next.advance();
       const T* src = values.at(t);
       for_each_vector(head_size, [&](int64_t d, int lanes) {
         store(dst + t * columns(head_size) + d, load_up_to(src + d, lanes));
@@ -85,7 +132,7 @@ struct Fp32Tile {
   // scores[m][t] = sum over d of query[m][d] * key[t][d], d in order
   template <int M>
   static void score_rows(float* scores, const Query* query, const float* tile, int tokens,
-                         int64_t head_size) {
+                         TilePrefetcher<T>& next, int64_t head_size) {
     constexpr int kVectors = 2;
     for (int t = 0; t < tokens; t += kVectors * kLanes) {
       F32 sum[M][kVectors];
@@ -93,6 +140,7 @@ struct Fp32Tile {
         for (int v = 0; v < kVectors; ++v) sum[m][v] = zero();
       }
       for (int64_t d = 0; d < head_size; ++d) {
+        if (d % 8 == 0) next.advance();
         F32 key[kVectors];
         for (int v = 0; v < kVectors; ++v) key[v] = load(tile + d * kTokens + t + v * kLanes);
         for (int m = 0; m < M; ++m) {
@@ -107,23 +155,24 @@ struct Fp32Tile {
   }
 
   static void scores(float* scores, const Query* query, int64_t rows, const void* tile, int tokens,
-                     int64_t head_size) {
+                     TilePrefetcher<T>& next, int64_t head_size) {
     for (int64_t r = 0; r < rows; r += 4) {
       QUIRE_DISPATCH_ROWS(min_of(4, rows - r), M,
                           score_rows<M>(scores + r * kTokens, query + r * head_size,
-                                        static_cast<const float*>(tile), tokens, head_size));
+                                        static_cast<const float*>(tile), tokens, next, head_size));
     }
   }
 
   // acc[m][c] += sum over t of probs[m][t] * value[t][c], t in order
   template <int M, int Vectors>
   static void add_columns(float* acc, const float* probs, const float* tile, int tokens,
-                          int64_t stride) {
+                          TilePrefetcher<T>& next, int64_t stride) {
     F32 sum[M][Vectors];
     for (int m = 0; m < M; ++m) {
       for (int v = 0; v < Vectors; ++v) sum[m][v] = load(acc + m * stride + v * kLanes);
     }
     for (int t = 0; t < tokens; ++t) {
+      if (t % 8 == 0) next.advance();
       F32 value[Vectors];
       for (int v = 0; v < Vectors; ++v) value[v] = load(tile + t * stride + v * kLanes);
       for (int m = 0; m < M; ++m) {
@@ -138,20 +187,20 @@ struct Fp32Tile {
 
   template <int M>
   static void add_rows(float* acc, const float* probs, const float* tile, int tokens,
-                       int64_t stride) {
+                       TilePrefetcher<T>& next, int64_t stride) {
     int64_t c = 0;
     for (; c + 2 * kLanes <= stride; c += 2 * kLanes)
-      add_columns<M, 2>(acc + c, probs, tile + c, tokens, stride);
-    if (c < stride) add_columns<M, 1>(acc + c, probs, tile + c, tokens, stride);
+      add_columns<M, 2>(acc + c, probs, tile + c, tokens, next, stride);
+    if (c < stride) add_columns<M, 1>(acc + c, probs, tile + c, tokens, next, stride);
   }
 
   static void accumulate(float* acc, float* probs, int64_t rows, const void* tile, int tokens,
-                         int64_t head_size) {
+                         TilePrefetcher<T>& next, int64_t head_size) {
     const int64_t stride = columns(head_size);
     for (int64_t r = 0; r < rows; r += 4) {
       QUIRE_DISPATCH_ROWS(min_of(4, rows - r), M,
                           add_rows<M>(acc + r * stride, probs + r * kTokens,
-                                      static_cast<const float*>(tile), tokens, stride));
+                                      static_cast<const float*>(tile), tokens, next, stride));
     }
   }
 

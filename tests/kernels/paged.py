@@ -1,0 +1,118 @@
+"""Sequences whose keys and values lie in scattered blocks among slots that must not be read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker_svc import ops
+
+# A block that no cache has: in a table where no visible key lies.
+NO_BLOCK = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Queries [L, H, D], keys [L, Hkv, D] and values [L, Hkv, D] of a sequence's positions."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+    @classmethod
+    def random(
+        cls, length: int, heads: int, kv_heads: int, head_size: int, dtype: torch.dtype, seed: int
+    ) -> "History":
+        """Standard normal numbers."""
+        rng = torch.Generator().manual_seed(seed)
+
+        def tensor(num_heads: int) -> Tensor:
+            return torch.randn(length, num_heads, head_size, generator=rng).to(dtype)
+
+        return cls(tensor(heads), tensor(kv_heads), tensor(kv_heads))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions [begin, end) of a sequence, computed in one call: its last `end - begin` rows."""
+
+    history: History
+    begin: int
+    end: int
+
+
+def attend(
+    spans: Sequence[Span],
+    *,
+    block_size: int = 16,
+    token_first: bool = False,
+    fused_query: bool = False,
+    seed: int = 0,
+    **options: Any,
+) -> list[Tensor]:
+    """Run paged attention on a batch and return each span's rows [end - begin, H, D].
+
+    Blocks are drawn at random from a cache whose other slots hold NaN, and a row beyond the batch
+    must stay as it is.
+
+    Args:
+        spans: of the batch.
+        block_size: tokens of a block.
+        token_first: lay blocks out as [BS, Hkv, D] instead of [Hkv, BS, D].
+        fused_query: give queries as a view of a wider projection.
+        seed: of the blocks' order.
+        options: further arguments of the operation; `scale` is 1 / sqrt(D) unless given.
+    """
+    first = spans[0].history
+    _, heads, head_size = first.query.shape
+    kv_heads, dtype = first.key.shape[1], first.key.dtype
+    counts = [-(-span.end // block_size) for span in spans]
+    num_blocks = sum(counts) + 3
+    shape = (num_blocks, kv_heads, block_size, head_size)
+    if token_first:
+        shape = (num_blocks, block_size, kv_heads, head_size)
+    caches = [torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)]
+    if token_first:
+        caches = [cache.transpose(1, 2) for cache in caches]
+
+    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).int()
+    tables = torch.full((len(spans), max([*counts, 1]) + 1), NO_BLOCK, dtype=torch.int32)
+    window = options.get("sliding_window") or max(span.end for span in spans) + 1
+    used = 0
+    for row, (span, count) in enumerate(zip(spans, counts, strict=True)):
+        first_key = max(0, span.begin + 1 - window)
+        for index in range(count):
+            block = int(order[used + index])
+            begin = max(index * block_size, first_key)
+            end = min((index + 1) * block_size, span.end)
+            if begin >= end or span.begin == span.end:
+                continue  # nobody sees it: the table keeps NO_BLOCK
+            tables[row, index] = block
+            slots = slice(begin - index * block_size, end - index * block_size)
+            caches[0][block, :, slots] = span.history.key[begin:end].transpose(0, 1)
+            caches[1][block, :, slots] = span.history.value[begin:end].transpose(0, 1)
+        used += count
+
+    query = torch.cat([span.history.query[span.begin : span.end] for span in spans])
+    query = torch.cat([query, query.new_full((1, heads, head_size), torch.nan)])
+    if fused_query:
+        wide = query.new_full((len(query), heads + 2 * kv_heads, head_size), torch.nan)
+        wide[:, :heads] = query
+        query = wide[:, :heads]
+    lengths = [span.end - span.begin for span in spans]
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    out = query.new_full((len(query), heads, head_size), 7.0)
+    ops.paged_attention(
+        out,
+        query,
+        caches[0],
+        caches[1],
+        tables,
+        torch.tensor([span.end for span in spans], dtype=torch.int32),
+        starts,
+        **{"scale": head_size**-0.5, **options},
+    )
+    assert (out[-1] == 7.0).all(), "a row beyond the batch was written"
+    return list(out[:-1].split(lengths))
