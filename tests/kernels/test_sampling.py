@@ -1,0 +1,232 @@
+"""Sampling: which tokens stay, how often each is drawn, and on what alone a draw depends."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from worker_svc import ops
+
+NUM_DRAWS = 20_000
+
+
+@dataclass
+class Rows:
+    """Arguments of a call; a scalar stands for the same value in every row."""
+
+    logits: Tensor
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: Tensor | int = 0
+    sequence_index: int = 0
+    position: Tensor | int = 0
+    shape: tuple[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape = (len(self.logits),)
+
+    def sample(self) -> tuple[Tensor, Tensor]:
+        """Return token ids and whether each row was usable."""
+
+        def column(value: Tensor | float, dtype: torch.dtype) -> Tensor:
+            return torch.as_tensor(value, dtype=dtype).expand(self.shape).contiguous()
+
+        return ops.sample(
+            self.logits,
+            column(self.temperature, torch.float32),
+            column(self.top_k, torch.int32),
+            column(self.top_p, torch.float32),
+            column(self.min_p, torch.float32),
+            column(self.seed, torch.int64),
+            column(self.sequence_index, torch.int32),
+            column(self.position, torch.int64),
+        )
+
+
+def random_logits(rows: int, vocab_size: int, seed: int = 0, scale: float = 3.0) -> Tensor:
+    return scale * torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed))
+
+
+def draws(logits: Tensor, num_draws: int = NUM_DRAWS, **params: float) -> Tensor:
+    """Many draws from one row [V], at as many positions."""
+    rows = Rows(
+        logits.expand(num_draws, -1).contiguous(),
+        position=torch.arange(num_draws),
+        seed=12345,
+        **params,  # type: ignore[arg-type]
+    )
+    token_ids, ok = rows.sample()
+    assert ok.all()
+    return token_ids
+
+
+def assert_follows(token_ids: Tensor, probabilities: Tensor) -> None:
+    """Chi-square test; the draws are fixed, so it passes always or never."""
+    counts = torch.bincount(token_ids, minlength=len(probabilities)).double()
+    assert (counts[probabilities == 0] == 0).all(), "a token that was filtered out was drawn"
+    expected = probabilities * len(token_ids)
+    common = expected >= 5
+    observed = torch.cat([counts[common], counts[~common].sum()[None]])
+    wanted = torch.cat([expected[common], expected[~common].sum()[None]])
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    statistic = ((observed - wanted) ** 2 / wanted).sum().item()
+    freedom = len(wanted) - 1
+    # Mean plus five standard deviations of the chi-square distribution.
+    assert statistic <= freedom + 5 * (2 * freedom) ** 0.5
+
+
+def filtered(
+    logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Tensor:
+    """Exact probabilities of a row [V] after temperature, min-p, top-k and top-p, in this order."""
+    probabilities = (logits.double() / temperature).softmax(0)
+    probabilities[probabilities < min_p * probabilities.max()] = 0
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i].item(), i))
+    for token in order[top_k or len(order) :]:
+        probabilities[token] = 0
+    before = (probabilities / probabilities.sum())[order].cumsum(0)
+    for rank, token in enumerate(order):
+        if rank > 0 and before[rank - 1] >= top_p:
+            probabilities[token] = 0
+    return probabilities / probabilities.sum()
+
+
+def test_philox_known_answers(isa: str) -> None:
+    """The vectors that come with the paper's Random123 library."""
+    ones = 0xFFFFFFFF
+    pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
+    assert ops.philox4x32((0, 0, 0, 0), (0, 0)) == (
+        *(0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
+    )
+    assert ops.philox4x32((ones, ones, ones, ones), (ones, ones)) == (
+        *(0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+    )
+    assert ops.philox4x32(pi, (0xA4093822, 0x299F31D0)) == (
+        *(0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    )
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 63, 64, 65, 1000])
+def test_greedy_takes_the_first_of_the_largest(isa: str, vocab_size: int) -> None:
+    logits = random_logits(20, vocab_size)
+    token_ids, ok = Rows(logits, temperature=0.0).sample()
+    assert ok.all()
+    assert torch.equal(token_ids, logits.argmax(1))
+    tied, _ = Rows(torch.full((1, vocab_size), -2.5), temperature=0.0).sample()
+    assert tied.item() == 0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.3},
+        {"temperature": 2.5},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 1.0, "top_p": 0.8},
+        {"temperature": 1.0, "min_p": 0.05},
+        {"temperature": 1.5, "top_k": 12, "top_p": 0.9, "min_p": 0.02},
+    ],
+    ids=str,
+)
+def test_frequencies(isa: str, params: dict[str, float]) -> None:
+    logits = random_logits(1, 70, scale=1.5)[0]
+    assert_follows(draws(logits, **params), filtered(logits, **params))  # type: ignore[arg-type]
+
+
+def test_chi_square_test_can_fail(isa: str) -> None:
+    logits = random_logits(1, 70, scale=1.5)[0]
+    with pytest.raises(AssertionError):
+        assert_follows(draws(logits, temperature=1.0), filtered(logits, 1.1))
+
+
+@pytest.mark.parametrize("vocab_size", [5, 300, 5000])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_k": 1},
+        {"top_k": 3},
+        {"top_p": 0.0},
+        {"top_p": 0.5},
+        {"min_p": 0.3},
+        {"min_p": 1.0},
+        {"top_k": 4, "top_p": 0.7, "min_p": 0.1},
+    ],
+    ids=str,
+)
+def test_only_kept_tokens_are_drawn(isa: str, vocab_size: int, params: dict[str, float]) -> None:
+    """With many ties, so that the order among equals matters."""
+    logits = (random_logits(1, vocab_size)[0] * 2).round() / 2
+    kept = filtered(logits, 1.0, **params) > 0  # type: ignore[arg-type]
+    drawn = draws(logits, 2000, **params).unique()
+    assert kept[drawn].all()
+    if kept.sum() <= 6:
+        assert len(drawn) == kept.sum(), "a kept token is never drawn"
+
+
+def test_minus_infinity_forbids_a_token(isa: str) -> None:
+    logits = torch.zeros(40)
+    logits[::2] = -torch.inf
+    assert set(draws(logits).tolist()) == set(range(1, 40, 2))
+
+
+def test_a_draw_depends_on_seed_sequence_and_position_alone(isa: str) -> None:
+    logits = random_logits(1, 500)[0]
+    seeds = torch.arange(50) * 7919
+    positions = torch.arange(50) % 7
+    rows = logits.expand(50, -1).contiguous()
+    together, _ = Rows(rows, seed=seeds, position=positions).sample()
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    shuffled, _ = Rows(rows, seed=seeds[order], position=positions[order]).sample()
+    assert torch.equal(shuffled, together[order])
+    for row in (0, 31, 49):
+        alone, _ = Rows(logits[None], seed=seeds[row], position=positions[row]).sample()
+        assert alone[0] == together[row]
+    for change in ({"seed": seeds + 1}, {"position": positions + 1}, {"sequence_index": 1}):
+        other, _ = Rows(rows, **{"seed": seeds, "position": positions, **change}).sample()
+        assert not torch.equal(other, together)
+
+
+def test_every_instruction_set_draws_the_same_tokens() -> None:
+    logits = random_logits(200, 1000)
+    before, results = ops.isa(), []
+    for name in ops.available_isas():
+        ops.set_isa(name)
+        rows = Rows(logits, temperature=0.8, top_p=0.9, position=torch.arange(200))
+        results.append(rows.sample()[0])
+    ops.set_isa(before)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_unusable_rows_are_named_and_leave_the_others_alone(isa: str) -> None:
+    logits = random_logits(6, 100)
+    expected, _ = Rows(logits, position=torch.arange(6)).sample()
+    spoilt = logits.clone()
+    spoilt[1, 99] = torch.nan
+    spoilt[3, 0] = torch.inf
+    spoilt[4] = -torch.inf
+    token_ids, ok = Rows(spoilt, position=torch.arange(6)).sample()
+    assert ok.tolist() == [True, False, True, False, False, True]
+    assert torch.equal(token_ids[ok], expected[ok])
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"temperature": -1.0}, r"temperature\[0\].*-1"),
+        ({"temperature": float("nan")}, r"temperature\[0\].*nan"),
+        ({"top_k": -1}, r"top_k\[0\].*-1"),
+        ({"top_p": 1.5}, r"top_p\[0\].*1\.5"),
+        ({"min_p": -0.5}, r"min_p\[0\].*-0\.5"),
+        ({"logits": torch.zeros(2, 0)}, "logits.*at least one column"),
+        ({"logits": torch.zeros(2, 3).half()}, "logits.*float32.*float16"),
+        ({"logits": torch.zeros(2, 3).T}, "logits.*stride"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(params: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Rows(**{"logits": torch.zeros(2, 3), **params}).sample()  # type: ignore[arg-type]
