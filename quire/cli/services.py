@@ -64,6 +64,9 @@ def worker(
     """Run a worker: it waits for a scheduler to tell it which model to load."""
 
     def make() -> Callable[[int | None], Awaitable[int]]:
+        # OpenMP, which reads this when torch is imported, would let torch's idle threads spin on
+        # the cores that the kernels and the other services need.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         from worker_svc.config import WorkerConfig
         from worker_svc.server import serve
 
