@@ -56,6 +56,8 @@ class Driver:
         self._sessions: set[RouterSession] = set()
         # The session and the request number of every unfinished group.
         self._routes: dict[int, tuple[RouterSession, int]] = {}
+        # Of the last step, for the sessions.
+        self._untold = StepOutcome([], [], [])
         self._counters = CellState(block_size=config.block_size)
         # Set by the first formation, before anything can be submitted.
         self._model: ModelInfo
@@ -253,13 +255,13 @@ class Driver:
                 started = time.perf_counter()
                 outputs = self._scheduler.schedule()
                 scheduled = time.perf_counter()
-                executed = await self._group.execute(outputs)
+                executed = await self._group.execute(outputs, on_sent=self._route)
                 received = time.perf_counter()
-                outcome = self._scheduler.update(executed.report.result)
+                self._untold = self._scheduler.update(executed.report.result)
                 updated = time.perf_counter()
-                self._count(executed, outcome, (scheduled - started) + (updated - received))
-                self._route(outcome)
+                self._count(executed, (scheduled - started) + (updated - received))
         except UnavailableError as error:
+            self._route()
             log.warning(
                 "workers_lost", error=error.message, num_running=self._scheduler.num_running
             )
@@ -272,6 +274,7 @@ class Driver:
         """
         if self._scheduler.has_unfinished:
             return
+        self._route()
         self._scheduler.check_invariants()
         while not self._scheduler.has_unfinished:
             if self._group.is_lost:
@@ -279,18 +282,28 @@ class Driver:
             self._wake.clear()
             await self._wake.wait()
 
-    def _route(self, outcome: StepOutcome) -> None:
-        """Tell each session what the step brought, in one message."""
+    def _route(self) -> None:
+        """Tell each session what the last step brought, in one message.
+
+        Done while the workers compute the next step, which therefore waits for no router.
+        """
+        outcome, self._untold = self._untold, StepOutcome([], [], [])
         steps: dict[RouterSession, StepOutputs] = {}
         for group_id, token_id in zip(outcome.group_ids, outcome.token_ids, strict=True):
-            session, number = self._routes[group_id]
+            route = self._routes.get(group_id)
+            if route is None:
+                continue  # cancelled since the step
+            session, number = route
             step = steps.get(session)
             if step is None:
                 step = steps[session] = StepOutputs()
             step.request_numbers.append(number)
             step.token_ids.append(token_id)
         for finished in outcome.finished:
-            session, number = self._routes.pop(finished.group_id)
+            route = self._routes.pop(finished.group_id, None)
+            if route is None:
+                continue
+            session, number = route
             del session.groups[number]
             step = steps.setdefault(session, StepOutputs())
             step.finished_request_numbers.append(number)
@@ -300,12 +313,12 @@ class Driver:
 
     # ---------------------------------------------------------------- state
 
-    def _count(self, executed: ExecutedStep, outcome: StepOutcome, schedule_s: float) -> None:
+    def _count(self, executed: ExecutedStep, schedule_s: float) -> None:
         counters, report = self._counters, executed.report
         self._counters = replace(
             counters,
             steps_total=counters.steps_total + 1,
-            tokens_total=counters.tokens_total + len(outcome.token_ids),
+            tokens_total=counters.tokens_total + len(self._untold.token_ids),
             step_bytes_total=counters.step_bytes_total + executed.step_bytes,
             schedule_us_total=counters.schedule_us_total + round(1e6 * schedule_s),
             wire_us_total=counters.wire_us_total + max(0, executed.elapsed_us - report.worker_us),

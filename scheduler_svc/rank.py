@@ -122,13 +122,20 @@ class Rank:
         stream.add_done_callback(lambda _: on_end() if self._stream is stream else None)
         self._stream = stream
 
-    async def step(self, request: bytes) -> StepReport:
-        """Send a serialised ExecuteRequest and return its report."""
+    async def send(self, request: bytes) -> None:
+        """Send a serialised ExecuteRequest; returns once it is on its way."""
         assert self._stream is not None, "the stream is open"
         try:
             # A stream that has ended cannot be written to; reading says why it ended.
             with suppress(asyncio.InvalidStateError):
                 await self._stream.write(request)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    async def receive(self) -> StepReport:
+        """Return the report of the step sent last."""
+        assert self._stream is not None, "the stream is open"
+        try:
             response = await self._stream.read()
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error

@@ -103,8 +103,13 @@ class WorkerGroup:
         self._formation, self._loaded_model = formation, loaded
         return formation
 
-    async def execute(self, outputs: SchedulerOutputs) -> ExecutedStep:
+    async def execute(self, outputs: SchedulerOutputs, on_sent: Callable[[], None]) -> ExecutedStep:
         """Have every rank run a step.
+
+        Args:
+            outputs: its orders.
+            on_sent: called when the orders are on their way, for work that can be done while the
+                workers compute.
 
         Raises:
             UnavailableError: a rank was lost; the group must be formed again.
@@ -115,7 +120,9 @@ class WorkerGroup:
         self._step_id += 1
         epoch = self._formation.epoch
         request = execute_request_to_proto(epoch, self._step_id, outputs).SerializeToString()
-        reports = await self._on_all(lambda rank: rank.step(request))
+        await self._on_all(lambda rank: rank.send(request))
+        on_sent()
+        reports = await self._on_all(Rank.receive)
         elapsed_us = round(1e6 * (time.perf_counter() - started))
         for rank, report in zip(self._ranks, reports, strict=True):
             if (report.epoch, report.step_id) != (epoch, self._step_id):

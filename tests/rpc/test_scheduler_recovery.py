@@ -194,13 +194,13 @@ async def test_execute_on_a_lost_stream_says_so() -> None:
         try:
             await group.form()
             empty = SchedulerOutputs([], [], [], [], [], [], [])
-            executed = await group.execute(empty)
+            executed = await group.execute(empty, on_sent=lambda: None)
             assert executed.report.step_id == 1
             await worker.kill()
             await asyncio.wait_for(lost.wait(), 20)
             assert group.is_lost
             with pytest.raises(UnavailableError, match=worker.address):
-                await group.execute(empty)
+                await group.execute(empty, on_sent=lambda: None)
         finally:
             await group.close()
 
