@@ -42,11 +42,18 @@ def make_scheduler(num_seqs: int) -> Scheduler:
         # Lengths differ, so that about one sequence in sixteen takes a block in each step.
         prompt = [7] * (PROMPT_TOKENS - i % BLOCK_SIZE)
         scheduler.add(prompt, SamplingParams(seed=i, stop_token_ids=(3, 4)))
-    sampled(scheduler, scheduler.schedule())
+    sample(scheduler, next_step(scheduler))
     return scheduler
 
 
-def sampled(scheduler: Scheduler, outputs: SchedulerOutputs) -> None:
+def next_step(scheduler: Scheduler) -> SchedulerOutputs:
+    """Schedule; there is always something to do here."""
+    outputs = scheduler.schedule()
+    assert outputs is not None
+    return outputs
+
+
+def sample(scheduler: Scheduler, outputs: SchedulerOutputs) -> None:
     """Let every sequence of the batch have sampled a token."""
     scheduler.update(StepResult(outputs.sequence_ids, [1000] * len(outputs.sequence_ids), []))
 
@@ -60,7 +67,7 @@ def measure(num_seqs: int) -> tuple[int, dict[str, float]]:
     gc.freeze()
     for step_id in range(1, NUM_STEPS + 1):
         started = time.perf_counter()
-        outputs = scheduler.schedule()
+        outputs = next_step(scheduler)
         scheduled = time.perf_counter()
         request = execute_request_to_proto(2**38, step_id, outputs).SerializeToString()
         written = time.perf_counter()

@@ -28,6 +28,8 @@ class SchedulerConfig:
         max_num_batched_tokens: tokens of one step, over all sequences.
         max_num_seqs: sequences that run at once.
         max_waiting: requests that may wait; more are refused until some run.
+        max_steps_in_flight: 2 sends a step before the result of the one before it is back, so that
+            the workers need not wait; 1 does not. The tokens are the same.
         watermark: share of the cache that admission leaves free.
         log_level: least severe log line that is written.
 
@@ -49,6 +51,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     max_waiting: int = 4096
+    max_steps_in_flight: int = 2
     watermark: float = 0.01
     log_level: str = "info"
 
@@ -80,6 +83,7 @@ class SchedulerConfig:
         _check("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
         _check("max_num_seqs", self.max_num_seqs, 1, 2**16)
         _check("max_waiting", self.max_waiting, 1, 2**20)
+        _check("max_steps_in_flight", self.max_steps_in_flight, 1, 2)
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark: must be in [0, 1), got {self.watermark}")
         if self.log_level not in LEVELS:

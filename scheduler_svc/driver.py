@@ -58,6 +58,7 @@ class Driver:
         self._routes: dict[int, tuple[RouterSession, int]] = {}
         # Of the last step, for the sessions.
         self._untold = StepOutcome([], [], [])
+        self._schedule_s = 0.0
         self._counters = CellState(block_size=config.block_size)
         # Set by the first formation, before anything can be submitted.
         self._model: ModelInfo
@@ -251,20 +252,35 @@ class Driver:
     async def _step_until_lost(self) -> None:
         try:
             while True:
-                await self._wait_for_work()
-                started = time.perf_counter()
-                outputs = self._scheduler.schedule()
-                scheduled = time.perf_counter()
-                executed = await self._group.execute(outputs, on_sent=self._route)
-                received = time.perf_counter()
-                self._untold = self._scheduler.update(executed.report.result)
-                updated = time.perf_counter()
-                self._count(executed, (scheduled - started) + (updated - received))
+                await self._send_steps()
+                # What a step brought is told once the workers have the next one to compute.
+                self._route()
+                if self._group.num_in_flight:
+                    await self._receive_step()
+                elif not self._scheduler.has_unfinished:
+                    await self._wait_for_work()
         except UnavailableError as error:
             self._route()
             log.warning(
                 "workers_lost", error=error.message, num_running=self._scheduler.num_running
             )
+
+    async def _send_steps(self) -> None:
+        """Schedule and send steps until there are as many in flight as there may be."""
+        while self._group.num_in_flight < self._config.max_steps_in_flight:
+            started = time.perf_counter()
+            outputs = self._scheduler.schedule()
+            self._schedule_s += time.perf_counter() - started
+            if outputs is None:
+                return
+            await self._group.send(outputs)
+
+    async def _receive_step(self) -> None:
+        executed = await self._group.receive()
+        started = time.perf_counter()
+        self._untold = self._scheduler.update(executed.report.result)
+        self._schedule_s += time.perf_counter() - started
+        self._count(executed)
 
     async def _wait_for_work(self) -> None:
         """Return when there is something to schedule.
@@ -272,9 +288,6 @@ class Driver:
         Raises:
             UnavailableError: a worker ended its stream meanwhile.
         """
-        if self._scheduler.has_unfinished:
-            return
-        self._route()
         self._scheduler.check_invariants()
         while not self._scheduler.has_unfinished:
             if self._group.is_lost:
@@ -283,10 +296,7 @@ class Driver:
             await self._wake.wait()
 
     def _route(self) -> None:
-        """Tell each session what the last step brought, in one message.
-
-        Done while the workers compute the next step, which therefore waits for no router.
-        """
+        """Tell each session what the last step brought, in one message."""
         outcome, self._untold = self._untold, StepOutcome([], [], [])
         steps: dict[RouterSession, StepOutputs] = {}
         for group_id, token_id in zip(outcome.group_ids, outcome.token_ids, strict=True):
@@ -313,14 +323,14 @@ class Driver:
 
     # ---------------------------------------------------------------- state
 
-    def _count(self, executed: ExecutedStep, schedule_s: float) -> None:
+    def _count(self, executed: ExecutedStep) -> None:
         counters, report = self._counters, executed.report
         self._counters = replace(
             counters,
             steps_total=counters.steps_total + 1,
             tokens_total=counters.tokens_total + len(self._untold.token_ids),
             step_bytes_total=counters.step_bytes_total + executed.step_bytes,
-            schedule_us_total=counters.schedule_us_total + round(1e6 * schedule_s),
+            schedule_us_total=round(1e6 * self._schedule_s),
             wire_us_total=counters.wire_us_total + max(0, executed.elapsed_us - report.worker_us),
             model_us_total=counters.model_us_total + report.model_us,
             sample_us_total=counters.sample_us_total + report.sample_us,

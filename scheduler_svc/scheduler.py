@@ -50,9 +50,13 @@ class _Batch:
 
         Mutates: `sequence`, whose tokens count as computed from now on, since steps run in order.
         """
-        num_tokens = len(sequence.token_ids) - sequence.num_computed_tokens
+        num_tokens = (
+            len(sequence.token_ids) + sequence.num_pending_tokens - sequence.num_computed_tokens
+        )
         if num_tokens > self.token_budget:
             num_tokens = self.token_budget
+        else:
+            sequence.num_pending_tokens += 1
         assert num_tokens > 0, f"sequence {sequence.sequence_id} has nothing to compute"
         sequence.num_computed_tokens += num_tokens
         self.token_budget -= num_tokens
@@ -73,6 +77,11 @@ class Scheduler:
 
     So every running group arrived before every waiting one, the oldest group always advances, and
     nobody starves.
+
+    A step may be scheduled while the one before it is still in flight, so that the workers need not
+    wait: sequences go on with a token whose id is not known here yet. If that token turns out to
+    end a sequence, its part in the step ahead is void; if the sequence was preempted meanwhile, the
+    token is dropped and sampled again, to the same id, when the sequence is recomputed.
 
     Args:
         block_manager: of the workers' cache.
@@ -181,12 +190,19 @@ class Scheduler:
 
     # ------------------------------------------------------------------ steps
 
-    def schedule(self) -> SchedulerOutputs:
-        """Return the orders of the next step; its batch is empty only if nothing is unfinished."""
+    def schedule(self) -> SchedulerOutputs | None:
+        """Return the orders of the next step, or None if nothing can be computed now.
+
+        At most one step may be in flight: scheduled, and its result not given to `update`. None
+        then means that what comes next depends on it; else, that nothing is unfinished, or that
+        the groups that ran had to give up their blocks, and the next call admits them again.
+        """
         batch = _Batch(self._max_num_batched_tokens)
         self._schedule_running(batch)
         if not batch.preempted:
             self._admit_waiting(batch)
+        if not batch.sequence_ids:
+            return None
         released, self._released_sequence_ids = self._released_sequence_ids, []
         return SchedulerOutputs(
             released_sequence_ids=released,
@@ -204,8 +220,9 @@ class Scheduler:
         for sequence_id, token_id in zip(result.sequence_ids, result.token_ids, strict=True):
             group = self._group_of.get(sequence_id)
             if group is None:
-                continue  # aborted while the step ran
+                continue  # aborted, preempted or found complete while the step ran
             sequence = group.sequences[sequence_id]
+            sequence.num_pending_tokens -= 1
             sequence.token_ids.append(token_id)
             outcome.group_ids.append(group.group_id)
             outcome.token_ids.append(token_id)
@@ -233,7 +250,10 @@ class Scheduler:
             if not batch.token_budget or group.group_id not in self._running:
                 return
             for sequence in group.sequences.values():
-                start, end = sequence.num_computed_tokens, len(sequence.token_ids)
+                start = sequence.num_computed_tokens
+                end = len(sequence.token_ids) + sequence.num_pending_tokens
+                if end >= group.max_num_tokens:
+                    continue  # the pending token is its last
                 num_needed = blocks.num_blocks_to_append(sequence.sequence_id, start, end)
                 num_new_blocks = 0
                 if num_needed:
@@ -319,6 +339,7 @@ class Scheduler:
                 del self._group_of[sequence.sequence_id]
                 self._released_sequence_ids.append(sequence.sequence_id)
             sequence.num_computed_tokens = 0
+            sequence.num_pending_tokens = 0
             sequence.status = status
 
     def check_invariants(self) -> None:
@@ -333,7 +354,9 @@ class Scheduler:
                 running_ids.add(sequence.sequence_id)
                 assert sequence.status is SequenceStatus.RUNNING
                 assert self._group_of[sequence.sequence_id] is group
-                assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens
+                num_expected = sequence.num_tokens + sequence.num_pending_tokens
+                assert 0 <= sequence.num_computed_tokens <= num_expected
+                assert 0 <= sequence.num_pending_tokens <= 2, "more than two steps in flight"
                 num_slots = len(self._blocks.block_table(sequence.sequence_id)) * (
                     self._blocks.block_size
                 )
@@ -343,4 +366,4 @@ class Scheduler:
         for group in self._waiting.values():
             for sequence in group.sequences.values():
                 assert sequence.status is SequenceStatus.WAITING
-                assert sequence.num_computed_tokens == 0
+                assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0

@@ -18,8 +18,11 @@ class SequenceStatus(Enum):
 class Sequence:
     """Tokens of one line of text and how far they are computed.
 
-    Invariant: 0 <= num_computed_tokens <= num_tokens. Token i has its key and value in the cache
-    when i < num_computed_tokens; the step that computes the last token samples the next one.
+    Token i has its key and value in the cache when i < num_computed_tokens; the step that computes
+    the last token samples the next one. Until that step's result is in, the token is pending: the
+    workers have it, and can compute it in the step after, but its id is not known here.
+
+    Invariant: 0 <= num_computed_tokens <= num_tokens + num_pending_tokens.
 
     Attributes:
         sequence_id: unique for the life of the scheduler.
@@ -28,11 +31,13 @@ class Sequence:
         num_prompt_tokens: how many of `token_ids` are the prompt.
         num_computed_tokens: tokens that are computed, or will be once the steps already scheduled
             have run.
+        num_pending_tokens: tokens that steps in flight sample.
         status: see SequenceStatus.
     """
 
     __slots__ = (
         "num_computed_tokens",
+        "num_pending_tokens",
         "num_prompt_tokens",
         "sequence_id",
         "sequence_index",
@@ -53,6 +58,7 @@ class Sequence:
         self.num_prompt_tokens = len(self.token_ids)
         self.token_ids.extend(output_token_ids)
         self.num_computed_tokens = 0
+        self.num_pending_tokens = 0
         self.status = SequenceStatus.WAITING
 
     @property

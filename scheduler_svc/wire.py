@@ -28,7 +28,7 @@ class StepReport:
         result: what was sampled.
         model_us: time of the forward pass.
         sample_us: time of sampling.
-        worker_us: time from having read the orders to having the result.
+        worker_us: time its model's thread spent on the step.
     """
 
     epoch: int

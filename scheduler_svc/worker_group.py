@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -46,12 +47,22 @@ class ExecutedStep:
     Attributes:
         report: of rank 0, which sampled.
         step_bytes: size of the message to one worker.
-        elapsed_us: from before serialising the orders to after reading the report.
+        elapsed_us: from before serialising the orders, or from reading the report of the step
+            before if that was later, to reading the report.
     """
 
     report: StepReport
     step_bytes: int
     elapsed_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class _SentStep:
+    """A step in flight: its number, the size of its message, and when it was about to be sent."""
+
+    step_id: int
+    step_bytes: int
+    started: float
 
 
 class WorkerGroup:
@@ -69,6 +80,8 @@ class WorkerGroup:
         self._formation: Formation | None = None
         self._loaded_model: ModelInfo | None = None
         self._step_id = 0
+        self._in_flight: deque[_SentStep] = deque()
+        self._received = 0.0
         self.is_lost = False
 
     async def form(self) -> Formation:
@@ -103,34 +116,47 @@ class WorkerGroup:
         self._formation, self._loaded_model = formation, loaded
         return formation
 
-    async def execute(self, outputs: SchedulerOutputs, on_sent: Callable[[], None]) -> ExecutedStep:
-        """Have every rank run a step.
+    async def send(self, outputs: SchedulerOutputs) -> None:
+        """Send a step to every rank; it runs after those sent before.
 
-        Args:
-            outputs: its orders.
-            on_sent: called when the orders are on their way, for work that can be done while the
-                workers compute.
+        Raises:
+            UnavailableError: a rank was lost; the group must be formed again.
+        """
+        assert self._formation is not None, "the group is formed"
+        started = time.perf_counter()
+        self._step_id += 1
+        request = execute_request_to_proto(
+            self._formation.epoch, self._step_id, outputs
+        ).SerializeToString()
+        self._in_flight.append(_SentStep(self._step_id, len(request), started))
+        await self._on_all(lambda rank: rank.send(request))
+
+    async def receive(self) -> ExecutedStep:
+        """Wait until every rank has run the oldest step in flight.
 
         Raises:
             UnavailableError: a rank was lost; the group must be formed again.
             StaleEpochError: another scheduler took the workers over.
         """
         assert self._formation is not None, "the group is formed"
-        started = time.perf_counter()
-        self._step_id += 1
-        epoch = self._formation.epoch
-        request = execute_request_to_proto(epoch, self._step_id, outputs).SerializeToString()
-        await self._on_all(lambda rank: rank.send(request))
-        on_sent()
+        epoch, sent = self._formation.epoch, self._in_flight.popleft()
         reports = await self._on_all(Rank.receive)
-        elapsed_us = round(1e6 * (time.perf_counter() - started))
+        received = time.perf_counter()
+        # A step that was sent ahead does not wait for the wire while the one before it runs.
+        elapsed_us = round(1e6 * (received - max(sent.started, self._received)))
+        self._received = received
         for rank, report in zip(self._ranks, reports, strict=True):
-            if (report.epoch, report.step_id) != (epoch, self._step_id):
+            if (report.epoch, report.step_id) != (epoch, sent.step_id):
                 raise UnavailableError(
                     f"worker {rank.address} answered step {report.step_id} of epoch "
-                    f"{report.epoch}, not step {self._step_id} of epoch {epoch}"
+                    f"{report.epoch}, not step {sent.step_id} of epoch {epoch}"
                 )
-        return ExecutedStep(reports[0], len(request), elapsed_us)
+        return ExecutedStep(reports[0], sent.step_bytes, elapsed_us)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps sent whose result has not been received."""
+        return len(self._in_flight)
 
     def dissolve(self) -> None:
         """End the Execute streams."""
@@ -222,6 +248,7 @@ class WorkerGroup:
 
     def _open_streams(self) -> None:
         self._step_id = 0
+        self._in_flight.clear()
         self.is_lost = False
         for rank in self._ranks:
             rank.open_stream(self._lost)

@@ -138,22 +138,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         request: worker_pb2.ExecuteRequest | None = first
         try:
             while request is not None:
-                received_ns = time.perf_counter_ns()
                 outputs = wire.scheduler_outputs_from_proto(request.scheduler_outputs)
                 if outputs.epoch != stream.epoch:
                     raise StaleEpochError(
                         f"a stream keeps its epoch: {stream.epoch}, got {outputs.epoch}"
                     )
-                events.put_nowait(self._run(self._run_step, stream, outputs, received_ns))
+                events.put_nowait(self._run(self._run_step, stream, outputs))
                 request = await anext(requests, None)
             events.put_nowait(None)
         except Exception as error:
             events.put_nowait(error)
 
-    def _run_step(
-        self, stream: StepStream, outputs: SchedulerOutputs, received_ns: int
-    ) -> StepResult | StepGap:
+    def _run_step(self, stream: StepStream, outputs: SchedulerOutputs) -> StepResult | StepGap:
         """Run a step in the model's thread."""
+        started_ns = time.perf_counter_ns()
         is_first = stream.is_first(outputs.step_id)
         gap = stream.advance(outputs.step_id)
         if gap is not None:
@@ -167,7 +165,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             # Steps that were sent ahead of this one's failure must not run.
             stream.is_ended = True
             raise
-        worker_us = (time.perf_counter_ns() - received_ns) // 1000
+        worker_us = (time.perf_counter_ns() - started_ns) // 1000
         return StepResult(outputs.epoch, outputs.step_id, outcome, worker_us)
 
     def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:

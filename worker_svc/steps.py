@@ -89,7 +89,7 @@ class StepResult:
         epoch: as ordered.
         step_id: as ordered.
         outcome: tokens and times; no tokens on ranks above 0.
-        worker_us: time from having read the request to having the result.
+        worker_us: time the model's thread spent on the step.
     """
 
     epoch: int

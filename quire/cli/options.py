@@ -58,6 +58,13 @@ MaxNumSeqs = Annotated[int, typer.Option(help="Most sequences running at once.")
 MaxWaiting = Annotated[
     int, typer.Option(help="Most requests waiting; more are refused until some have run.")
 ]
+MaxStepsInFlight = Annotated[
+    int,
+    typer.Option(
+        help="2 sends a step before the result of the one before it is back, so that workers need "
+        "not wait; 1 does not. The tokens are the same."
+    ),
+]
 KvCacheGib = Annotated[
     float | None,
     typer.Option(

@@ -23,6 +23,7 @@ def serve(
     max_num_seqs: options.MaxNumSeqs = 256,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
     max_waiting: options.MaxWaiting = 4096,
+    max_steps_in_flight: options.MaxStepsInFlight = 2,
     block_size: options.BlockSize = 16,
     kv_cache_gib: options.KvCacheGib = None,
     num_gpu_blocks_override: options.NumGpuBlocksOverride = None,
@@ -45,6 +46,7 @@ def serve(
     scheduler_args = [
         *["--dtype", dtype.value, "--block-size", str(block_size)],
         *["--max-num-seqs", str(max_num_seqs), "--max-waiting", str(max_waiting)],
+        *["--max-steps-in-flight", str(max_steps_in_flight)],
         *["--max-num-batched-tokens", str(max_num_batched_tokens)],
     ]
     for name, value in optional.items():

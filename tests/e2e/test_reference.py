@@ -80,16 +80,19 @@ async def cell_state(client: AsyncClient) -> CellState:
     raise AssertionError("the watch ended")
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(
+    ("family", "steps_in_flight"), [*((family, 2) for family in CONFIGS), ("llama", 1)]
+)
 async def test_greedy_tokens_equal_transformers(
-    family: str, tmp_path: Path, start_cluster: StartCluster
+    family: str, steps_in_flight: int, tmp_path: Path, start_cluster: StartCluster
 ) -> None:
     model = save_served_model(tmp_path / family, family)
     expected = reference_tokens(model)
     assert len(set(expected)) > NUM_STREAMS // 2, "the answers are too alike to prove anything"
     length = ("--max-model-len", str(MAX_MODEL_LEN))
+    ahead = ("--max-steps-in-flight", str(steps_in_flight))
     async with (
-        start_cluster(model, "--dtype", "float32", *length, *TINY_CACHE) as cluster,
+        start_cluster(model, "--dtype", "float32", *length, *ahead, *TINY_CACHE) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         crowded = await served_tokens(client, together=True)

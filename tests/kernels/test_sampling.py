@@ -1,6 +1,8 @@
 """Sampling: which tokens stay, how often each is drawn, and on what alone a draw depends."""
 
+import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -51,11 +53,12 @@ def random_logits(rows: int, vocab_size: int, seed: int = 0, scale: float = 3.0)
 
 
 def draws(logits: Tensor, num_draws: int = NUM_DRAWS, **params: float) -> Tensor:
-    """Many draws from one row [V], at as many positions."""
+    """Many draws from one row [V], of 40 seeds and as many positions as it takes."""
+    pairs = torch.arange(num_draws)
     rows = Rows(
         logits.expand(num_draws, -1).contiguous(),
-        position=torch.arange(num_draws),
-        seed=12345,
+        seed=pairs % 40 * 2**33 + pairs % 7,
+        position=pairs // 40,
         **params,  # type: ignore[arg-type]
     )
     token_ids, ok = rows.sample()
@@ -115,8 +118,9 @@ def test_greedy_takes_the_first_of_the_largest(isa: str, vocab_size: int) -> Non
     token_ids, ok = Rows(logits, temperature=0.0).sample()
     assert ok.all()
     assert torch.equal(token_ids, logits.argmax(1))
-    tied, _ = Rows(torch.full((1, vocab_size), -2.5), temperature=0.0).sample()
-    assert tied.item() == 0
+    tied = (logits / 3).round()
+    token_ids, _ = Rows(tied, temperature=0.0).sample()
+    assert token_ids.tolist() == [row.index(max(row)) for row in tied.tolist()]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +147,49 @@ def test_chi_square_test_can_fail(isa: str) -> None:
         assert_follows(draws(logits, temperature=1.0), filtered(logits, 1.1))
 
 
+@pytest.mark.parametrize(
+    ("params", "num_kept"),
+    [
+        ({"top_k": 63}, 63),
+        ({"top_k": 64}, 64),
+        ({"top_k": 65}, 64),
+        ({"top_k": 20}, 20),
+        ({"top_p": 0.5}, 32),
+        ({"top_p": 0.75}, 48),
+        ({"top_p": 1e-9}, 1),
+        ({"min_p": 1.0}, 64),
+        ({"top_k": 40, "top_p": 0.5}, 20),
+    ],
+    ids=str,
+)
+def test_equal_tokens_are_kept_by_id(isa: str, params: dict[str, float], num_kept: int) -> None:
+    drawn = draws(torch.full((64,), -7.25), 4000, **params).unique()
+    assert drawn.tolist() == list(range(num_kept))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_k": 37},
+        {"top_p": 0.31},
+        {"top_p": 0.83},
+        {"top_p": 0.995},
+        {"min_p": 0.4},
+        {"top_k": 50, "top_p": 0.7, "min_p": 0.3},
+        {"temperature": 0.7, "top_p": 0.6},
+    ],
+    ids=str,
+)
+def test_kept_set_is_exact(isa: str, params: dict[str, float]) -> None:
+    """Logits are flat enough for each token to be drawn sooner or later, save for a filter."""
+    logits = (random_logits(1, 150, scale=0.4)[0] * 8).round() / 8
+    probabilities = filtered(logits, **{"temperature": 1.0, **params})  # type: ignore[arg-type]
+    kept = probabilities.nonzero().flatten()
+    assert len(kept) < 150
+    assert probabilities[kept].min() * NUM_DRAWS > 20
+    assert torch.equal(draws(logits, **params).unique(), kept)
+
+
 @pytest.mark.parametrize("vocab_size", [5, 300, 5000])
 @pytest.mark.parametrize(
     "params",
@@ -160,11 +207,10 @@ def test_chi_square_test_can_fail(isa: str) -> None:
 def test_only_kept_tokens_are_drawn(isa: str, vocab_size: int, params: dict[str, float]) -> None:
     """With many ties, so that the order among equals matters."""
     logits = (random_logits(1, vocab_size)[0] * 2).round() / 2
-    kept = filtered(logits, 1.0, **params) > 0  # type: ignore[arg-type]
-    drawn = draws(logits, 2000, **params).unique()
-    assert kept[drawn].all()
-    if kept.sum() <= 6:
-        assert len(drawn) == kept.sum(), "a kept token is never drawn"
+    probabilities = filtered(logits, 1.0, **params)  # type: ignore[arg-type]
+    drawn = torch.bincount(draws(logits, 2000, **params), minlength=vocab_size) > 0
+    assert not drawn[probabilities == 0].any()
+    assert drawn[probabilities * 2000 > 20].all(), "a kept token is never drawn"
 
 
 def test_minus_infinity_forbids_a_token(isa: str) -> None:
@@ -173,11 +219,32 @@ def test_minus_infinity_forbids_a_token(isa: str) -> None:
     assert set(draws(logits).tolist()) == set(range(1, 40, 2))
 
 
+@pytest.mark.parametrize("vocab_size", [3, 64, 67, 1001])
+def test_a_draw_is_the_winner_of_a_race(isa: str, vocab_size: int) -> None:
+    """Token i rings after an exponential time of rate p[i], from word i % 4 of Philox block i // 4.
+
+    Pins where seed, sequence index and position go, so that a seed means the same in every build.
+    """
+    seeds, positions = [0, 1, -1, 2**40 + 5], [0, 1, 2**32, 2**40 + 17]
+    logits = random_logits(1, vocab_size)[0]
+    for seed, position, sequence_index in zip(seeds, positions, (0, 3, 1, 2**31 - 1), strict=True):
+        rows = Rows(logits[None], 0.8, 0, 0.9, 0.0, torch.tensor(seed), sequence_index, position)
+        token_ids, _ = rows.sample()
+        key = (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)
+        times = []
+        for token, probability in enumerate(filtered(logits, 0.8, 0, 0.9).tolist()):
+            counter = (token // 4, sequence_index, position & 0xFFFFFFFF, position >> 32)
+            word = ops.philox4x32(counter, key)[token % 4]
+            time = -math.log1p(-(word + 0.5) * 2.0**-32)
+            times.append(time / probability if probability else math.inf)
+        assert token_ids.item() == times.index(min(times))
+
+
 def test_a_draw_depends_on_seed_sequence_and_position_alone(isa: str) -> None:
     logits = random_logits(1, 500)[0]
     seeds = torch.arange(50) * 7919
     positions = torch.arange(50) % 7
-    rows = logits.expand(50, -1).contiguous()
+    rows = torch.nn.functional.pad(logits.expand(50, -1), (3, 5), value=99)[:, 3:-5]
     together, _ = Rows(rows, seed=seeds, position=positions).sample()
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
     shuffled, _ = Rows(rows, seed=seeds[order], position=positions[order]).sample()
@@ -230,3 +297,21 @@ def test_unusable_rows_are_named_and_leave_the_others_alone(isa: str) -> None:
 def test_bad_arguments(params: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Rows(**{"logits": torch.zeros(2, 3), **params}).sample()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_k", "top_p", "min_p", "seed", "sequence_index", "position"]
+)
+def test_columns_of_another_length_dtype_or_stride(name: str) -> None:
+    floats, ints, longs = torch.ones(2), torch.ones(2).int(), torch.ones(2).long()
+    right: dict[str, Any] = {
+        "logits": torch.zeros(2, 3),
+        **dict.fromkeys(("temperature", "top_p", "min_p"), floats),
+        **dict.fromkeys(("top_k", "sequence_index"), ints),
+        **dict.fromkeys(("seed", "position"), longs),
+    }
+    ops.sample(**right)
+    column = right[name]
+    for wrong in (column[:1], column[None], column.double(), column.repeat_interleave(2)[::2]):
+        with pytest.raises(ValueError, match=f"^{name} must be "):
+            ops.sample(**right | {name: wrong})

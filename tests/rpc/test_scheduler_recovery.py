@@ -186,7 +186,7 @@ async def test_a_restarted_worker_that_cannot_load_is_retried_until_it_can() -> 
                 await check_all(router, max_model_len=120)
 
 
-async def test_execute_on_a_lost_stream_says_so() -> None:
+async def test_a_step_on_a_lost_stream_says_so() -> None:
     async with FakeWorker() as worker:
         lost = asyncio.Event()
         config = SchedulerConfig(model="/m", served_model_name="m", workers=(worker.address,))
@@ -194,13 +194,15 @@ async def test_execute_on_a_lost_stream_says_so() -> None:
         try:
             await group.form()
             empty = SchedulerOutputs([], [], [], [], [], [], [])
-            executed = await group.execute(empty, on_sent=lambda: None)
-            assert executed.report.step_id == 1
+            await group.send(empty)
+            assert (await group.receive()).report.step_id == 1
+            assert group.num_in_flight == 0
             await worker.kill()
             await asyncio.wait_for(lost.wait(), 20)
             assert group.is_lost
             with pytest.raises(UnavailableError, match=worker.address):
-                await group.execute(empty, on_sent=lambda: None)
+                await group.send(empty)
+                await group.receive()
         finally:
             await group.close()
 

@@ -1,14 +1,17 @@
 """Schedulers, requests and a loop over the fake model, for tests without sockets."""
 
+from collections import deque
+
 from quire.outputs import FinishReason
 from quire.sampling_params import SamplingParams
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.step import SchedulerOutputs, StepOutcome
+from scheduler_svc.step import SchedulerOutputs, StepOutcome, StepResult
 from tests.fakes.fake_model import FakeModel
 
 VOCAB_SIZE = 97
 EOS_TOKEN_ID = 3
+NO_ORDERS = SchedulerOutputs([], [], [], [], [], [], [])
 
 
 def make_params(
@@ -33,7 +36,11 @@ def make_prompt(num_tokens: int, first: int = 5) -> list[int]:
 
 
 class Cell:
-    """A scheduler and the fake model that obeys it; checks invariants after every step."""
+    """A scheduler and the fake model that obeys it; checks invariants after every step.
+
+    Args:
+        max_steps_in_flight: 2 has each step scheduled before the result of the one before it.
+    """
 
     def __init__(
         self,
@@ -45,6 +52,7 @@ class Cell:
         max_num_seqs: int = 16,
         max_model_len: int = 128,
         vocab_size: int = VOCAB_SIZE,
+        max_steps_in_flight: int = 1,
     ) -> None:
         self.blocks = BlockSpaceManager(block_size, num_blocks, watermark)
         self.scheduler = Scheduler(
@@ -58,6 +66,8 @@ class Cell:
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason] = {}
         self.num_steps = 0
+        self._max_steps_in_flight = max_steps_in_flight
+        self._results: deque[StepResult] = deque()
 
     def add(
         self,
@@ -72,12 +82,30 @@ class Cell:
         return admission.group_id
 
     def step(self) -> SchedulerOutputs:
-        outputs = self.scheduler.schedule()
-        self.scheduler.check_invariants()
-        self.take(self.scheduler.update(self.model.step(outputs)))
+        """Send steps until one more would be too many in flight, then take the oldest result.
+
+        Returns:
+            Orders of the last step sent.
+        """
+        sent = None
+        while len(self._results) < self._max_steps_in_flight:
+            outputs = self.scheduler.schedule()
+            self.scheduler.check_invariants()
+            if outputs is None and self._results:
+                break
+            if outputs is not None:
+                sent = outputs
+                self._results.append(self.model.step(outputs))
+        self.take(self.scheduler.update(self._results.popleft()))
         self.scheduler.check_invariants()
         self.num_steps += 1
-        return outputs
+        return sent or NO_ORDERS
+
+    def lose_workers(self) -> None:
+        """Everything the workers knew is gone, results in flight included."""
+        self.scheduler.preempt_all()
+        self.model.sequences.clear()
+        self._results.clear()
 
     def take(self, outcome: StepOutcome) -> None:
         for group_id, token_id in zip(outcome.group_ids, outcome.token_ids, strict=True):
@@ -88,7 +116,7 @@ class Cell:
 
     def run(self, max_steps: int = 10_000) -> None:
         for _ in range(max_steps):
-            if not self.scheduler.has_unfinished:
+            if not self.scheduler.has_unfinished and not self._results:
                 return
             self.step()
         raise AssertionError(f"not finished after {max_steps} steps")

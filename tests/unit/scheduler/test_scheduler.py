@@ -26,6 +26,7 @@ def reference(prompt: list[int], **kwargs: object) -> list[int]:
 def stepping_result(cell: Cell, *token_ids: int) -> StepResult:
     """Schedule a step and pretend that the batch sampled `token_ids`."""
     outputs = cell.scheduler.schedule()
+    assert outputs is not None
     assert len(outputs.sequence_ids) == len(token_ids)
     return StepResult(outputs.sequence_ids, list(token_ids), [])
 
@@ -144,10 +145,10 @@ def test_the_watermark_keeps_a_newcomer_out() -> None:
     assert cell.scheduler.num_waiting == 1
 
 
-def test_nothing_to_do_is_an_empty_batch() -> None:
+def test_nothing_to_do_is_no_step() -> None:
     cell = Cell()
     assert not cell.scheduler.has_unfinished
-    assert cell.scheduler.schedule().sequence_ids == []
+    assert cell.scheduler.schedule() is None
 
 
 # ---------------------------------------------------------------- preemption
