@@ -46,7 +46,13 @@ def sampling_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParam
         top_k=params.top_k,
         min_p=params.min_p,
         seed=params.seed,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        allowed_token_ids=params.allowed_token_ids,
         max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
         stop=params.stop,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
@@ -68,7 +74,17 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
         top_k=message.top_k if message.HasField("top_k") else None,
         min_p=message.min_p,
         seed=message.seed if message.HasField("seed") else None,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=(
+            message.repetition_penalty
+            if message.HasField("repetition_penalty")
+            else default.repetition_penalty
+        ),
+        logit_bias=dict(message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids),
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        min_tokens=message.min_tokens,
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,

@@ -82,13 +82,19 @@ class RequestStream:
             self._first_token = time.monotonic()
         self.output_token_ids.append(token_id)
         self._token_ids.append(token_id)
-        text, stop_str = self._stop.push(self._detokenizer.push(token_id))
+        text, stop_str = self._look_for_stop(self._detokenizer.push(token_id))
         if text:
             self._text.append(text)
         self._unread.set()
         if stop_str is not None:
             self._close(FinishReason.STOP, stop_str)
         return self.ended
+
+    def _look_for_stop(self, text: str) -> tuple[str, str | None]:
+        """Return what may be shown of new text, and the stop string it completes, if one."""
+        if len(self.output_token_ids) <= self.sampling_params.min_tokens:
+            return text, None
+        return self._stop.push(text)
 
     def finish(self, reason: FinishReason) -> None:
         """End the request; text held back goes out, unless it completes a stop string."""
@@ -98,7 +104,7 @@ class RequestStream:
             # Aborted before a scheduler took it. Its stream starts all the same; without tokens,
             # any seed gives the same ones.
             self._start(self.sampling_params.seed or 0)
-        text, stop_str = self._stop.push(self._detokenizer.flush())
+        text, stop_str = self._look_for_stop(self._detokenizer.flush())
         self._text.append(text)
         if stop_str is None:
             self._text.append(self._stop.flush())

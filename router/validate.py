@@ -97,6 +97,8 @@ class Validator:
                 "max_tokens", f"must be in [1, {model.max_model_len}], got {params.max_tokens}"
             )
         _check_ids("stop_token_ids", params.stop_token_ids, model)
+        _check_ids("allowed_token_ids", params.allowed_token_ids, model)
+        _check_ids("logit_bias", tuple(params.logit_bias), model)
         if isinstance(request.prompt, str):
             token_ids = await self._codec.encode(request.prompt)
             if not token_ids:
@@ -109,6 +111,12 @@ class Validator:
         _check_ids("prompt", token_ids, model)
         room = model.max_model_len - len(token_ids)
         capped = room if params.max_tokens is None else min(params.max_tokens, room)
+        if params.min_tokens > capped:
+            raise InvalidRequestError(
+                "min_tokens",
+                f"must be at most {capped}, the tokens that fit after the prompt, "
+                f"got {params.min_tokens}",
+            )
         return ValidGenerateRequest(
             request.request_id or uuid.uuid4().hex,
             model,

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 from quire.errors import (
@@ -114,6 +114,9 @@ class Driver:
             self._check_vocabulary("prompt", submission.prompt_token_ids)
             self._check_vocabulary("output_token_ids", submission.output_token_ids)
             params = submission.sampling_params
+            self._check_vocabulary("logit_bias", params.logit_bias)
+            self._check_vocabulary("allowed_token_ids", params.allowed_token_ids)
+            self._check_vocabulary("stop_token_ids", params.stop_token_ids)
             seed = secrets.randbits(64) if params.seed is None else params.seed
             admission = self._scheduler.add(
                 submission.prompt_token_ids,
@@ -152,7 +155,7 @@ class Driver:
                 RETRY_AFTER_MS,
             )
 
-    def _check_vocabulary(self, field: str, token_ids: list[int]) -> None:
+    def _check_vocabulary(self, field: str, token_ids: Collection[int]) -> None:
         largest = max(token_ids, default=0)
         if largest >= self._model.vocab_size:
             raise InvalidRequestError(

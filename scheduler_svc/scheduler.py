@@ -296,6 +296,7 @@ class Scheduler:
                 sequence_id=sequence.sequence_id,
                 sequence_index=sequence.sequence_index,
                 token_ids=tuple(sequence.token_ids),
+                num_prompt_tokens=sequence.num_prompt_tokens,
                 num_computed_tokens=sequence.num_computed_tokens,
                 block_ids=tuple(self._blocks.block_table(sequence.sequence_id)),
                 sampling_params=group.sampling_params,

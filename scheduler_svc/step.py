@@ -14,6 +14,7 @@ class SequenceState:
         sequence_id: unique for the life of the scheduler.
         sequence_index: number within its group; part of the random counter.
         token_ids: prompt and output so far.
+        num_prompt_tokens: how many of them are the prompt.
         num_computed_tokens: tokens whose keys and values the blocks already hold.
         block_ids: its block table.
         sampling_params: of its request, with a seed.
@@ -22,6 +23,7 @@ class SequenceState:
     sequence_id: int
     sequence_index: int
     token_ids: tuple[int, ...]
+    num_prompt_tokens: int
     num_computed_tokens: int
     block_ids: tuple[int, ...]
     sampling_params: SamplingParams

@@ -82,18 +82,31 @@ def _sequence_state_to_proto(state: SequenceState) -> worker_pb2.SequenceState:
         block_ids=state.block_ids,
         sampling_params=_worker_params_to_proto(state.sampling_params),
         sequence_index=state.sequence_index,
+        num_prompt_tokens=state.num_prompt_tokens,
     )
 
 
 def _worker_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
     """Return what a sampler reads; the other fields stay with router and scheduler."""
-    return common_pb2.SamplingParams(
+    message = common_pb2.SamplingParams(
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
         min_p=params.min_p,
         seed=params.seed,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=params.logit_bias,
+        allowed_token_ids=params.allowed_token_ids,
     )
+    if params.repetition_penalty != 1.0:
+        message.repetition_penalty = params.repetition_penalty
+    if params.min_tokens:
+        # What must not be sampled before.
+        message.min_tokens = params.min_tokens
+        message.stop_token_ids.extend(params.stop_token_ids)
+        message.ignore_eos = params.ignore_eos
+    return message
 
 
 # ---------------------------------------------------------------- scheduler.proto

@@ -14,6 +14,7 @@ import torch
 
 from quire.errors import InvalidRequestError
 from worker_svc.layers.invariant_linear import padded_rows
+from worker_svc.logit_rules import LogitRules
 from worker_svc.sampler import SamplingTable
 from worker_svc.steps import IntArray, MirroredSequence, SchedulerOutputs, SequenceState
 
@@ -66,6 +67,7 @@ class SequenceMirror:
         max_model_len: limit of a sequence.
         vocab_size: token ids are in [0, vocab_size).
         dtype: of the model, which decides how batches are padded.
+        eos_token_ids: end-of-text ids of the model.
     """
 
     def __init__(
@@ -75,13 +77,17 @@ class SequenceMirror:
         max_model_len: int,
         vocab_size: int,
         dtype: torch.dtype,
+        eos_token_ids: tuple[int, ...],
     ) -> None:
+        self._eos_token_ids = eos_token_ids
         self._block_size = block_size
         self._cache_blocks = num_blocks
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._dtype = dtype
         self._row_of: dict[int, int] = {}
+        # Of the rows that have any.
+        self._logit_rules: dict[int, LogitRules] = {}
         self._free_rows = list(range(_INITIAL_ROWS))
         # One column more than the limit: a step sent ahead may sample past a sequence's end.
         self._token_ids = np.zeros((_INITIAL_ROWS, max_model_len + 1), np.int32)
@@ -108,6 +114,7 @@ class SequenceMirror:
     def clear(self) -> None:
         """Forget every sequence."""
         self._row_of.clear()
+        self._logit_rules.clear()
         self._free_rows = list(range(len(self._num_tokens)))
 
     def check_invariants(self) -> None:
@@ -130,6 +137,7 @@ class SequenceMirror:
                 raise InvalidRequestError(
                     "released_sequence_ids", f"sequence {sequence_id} is not held here"
                 )
+            self._logit_rules.pop(row, None)
             self._free_rows.append(row)
         for state in outputs.new_sequences:
             self._add(state)
@@ -196,6 +204,22 @@ class SequenceMirror:
             failed_ids=failed_ids,
         )
 
+    def apply_logit_rules(self, batch: StepBatch, logits: torch.Tensor) -> None:
+        """Change the logits of the sequences whose parameters ask for it.
+
+        Mutates: logits.
+
+        Args:
+            batch: of the last `build_batch`.
+            logits: [num_sampling, vocab_size] float32.
+        """
+        if not self._logit_rules:
+            return
+        for index, row in enumerate(batch.sampling_rows.tolist()):
+            rules = self._logit_rules.get(row)
+            if rules is not None:
+                rules.apply(logits[index], self._token_ids[row, : self._num_tokens[row]])
+
     def sampled_positions(self, batch: StepBatch) -> IntArray:
         """Return [num_sampling] the index in its sequence of each token about to be sampled."""
         return self._num_tokens[batch.sampling_rows]
@@ -236,6 +260,11 @@ class SequenceMirror:
                 "num_computed_tokens",
                 f"must be in [0, {num_tokens}), got {state.num_computed_tokens}",
             )
+        if not 0 <= state.num_prompt_tokens <= num_tokens:
+            raise InvalidRequestError(
+                "num_prompt_tokens",
+                f"must be in [0, {num_tokens}], got {state.num_prompt_tokens}",
+            )
         if num_blocks > self._block_tables.shape[1]:
             raise InvalidRequestError(
                 "block_ids", f"at most {self._block_tables.shape[1]} blocks, got {num_blocks}"
@@ -245,6 +274,9 @@ class SequenceMirror:
             self._grow()
         row = self._free_rows.pop()
         self.sampling.write(row, state.sampling_params, state.sequence_index)
+        rules = LogitRules.of(state.sampling_params, state.num_prompt_tokens, self._eos_token_ids)
+        if rules is not None:
+            self._logit_rules[row] = rules
         self._row_of[state.sequence_id] = row
         self._token_ids[row, :num_tokens] = state.token_ids
         self._block_tables[row, :num_blocks] = state.block_ids

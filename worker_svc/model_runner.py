@@ -32,6 +32,7 @@ class ModelRunner:
             loaded.info.max_model_len,
             loaded.info.vocab_size,
             loaded.dtype,
+            loaded.info.eos_token_ids,
         )
 
     @torch.inference_mode()
@@ -98,7 +99,7 @@ class ModelRunner:
     ) -> tuple[IntArray, npt.NDArray[np.bool_]]:
         """Sample and record the outcome.
 
-        Mutates: mirror.
+        Mutates: mirror, and the logits of sequences that have rules for them.
 
         Returns:
             token_ids [num_sampling] and whether each sequence's logits were finite.
@@ -106,6 +107,8 @@ class ModelRunner:
         if len(batch.sampling_rows) == 0:
             token_ids, ok = np.empty(0, np.int64), np.empty(0, np.bool_)
         else:
+            if self._parallel.rank == 0:
+                self.mirror.apply_logit_rules(batch, logits)
             token_ids, ok = sample_on_first_rank(
                 self._parallel,
                 self.mirror.sampling,

@@ -21,6 +21,7 @@ class SequenceState:
     Attributes:
         sequence_id: unique in the life of a scheduler.
         token_ids: [num_tokens] prompt and output so far.
+        num_prompt_tokens: how many of them are the prompt.
         num_computed_tokens: tokens whose keys and values the blocks already hold.
         block_ids: [num_blocks] its block table.
         sampling_params: how its tokens are chosen; `seed` is set.
@@ -29,6 +30,7 @@ class SequenceState:
 
     sequence_id: int
     token_ids: IntArray
+    num_prompt_tokens: int
     num_computed_tokens: int
     block_ids: IntArray
     sampling_params: SamplingParams

@@ -99,6 +99,7 @@ def _sequence_from_proto(message: worker_pb2.SequenceState) -> SequenceState:
     return SequenceState(
         sequence_id=message.sequence_id,
         token_ids=np.array(message.token_ids, np.int64),
+        num_prompt_tokens=message.num_prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
         block_ids=np.array(message.block_ids, np.int64),
         sampling_params=sampling_params_from_proto(message.sampling_params),

@@ -22,6 +22,16 @@ def generate(
         int | None, typer.Option(help="Keep the k likeliest tokens.", show_default="all")
     ] = None,
     min_p: Annotated[float, typer.Option(help="Drop tokens this much less likely.")] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Less of tokens that came already.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Less of tokens, for each time they came.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: less of tokens in prompt or output.")
+    ] = 1.0,
+    min_tokens: Annotated[int, typer.Option(help="Tokens to generate before any end.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Same seed, same tokens.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="End the text before this string; repeat.")
@@ -40,6 +50,10 @@ def generate(
             top_p=top_p,
             top_k=top_k,
             min_p=min_p,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            repetition_penalty=repetition_penalty,
+            min_tokens=min_tokens,
             seed=seed,
             max_tokens=max_tokens,
             stop=tuple(stop or ()),

@@ -1,7 +1,6 @@
 """Tokens through the whole cluster equal transformers', whatever company and preemptions."""
 
 import asyncio
-import json
 import random
 from pathlib import Path
 
@@ -12,24 +11,13 @@ from transformers import AutoModelForCausalLM
 from quire import AsyncClient, SamplingParams
 from quire.outputs import CellState
 from tests.e2e.conftest import StartCluster
-from tests.factories import CONFIGS, save_model
-from tests.fakes.small_tokenizers import byte_level
+from tests.e2e.served_model import VOCAB_SIZE, save_served_model
+from tests.factories import CONFIGS
 
-VOCAB_SIZE = 480
 NUM_STREAMS = 32
 MAX_MODEL_LEN = 128
 # 320 slots for 32 streams of up to 92 tokens: most wait, and those that run keep running out.
 TINY_CACHE = ("--block-size", "8", "--num-gpu-blocks-override", "40")
-
-
-def save_served_model(directory: Path, family: str) -> Path:
-    """A tiny random model of a family with a tokenizer beside it."""
-    save_model(directory, CONFIGS[family](vocab_size=VOCAB_SIZE))
-    byte_level(VOCAB_SIZE).save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"})
-    )
-    return directory
 
 
 def requests() -> list[tuple[list[int], int]]:

@@ -233,6 +233,7 @@ def read_orders(message: worker_pb2.SchedulerOutputs) -> SchedulerOutputs:
                 sequence_id=state.sequence_id,
                 sequence_index=state.sequence_index,
                 token_ids=tuple(state.token_ids),
+                num_prompt_tokens=state.num_prompt_tokens,
                 num_computed_tokens=state.num_computed_tokens,
                 block_ids=tuple(state.block_ids),
                 sampling_params=sampling_params_from_proto(state.sampling_params),

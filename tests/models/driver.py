@@ -48,14 +48,33 @@ class Driver:
         self._free = order.tolist()
         self._step_id = 0
 
-    def add(self, sequence_id: int, tokens: Sequence[int], params: SamplingParams = GREEDY) -> None:
-        """Hand a sequence over in full, with nothing computed, at the next step."""
+    def add(
+        self,
+        sequence_id: int,
+        tokens: Sequence[int],
+        params: SamplingParams = GREEDY,
+        num_prompt_tokens: int | None = None,
+    ) -> None:
+        """Hand a sequence over in full, with nothing computed, at the next step.
+
+        Args:
+            sequence_id: not held now.
+            tokens: prompt and output.
+            params: of its request.
+            num_prompt_tokens: how many of `tokens` are the prompt; None for all.
+        """
         self.tokens[sequence_id] = list(tokens)
         self._computed[sequence_id] = 0
         self._blocks[sequence_id] = []
         self._new.append(
             SequenceState(
-                sequence_id, np.array(tokens, np.int64), 0, np.empty(0, np.int64), params, 0
+                sequence_id,
+                np.array(tokens, np.int64),
+                num_prompt_tokens or len(tokens),
+                0,
+                np.empty(0, np.int64),
+                params,
+                0,
             )
         )
 

@@ -22,6 +22,16 @@ from quire.sampling_params import MAX_SEED, MAX_TOKENS, SamplingParams
         ("top_k", -1, (f"[1, {MAX_TOKENS}]", "-1")),
         ("seed", -1, (f"[0, {MAX_SEED}]", "-1")),
         ("seed", 2**64, (f"[0, {MAX_SEED}]", str(2**64))),
+        ("presence_penalty", 2.5, ("[-2, 2]", "2.5")),
+        ("presence_penalty", math.nan, ("[-2, 2]", "nan")),
+        ("frequency_penalty", -2.5, ("[-2, 2]", "-2.5")),
+        ("repetition_penalty", 0.0, ("(0, 100]", "0.0")),
+        ("repetition_penalty", math.inf, ("(0, 100]", "inf")),
+        ("logit_bias", {-1: 0.0}, ("[0,", "-1")),
+        ("logit_bias", {5: 100.5}, ("[-100, 100]", "100.5")),
+        ("logit_bias", dict.fromkeys(range(1025), 0.0), ("1024", "1025")),
+        ("allowed_token_ids", (-1,), ("[0,", "-1")),
+        ("min_tokens", -1, ("[0,", "-1")),
         ("max_tokens", 0, (f"[1, {MAX_TOKENS}]", "0")),
         ("max_tokens", 2**31, (f"[1, {MAX_TOKENS}]", str(2**31))),
         ("stop", ("x",) * 17, ("16", "17")),
@@ -50,6 +60,11 @@ def test_refusal_names_field_limit_and_value(field: str, value: object, words: t
         ("seed", 0),
         ("seed", MAX_SEED),
         ("max_tokens", 1),
+        ("presence_penalty", -2.0),
+        ("frequency_penalty", 2.0),
+        ("repetition_penalty", 100.0),
+        ("logit_bias", {0: -100.0}),
+        ("min_tokens", 0),
         ("stop", ("x" * 256,) * 16),
         ("stop_token_ids", (0,) * 64),
     ],
@@ -61,3 +76,9 @@ def test_limits_are_allowed(field: str, value: object) -> None:
 def test_greedy_is_temperature_zero() -> None:
     assert SamplingParams(temperature=0.0).is_greedy
     assert not SamplingParams(temperature=1e-6).is_greedy
+
+
+def test_min_tokens_may_not_exceed_max_tokens() -> None:
+    assert SamplingParams(min_tokens=5, max_tokens=5).min_tokens == 5
+    with pytest.raises(InvalidRequestError, match=r"min_tokens: must be in \[0, 5\], got 6"):
+        SamplingParams(min_tokens=6, max_tokens=5)

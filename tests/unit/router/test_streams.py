@@ -28,8 +28,10 @@ class CharDetokenizer(Detokenizer):
         return "\ufffd" if self._half else ""
 
 
-def make(*stop: str, include: bool = False) -> RequestStream:
-    params = SamplingParams(stop=stop, include_stop_str_in_output=include, max_tokens=100)
+def make(*stop: str, include: bool = False, min_tokens: int = 0) -> RequestStream:
+    params = SamplingParams(
+        stop=stop, include_stop_str_in_output=include, max_tokens=100, min_tokens=min_tokens
+    )
     return RequestStream(ValidGenerateRequest("id", MODEL, (5, 6), params), CharDetokenizer())
 
 
@@ -144,3 +146,15 @@ async def test_aborted_before_admission_starts_and_finishes() -> None:
     stream = make()
     stream.finish(FinishReason.ABORT)
     assert await read(stream) == [Started("id", 2, 0), Finished(FinishReason.ABORT, 0)]
+
+
+async def test_a_stop_string_is_not_looked_for_before_min_tokens() -> None:
+    stream = make("b", min_tokens=2)
+    stream.admit(1)
+    assert not push(stream, "bba")
+    assert push(stream, "b")
+    assert await read(stream) == [
+        Started("id", 2, 1),
+        Delta("bba", (98, 98, 97, 98)),
+        Finished(FinishReason.STOP, 4, "b"),
+    ]

@@ -6,7 +6,7 @@ from quire.errors import InvalidRequestError, OverloadedError
 from quire.outputs import CellState, FinishReason
 from quire.sampling_params import SamplingParams
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2
-from quire.wire import sampling_params_to_proto
+from quire.wire import sampling_params_from_proto, sampling_params_to_proto
 from scheduler_svc.session import Admitted, Refused, StepOutputs
 from scheduler_svc.step import SchedulerOutputs, SequenceState, StepResult
 from scheduler_svc.wire import (
@@ -23,7 +23,7 @@ PARAMS = SamplingParams(temperature=0.5, top_p=0.25, top_k=9, min_p=0.125, seed=
 def test_orders_survive_the_wire() -> None:
     outputs = SchedulerOutputs(
         released_sequence_ids=[2**63, 1],
-        new_sequences=[SequenceState(5, 1, (7, 8, 9), 2, (4, 3), PARAMS)],
+        new_sequences=[SequenceState(5, 1, (7, 8, 9), 2, 2, (4, 3), PARAMS)],
         blocks_to_copy=[(1, 2), (2, 6)],
         sequence_ids=[5, 6],
         num_scheduled_tokens=[1, 300],
@@ -38,7 +38,7 @@ def test_orders_survive_the_wire() -> None:
 
 def test_workers_are_sent_only_what_a_sampler_reads() -> None:
     params = replace(PARAMS, max_tokens=5, stop=("secret",), stop_token_ids=(4,), ignore_eos=True)
-    state = SequenceState(5, 0, (7,), 0, (4,), params)
+    state = SequenceState(5, 0, (7,), 1, 0, (4,), params)
     outputs = SchedulerOutputs([], [state], [], [5], [1], [0], [])
     sent = execute_request_to_proto(1, 1, outputs).scheduler_outputs.new_sequences[0]
     assert {field.name for field, _ in sent.sampling_params.ListFields()} == {
@@ -48,6 +48,26 @@ def test_workers_are_sent_only_what_a_sampler_reads() -> None:
         "min_p",
         "seed",
     }
+
+
+def test_what_changes_logits_is_sent_where_it_is_asked_for() -> None:
+    params = replace(
+        PARAMS,
+        presence_penalty=0.5,
+        frequency_penalty=-0.25,
+        repetition_penalty=1.5,
+        logit_bias={7: -3.0},
+        allowed_token_ids=(7, 8),
+        min_tokens=2,
+        stop_token_ids=(4,),
+        ignore_eos=True,
+    )
+    outputs = SchedulerOutputs(
+        [], [SequenceState(5, 0, (7,), 1, 0, (4,), params)], [], [], [], [], []
+    )
+    sent = execute_request_to_proto(1, 1, outputs).scheduler_outputs.new_sequences[0]
+    assert sent.num_prompt_tokens == 1
+    assert sampling_params_from_proto(sent.sampling_params) == params
 
 
 def test_a_report_is_read_in_full() -> None:

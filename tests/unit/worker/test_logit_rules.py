@@ -1,0 +1,97 @@
+"""Bans, biases and penalties against transformers' and against their definitions."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from quire.sampling_params import SamplingParams
+from worker_svc.logit_rules import LogitRules
+
+VOCAB_SIZE = 60
+EOS = (2,)
+PROMPT = [7, 9, 9, 11]
+OUTPUT = [3, 7, 3, 3]
+TOKENS = np.array([*PROMPT, *OUTPUT], np.int32)
+
+
+def random_logits() -> torch.Tensor:
+    return 3 * torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+
+
+def changed(
+    logits: torch.Tensor, num_prompt_tokens: int = len(PROMPT), **params: Any
+) -> torch.Tensor:
+    rules = LogitRules.of(SamplingParams(**params), num_prompt_tokens, EOS)
+    assert rules is not None
+    logits = logits.clone()
+    rules.apply(logits, TOKENS)
+    return logits
+
+
+def test_default_parameters_have_no_rules() -> None:
+    assert LogitRules.of(SamplingParams(stop_token_ids=(4,), max_tokens=3), 4, EOS) is None
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
+def test_repetition_penalty_equals_transformers(penalty: float) -> None:
+    logits = random_logits()
+    processor = RepetitionPenaltyLogitsProcessor(penalty)
+    expected = processor(torch.from_numpy(TOKENS).long()[None], logits.clone()[None])[0]
+    assert torch.equal(changed(logits, repetition_penalty=penalty), expected)
+
+
+def test_presence_and_frequency_count_the_output_alone() -> None:
+    logits = random_logits()
+    expected = logits.clone()
+    expected[3] -= 0.75 * 3 + 0.5
+    expected[7] -= 0.75 * 1 + 0.5
+    result = changed(logits, presence_penalty=0.5, frequency_penalty=0.75)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-6)
+    untouched = torch.ones(VOCAB_SIZE, dtype=torch.bool)
+    untouched[[3, 7]] = False
+    assert torch.equal(result[untouched], logits[untouched])
+    # Nothing is output yet: nothing to penalise.
+    assert torch.equal(changed(logits, len(TOKENS), presence_penalty=2.0), logits)
+
+
+def test_logit_bias_is_added() -> None:
+    logits = random_logits()
+    result = changed(logits, logit_bias={5: 2.5, 40: -100.0})
+    expected = logits.clone()
+    expected[5] += 2.5
+    expected[40] -= 100.0
+    assert torch.equal(result, expected)
+
+
+def test_only_allowed_tokens_stay() -> None:
+    logits = random_logits()
+    result = changed(logits, allowed_token_ids=(8, 50))
+    assert result.isfinite().nonzero().flatten().tolist() == [8, 50]
+    assert torch.equal(result[[8, 50]], logits[[8, 50]])
+
+
+@pytest.mark.parametrize(
+    ("params", "banned"),
+    [
+        ({}, [2]),
+        ({"stop_token_ids": (9, 4)}, [2, 4, 9]),
+        ({"stop_token_ids": (9,), "ignore_eos": True}, [9]),
+    ],
+)
+def test_ends_are_banned_before_min_tokens(params: dict[str, Any], banned: list[int]) -> None:
+    logits = random_logits()
+    early = changed(logits, min_tokens=len(OUTPUT) + 1, **params)
+    assert early.isinf().nonzero().flatten().tolist() == banned
+    assert torch.equal(changed(logits, min_tokens=len(OUTPUT), **params), logits)
+
+
+def test_penalties_come_after_bans_and_bias() -> None:
+    logits = random_logits()
+    result = changed(logits, logit_bias={3: 1.0}, repetition_penalty=2.0, allowed_token_ids=(3, 30))
+    biased = logits[3] + 1
+    assert result[3] == (biased / 2 if biased > 0 else biased * 2)
+    assert result[30] == logits[30]
+    assert result.isfinite().sum() == 2
