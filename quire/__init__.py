@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "Client", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from quire.client import AsyncClient, Client
+    from quire.llm import LLM
     from quire.sampling_params import SamplingParams
 
 
@@ -16,6 +17,10 @@ def __getattr__(name: str) -> Any:
         from quire import client
 
         return getattr(client, name)
+    if name == "LLM":
+        from quire.llm import LLM
+
+        return LLM
     if name == "SamplingParams":
         from quire.sampling_params import SamplingParams
 

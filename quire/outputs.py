@@ -125,3 +125,41 @@ class Completion:
     num_prompt_tokens: int
     seed: int
     stop_str: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One continuation of a prompt, as the offline API returns it.
+
+    Attributes:
+        index: number of the continuation.
+        text: of the output.
+        token_ids: of the output.
+        finish_reason: "stop", "length", "abort" or "error".
+        stop_reason: stop string or stop token id that ended it; None for anything else.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What became of a prompt.
+
+    Attributes:
+        request_id: made by the router.
+        prompt: its text; None where token ids were given.
+        prompt_token_ids: its token ids.
+        outputs: the continuations.
+        finished: False for one that was given up.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool

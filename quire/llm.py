@@ -1,0 +1,340 @@
+"""The offline API: a list of prompts in, a list of outputs out. Names and shapes are vLLM's."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
+from quire.client import Client
+from quire.errors import ConfigError, InvalidRequestError, OverloadedError
+from quire.outputs import CompletionOutput, Delta, Finished, FinishReason, RequestOutput
+from quire.sampling_params import SamplingParams
+
+# As many threads wait for answers; more prompts than this wait here rather than in the cluster.
+MAX_CONCURRENT_REQUESTS = 256
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class LLM:
+    """A model to give prompts to: a cluster of its own, or one that runs already.
+
+        with LLM("path/to/model") as llm:
+            for output in llm.generate(["Once upon", "In the end"], SamplingParams(max_tokens=32)):
+                print(output.prompt, output.outputs[0].text)
+
+    The cluster's processes end with `close`, with the `with` block, or with this process.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        target: str | None = None,
+        dtype: str = "auto",
+        tensor_parallel_size: int = 1,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        block_size: int = 16,
+        kv_cache_gib: float | None = None,
+    ) -> None:
+        """Start a cluster and return when it takes requests, or connect to one.
+
+        Args:
+            model: Hugging Face model directory; None takes the embedded demo model. With a target,
+                only `chat` reads it, for its template.
+            target: router of a running cluster, "host:port"; the options below are then its own.
+            dtype: "auto", "float32", "bfloat16" or "float16".
+            tensor_parallel_size: workers that share the model.
+            max_model_len: tokens of one sequence; None takes what model and cache allow.
+            max_num_seqs: sequences running at once.
+            max_num_batched_tokens: tokens computed in one step.
+            block_size: tokens of a cache block.
+            kv_cache_gib: memory for the cache of each worker, in GiB; None takes a share of what
+                is free.
+
+        Raises:
+            ConfigError: the cluster cannot start; one line that says why.
+            UnavailableError: a service died without a word.
+        """
+        self._model = Path(model) if model is not None else None
+        self._cluster: _ClusterThread | None = None
+        if target is None:
+            options = {
+                "--dtype": dtype,
+                "--max-model-len": max_model_len,
+                "--max-num-seqs": max_num_seqs,
+                "--max-num-batched-tokens": max_num_batched_tokens,
+                "--block-size": block_size,
+                "--kv-cache-gib": kv_cache_gib,
+            }
+            self._model = self._model or embedded_model()
+            self._cluster = _ClusterThread(
+                ClusterConfig(
+                    model=self._model,
+                    port=0,
+                    tensor_parallel_size=tensor_parallel_size,
+                    scheduler_args=tuple(
+                        text
+                        for flag, value in options.items()
+                        if value is not None
+                        for text in (flag, str(value))
+                    ),
+                )
+            )
+            target = self._cluster.address
+        self._client = Client(target)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue prompts, all at once; the cluster batches them.
+
+        Args:
+            prompts: one or many; each a text, token ids, or {"prompt": text} or
+                {"prompt_token_ids": ids}.
+            sampling_params: for all, or one for each prompt; None for the defaults.
+            use_tqdm: show a progress bar on the terminal.
+
+        Returns:
+            One output for each prompt, in their order.
+
+        Raises:
+            InvalidRequestError: a prompt or parameter is out of bounds; the others are given up.
+            UnavailableError: the cluster cannot be reached.
+        """
+        wanted = _as_prompts(prompts)
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params or SamplingParams()] * len(wanted)
+        else:
+            params = list(sampling_params)
+        if len(params) != len(wanted):
+            raise InvalidRequestError(
+                "sampling_params", f"one for each of {len(wanted)} prompts, got {len(params)}"
+            )
+        if not wanted:
+            return []
+        given_up = threading.Event()
+        with (
+            ThreadPoolExecutor(min(len(wanted), MAX_CONCURRENT_REQUESTS)) as pool,
+            _progress_bar(len(wanted), use_tqdm) as advance,
+        ):
+            futures: list[Future[RequestOutput]] = [
+                pool.submit(self._run, prompt, each, given_up)
+                for prompt, each in zip(wanted, params, strict=True)
+            ]
+            try:
+                for future in as_completed(futures):
+                    advance(len(future.result().outputs[0].token_ids))
+            except BaseException:
+                given_up.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return [future.result() for future in futures]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue conversations, as `generate` does prompts.
+
+        Args:
+            messages: one conversation or many; each message has "role" and "content".
+            sampling_params: as for `generate`.
+            use_tqdm: show a progress bar on the terminal.
+            chat_template: Jinja template; None takes the model's.
+            add_generation_prompt: end each conversation where the assistant begins to speak.
+
+        Raises:
+            ConfigError: the model's directory is not known here, or has no chat template.
+            InvalidRequestError: as for `generate`.
+        """
+        if self._model is None:
+            raise ConfigError("chat: needs the model's directory: LLM(model=..., target=...)")
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self._model)
+        if chat_template is None and tokenizer.chat_template is None:
+            raise ConfigError(f"chat: {self._model} has no chat template; pass chat_template")
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if one else messages
+        texts = [
+            tokenizer.apply_chat_template(
+                conversation,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+            for conversation in conversations
+        ]
+        # The template has put the special tokens in.
+        prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def close(self) -> None:
+        """Disconnect, and stop the cluster if it is this object's own. May be called again."""
+        self._client.close()
+        if self._cluster is not None:
+            self._cluster.stop()
+            self._cluster = None
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(
+        self, prompt: str | Sequence[int], params: SamplingParams, given_up: threading.Event
+    ) -> RequestOutput:
+        """Run one prompt to its end; what is given up meanwhile finishes with ABORT."""
+        text = prompt if isinstance(prompt, str) else None
+        ids = self._client.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        while True:
+            try:
+                return self._collect(text, ids, params, given_up)
+            except OverloadedError as error:
+                if given_up.wait(error.retry_after_ms / 1e3):
+                    raise
+
+    def _collect(
+        self, text: str | None, ids: list[int], params: SamplingParams, given_up: threading.Event
+    ) -> RequestOutput:
+        request_id, pieces, token_ids = "", list[str](), list[int]()
+        reason, stop_reason = FinishReason.ABORT, None
+        for event in self._client.stream(ids, params):
+            if given_up.is_set():
+                break
+            match event:
+                case Delta():
+                    pieces.append(event.text)
+                    token_ids.extend(event.token_ids)
+                case Finished():
+                    reason = event.finish_reason
+                    stop_reason = event.stop_str or _stop_token(token_ids, reason, params)
+                case _:
+                    request_id = event.request_id
+        output = CompletionOutput(0, "".join(pieces), tuple(token_ids), reason.value, stop_reason)
+        return RequestOutput(request_id, text, tuple(ids), (output,), reason != FinishReason.ABORT)
+
+
+class _ClusterThread:
+    """A cluster kept by an event loop in a thread of its own."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._loop = asyncio.new_event_loop()
+        # A daemon: if this process ends without `stop`, its children end with it.
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="quire-cluster", daemon=True
+        )
+        self._thread.start()
+        self._cluster = Cluster(config)
+        try:
+            self._call(self._cluster.start())
+        except BaseException:
+            self._end_loop()
+            raise
+
+    @property
+    def address(self) -> str:
+        """Where the router listens."""
+        return self._cluster.router.address
+
+    def stop(self) -> None:
+        """Stop every service, and the thread."""
+        self._call(self._cluster.stop())
+        self._end_loop()
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | Sequence[int]]:
+    """Return a list of texts and lists of token ids, whichever way they were given."""
+    if isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [_as_prompt(prompts)]  # type: ignore[arg-type]
+    return [_as_prompt(prompt) for prompt in prompts]  # type: ignore[arg-type]
+
+
+def _as_prompt(prompt: Prompt) -> str | Sequence[int]:
+    if not isinstance(prompt, Mapping):
+        return prompt
+    for key in ("prompt_token_ids", "prompt"):
+        if key in prompt:
+            value: str | Sequence[int] = prompt[key]
+            return value
+    raise InvalidRequestError(
+        "prompts", f"a mapping needs prompt or prompt_token_ids, got {', '.join(prompt)}"
+    )
+
+
+def _stop_token(
+    token_ids: Sequence[int], reason: FinishReason, params: SamplingParams
+) -> int | None:
+    """Return the stop token id that ended a sequence; None for the model's own end of text."""
+    if reason == FinishReason.STOP and token_ids and token_ids[-1] in params.stop_token_ids:
+        return token_ids[-1]
+    return None
+
+
+@contextmanager
+def _progress_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
+    """Yield what is called with the number of output tokens whenever a prompt is done."""
+    if not show:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("Processed prompts"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[speed]:,.0f} output tokens/s"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=total, speed=0.0)
+        began, num_tokens = time.monotonic(), 0
+
+        def advance(tokens: int) -> None:
+            nonlocal num_tokens
+            num_tokens += tokens
+            speed = num_tokens / max(1e-9, time.monotonic() - began)
+            progress.update(task, advance=1, speed=speed)
+
+        yield advance
