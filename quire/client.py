@@ -22,7 +22,16 @@ from quire.errors import (
     RequestExistsError,
     UnavailableError,
 )
-from quire.outputs import CellStatus, Completion, Delta, Event, Finished, ModelInfo, Started
+from quire.outputs import (
+    CellStatus,
+    Completion,
+    Delta,
+    Event,
+    Finished,
+    ModelInfo,
+    Started,
+    TokenLogprobs,
+)
 from quire.rpc import CHANNEL_OPTIONS, open_channel
 from quire.sampling_params import SamplingParams
 from quire.v1 import inference_pb2, inference_pb2_grpc
@@ -294,6 +303,7 @@ class _Collector:
         self._finished: list[Finished] = []
         self._text: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
 
     def add(self, event: Event) -> None:
         match event:
@@ -302,6 +312,7 @@ class _Collector:
             case Delta():
                 self._text.append(event.text)
                 self._token_ids.extend(event.token_ids)
+                self._logprobs.extend(event.logprobs)
             case Finished():
                 self._finished.append(event)
 
@@ -322,6 +333,7 @@ class _Collector:
             started.num_prompt_tokens,
             started.seed,
             finished.stop_str,
+            tuple(self._logprobs),
         )
 
 

@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
 from quire.client import Client
 from quire.errors import ConfigError, InvalidRequestError, OverloadedError
-from quire.outputs import CompletionOutput, Delta, Finished, FinishReason, RequestOutput
+from quire.outputs import (
+    CompletionOutput,
+    Delta,
+    Finished,
+    FinishReason,
+    Logprob,
+    RequestOutput,
+    TokenLogprobs,
+)
 from quire.sampling_params import SamplingParams
 
 # As many threads wait for answers; more prompts than this wait here rather than in the cluster.
@@ -224,6 +232,7 @@ class LLM:
         self, text: str | None, ids: list[int], params: SamplingParams, given_up: threading.Event
     ) -> RequestOutput:
         request_id, pieces, token_ids = "", list[str](), list[int]()
+        logprobs: list[TokenLogprobs] = []
         reason, stop_reason = FinishReason.ABORT, None
         for event in self._client.stream(ids, params):
             if given_up.is_set():
@@ -232,12 +241,22 @@ class LLM:
                 case Delta():
                     pieces.append(event.text)
                     token_ids.extend(event.token_ids)
+                    logprobs.extend(event.logprobs)
                 case Finished():
                     reason = event.finish_reason
                     stop_reason = event.stop_str or _stop_token(token_ids, reason, params)
                 case _:
                     request_id = event.request_id
-        output = CompletionOutput(0, "".join(pieces), tuple(token_ids), reason.value, stop_reason)
+        asked = params.logprobs is not None
+        output = CompletionOutput(
+            index=0,
+            text="".join(pieces),
+            token_ids=tuple(token_ids),
+            cumulative_logprob=sum(each.logprobs[0] for each in logprobs) if asked else None,
+            logprobs=tuple(map(_by_token, logprobs)) if asked else None,
+            finish_reason=reason.value,
+            stop_reason=stop_reason,
+        )
         return RequestOutput(request_id, text, tuple(ids), (output,), reason != FinishReason.ABORT)
 
 
@@ -294,6 +313,14 @@ def _as_prompt(prompt: Prompt) -> str | Sequence[int]:
     raise InvalidRequestError(
         "prompts", f"a mapping needs prompt or prompt_token_ids, got {', '.join(prompt)}"
     )
+
+
+def _by_token(position: TokenLogprobs) -> dict[int, Logprob]:
+    """Return the most probable tokens of a position, best first, and the sampled one."""
+    top = zip(position.token_ids[1:], position.logprobs[1:], strict=True)
+    found = {token: Logprob(logprob, rank) for rank, (token, logprob) in enumerate(top, 1)}
+    found[position.token_ids[0]] = Logprob(position.logprobs[0], position.sampled_rank)
+    return found
 
 
 def _stop_token(

@@ -74,6 +74,21 @@ class CellStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position of the output, in the model's own distribution.
+
+    Attributes:
+        token_ids: the token that was sampled, then the most probable ones, best first.
+        logprobs: of each, natural logarithm.
+        sampled_rank: place of the sampled token among all, 1 for the most probable.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    sampled_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """First event of a stream.
 
@@ -90,10 +105,17 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new since the last one; `text` and `token_ids` need not advance together."""
+    """What is new since the last one; `text` and `token_ids` need not advance together.
+
+    Attributes:
+        text: may be empty.
+        token_ids: may be empty.
+        logprobs: parallel to `token_ids` if the request asked for them, else empty.
+    """
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +147,15 @@ class Completion:
     num_prompt_tokens: int
     seed: int
     stop_str: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of a token at one position, and its place there (1 for the most probable)."""
+
+    logprob: float
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +166,8 @@ class CompletionOutput:
         index: number of the continuation.
         text: of the output.
         token_ids: of the output.
+        cumulative_logprob: sum over the output's tokens; None if logprobs were not asked for.
+        logprobs: of each position, by token id; None if they were not asked for.
         finish_reason: "stop", "length", "abort" or "error".
         stop_reason: stop string or stop token id that ended it; None for anything else.
     """
@@ -142,6 +175,8 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: tuple[int, ...]
+    cumulative_logprob: float | None
+    logprobs: tuple[dict[int, Logprob], ...] | None
     finish_reason: str
     stop_reason: int | str | None
 

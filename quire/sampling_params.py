@@ -11,6 +11,7 @@ MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_SEED = 2**64 - 1
 MAX_TOKENS = 2**31 - 1
+MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS_TOKENS = 1024
 MAX_ALLOWED_TOKEN_IDS = 65536
 
@@ -34,6 +35,8 @@ class SamplingParams:
         max_tokens: largest number of tokens to generate; None goes up to the model's length.
         min_tokens: tokens to generate before an end-of-text or stop token id can be sampled or a
             stop string is looked for.
+        logprobs: report the log-probability of each output token, and of this many of the most
+            probable ones, in the model's own distribution; None reports none.
         stop: strings that end the text; not part of it unless include_stop_str_in_output.
         stop_token_ids: token ids that end the sequence, besides the model's end-of-text ids.
         ignore_eos: continue past the model's end-of-text ids.
@@ -56,6 +59,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     max_tokens: int | None = None
     min_tokens: int = 0
+    logprobs: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -80,6 +84,7 @@ class SamplingParams:
             _check_int("allowed_token_ids", token_id, 0, MAX_TOKENS)
         _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens or MAX_TOKENS)
+        _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError(
                 "stop", f"at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}"

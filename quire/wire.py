@@ -13,6 +13,7 @@ from quire.outputs import (
     FinishReason,
     ModelInfo,
     Started,
+    TokenLogprobs,
 )
 from quire.sampling_params import SamplingParams
 from quire.v1 import common_pb2, inference_pb2
@@ -53,6 +54,7 @@ def sampling_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParam
         allowed_token_ids=params.allowed_token_ids,
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
+        logprobs=params.logprobs,
         stop=params.stop,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
@@ -85,6 +87,7 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
         allowed_token_ids=tuple(message.allowed_token_ids),
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         min_tokens=message.min_tokens,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
@@ -93,6 +96,20 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
             message.skip_special_tokens if message.HasField("skip_special_tokens") else True
         ),
     )
+
+
+def token_logprobs_to_proto(logprobs: TokenLogprobs) -> common_pb2.TokenLogprobs:
+    """Return the message of a position's log-probabilities."""
+    return common_pb2.TokenLogprobs(
+        token_ids=logprobs.token_ids,
+        logprobs=logprobs.logprobs,
+        sampled_rank=logprobs.sampled_rank,
+    )
+
+
+def token_logprobs_from_proto(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
+    """Return the log-probabilities of a message."""
+    return TokenLogprobs(tuple(message.token_ids), tuple(message.logprobs), message.sampled_rank)
 
 
 def model_info_to_proto(info: ModelInfo) -> common_pb2.ModelInfo:
@@ -166,7 +183,11 @@ def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
             )
             return inference_pb2.GenerateResponse(started=started)
         case Delta():
-            delta = inference_pb2.GenerateDelta(text=event.text, token_ids=event.token_ids)
+            delta = inference_pb2.GenerateDelta(
+                text=event.text,
+                token_ids=event.token_ids,
+                logprobs=map(token_logprobs_to_proto, event.logprobs),
+            )
             return inference_pb2.GenerateResponse(delta=delta)
         case Finished():
             finished = inference_pb2.GenerateFinished(
@@ -188,7 +209,9 @@ def event_from_proto(message: inference_pb2.GenerateResponse) -> Event:
             started = message.started
             return Started(started.request_id, started.num_prompt_tokens, started.seed)
         case "delta":
-            return Delta(message.delta.text, tuple(message.delta.token_ids))
+            delta = message.delta
+            logprobs = tuple(map(token_logprobs_from_proto, delta.logprobs))
+            return Delta(delta.text, tuple(delta.token_ids), logprobs)
         case "finished":
             finished = message.finished
             return Finished(

@@ -13,7 +13,12 @@ from quire.log import get_logger
 from quire.outputs import CellState, CellStatus, ModelInfo
 from quire.rpc import open_channel
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
-from quire.wire import cell_state_from_proto, finish_reason_from_proto, model_info_from_proto
+from quire.wire import (
+    cell_state_from_proto,
+    finish_reason_from_proto,
+    model_info_from_proto,
+    token_logprobs_from_proto,
+)
 from router.streams import RequestStream
 from router.wire import cancel_to_proto, refusal_from_proto, submit_to_proto
 
@@ -188,9 +193,15 @@ class Cell:
     def _step(self, outputs: scheduler_pb2.StepOutputs) -> None:
         """Deliver the tokens of a step; unknown numbers were cancelled while the step ran."""
         streams = self._streams
-        for number, token_id in zip(outputs.request_numbers, outputs.token_ids, strict=True):
+        tokens = zip(outputs.request_numbers, outputs.token_ids, strict=True)
+        for index, (number, token_id) in enumerate(tokens):
             stream = streams.get(number)
-            if stream is not None and stream.push_token(token_id):
+            if stream is None:
+                continue
+            logprobs = (
+                token_logprobs_from_proto(outputs.logprobs[index]) if outputs.logprobs else None
+            )
+            if stream.push_token(token_id, logprobs):
                 self.cancel(stream)
         for number, reason in zip(
             outputs.finished_request_numbers, outputs.finish_reasons, strict=True

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from quire.errors import QuireError
 from quire.log import get_logger
-from quire.outputs import Delta, Event, Finished, FinishReason, Started
+from quire.outputs import Delta, Event, Finished, FinishReason, Started, TokenLogprobs
 from quire.sampling_params import SamplingParams
 from router.detokenize import Detokenizer
 from router.stop_strings import StopStrings
@@ -41,6 +41,7 @@ class RequestStream:
         self._started: list[Started] = []
         self._text: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._end: list[Finished | QuireError] = []
         self._unread = asyncio.Event()
 
@@ -71,8 +72,12 @@ class RequestStream:
         self._started.append(Started(self.request_id, num_prompt_tokens, seed))
         self._unread.set()
 
-    def push_token(self, token_id: int) -> bool:
+    def push_token(self, token_id: int, logprobs: TokenLogprobs | None = None) -> bool:
         """Take the next output token.
+
+        Args:
+            token_id: the token.
+            logprobs: at its position; not looked at unless the request asked for them.
 
         Returns:
             Whether its text completed a stop string: the request has ended, and further tokens are
@@ -82,6 +87,8 @@ class RequestStream:
             self._first_token = time.monotonic()
         self.output_token_ids.append(token_id)
         self._token_ids.append(token_id)
+        if self.sampling_params.logprobs is not None and logprobs is not None:
+            self._logprobs.append(logprobs)
         text, stop_str = self._look_for_stop(self._detokenizer.push(token_id))
         if text:
             self._text.append(text)
@@ -160,10 +167,11 @@ class RequestStream:
                 yield self._started.pop()
             text, self._text = "".join(self._text), []
             token_ids, self._token_ids = tuple(self._token_ids), []
+            logprobs, self._logprobs = tuple(self._logprobs), []
             # Taken together with the delta: what comes after the yield belongs to the next round.
             end = list(self._end)
             if text or token_ids:
-                yield Delta(text, token_ids)
+                yield Delta(text, token_ids, logprobs)
             for last in end:
                 if isinstance(last, QuireError):
                     raise last

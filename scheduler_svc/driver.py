@@ -302,7 +302,8 @@ class Driver:
         """Tell each session what the last step brought, in one message."""
         outcome, self._untold = self._untold, StepOutcome([], [], [])
         steps: dict[RouterSession, StepOutputs] = {}
-        for group_id, token_id in zip(outcome.group_ids, outcome.token_ids, strict=True):
+        tokens = zip(outcome.group_ids, outcome.token_ids, strict=True)
+        for index, (group_id, token_id) in enumerate(tokens):
             route = self._routes.get(group_id)
             if route is None:
                 continue  # cancelled since the step
@@ -312,6 +313,8 @@ class Driver:
                 step = steps[session] = StepOutputs()
             step.request_numbers.append(number)
             step.token_ids.append(token_id)
+            if outcome.logprobs:
+                step.logprobs.append(outcome.logprobs[index])
         for finished in outcome.finished:
             route = self._routes.pop(finished.group_id, None)
             if route is None:

@@ -217,7 +217,8 @@ class Scheduler:
     def update(self, result: StepResult) -> StepOutcome:
         """Take what the workers sampled: extend sequences and end those that are complete."""
         outcome = StepOutcome([], [], [])
-        for sequence_id, token_id in zip(result.sequence_ids, result.token_ids, strict=True):
+        tokens = zip(result.sequence_ids, result.token_ids, strict=True)
+        for index, (sequence_id, token_id) in enumerate(tokens):
             group = self._group_of.get(sequence_id)
             if group is None:
                 continue  # aborted, preempted or found complete while the step ran
@@ -226,6 +227,8 @@ class Scheduler:
             sequence.token_ids.append(token_id)
             outcome.group_ids.append(group.group_id)
             outcome.token_ids.append(token_id)
+            if result.logprobs:
+                outcome.logprobs.append(result.logprobs[index])
             reason = group.finish_reason(sequence)
             if reason is not None:
                 self._finish(group, reason, outcome)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from quire.errors import InvalidRequestError, OverloadedError, QuireError
-from quire.outputs import CellState, FinishReason
+from quire.outputs import CellState, FinishReason, TokenLogprobs
 from quire.sampling_params import SamplingParams
 
 RECONNECT_AFTER_MS = 1000
@@ -56,12 +56,14 @@ class StepOutputs:
         token_ids: the tokens.
         finished_request_numbers: requests that ended; parallel to `finish_reasons`.
         finish_reasons: why.
+        logprobs: parallel to `token_ids` if any of the requests asked for them, else empty.
     """
 
     request_numbers: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finished_request_numbers: list[int] = field(default_factory=list)
     finish_reasons: list[FinishReason] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 SessionEvent = Admitted | Refused | StepOutputs | CellState

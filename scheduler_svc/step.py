@@ -1,8 +1,8 @@
 """What the scheduler orders for a step, and what comes of it; mirrors worker.proto."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from quire.outputs import FinishReason
+from quire.outputs import FinishReason, TokenLogprobs
 from quire.sampling_params import SamplingParams
 
 
@@ -60,11 +60,13 @@ class StepResult:
         sequence_ids: sequences that got a token; parallel to `token_ids`.
         token_ids: the tokens.
         failed_sequence_ids: sequences that alone failed and got none.
+        logprobs: parallel to `token_ids` if any of the sequences asked for them, else empty.
     """
 
     sequence_ids: list[int]
     token_ids: list[int]
     failed_sequence_ids: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,10 @@ class StepOutcome:
         group_ids: groups that got a token; parallel to `token_ids`.
         token_ids: the tokens.
         finished: groups that ended.
+        logprobs: parallel to `token_ids` if any of the sequences asked for them, else empty.
     """
 
     group_ids: list[int]
     token_ids: list[int]
     finished: list[FinishedGroup]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -11,6 +11,8 @@ from quire.wire import (
     finish_reason_to_proto,
     model_info_to_proto,
     sampling_params_from_proto,
+    token_logprobs_from_proto,
+    token_logprobs_to_proto,
 )
 from scheduler_svc.session import Admitted, Refused, SessionEvent, StepOutputs, Submission
 from scheduler_svc.step import SchedulerOutputs, SequenceState, StepResult
@@ -67,6 +69,7 @@ def step_report_from_proto(message: worker_pb2.StepResult) -> StepReport:
             sequence_ids=list(message.sequence_ids),
             token_ids=list(message.token_ids),
             failed_sequence_ids=list(message.failed_sequence_ids),
+            logprobs=list(map(token_logprobs_from_proto, message.logprobs)),
         ),
         model_us=message.model_us,
         sample_us=message.sample_us,
@@ -98,6 +101,7 @@ def _worker_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams
         frequency_penalty=params.frequency_penalty,
         logit_bias=params.logit_bias,
         allowed_token_ids=params.allowed_token_ids,
+        logprobs=params.logprobs,
     )
     if params.repetition_penalty != 1.0:
         message.repetition_penalty = params.repetition_penalty
@@ -160,6 +164,7 @@ def session_event_to_proto(event: SessionEvent) -> scheduler_pb2.SessionResponse
             outputs = scheduler_pb2.StepOutputs(
                 request_numbers=event.request_numbers,
                 token_ids=event.token_ids,
+                logprobs=map(token_logprobs_to_proto, event.logprobs),
                 finished_request_numbers=event.finished_request_numbers,
                 finish_reasons=[finish_reason_to_proto(r) for r in event.finish_reasons],
             )

@@ -88,6 +88,8 @@ class SequenceMirror:
         self._row_of: dict[int, int] = {}
         # Of the rows that have any.
         self._logit_rules: dict[int, LogitRules] = {}
+        # Most probable tokens to report, of the rows that ask for logprobs.
+        self._num_logprobs: dict[int, int] = {}
         self._free_rows = list(range(_INITIAL_ROWS))
         # One column more than the limit: a step sent ahead may sample past a sequence's end.
         self._token_ids = np.zeros((_INITIAL_ROWS, max_model_len + 1), np.int32)
@@ -115,6 +117,7 @@ class SequenceMirror:
         """Forget every sequence."""
         self._row_of.clear()
         self._logit_rules.clear()
+        self._num_logprobs.clear()
         self._free_rows = list(range(len(self._num_tokens)))
 
     def check_invariants(self) -> None:
@@ -138,6 +141,7 @@ class SequenceMirror:
                     "released_sequence_ids", f"sequence {sequence_id} is not held here"
                 )
             self._logit_rules.pop(row, None)
+            self._num_logprobs.pop(row, None)
             self._free_rows.append(row)
         for state in outputs.new_sequences:
             self._add(state)
@@ -220,6 +224,16 @@ class SequenceMirror:
             if rules is not None:
                 rules.apply(logits[index], self._token_ids[row, : self._num_tokens[row]])
 
+    def wanted_logprobs(self, batch: StepBatch) -> list[tuple[int, int]]:
+        """Return (index among the sampling sequences, number of most probable tokens) pairs."""
+        if not self._num_logprobs:
+            return []
+        return [
+            (index, self._num_logprobs[row])
+            for index, row in enumerate(batch.sampling_rows.tolist())
+            if row in self._num_logprobs
+        ]
+
     def sampled_positions(self, batch: StepBatch) -> IntArray:
         """Return [num_sampling] the index in its sequence of each token about to be sampled."""
         return self._num_tokens[batch.sampling_rows]
@@ -277,6 +291,8 @@ class SequenceMirror:
         rules = LogitRules.of(state.sampling_params, state.num_prompt_tokens, self._eos_token_ids)
         if rules is not None:
             self._logit_rules[row] = rules
+        if state.sampling_params.logprobs is not None:
+            self._num_logprobs[row] = state.sampling_params.logprobs
         self._row_of[state.sequence_id] = row
         self._token_ids[row, :num_tokens] = state.token_ids
         self._block_tables[row, :num_blocks] = state.block_ids

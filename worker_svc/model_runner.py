@@ -1,17 +1,36 @@
 """Runs steps: orders in, tokens out."""
 
+import itertools
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from quire.outputs import TokenLogprobs
 from worker_svc.cache_engine import CacheEngine
 from worker_svc.inputs import SequenceMirror, StepBatch
 from worker_svc.layers.attention import AttentionMetadata
 from worker_svc.loader import LoadedModel
+from worker_svc.logprobs import token_logprobs
 from worker_svc.sampler import sample_on_first_rank
 from worker_svc.steps import IntArray, SchedulerOutputs, StepOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What a step sampled.
+
+    Attributes:
+        token_ids: [num_sampling].
+        ok: [num_sampling] False where logits were not finite; the token then means nothing.
+        logprobs: parallel to `token_ids` if any of the sequences asked for them, else empty.
+    """
+
+    token_ids: IntArray
+    ok: npt.NDArray[np.bool_]
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 class ModelRunner:
@@ -48,22 +67,22 @@ class ModelRunner:
         started = time.perf_counter_ns()
         logits = self.forward(batch)
         computed = time.perf_counter_ns()
-        token_ids, ok = self.finish_step(batch, logits)
-        sampled = time.perf_counter_ns()
-        failed_ids = batch.failed_ids
-        sampling_ids = batch.sampling_ids
+        sampled = self.finish_step(batch, logits)
+        finished = time.perf_counter_ns()
+        times = {
+            "model_us": (computed - started) // 1000,
+            "sample_us": (finished - computed) // 1000,
+        }
+        if self._parallel.rank > 0:
+            return StepOutcome((), (), (), (), **times)
+        ok, failed_ids, sampling_ids = sampled.ok, batch.failed_ids, batch.sampling_ids
+        token_ids, logprobs = sampled.token_ids, sampled.logprobs
         if not ok.all():
             ids = np.array(sampling_ids, np.int64)
             failed_ids += tuple(ids[~ok].tolist())
             sampling_ids, token_ids = tuple(ids[ok].tolist()), token_ids[ok]
-        is_first = self._parallel.rank == 0
-        return StepOutcome(
-            sequence_ids=sampling_ids if is_first else (),
-            token_ids=tuple(token_ids.tolist()) if is_first else (),
-            failed_sequence_ids=failed_ids if is_first else (),
-            model_us=(computed - started) // 1000,
-            sample_us=(sampled - computed) // 1000,
-        )
+            logprobs = tuple(itertools.compress(logprobs, ok))
+        return StepOutcome(sampling_ids, tuple(token_ids.tolist()), failed_ids, logprobs, **times)
 
     def begin_step(self, outputs: SchedulerOutputs) -> StepBatch:
         """Release, add, copy blocks, and return the batch to run.
@@ -94,19 +113,18 @@ class ModelRunner:
             return torch.empty(0, self._model.vocab_size)
         return self._model.compute_logits(hidden.index_select(0, batch.sample_rows))
 
-    def finish_step(
-        self, batch: StepBatch, logits: torch.Tensor
-    ) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    def finish_step(self, batch: StepBatch, logits: torch.Tensor) -> SampledTokens:
         """Sample and record the outcome.
 
         Mutates: mirror, and the logits of sequences that have rules for them.
-
-        Returns:
-            token_ids [num_sampling] and whether each sequence's logits were finite.
         """
+        logprobs: list[TokenLogprobs] = []
         if len(batch.sampling_rows) == 0:
             token_ids, ok = np.empty(0, np.int64), np.empty(0, np.bool_)
         else:
+            wanted = self.mirror.wanted_logprobs(batch) if self._parallel.rank == 0 else []
+            # A copy: logprobs are of the logits before rules change them.
+            raw_logits = logits[[index for index, _ in wanted]]
             if self._parallel.rank == 0:
                 self.mirror.apply_logit_rules(batch, logits)
             token_ids, ok = sample_on_first_rank(
@@ -116,5 +134,10 @@ class ModelRunner:
                 batch.sampling_rows,
                 self.mirror.sampled_positions(batch),
             )
+            if wanted:
+                logprobs = [TokenLogprobs()] * len(token_ids)
+            for row, (index, num_top) in zip(raw_logits, wanted, strict=True):
+                if ok[index]:
+                    logprobs[index] = token_logprobs(row, int(token_ids[index]), num_top)
         self.mirror.commit(batch, token_ids, ok)
-        return token_ids, ok
+        return SampledTokens(token_ids, ok, tuple(logprobs))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from quire.outputs import TokenLogprobs
 from quire.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
@@ -72,6 +73,7 @@ class StepOutcome:
         sequence_ids: sequences that gained a token, in batch order.
         token_ids: the token of each.
         failed_sequence_ids: sequences whose logits were not finite; they gained none.
+        logprobs: parallel to `token_ids` if any of the sequences asked for them, else empty.
         model_us: time of the forward pass.
         sample_us: time of sampling.
     """
@@ -79,6 +81,7 @@ class StepOutcome:
     sequence_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     failed_sequence_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
     model_us: int
     sample_us: int
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from quire.errors import InvalidRequestError
 from quire.v1 import worker_pb2
-from quire.wire import model_info_to_proto, sampling_params_from_proto
+from quire.wire import model_info_to_proto, sampling_params_from_proto, token_logprobs_to_proto
 from worker_svc.loader import LoadSpec
 from worker_svc.profile import CacheProfile, ProfileSpec
 from worker_svc.steps import (
@@ -125,6 +125,7 @@ def execute_response_to_proto(response: StepResult | StepGap) -> worker_pb2.Exec
         model_us=min(outcome.model_us, _MAX_US),
         sample_us=min(outcome.sample_us, _MAX_US),
         worker_us=min(response.worker_us, _MAX_US),
+        logprobs=map(token_logprobs_to_proto, outcome.logprobs),
     )
     return worker_pb2.ExecuteResponse(result=result)
 

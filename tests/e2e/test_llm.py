@@ -61,6 +61,22 @@ def test_stop_reason(llm: LLM) -> None:
     assert "e" not in stopped.outputs[0].text
 
 
+def test_logprobs(llm: LLM) -> None:
+    params = SamplingParams(seed=4, max_tokens=6, ignore_eos=True, logprobs=2)
+    [output] = llm.generate(PROMPTS[0], params, use_tqdm=False)
+    [completion] = output.outputs
+    assert completion.logprobs is not None
+    chosen = []
+    for token, position in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert len(position) in (2, 3)
+        assert {found.rank for found in position.values()} >= {1, 2}
+        assert position[token].logprob <= max(found.logprob for found in position.values()) <= 0
+        chosen.append(position[token].logprob)
+    assert completion.cumulative_logprob == sum(chosen)
+    [plain] = llm.generate(PROMPTS[0], PARAMS, use_tqdm=False)
+    assert plain.outputs[0].logprobs is plain.outputs[0].cumulative_logprob is None
+
+
 def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.generate(PROMPTS, PARAMS)
     shown = capsys.readouterr()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire import AsyncClient, SamplingParams
+from quire.outputs import TokenLogprobs
 from tests.e2e.conftest import StartCluster
 from tests.e2e.served_model import VOCAB_SIZE, save_served_model
 from tests.e2e.test_reference import TINY_CACHE, cell_state
@@ -24,6 +25,7 @@ MODES = {
         repetition_penalty=1.3,
         max_tokens=24,
     ),
+    "reported": SamplingParams(temperature=0.9, seed=12, logprobs=3, max_tokens=24),
     "steered": SamplingParams(
         seed=8,
         logit_bias={9: 4.0, 10: -100.0},
@@ -39,7 +41,8 @@ PATHS = {
     "chunked": SMALL_STEPS,
     "recompute, chunked, no run-ahead": (*TINY_CACHE, *SMALL_STEPS, "--max-steps-in-flight", "1"),
 }
-Answers = dict[tuple[str, int], tuple[tuple[int, ...], str]]
+Answer = tuple[tuple[int, ...], str, tuple[TokenLogprobs, ...]]
+Answers = dict[tuple[str, int], Answer]
 
 
 def prompts() -> list[list[int]]:
@@ -48,11 +51,11 @@ def prompts() -> list[list[int]]:
 
 
 async def answers(client: AsyncClient, *, together: bool) -> Answers:
-    """Tokens and text of every mode on every prompt."""
+    """Tokens, text and logprobs of every mode on every prompt."""
 
-    async def one(mode: str, index: int) -> tuple[tuple[int, ...], str]:
+    async def one(mode: str, index: int) -> Answer:
         completion = await client.generate(prompts()[index], MODES[mode])
-        return completion.token_ids, completion.text
+        return completion.token_ids, completion.text, completion.logprobs
 
     keys = [(mode, index) for mode in MODES for index in range(len(prompts()))]
     if together:
@@ -87,4 +90,8 @@ async def test_one_set_of_tokens_per_mode(model: Path, start_cluster: StartClust
         assert len(set(tokens.values())) == len(MODES), "two modes gave the same tokens"
         assert all(5 <= token < 90 for token in tokens["steered"])
         assert len(tokens["at_least"]) >= 12
+        assert not expected["sampled", index][2]
+        reported = expected["reported", index][2]
+        assert [position.token_ids[0] for position in reported] == list(tokens["reported"])
+        assert all(len(position.logprobs) == 4 for position in reported)
     assert min(len(expected["stopped", index][0]) for index in range(len(prompts()))) < 12

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from quire.outputs import TokenLogprobs
 from quire.sampling_params import SamplingParams
 from worker_svc.loader import LoadSpec, load_model
 from worker_svc.model_runner import ModelRunner
@@ -34,12 +35,14 @@ class Driver:
     Attributes:
         tokens: of every live sequence, prompt and output.
         logits: of the last step, by sequence.
+        logprobs: of the last step, by sequence that asked.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self.tokens: dict[int, list[int]] = {}
         self.logits: dict[int, torch.Tensor] = {}
+        self.logprobs: dict[int, TokenLogprobs] = {}
         self._computed: dict[int, int] = {}
         self._blocks: dict[int, list[int]] = {}
         self._new: list[SequenceState] = []
@@ -117,11 +120,13 @@ class Driver:
         self._new, self._released = [], []
         batch = self.runner.begin_step(outputs)
         logits = self.runner.forward(batch)
-        token_ids, ok = self.runner.finish_step(batch, logits)
+        result = self.runner.finish_step(batch, logits)
         self.runner.mirror.check_invariants()
-        assert ok.all()
+        assert result.ok.all()
         self.logits = dict(zip(batch.sampling_ids, logits.clone(), strict=True))
-        sampled = dict(zip(batch.sampling_ids, token_ids.tolist(), strict=True))
+        logprobs = zip(batch.sampling_ids, result.logprobs, strict=False)
+        self.logprobs = {each: found for each, found in logprobs if found.token_ids}
+        sampled = dict(zip(batch.sampling_ids, result.token_ids.tolist(), strict=True))
         for sequence_id, token_id in sampled.items():
             self.tokens[sequence_id].append(token_id)
         return sampled

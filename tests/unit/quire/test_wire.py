@@ -17,6 +17,7 @@ from quire.outputs import (
     FinishReason,
     ModelInfo,
     Started,
+    TokenLogprobs,
 )
 from quire.sampling_params import SamplingParams
 from quire.v1 import common_pb2, inference_pb2
@@ -39,6 +40,7 @@ sampling_params = st.builds(
     allowed_token_ids=ids,
     max_tokens=st.none() | st.integers(9, 2**31 - 1),
     min_tokens=st.integers(0, 9),
+    logprobs=st.none() | st.integers(0, 20),
     stop=st.lists(st.text(min_size=1, max_size=8), max_size=4).map(tuple),
     stop_token_ids=ids,
     ignore_eos=st.booleans(),
@@ -57,9 +59,17 @@ model_infos = st.builds(
 )
 # Some of the fields are 32 bits wide on the wire.
 cell_states = st.builds(CellState, **{field.name: u32 for field in fields(CellState)})
+token_logprobs = st.builds(
+    TokenLogprobs, ids, st.lists(st.floats(-1e6, 0, width=32), max_size=5).map(tuple), u32
+)
 events = st.one_of(
     st.builds(Started, st.text(max_size=8), u32, u64),
-    st.builds(Delta, st.text(max_size=8), st.lists(u32, max_size=5).map(tuple)),
+    st.builds(
+        Delta,
+        st.text(max_size=8),
+        st.lists(u32, max_size=5).map(tuple),
+        st.lists(token_logprobs, max_size=2).map(tuple),
+    ),
     st.builds(Finished, st.sampled_from(FinishReason), u32, st.none() | st.text(max_size=8)),
 )
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from quire.errors import UnavailableError
-from quire.outputs import Delta, Event, Finished, FinishReason, ModelInfo, Started
+from quire.outputs import Delta, Event, Finished, FinishReason, ModelInfo, Started, TokenLogprobs
 from quire.sampling_params import SamplingParams
 from router.detokenize import Detokenizer
 from router.streams import RequestStream
@@ -28,11 +28,14 @@ class CharDetokenizer(Detokenizer):
         return "\ufffd" if self._half else ""
 
 
-def make(*stop: str, include: bool = False, min_tokens: int = 0) -> RequestStream:
-    params = SamplingParams(
-        stop=stop, include_stop_str_in_output=include, max_tokens=100, min_tokens=min_tokens
+def make(*stop: str, include: bool = False, **params: int | None) -> RequestStream:
+    valid = SamplingParams(
+        stop=stop,
+        include_stop_str_in_output=include,
+        max_tokens=100,
+        **params,  # type: ignore[arg-type]
     )
-    return RequestStream(ValidGenerateRequest("id", MODEL, (5, 6), params), CharDetokenizer())
+    return RequestStream(ValidGenerateRequest("id", MODEL, (5, 6), valid), CharDetokenizer())
 
 
 def push(stream: RequestStream, text: str) -> bool:
@@ -158,3 +161,15 @@ async def test_a_stop_string_is_not_looked_for_before_min_tokens() -> None:
         Delta("bba", (98, 98, 97, 98)),
         Finished(FinishReason.STOP, 4, "b"),
     ]
+
+
+@pytest.mark.parametrize("asked", [None, 0, 2])
+async def test_logprobs_go_to_those_who_asked(asked: int | None) -> None:
+    stream = make(logprobs=asked)
+    stream.admit(1)
+    positions = [TokenLogprobs((97,), (-0.5,), 1), TokenLogprobs((98,), (-1.5,), 3)]
+    for token, logprobs in zip(b"ab", positions, strict=True):
+        stream.push_token(token, logprobs)
+    stream.finish(FinishReason.LENGTH)
+    delta = (await read(stream))[1]
+    assert delta == Delta("ab", (97, 98), () if asked is None else tuple(positions))

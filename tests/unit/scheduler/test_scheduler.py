@@ -1,7 +1,7 @@
 import pytest
 
 from quire.errors import InvalidRequestError
-from quire.outputs import FinishReason
+from quire.outputs import FinishReason, TokenLogprobs
 from scheduler_svc.step import StepResult
 from tests.fakes.fake_model import fake_generate
 from tests.unit.scheduler.factories import (
@@ -410,3 +410,18 @@ def test_a_prompt_larger_than_the_cache_is_refused() -> None:
     group_id = cell.add(make_prompt(8))
     cell.run()
     assert len(cell.tokens[group_id]) == 1
+
+
+# ---------------------------------------------------------------- logprobs
+
+
+def test_logprobs_stay_with_their_tokens() -> None:
+    cell = Cell()
+    groups = [cell.add(make_prompt(3, first), make_params(max_tokens=4)) for first in range(3)]
+    outputs = cell.scheduler.schedule()
+    assert outputs is not None
+    assert cell.scheduler.abort(groups[1])
+    logprobs = [TokenLogprobs((token,), (-float(token),), 1) for token in (5, 6, 7)]
+    outcome = cell.scheduler.update(StepResult(outputs.sequence_ids, [5, 6, 7], [], logprobs))
+    assert outcome.group_ids == [groups[0], groups[2]]
+    assert outcome.logprobs == [logprobs[0], logprobs[2]]

@@ -3,10 +3,15 @@ from dataclasses import replace
 import pytest
 
 from quire.errors import InvalidRequestError, OverloadedError
-from quire.outputs import CellState, FinishReason
+from quire.outputs import CellState, FinishReason, TokenLogprobs
 from quire.sampling_params import SamplingParams
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2
-from quire.wire import sampling_params_from_proto, sampling_params_to_proto
+from quire.wire import (
+    sampling_params_from_proto,
+    sampling_params_to_proto,
+    token_logprobs_from_proto,
+    token_logprobs_to_proto,
+)
 from scheduler_svc.session import Admitted, Refused, StepOutputs
 from scheduler_svc.step import SchedulerOutputs, SequenceState, StepResult
 from scheduler_svc.wire import (
@@ -17,6 +22,7 @@ from scheduler_svc.wire import (
 )
 from tests.fakes.fake_worker import read_orders
 
+LOGPROBS = [TokenLogprobs((3, 8), (-0.5, -0.25), 2), TokenLogprobs()]
 PARAMS = SamplingParams(temperature=0.5, top_p=0.25, top_k=9, min_p=0.125, seed=2**64 - 1)
 
 
@@ -59,6 +65,7 @@ def test_what_changes_logits_is_sent_where_it_is_asked_for() -> None:
         logit_bias={7: -3.0},
         allowed_token_ids=(7, 8),
         min_tokens=2,
+        logprobs=3,
         stop_token_ids=(4,),
         ignore_eos=True,
     )
@@ -81,10 +88,11 @@ def test_a_report_is_read_in_full() -> None:
             model_us=10,
             sample_us=11,
             worker_us=12,
+            logprobs=map(token_logprobs_to_proto, LOGPROBS),
         )
     )
     assert (report.epoch, report.step_id) == (3, 4)
-    assert report.result == StepResult([5, 6], [7, 8], [9])
+    assert report.result == StepResult([5, 6], [7, 8], [9], LOGPROBS)
     assert (report.model_us, report.sample_us, report.worker_us) == (10, 11, 12)
 
 
@@ -122,8 +130,9 @@ def test_a_bad_submission_names_its_field(message: scheduler_pb2.SubmitRequest, 
 
 def test_session_events_become_their_messages() -> None:
     step = session_event_to_proto(
-        StepOutputs([1, 2], [3, 4], [2, 5], [FinishReason.STOP, FinishReason.ABORT])
+        StepOutputs([1, 2], [3, 4], [2, 5], [FinishReason.STOP, FinishReason.ABORT], LOGPROBS)
     ).step_outputs
+    assert list(map(token_logprobs_from_proto, step.logprobs)) == LOGPROBS
     assert list(step.request_numbers) == [1, 2]
     assert list(step.token_ids) == [3, 4]
     assert list(step.finished_request_numbers) == [2, 5]
