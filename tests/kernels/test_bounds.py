@@ -1,0 +1,189 @@
+"""No operation reaches past its operands.
+
+Every operand fills its allocation to the last byte, and every operation uses the last row, block
+and slot, so that a sanitized build sees a read or write of one element too many. The same call on
+operands that lie amid NaN (or, of indices, absurd numbers) must give the same bits and leave its
+surroundings as they were, which shows most of that without a sanitizer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.oracle import DTYPES
+from worker_svc import ops
+
+MARGIN = 64
+HEAD_SIZES = [8, 24, 80, 128]
+ROW_SIZES = [1, 7, 16, 33, 100]
+
+Place = Callable[[Tensor], Tensor]
+
+
+def tight(values: Tensor) -> Tensor:
+    """The same values in an allocation of their own."""
+    assert values.untyped_storage().nbytes() == values.numel() * values.element_size()
+    return values.clone()
+
+
+@dataclass
+class Surroundings:
+    """Places operands in the middle of wider buffers."""
+
+    buffers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def place(self, values: Tensor) -> Tensor:
+        """The same values between margins of NaN, or of a number that indexes nothing."""
+        filler = torch.nan if values.is_floating_point() else 2**30
+        buffer = values.new_full((values.numel() + 2 * MARGIN,), filler)
+        self.buffers.append((buffer, buffer.clone()))
+        operand = buffer[MARGIN:-MARGIN].view(values.shape)
+        operand.copy_(values)
+        return operand
+
+    def assert_untouched(self) -> None:
+        """Every margin is as it was."""
+        for buffer, before in self.buffers:
+            for margin in (slice(0, MARGIN), slice(-MARGIN, None)):
+                assert torch.equal(bits(buffer[margin]), bits(before[margin]))
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """NaN equals itself as an integer."""
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+
+
+def check(run: Callable[[Place], list[Tensor]]) -> None:
+    """Run on exact allocations and amid NaN; results are the operands that `run` returns."""
+    expected = [result.clone() for result in run(tight)]
+    surroundings = Surroundings()
+    for result, wanted in zip(run(surroundings.place), expected, strict=True):
+        assert not wanted.is_floating_point() or wanted.isfinite().all()
+        assert torch.equal(result, wanted)
+    surroundings.assert_untouched()
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@every_dtype
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+def test_cache_moves(isa: str, dtype: torch.dtype, head_size: int) -> None:
+    def run(place: Place) -> list[Tensor]:
+        rows = [place(random(4, 2, head_size, dtype=dtype, seed=i)) for i in range(2)]
+        caches = [place(random(3, 2, 8, head_size, dtype=dtype, seed=2 + i)) for i in range(2)]
+        slots = place(torch.tensor([0, 7, 16, 23]))  # 23 is the last slot of the last block
+        ops.reshape_and_cache(rows[0], rows[1], caches[0], caches[1], slots)
+        back = [place(torch.zeros_like(row)) for row in rows]
+        ops.gather_cached_kv(back[0], back[1], caches[0], caches[1], slots)
+        ops.copy_blocks(caches[:1], caches[1:], place(torch.tensor([[2, 0], [0, 2]])))
+        other = place(torch.zeros_like(caches[0]))
+        ops.swap_blocks(caches[0], other, place(torch.tensor([[2, 2], [0, 0]])))
+        return [*caches, *back, other]
+
+    check(run)
+
+
+@every_dtype
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_paged_attention(isa: str, dtype: torch.dtype, head_size: int, group: int) -> None:
+    """A decode and a chunk; the longest sequence fills the last block of the table and cache."""
+
+    def run(place: Place) -> list[Tensor]:
+        query = place(random(6, 2 * group, head_size, dtype=dtype))
+        out = place(torch.zeros_like(query))
+        caches = [place(random(6, 2, 8, head_size, dtype=dtype, seed=1 + i)) for i in range(2)]
+        ops.paged_attention(
+            out,
+            query,
+            caches[0],
+            caches[1],
+            place(torch.tensor([[1, 4, 2], [3, 0, 5]]).int()),
+            place(torch.tensor([19, 24]).int()),
+            place(torch.tensor([0, 1, 6]).int()),
+            head_size**-0.5,
+            alibi_slopes=place(torch.linspace(0.1, 0.9, 2 * group)),
+        )
+        return [out]
+
+    check(run)
+
+
+@every_dtype
+@pytest.mark.parametrize("size", ROW_SIZES)
+def test_norms(isa: str, dtype: torch.dtype, size: int) -> None:
+    def run(place: Place) -> list[Tensor]:
+        x, residual = (place(random(3, size, dtype=dtype, seed=i)) for i in range(2))
+        weight, bias = (place(random(size, dtype=dtype, seed=2 + i)) for i in range(2))
+        outs = [place(torch.zeros_like(x)) for _ in range(3)]
+        ops.rms_norm(outs[0], x, weight, 1e-5)
+        ops.layer_norm(outs[1], x, weight, bias, 1e-5)
+        ops.layer_norm(outs[2], x, weight, None, 1e-5)
+        ops.fused_add_rms_norm(x, residual, weight, 1e-5)
+        return [*outs, x, residual]
+
+    check(run)
+
+
+@every_dtype
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize(("head_size", "rotary_size"), [(8, 8), (24, 24), (80, 32), (128, 128)])
+def test_rotary_embedding(
+    isa: str, dtype: torch.dtype, head_size: int, rotary_size: int, is_neox: bool
+) -> None:
+    def run(place: Place) -> list[Tensor]:
+        query = place(random(3, 2, head_size, dtype=dtype))
+        key = place(random(3, 1, head_size, dtype=dtype, seed=1))
+        cache = place(random(5, rotary_size, seed=2))
+        ops.rotary_embedding(place(torch.tensor([0, 2, 4])), query, key, cache, is_neox)
+        return [query, key]
+
+    check(run)
+
+
+@every_dtype
+@pytest.mark.parametrize("size", ROW_SIZES)
+def test_activations(isa: str, dtype: torch.dtype, size: int) -> None:
+    def run(place: Place) -> list[Tensor]:
+        x, gated = place(random(3, size, dtype=dtype)), place(random(3, 2 * size, dtype=dtype))
+        outs = [place(torch.zeros_like(x)) for _ in range(6)]
+        for out, plain in zip(outs, (ops.gelu, ops.gelu_tanh, ops.quick_gelu), strict=False):
+            plain(out, x)
+        for out, gate in zip(
+            outs[3:], (ops.silu_and_mul, ops.gelu_and_mul, ops.gelu_tanh_and_mul), strict=True
+        ):
+            gate(out, gated)
+        return outs
+
+    check(run)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 3, 16, 65, 1001])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_sample(isa: str, vocab_size: int, temperature: float) -> None:
+    def run(place: Place) -> list[Tensor]:
+        rows = 3
+        return list(
+            ops.sample(
+                place(random(rows, vocab_size)),
+                place(torch.full((rows,), temperature)),
+                place(torch.tensor([0, 2, 0]).int()),
+                place(torch.tensor([1.0, 0.9, 0.8])),
+                place(torch.tensor([0.0, 0.01, 0.0])),
+                place(torch.arange(rows)),
+                place(torch.arange(rows).int()),
+                place(torch.arange(rows)),
+            )
+        )
+
+    check(run)
