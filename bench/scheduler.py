@@ -34,6 +34,7 @@ def make_scheduler(num_seqs: int) -> Scheduler:
         max_num_seqs=num_seqs,
         max_model_len=2 * tokens_each,
         eos_token_ids=(2,),
+        enable_prefix_caching=True,
     )
     # As after a day of work: sequence ids take three bytes on the wire.
     for _ in range(100_000):

@@ -54,6 +54,8 @@ class CellState:
     wire_us_total: int = 0
     model_us_total: int = 0
     sample_us_total: int = 0
+    prefix_cache_queries_total: int = 0
+    prefix_cache_hits_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

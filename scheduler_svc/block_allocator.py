@@ -1,10 +1,16 @@
-"""Physical blocks of the cache: which are free, and how often each other one is referenced."""
+"""Physical blocks of the cache: which are free, how often others are referenced, what they hold."""
+
+from collections import OrderedDict
 
 
 class BlockAllocator:
     """Hands out blocks, counts their references and takes them back when the last one goes.
 
-    Invariant: a block is in the free list exactly when its reference count is 0.
+    A full block may be published under a hash of its contents and of all that came before them.
+    It keeps its contents after its last reference has gone, until its place is needed: blocks
+    without contents are handed out first, then published ones, the one unused for longest first.
+
+    Invariant: a block is free exactly when its reference count is 0.
 
     Args:
         num_blocks: block ids are in [0, num_blocks).
@@ -18,16 +24,24 @@ class BlockAllocator:
         # A stack: the block freed last is handed out first, while it may still be in a CPU cache.
         self._free = list(range(num_blocks - 1, -1, -1))
         self.ref_counts = [0] * num_blocks
+        # Free, but published; in the order in which they became free.
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody references."""
-        return len(self._free)
+        return len(self._free) + len(self._evictable)
 
     def allocate(self) -> int:
         """Take a free block; the caller holds its only reference. There must be one."""
-        assert self._free, "no free block: the caller checks num_free first"
-        block_id = self._free.pop()
+        if self._free:
+            block_id = self._free.pop()
+        else:
+            assert self._evictable, "no free block: the caller checks num_free first"
+            block_id, _ = self._evictable.popitem(last=False)
+            del self._block_of[self._hash_of.pop(block_id)]
         self.ref_counts[block_id] = 1
         return block_id
 
@@ -41,11 +55,44 @@ class BlockAllocator:
         assert self.ref_counts[block_id] > 0, f"double free of block {block_id}"
         self.ref_counts[block_id] -= 1
         if self.ref_counts[block_id] == 0:
-            self._free.append(block_id)
+            if block_id in self._hash_of:
+                self._evictable[block_id] = None
+            else:
+                self._free.append(block_id)
+
+    # ------------------------------------------------------------------ contents
+
+    def publish(self, block_id: int, content_hash: bytes) -> None:
+        """Let the contents of a block in use be found; nothing happens if they can be already."""
+        assert self.ref_counts[block_id] > 0, f"publishing free block {block_id}"
+        if content_hash not in self._block_of and block_id not in self._hash_of:
+            self._block_of[content_hash] = block_id
+            self._hash_of[block_id] = content_hash
+
+    def find(self, content_hash: bytes) -> int | None:
+        """Return the block that holds these contents, in use or free."""
+        return self._block_of.get(content_hash)
+
+    def reuse(self, block_id: int) -> None:
+        """Add a reference to a block that `find` returned."""
+        if self.ref_counts[block_id] == 0:
+            del self._evictable[block_id]
+        self.ref_counts[block_id] += 1
+
+    def forget_contents(self) -> None:
+        """No contents can be found any more: the caches are new."""
+        self._free.extend(self._evictable)
+        self._evictable.clear()
+        self._hash_of.clear()
+        self._block_of.clear()
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless the free list holds each unreferenced block once."""
-        free = set(self._free)
-        assert len(free) == len(self._free), "a block is in the free list twice"
+        """Raise AssertionError unless lists, counts and published contents agree."""
+        free = [*self._free, *self._evictable]
+        assert len(set(free)) == len(free), "a block is in the free list twice"
         unreferenced = {block for block, count in enumerate(self.ref_counts) if count == 0}
-        assert free == unreferenced, f"free list and counts differ: {free ^ unreferenced}"
+        differing = set(free) ^ unreferenced
+        assert not differing, f"free list and counts differ: {differing}"
+        assert self._evictable.keys() <= self._hash_of.keys(), "kept without contents"
+        assert not self._hash_of.keys() & set(self._free), "contents in a block without any"
+        assert {h: b for b, h in self._hash_of.items()} == self._block_of, "contents disagree"

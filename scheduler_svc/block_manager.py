@@ -76,25 +76,64 @@ class BlockSpaceManager:
         """Return the blocks of a sequence in order of its tokens; a live view, not a copy."""
         return self._tables[sequence_id]
 
-    def can_allocate(self, num_tokens: int) -> AllocStatus:
+    def find_prefix(self, block_hashes: AbstractSequence[bytes]) -> list[int]:
+        """Return the blocks that hold the longest published prefix.
+
+        Args:
+            block_hashes: of the first blocks of a sequence, see `prefix_hash`.
+        """
+        block_ids = []
+        for content_hash in block_hashes:
+            block_id = self._allocator.find(content_hash)
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+        return block_ids
+
+    def can_allocate(self, num_tokens: int, prefix: AbstractSequence[int] = ()) -> AllocStatus:
         """Say whether a sequence of `num_tokens` may be admitted.
 
         The watermark protects sequences that run: in an empty cache there is nobody to protect, so
         that one sequence may have all of it.
+
+        Args:
+            num_tokens: of the sequence.
+            prefix: blocks from `find_prefix` that it will share.
         """
         num_needed = self._blocks_for(num_tokens)
         if num_needed > self.num_blocks:
             return AllocStatus.NEVER
+        # Shared blocks need no place of their own, but free ones among them stop being free.
+        num_needed -= sum(self._ref_counts[block_id] > 0 for block_id in prefix)
         num_kept = self._watermark_blocks if self._tables else 0
         if num_needed + num_kept > self.num_free_blocks:
             return AllocStatus.LATER
         return AllocStatus.OK
 
-    def allocate(self, sequence_id: int, num_tokens: int) -> None:
-        """Give a new sequence blocks for `num_tokens`; `can_allocate` must have said OK."""
+    def allocate(
+        self, sequence_id: int, num_tokens: int, prefix: AbstractSequence[int] = ()
+    ) -> None:
+        """Give a new sequence blocks for `num_tokens`; `can_allocate` must have said OK.
+
+        Args:
+            sequence_id: has no blocks yet.
+            num_tokens: of the sequence.
+            prefix: blocks from `find_prefix`, which its table begins with.
+        """
         assert sequence_id not in self._tables, f"sequence {sequence_id} has blocks already"
-        blocks = range(self._blocks_for(num_tokens))
-        self._tables[sequence_id] = [self._allocator.allocate() for _ in blocks]
+        # All of the prefix before any new block, which might else take the place of one of them.
+        for block_id in prefix:
+            self._allocator.reuse(block_id)
+        blocks = range(len(prefix), self._blocks_for(num_tokens))
+        self._tables[sequence_id] = [*prefix, *(self._allocator.allocate() for _ in blocks)]
+
+    def publish(self, sequence_id: int, index: int, content_hash: bytes) -> None:
+        """Let others find a full block of a sequence, the one at `index` of its table."""
+        self._allocator.publish(self._tables[sequence_id][index], content_hash)
+
+    def forget_contents(self) -> None:
+        """No prefix can be found any more: the workers' caches are new."""
+        self._allocator.forget_contents()
 
     def num_blocks_to_append(self, sequence_id: int, start: int, end: int) -> int:
         """Return how many free blocks `append_slots` with these arguments will take."""
@@ -136,7 +175,8 @@ class BlockSpaceManager:
 
     def free(self, sequence_id: int) -> None:
         """Drop a sequence's table; blocks that no other sequence holds become free."""
-        # Last block first, so that the stack of free blocks hands them out in ascending order.
+        # Last block first: the stack of free blocks then hands them out in ascending order, and of
+        # published ones the end of a prefix goes before its beginning.
         for block_id in reversed(self._tables.pop(sequence_id)):
             self._allocator.free(block_id)
 

@@ -30,6 +30,7 @@ class SchedulerConfig:
         max_waiting: requests that may wait; more are refused until some run.
         max_steps_in_flight: 2 sends a step before the result of the one before it is back, so that
             the workers need not wait; 1 does not. The tokens are the same.
+        enable_prefix_caching: let requests share the cache blocks of a prefix computed before.
         watermark: share of the cache that admission leaves free.
         log_level: least severe log line that is written.
 
@@ -52,6 +53,7 @@ class SchedulerConfig:
     max_num_seqs: int = 256
     max_waiting: int = 4096
     max_steps_in_flight: int = 2
+    enable_prefix_caching: bool = True
     watermark: float = 0.01
     log_level: str = "info"
 

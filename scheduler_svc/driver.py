@@ -82,6 +82,8 @@ class Driver:
             num_blocks=self._blocks.num_blocks,
             num_free_blocks=self._blocks.num_free_blocks,
             preemptions_total=self._scheduler.num_preemptions,
+            prefix_cache_queries_total=self._scheduler.num_prefix_tokens_looked_up,
+            prefix_cache_hits_total=self._scheduler.num_prefix_tokens_found,
         )
 
     async def wait_serving(self) -> None:
@@ -209,6 +211,7 @@ class Driver:
             max_num_seqs=config.max_num_seqs,
             max_model_len=formation.model.max_model_len,
             eos_token_ids=formation.model.eos_token_ids,
+            enable_prefix_caching=config.enable_prefix_caching,
         )
         self._counters = replace(self._counters, epoch=formation.epoch)
 

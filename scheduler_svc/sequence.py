@@ -32,13 +32,17 @@ class Sequence:
         num_computed_tokens: tokens that are computed, or will be once the steps already scheduled
             have run.
         num_pending_tokens: tokens that steps in flight sample.
+        num_published_blocks: first blocks of its table whose contents others can find.
+        block_hashes: of its first full blocks, as far as they were needed.
         status: see SequenceStatus.
     """
 
     __slots__ = (
+        "block_hashes",
         "num_computed_tokens",
         "num_pending_tokens",
         "num_prompt_tokens",
+        "num_published_blocks",
         "sequence_id",
         "sequence_index",
         "status",
@@ -59,6 +63,8 @@ class Sequence:
         self.token_ids.extend(output_token_ids)
         self.num_computed_tokens = 0
         self.num_pending_tokens = 0
+        self.num_published_blocks = 0
+        self.block_hashes: list[bytes] = []
         self.status = SequenceStatus.WAITING
 
     @property

@@ -65,6 +65,13 @@ MaxStepsInFlight = Annotated[
         "not wait; 1 does not. The tokens are the same."
     ),
 ]
+EnablePrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Let requests share the cache blocks of a prefix that was computed before.",
+    ),
+]
 KvCacheGib = Annotated[
     float | None,
     typer.Option(

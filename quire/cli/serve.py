@@ -24,6 +24,7 @@ def serve(
     max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
     max_waiting: options.MaxWaiting = 4096,
     max_steps_in_flight: options.MaxStepsInFlight = 2,
+    enable_prefix_caching: options.EnablePrefixCaching = True,
     block_size: options.BlockSize = 16,
     kv_cache_gib: options.KvCacheGib = None,
     num_gpu_blocks_override: options.NumGpuBlocksOverride = None,
@@ -47,6 +48,7 @@ def serve(
         *["--dtype", dtype.value, "--block-size", str(block_size)],
         *["--max-num-seqs", str(max_num_seqs), "--max-waiting", str(max_waiting)],
         *["--max-steps-in-flight", str(max_steps_in_flight)],
+        "--enable-prefix-caching" if enable_prefix_caching else "--no-enable-prefix-caching",
         *["--max-num-batched-tokens", str(max_num_batched_tokens)],
     ]
     for name, value in optional.items():

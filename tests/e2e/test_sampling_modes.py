@@ -71,11 +71,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_one_set_of_tokens_per_mode(model: Path, start_cluster: StartCluster) -> None:
     common = ("--dtype", "float32", "--max-model-len", "128")
     async with (
-        start_cluster(model, *common) as cluster,
+        start_cluster(model, *common, "--no-enable-prefix-caching") as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         expected = await answers(client, together=False)
+        assert (await cell_state(client)).prefix_cache_hits_total == 0
+    async with (
+        start_cluster(model, *common) as cluster,
+        AsyncClient(cluster.router.address) as client,
+    ):
         assert await answers(client, together=True) == expected
+        before = await cell_state(client)
+        assert await answers(client, together=True) == expected, "prefix hit"
+        after = await cell_state(client)
+    hits = after.prefix_cache_hits_total - before.prefix_cache_hits_total
+    # All full blocks of 16 of the prompts of 20, 37 and 60 tokens, in every mode.
+    assert hits >= (16 + 32 + 48) * len(MODES)
     for name, options in PATHS.items():
         async with (
             start_cluster(model, *common, *options) as cluster,

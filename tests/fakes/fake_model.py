@@ -116,17 +116,17 @@ class FakeModel:
             table.extend(next(new_block_ids) for _ in range(num_new))
 
     def _check_blocks(self) -> None:
-        """Slots are unique between live sequences."""
-        owner: dict[int, int] = {}
+        """Live sequences share blocks only where they have the same tokens from their beginning."""
+        prefix_of: dict[int, list[int]] = {}
         for sequence_id, sequence in self.sequences.items():
-            for block_id in sequence.block_ids:
+            if len(set(sequence.block_ids)) != len(sequence.block_ids):
+                raise WrongOrderError(f"sequence {sequence_id} holds a block twice")
+            for index, block_id in enumerate(sequence.block_ids):
                 if not 0 <= block_id < self.num_blocks:
                     raise WrongOrderError(f"block {block_id} of {self.num_blocks}")
-                if block_id in owner:
-                    raise WrongOrderError(
-                        f"block {block_id} belongs to {owner[block_id]} and {sequence_id}"
-                    )
-                owner[block_id] = sequence_id
+                prefix = sequence.token_ids[: (index + 1) * self.block_size]
+                if prefix_of.setdefault(block_id, prefix) != prefix:
+                    raise WrongOrderError(f"block {block_id} belongs to different prefixes")
 
     def _run(self, outputs: SchedulerOutputs) -> StepResult:
         result = StepResult([], [], [])

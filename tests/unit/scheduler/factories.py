@@ -53,6 +53,7 @@ class Cell:
         max_model_len: int = 128,
         vocab_size: int = VOCAB_SIZE,
         max_steps_in_flight: int = 1,
+        enable_prefix_caching: bool = False,
     ) -> None:
         self.blocks = BlockSpaceManager(block_size, num_blocks, watermark)
         self.scheduler = Scheduler(
@@ -61,6 +62,7 @@ class Cell:
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             eos_token_ids=(EOS_TOKEN_ID,),
+            enable_prefix_caching=enable_prefix_caching,
         )
         self.model = FakeModel(block_size, num_blocks, vocab_size)
         self.tokens: dict[int, list[int]] = {}

@@ -13,6 +13,7 @@ from hypothesis.stateful import (
 
 from scheduler_svc.block_allocator import BlockAllocator
 from scheduler_svc.block_manager import AllocStatus, AppendedSlots, BlockSpaceManager
+from scheduler_svc.prefix_hash import extend_block_hashes
 
 
 def test_allocator_hands_out_each_block_once() -> None:
@@ -132,11 +133,19 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 24
 
 
+def hashes_of(contents: list[int]) -> list[bytes]:
+    """Hash stamps as if they were tokens."""
+    hashes: list[bytes] = []
+    extend_block_hashes(hashes, contents, BLOCK_SIZE, len(contents) // BLOCK_SIZE)
+    return hashes
+
+
 class BlockManagerMachine(RuleBasedStateMachine):
     """The manager against a model that keeps every sequence's contents in full.
 
     Each write stamps its slot; a sequence must always read back exactly what was written through
-    it or inherited by a fork. Sharing, copies and frees that go wrong show up as foreign stamps.
+    it or inherited by a fork or from a published prefix, in use or free. Sharing, copies, frees and
+    evictions that go wrong show up as foreign stamps.
     """
 
     sequences = Bundle("sequences")
@@ -148,6 +157,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.cache = [[-1] * BLOCK_SIZE for _ in range(NUM_BLOCKS)]
         self.next_id = 0
         self.next_stamp = 0
+        # Contents of full blocks that were published once; some have been evicted since.
+        self.published: list[list[int]] = []
 
     def write(self, sequence_id: int, num_tokens: int) -> None:
         contents = self.contents[sequence_id]
@@ -175,6 +186,31 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self.write(sequence_id, num_tokens)
             return sequence_id
         return multiple()
+
+    @rule(sequence_id=sequences)
+    def publish(self, sequence_id: int) -> None:
+        contents = self.contents[sequence_id]
+        num_full = len(contents) // BLOCK_SIZE
+        for index, content_hash in enumerate(hashes_of(contents[: num_full * BLOCK_SIZE])):
+            self.manager.publish(sequence_id, index, content_hash)
+        self.published.append(contents[: num_full * BLOCK_SIZE])
+
+    @rule(target=sequences, data=st.data(), num_tokens=st.integers(1, 20))
+    def allocate_with_prefix(
+        self, data: st.DataObject, num_tokens: int
+    ) -> "int | MultipleResults[int]":
+        if not self.published:
+            return multiple()
+        contents = data.draw(st.sampled_from(self.published))
+        prefix = self.manager.find_prefix(hashes_of(contents))
+        total = len(prefix) * BLOCK_SIZE + num_tokens
+        if self.manager.can_allocate(total, prefix) is not AllocStatus.OK:
+            return multiple()
+        sequence_id, self.next_id = self.next_id, self.next_id + 1
+        self.manager.allocate(sequence_id, total, prefix)
+        self.contents[sequence_id] = contents[: len(prefix) * BLOCK_SIZE]
+        self.write(sequence_id, num_tokens)
+        return sequence_id
 
     @rule(sequence_id=sequences, num_tokens=st.integers(1, 9))
     def append(self, sequence_id: int, num_tokens: int) -> None:

@@ -24,9 +24,12 @@ def random_request(rng: random.Random) -> tuple[list[int], SamplingParams]:
     return prompt, params
 
 
+@pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_workload_equals_an_unconstrained_run(seed: int, max_steps_in_flight: int) -> None:
+def test_random_workload_equals_an_unconstrained_run(
+    seed: int, max_steps_in_flight: int, prefix_caching: bool
+) -> None:
     rng = random.Random(seed)
     cell = Cell(
         num_blocks=rng.randint(12, 24),
@@ -36,6 +39,7 @@ def test_random_workload_equals_an_unconstrained_run(seed: int, max_steps_in_fli
         max_num_seqs=rng.choice([3, 8, 12]),
         max_model_len=MAX_MODEL_LEN,
         max_steps_in_flight=max_steps_in_flight,
+        enable_prefix_caching=prefix_caching,
     )
     requests: dict[int, tuple[list[int], SamplingParams]] = {}
     aborted: set[int] = set()
@@ -57,6 +61,7 @@ def test_random_workload_equals_an_unconstrained_run(seed: int, max_steps_in_fli
             assert sum(outputs.num_scheduled_tokens) <= cell.scheduler._max_num_batched_tokens
     cell.run()  # what is still in flight
     assert cell.scheduler.num_preemptions > 5
+    assert (cell.scheduler.num_prefix_tokens_found > 0) == prefix_caching
     assert cell.blocks.num_free_blocks == cell.blocks.num_blocks
     for group_id, (prompt, params) in requests.items():
         expected = fake_generate(
