@@ -80,7 +80,7 @@ class BlockSpaceManager:
         """Return the blocks that hold the longest published prefix.
 
         Args:
-            block_hashes: of the first blocks of a sequence, see `prefix_hash`.
+            block_hashes: of the first blocks of a sequence, see `prefix_cache`.
         """
         block_ids = []
         for content_hash in block_hashes:

@@ -82,8 +82,8 @@ class Driver:
             num_blocks=self._blocks.num_blocks,
             num_free_blocks=self._blocks.num_free_blocks,
             preemptions_total=self._scheduler.num_preemptions,
-            prefix_cache_queries_total=self._scheduler.num_prefix_tokens_looked_up,
-            prefix_cache_hits_total=self._scheduler.num_prefix_tokens_found,
+            prefix_cache_queries_total=self._scheduler.prefix_cache.num_tokens_looked_up,
+            prefix_cache_hits_total=self._scheduler.prefix_cache.num_tokens_found,
         )
 
     async def wait_serving(self) -> None:

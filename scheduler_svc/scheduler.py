@@ -9,7 +9,7 @@ from quire.errors import InvalidRequestError
 from quire.outputs import FinishReason
 from quire.sampling_params import SamplingParams
 from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
-from scheduler_svc.prefix_hash import extend_block_hashes
+from scheduler_svc.prefix_cache import PrefixCache
 from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.step import (
     FinishedGroup,
@@ -93,9 +93,8 @@ class Scheduler:
         enable_prefix_caching: let sequences share the blocks of a prefix that was computed before.
 
     Attributes:
+        prefix_cache: what was found in it so far.
         num_preemptions: so far.
-        num_prefix_tokens_looked_up: tokens of all admitted sequences.
-        num_prefix_tokens_found: those of them that were in the cache.
     """
 
     def __init__(
@@ -121,10 +120,8 @@ class Scheduler:
         self._released_sequence_ids: list[int] = []
         self._next_group_id = count(1)
         self._next_sequence_id = count(1)
-        self._enable_prefix_caching = enable_prefix_caching
+        self.prefix_cache = PrefixCache(block_manager, enable_prefix_caching)
         self.num_preemptions = 0
-        self.num_prefix_tokens_looked_up = 0
-        self.num_prefix_tokens_found = 0
 
     @property
     def num_waiting(self) -> int:
@@ -259,7 +256,7 @@ class Scheduler:
     # ------------------------------------------------------------------ policy
 
     def _schedule_running(self, batch: _Batch) -> None:
-        blocks = self._blocks
+        blocks, block_size = self._blocks, self._blocks.block_size
         for group in list(self._running.values()):
             # A group missing here was preempted for an earlier one, as was every group after it.
             if not batch.token_budget or group.group_id not in self._running:
@@ -279,7 +276,8 @@ class Scheduler:
                     batch.new_block_ids.extend(slots.new_block_ids)
                     num_new_blocks = len(slots.new_block_ids)
                 batch.schedule(sequence, num_new_blocks)
-                self._publish(sequence)
+                if sequence.num_computed_tokens // block_size > sequence.num_published_blocks:
+                    self.prefix_cache.publish(sequence)
 
     def _make_room(self, num_blocks: int, group: SequenceGroup, batch: _Batch) -> bool:
         """Preempt from the end until `num_blocks` are free; False if that took `group` too."""
@@ -293,7 +291,7 @@ class Scheduler:
         while self._waiting and batch.token_budget and len(self._running) < self._max_num_seqs:
             group = next(iter(self._waiting.values()))
             (sequence,) = group.sequences.values()
-            prefix = self._find_prefix(sequence)
+            prefix = self.prefix_cache.find(sequence)
             status = self._blocks.can_allocate(sequence.num_tokens, prefix)
             # `add` refuses what can never fit, `max_num_tokens` ends what would outgrow the cache.
             assert status is not AllocStatus.NEVER, f"sequence {sequence.sequence_id} cannot fit"
@@ -307,10 +305,7 @@ class Scheduler:
     ) -> None:
         """Give the sequence blocks for all its tokens, even if this step computes only a chunk."""
         self._blocks.allocate(sequence.sequence_id, sequence.num_tokens, prefix)
-        sequence.num_computed_tokens = len(prefix) * self._blocks.block_size
-        sequence.num_published_blocks = len(prefix)
-        self.num_prefix_tokens_looked_up += sequence.num_tokens
-        self.num_prefix_tokens_found += sequence.num_computed_tokens
+        self.prefix_cache.take(sequence, prefix)
         sequence.status = SequenceStatus.RUNNING
         self._running[group.group_id] = group
         self._group_of[sequence.sequence_id] = group
@@ -326,38 +321,7 @@ class Scheduler:
             )
         )
         batch.schedule(sequence, num_new_blocks=0)
-        self._publish(sequence)
-
-    def _find_prefix(self, sequence: Sequence) -> list[int]:
-        """Return the published blocks that the sequence can begin with.
-
-        At least its last token is left to compute, since that is what samples the next one.
-        """
-        if not self._enable_prefix_caching:
-            return []
-        num_blocks = (sequence.num_tokens - 1) // self._blocks.block_size
-        self._extend_hashes(sequence, num_blocks)
-        return self._blocks.find_prefix(sequence.block_hashes[:num_blocks])
-
-    def _publish(self, sequence: Sequence) -> None:
-        """Let others find the blocks that are full and whose tokens are known.
-
-        Their contents may be computed by a step that is only scheduled: steps run in order, so they
-        are there before anybody who finds them reads them.
-        """
-        num_tokens = min(sequence.num_computed_tokens, len(sequence.token_ids))
-        num_blocks = num_tokens // self._blocks.block_size
-        if num_blocks <= sequence.num_published_blocks or not self._enable_prefix_caching:
-            return
-        self._extend_hashes(sequence, num_blocks)
-        for index in range(sequence.num_published_blocks, num_blocks):
-            self._blocks.publish(sequence.sequence_id, index, sequence.block_hashes[index])
-        sequence.num_published_blocks = num_blocks
-
-    def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
-        extend_block_hashes(
-            sequence.block_hashes, sequence.token_ids, self._blocks.block_size, num_blocks
-        )
+        self.prefix_cache.publish(sequence)
 
     def _preempt_last(self) -> SequenceGroup:
         """Preempt the running group that arrived last; recompute will cover prompt and output."""
@@ -391,7 +355,7 @@ class Scheduler:
         """Take blocks from a group that no longer runs, and have the workers forget it."""
         for sequence in group.sequences.values():
             if sequence.status is SequenceStatus.RUNNING:
-                self._publish(sequence)
+                self.prefix_cache.publish(sequence)
                 self._blocks.free(sequence.sequence_id)
                 del self._group_of[sequence.sequence_id]
                 self._released_sequence_ids.append(sequence.sequence_id)

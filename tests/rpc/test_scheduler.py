@@ -166,10 +166,10 @@ async def test_cancel_frees_blocks_in_the_next_step() -> None:
         worker.steps_allowed.clear()
         await router.cancel(1, 99)
         await router.until(lambda r: r.finished.get(1) == common_pb2.FINISH_REASON_ABORT)
-        # At most the step that was under way and the one that brings the news.
+        # At most the two steps that were in flight and the one that brings the news.
         steps = worker.num_steps
         worker.steps_allowed.set()
-        await worker.wait_steps(steps + 2)
+        await worker.wait_steps(steps + 3)
         assert worker.sequences == 1
         received = len(router.tokens[1])
         await router.finish(2)

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 
 from scheduler_svc.block_allocator import BlockAllocator
 from scheduler_svc.block_manager import AllocStatus, AppendedSlots, BlockSpaceManager
-from scheduler_svc.prefix_hash import extend_block_hashes
+from scheduler_svc.prefix_cache import extend_block_hashes
 
 
 def test_allocator_hands_out_each_block_once() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.block_allocator import BlockAllocator
-from scheduler_svc.prefix_hash import extend_block_hashes
+from scheduler_svc.prefix_cache import extend_block_hashes
 from tests.fakes.fake_model import fake_generate
 from tests.unit.scheduler.factories import VOCAB_SIZE, Cell, make_params, make_prompt
 
@@ -34,8 +34,8 @@ def test_the_same_prompt_again_computes_its_tail_alone() -> None:
     assert orders.num_scheduled_tokens == [3]
     cell.run()
     assert cell.tokens[first] == cell.tokens[second] == reference(prompt, 3)
-    assert cell.scheduler.num_prefix_tokens_found == 8
-    assert cell.scheduler.num_prefix_tokens_looked_up == 22
+    assert cell.scheduler.prefix_cache.num_tokens_found == 8
+    assert cell.scheduler.prefix_cache.num_tokens_looked_up == 22
 
 
 def test_one_token_is_always_left_to_compute() -> None:
@@ -108,7 +108,7 @@ def test_a_preempted_group_finds_what_nobody_took() -> None:
     second = cell.add(make_prompt(7, 2), make_params(max_tokens=6))
     cell.run()
     assert cell.scheduler.num_preemptions == 1
-    assert cell.scheduler.num_prefix_tokens_found > 0
+    assert cell.scheduler.prefix_cache.num_tokens_found > 0
     assert cell.tokens[first] == reference(make_prompt(7, 1), 6)
     assert cell.tokens[second] == reference(make_prompt(7, 2), 6)
 

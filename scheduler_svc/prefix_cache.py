@@ -1,0 +1,89 @@
+"""Prefix caching: sequences begin with the blocks of a prefix that was computed before."""
+
+from array import array
+from collections.abc import Sequence as AbstractSequence
+from hashlib import sha256
+
+from scheduler_svc.block_manager import BlockSpaceManager
+from scheduler_svc.sequence import Sequence
+
+_NO_PREFIX = sha256(b"quire prefix").digest()
+
+
+def extend_block_hashes(
+    hashes: list[bytes], token_ids: AbstractSequence[int], block_size: int, num_blocks: int
+) -> None:
+    """Hash further full blocks of a sequence.
+
+    A hash covers the block's tokens and, through the hash before it, all tokens before them: keys
+    and values depend on those and on nothing else (the invariance rule). It is cryptographic, since
+    equal hashes hand one request the cache of another.
+
+    Mutates: hashes.
+
+    Args:
+        hashes: of the first blocks of the sequence.
+        token_ids: of the sequence.
+        block_size: tokens of a block.
+        num_blocks: how many blocks to have hashed in the end; all must be full.
+    """
+    for index in range(len(hashes), num_blocks):
+        tokens = token_ids[index * block_size : (index + 1) * block_size]
+        assert len(tokens) == block_size, "only full blocks have a hash"
+        before = hashes[-1] if hashes else _NO_PREFIX
+        hashes.append(sha256(before + array("I", tokens).tobytes()).digest())
+
+
+class PrefixCache:
+    """Finds the blocks that a sequence can begin with, and publishes those it has filled.
+
+    Args:
+        block_manager: of the workers' cache.
+        enabled: False finds and publishes nothing.
+
+    Attributes:
+        num_tokens_looked_up: of all sequences that took what was found for them.
+        num_tokens_found: those of them that were in the cache.
+    """
+
+    def __init__(self, block_manager: BlockSpaceManager, enabled: bool) -> None:
+        self._blocks = block_manager
+        self._block_size = block_manager.block_size
+        self._enabled = enabled
+        self.num_tokens_looked_up = 0
+        self.num_tokens_found = 0
+
+    def find(self, sequence: Sequence) -> list[int]:
+        """Return the published blocks that a waiting sequence can begin with.
+
+        At least its last token is left to compute, since that is what samples the next one.
+        """
+        if not self._enabled:
+            return []
+        num_blocks = (sequence.num_tokens - 1) // self._block_size
+        self._extend_hashes(sequence, num_blocks)
+        return self._blocks.find_prefix(sequence.block_hashes[:num_blocks])
+
+    def take(self, sequence: Sequence, block_ids: AbstractSequence[int]) -> None:
+        """Count blocks that were found, and that the table begins with, as computed."""
+        sequence.num_computed_tokens = len(block_ids) * self._block_size
+        sequence.num_published_blocks = len(block_ids)
+        self.num_tokens_looked_up += sequence.num_tokens
+        self.num_tokens_found += sequence.num_computed_tokens
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let others find the full blocks of a running sequence, as far as their tokens are known.
+
+        Their contents may be computed by a step that is only scheduled: steps run in order, so they
+        are there before anybody who finds them reads them.
+        """
+        num_tokens = min(sequence.num_computed_tokens, len(sequence.token_ids))
+        num_blocks = num_tokens // self._block_size
+        if self._enabled:
+            self._extend_hashes(sequence, num_blocks)
+            for index in range(sequence.num_published_blocks, num_blocks):
+                self._blocks.publish(sequence.sequence_id, index, sequence.block_hashes[index])
+        sequence.num_published_blocks = num_blocks
+
+    def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
+        extend_block_hashes(sequence.block_hashes, sequence.token_ids, self._block_size, num_blocks)
