@@ -56,6 +56,7 @@ class CellState:
     sample_us_total: int = 0
     prefix_cache_queries_total: int = 0
     prefix_cache_hits_total: int = 0
+    num_idle_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ class Driver:
             num_running=self._scheduler.num_running,
             num_blocks=self._blocks.num_blocks,
             num_free_blocks=self._blocks.num_free_blocks,
+            num_idle_slots=self._scheduler.num_idle_slots,
             preemptions_total=self._scheduler.num_preemptions,
             prefix_cache_queries_total=self._scheduler.prefix_cache.num_tokens_looked_up,
             prefix_cache_hits_total=self._scheduler.prefix_cache.num_tokens_found,

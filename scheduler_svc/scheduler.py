@@ -134,6 +134,16 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_idle_slots(self) -> int:
+        """Slots of blocks in use that hold no token yet: what the cache wastes."""
+        return sum(
+            len(self._blocks.block_table(sequence.sequence_id)) * self._blocks.block_size
+            - sequence.num_computed_tokens
+            for group in self._running.values()
+            for sequence in group.sequences.values()
+        )
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether there is anything to schedule."""
         return bool(self._running or self._waiting)

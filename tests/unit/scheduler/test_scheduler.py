@@ -425,3 +425,18 @@ def test_logprobs_stay_with_their_tokens() -> None:
     outcome = cell.scheduler.update(StepResult(outputs.sequence_ids, [5, 6, 7], [], logprobs))
     assert outcome.group_ids == [groups[0], groups[2]]
     assert outcome.logprobs == [logprobs[0], logprobs[2]]
+
+
+# ---------------------------------------------------------------- accounting
+
+
+def test_idle_slots_are_those_of_last_blocks() -> None:
+    cell = Cell(block_size=4)
+    cell.add(make_prompt(6), make_params(max_tokens=4))
+    cell.add(make_prompt(4), make_params(max_tokens=4))
+    assert cell.scheduler.num_idle_slots == 0
+    for expected in (2 + 0, 1 + 3, 0 + 2):
+        cell.step()
+        assert cell.scheduler.num_idle_slots == expected
+    cell.run()
+    assert cell.scheduler.num_idle_slots == 0
