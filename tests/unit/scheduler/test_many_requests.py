@@ -97,7 +97,7 @@ def test_all_end_with_what_they_asked_for_and_none_starves(max_steps_in_flight: 
             assert received.pop(finished.group_id) == wanted.pop(finished.group_id)
             longest = max(longest, num_steps - came_at.pop(finished.group_id))
     assert num_finished == NUM_REQUESTS
-    # At most 2,000 are ahead of a request when it comes, some 100 run at once, for 24 steps at most.
+    # At most 2,000 are ahead of a request, some 100 run at once, each for 24 steps at most.
     assert longest < MAX_WAITING / 100 * 24, "a request was overtaken again and again"
     assert scheduler.num_preemptions > 100
     assert scheduler.prefix_cache.num_tokens_found > 0
