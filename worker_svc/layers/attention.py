@@ -50,12 +50,24 @@ class PagedAttention:
         layer_index: which cache.
         scale: of the dot products.
         sliding_window: a token sees this many tokens, itself included; None sees all.
+        alibi_slopes: [heads of this rank] float32, ALiBi's bias by distance; None for none.
+        soft_cap: logits become cap * tanh(logit / cap); None leaves them.
     """
 
-    def __init__(self, layer_index: int, scale: float, sliding_window: int | None = None) -> None:
+    def __init__(
+        self,
+        layer_index: int,
+        scale: float,
+        sliding_window: int | None = None,
+        *,
+        alibi_slopes: torch.Tensor | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
         self._layer_index = layer_index
         self._scale = scale
         self._sliding_window = sliding_window
+        self._alibi_slopes = alibi_slopes
+        self._soft_cap = soft_cap
 
     def __call__(
         self,
@@ -93,6 +105,8 @@ class PagedAttention:
             metadata.seq_lens,
             metadata.query_start_loc,
             self._scale,
+            alibi_slopes=self._alibi_slopes,
             sliding_window=self._sliding_window,
+            soft_cap=self._soft_cap,
         )
         return out.view(rows, num_heads * head_dim)

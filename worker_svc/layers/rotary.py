@@ -14,14 +14,18 @@ class RotaryEmbedding:
 
     Args:
         rope: how positions turn into angles.
-        head_dim: features of a head; all of them are rotated, in halves (NeoX style).
+        rotary_dim: the first features of a head, which are rotated; the others stay as they are.
         max_model_len: positions are in [0, max_model_len).
+        is_neox: a pair is feature i of the first half and i of the second; else two neighbours.
     """
 
-    def __init__(self, rope: RopeParameters, head_dim: int, max_model_len: int) -> None:
-        frequencies, scale = rope_frequencies(rope, head_dim, max_model_len)
+    def __init__(
+        self, rope: RopeParameters, rotary_dim: int, max_model_len: int, *, is_neox: bool = True
+    ) -> None:
+        frequencies, scale = rope_frequencies(rope, rotary_dim, max_model_len)
+        self._is_neox = is_neox
         angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
-        # [max_model_len, head_dim] float32: cosines, then sines.
+        # [max_model_len, rotary_dim] float32: cosines, then sines.
         self._cos_sin_cache = torch.cat((angles.cos(), angles.sin()), dim=-1) * scale
 
     def __call__(self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> None:
@@ -34,4 +38,4 @@ class RotaryEmbedding:
             query: any token stride.
             key: any token stride.
         """
-        ops.rotary_embedding(positions, query, key, self._cos_sin_cache, True)
+        ops.rotary_embedding(positions, query, key, self._cos_sin_cache, self._is_neox)
