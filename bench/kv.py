@@ -115,7 +115,7 @@ def run(block_size: int, num_requests: int) -> tuple[Usage, int]:
         usage.num_running += len(running)
         usage.num_steps += 1
         scheduler.update(result)
-    return usage, scheduler.num_preemptions
+    return usage, scheduler.counters.preemptions
 
 
 def main() -> int:

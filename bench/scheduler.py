@@ -38,7 +38,7 @@ def make_scheduler(num_seqs: int) -> Scheduler:
     )
     # As after a day of work: sequence ids take three bytes on the wire.
     for _ in range(100_000):
-        scheduler.abort(scheduler.add([7], SamplingParams(seed=0)).group_id)
+        scheduler.abort(scheduler.add([7], SamplingParams(seed=0))[0])
     for i in range(num_seqs):
         # Lengths differ, so that about one sequence in sixteen takes a block in each step.
         prompt = [7] * (PROMPT_TOKENS - i % BLOCK_SIZE)

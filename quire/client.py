@@ -4,14 +4,15 @@ Errors are those of `quire.errors`, whatever the transport calls them. Leaving a
 cancels its request.
 """
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from types import TracebackType
-from typing import Self, cast
+from typing import Self, TypedDict, Unpack, cast
 
 import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from quire.collect import Collector
 from quire.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -22,16 +23,7 @@ from quire.errors import (
     RequestExistsError,
     UnavailableError,
 )
-from quire.outputs import (
-    CellStatus,
-    Completion,
-    Delta,
-    Event,
-    Finished,
-    ModelInfo,
-    Started,
-    TokenLogprobs,
-)
+from quire.outputs import CellStatus, Completion, Event, ModelInfo
 from quire.rpc import CHANNEL_OPTIONS, open_channel
 from quire.sampling_params import SamplingParams
 from quire.v1 import inference_pb2, inference_pb2_grpc
@@ -53,6 +45,24 @@ _ERRORS: dict[grpc.StatusCode, type[QuireError]] = {
 }
 
 
+class GenerateOptions(TypedDict, total=False):
+    """What may be said with a request, beside prompt and parameters.
+
+    Attributes:
+        request_id: unique among your running requests; "" has the router make one.
+        model: "" for the only one that is served.
+        priority: smaller goes first, in [-100, 100].
+        cache_salt: share cached prefixes with requests of the same salt only.
+        timeout: seconds for the whole answer; None for no limit.
+    """
+
+    request_id: str
+    model: str
+    priority: int
+    cache_salt: str
+    timeout: float | None
+
+
 class AsyncClient:
     """A router's client for asyncio. Use it in one event loop; close it or use `async with`."""
 
@@ -72,36 +82,37 @@ class AsyncClient:
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
-        *,
-        request_id: str = "",
-        model: str = "",
-        timeout: float | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> Completion:
-        """Return the whole answer; arguments and errors are those of `stream`."""
-        collector = _Collector()
-        async for event in self.stream(
-            prompt, sampling_params, request_id=request_id, model=model, timeout=timeout
-        ):
+        """Return the whole answer, the first of n; arguments and errors as in `stream`."""
+        return (await self.generate_all(prompt, sampling_params, **options))[0]
+
+    async def generate_all(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Completion]:
+        """Return all n whole answers; arguments and errors as in `stream`."""
+        collector = Collector()
+        async for event in self.stream(prompt, sampling_params, **options):
             collector.add(event)
-        return collector.completion()
+        return collector.completions()
 
     async def stream(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
-        *,
-        request_id: str = "",
-        model: str = "",
-        timeout: float | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[Event, None]:
-        """Yield Started, Deltas as they come, and Finished; closing the iterator ends the request.
+        """Yield Started, Deltas as they come, and Finished for each output.
+
+        Closing the iterator ends the request.
 
         Args:
             prompt: text, or token ids.
             sampling_params: None for the defaults.
-            request_id: unique among your running requests; "" has the router make one.
-            model: "" for the only one that is served.
-            timeout: seconds for the whole answer; None for no limit.
+            options: see GenerateOptions.
 
         Raises:
             InvalidRequestError: a field is out of bounds.
@@ -111,8 +122,9 @@ class AsyncClient:
             UnavailableError: the router or its schedulers cannot be reached.
             DeadlineExceededError: `timeout` has passed.
         """
-        request = _generate_request(prompt, sampling_params, request_id, model)
-        call = self._stub.Generate(request, timeout=timeout)
+        call = self._stub.Generate(
+            _generate_request(prompt, sampling_params, options), timeout=options.get("timeout")
+        )
         try:
             async for response in call:
                 yield event_from_proto(response)
@@ -201,31 +213,33 @@ class Client:
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
-        *,
-        request_id: str = "",
-        model: str = "",
-        timeout: float | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> Completion:
-        """Return the whole answer; arguments and errors are those of `AsyncClient.stream`."""
-        collector = _Collector()
-        for event in self.stream(
-            prompt, sampling_params, request_id=request_id, model=model, timeout=timeout
-        ):
+        """Return the whole answer, the first of n; as `AsyncClient.generate`."""
+        return (self.generate_all(prompt, sampling_params, **options))[0]
+
+    def generate_all(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Completion]:
+        """Return all n whole answers; arguments and errors as in `AsyncClient.stream`."""
+        collector = Collector()
+        for event in self.stream(prompt, sampling_params, **options):
             collector.add(event)
-        return collector.completion()
+        return collector.completions()
 
     def stream(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
-        *,
-        request_id: str = "",
-        model: str = "",
-        timeout: float | None = None,
-    ) -> Iterator[Event]:
+        **options: Unpack[GenerateOptions],
+    ) -> Generator[Event, None, None]:
         """Yield Started, Deltas and Finished; arguments and errors as in `AsyncClient.stream`."""
-        request = _generate_request(prompt, sampling_params, request_id, model)
-        call = self._stub.Generate(request, timeout=timeout)
+        call = self._stub.Generate(
+            _generate_request(prompt, sampling_params, options), timeout=options.get("timeout")
+        )
         try:
             for response in call:
                 yield event_from_proto(response)
@@ -295,48 +309,6 @@ class Client:
         self.close()
 
 
-class _Collector:
-    """Puts the events of a stream together."""
-
-    def __init__(self) -> None:
-        self._started: list[Started] = []
-        self._finished: list[Finished] = []
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-
-    def add(self, event: Event) -> None:
-        match event:
-            case Started():
-                self._started.append(event)
-            case Delta():
-                self._text.append(event.text)
-                self._token_ids.extend(event.token_ids)
-                self._logprobs.extend(event.logprobs)
-            case Finished():
-                self._finished.append(event)
-
-    def completion(self) -> Completion:
-        """Return the answer.
-
-        Raises:
-            UnavailableError: the stream ended before the answer did.
-        """
-        if not self._started or not self._finished:
-            raise UnavailableError("the router ended the stream early")
-        started, finished = self._started[0], self._finished[0]
-        return Completion(
-            started.request_id,
-            "".join(self._text),
-            tuple(self._token_ids),
-            finished.finish_reason,
-            started.num_prompt_tokens,
-            started.seed,
-            finished.stop_str,
-            tuple(self._logprobs),
-        )
-
-
 def _token_ids(field: str, token_ids: Sequence[int]) -> Sequence[int]:
     """Return ids that a message can hold.
 
@@ -350,12 +322,14 @@ def _token_ids(field: str, token_ids: Sequence[int]) -> Sequence[int]:
 
 
 def _generate_request(
-    prompt: Prompt, sampling_params: SamplingParams | None, request_id: str, model: str
+    prompt: Prompt, sampling_params: SamplingParams | None, options: GenerateOptions
 ) -> inference_pb2.GenerateRequest:
     request = inference_pb2.GenerateRequest(
-        request_id=request_id,
-        model=model,
+        request_id=options.get("request_id", ""),
+        model=options.get("model", ""),
         sampling_params=sampling_params_to_proto(sampling_params or SamplingParams()),
+        priority=options.get("priority", 0),
+        cache_salt=options.get("cache_salt", ""),
     )
     if isinstance(prompt, str):
         request.text = prompt

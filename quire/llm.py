@@ -1,6 +1,7 @@
 """The offline API: a list of prompts in, a list of outputs out. Names and shapes are vLLM's."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -12,11 +13,11 @@ from typing import Any, TypeVar
 
 from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
 from quire.client import Client
+from quire.collect import Collector
 from quire.errors import ConfigError, InvalidRequestError, OverloadedError
 from quire.outputs import (
+    Completion,
     CompletionOutput,
-    Delta,
-    Finished,
     FinishReason,
     Logprob,
     RequestOutput,
@@ -146,7 +147,7 @@ class LLM:
             ]
             try:
                 for future in as_completed(futures):
-                    advance(len(future.result().outputs[0].token_ids))
+                    advance(sum(len(each.token_ids) for each in future.result().outputs))
             except BaseException:
                 given_up.set()
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -231,33 +232,24 @@ class LLM:
     def _collect(
         self, text: str | None, ids: list[int], params: SamplingParams, given_up: threading.Event
     ) -> RequestOutput:
-        request_id, pieces, token_ids = "", list[str](), list[int]()
-        logprobs: list[TokenLogprobs] = []
-        reason, stop_reason = FinishReason.ABORT, None
-        for event in self._client.stream(ids, params):
-            if given_up.is_set():
-                break
-            match event:
-                case Delta():
-                    pieces.append(event.text)
-                    token_ids.extend(event.token_ids)
-                    logprobs.extend(event.logprobs)
-                case Finished():
-                    reason = event.finish_reason
-                    stop_reason = event.stop_str or _stop_token(token_ids, reason, params)
-                case _:
-                    request_id = event.request_id
-        asked = params.logprobs is not None
-        output = CompletionOutput(
-            index=0,
-            text="".join(pieces),
-            token_ids=tuple(token_ids),
-            cumulative_logprob=sum(each.logprobs[0] for each in logprobs) if asked else None,
-            logprobs=tuple(map(_by_token, logprobs)) if asked else None,
-            finish_reason=reason.value,
-            stop_reason=stop_reason,
+        collector = Collector()
+        with contextlib.closing(self._client.stream(ids, params)) as events:
+            for event in events:
+                if given_up.is_set():
+                    return RequestOutput("", text, tuple(ids), (), finished=False)
+                collector.add(event)
+        completions = collector.completions()
+        prompt_logprobs = None
+        if params.prompt_logprobs is not None:
+            prompt_logprobs = (None, *map(_by_token, completions[0].prompt_logprobs))
+        return RequestOutput(
+            request_id=completions[0].request_id,
+            prompt=text,
+            prompt_token_ids=tuple(ids),
+            outputs=tuple(_completion_output(each, params) for each in completions),
+            finished=all(each.finish_reason != FinishReason.ABORT for each in completions),
+            prompt_logprobs=prompt_logprobs,
         )
-        return RequestOutput(request_id, text, tuple(ids), (output,), reason != FinishReason.ABORT)
 
 
 class _ClusterThread:
@@ -323,13 +315,23 @@ def _by_token(position: TokenLogprobs) -> dict[int, Logprob]:
     return found
 
 
-def _stop_token(
-    token_ids: Sequence[int], reason: FinishReason, params: SamplingParams
-) -> int | None:
-    """Return the stop token id that ended a sequence; None for the model's own end of text."""
-    if reason == FinishReason.STOP and token_ids and token_ids[-1] in params.stop_token_ids:
-        return token_ids[-1]
-    return None
+def _completion_output(completion: Completion, params: SamplingParams) -> CompletionOutput:
+    """Return an output under the offline API's names."""
+    stop_reason: int | str | None = completion.stop_str
+    last = completion.token_ids[-1:]
+    if stop_reason is None and completion.finish_reason is FinishReason.STOP:
+        # None for the model's own end of text.
+        stop_reason = last[0] if last and last[0] in params.stop_token_ids else None
+    asked = params.logprobs is not None
+    return CompletionOutput(
+        index=completion.index,
+        text=completion.text,
+        token_ids=completion.token_ids,
+        cumulative_logprob=completion.cumulative_logprob,
+        logprobs=tuple(map(_by_token, completion.logprobs)) if asked else None,
+        finish_reason=completion.finish_reason.value,
+        stop_reason=stop_reason,
+    )
 
 
 @contextmanager

@@ -57,6 +57,14 @@ class CellState:
     prefix_cache_queries_total: int = 0
     prefix_cache_hits_total: int = 0
     num_idle_slots: int = 0
+    num_blocks_saved: int = 0
+    num_swapped: int = 0
+    num_host_blocks: int = 0
+    num_free_host_blocks: int = 0
+    swapped_out_blocks_total: int = 0
+    swapped_in_blocks_total: int = 0
+    recomputed_tokens_total: int = 0
+    swap_us_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,23 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A complete text that a beam search has found.
+
+    Attributes:
+        token_ids: of the output.
+        cumulative_logprob: sum over them.
+        finish_reason: STOP or LENGTH.
+        logprobs: parallel to `token_ids` if the request asked for them, else empty.
+    """
+
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """First event of a stream.
 
@@ -114,26 +139,34 @@ class Delta:
         text: may be empty.
         token_ids: may be empty.
         logprobs: parallel to `token_ids` if the request asked for them, else empty.
+        index: which of the n outputs.
+        prompt_logprobs: of the next tokens of the prompt, from its second one on.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    index: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Last event of a stream.
+    """Last event of an output; a stream ends with the last of its n.
 
     Attributes:
         finish_reason: why it ended.
         num_output_tokens: generated, an end-of-text token included.
         stop_str: the stop string that ended the text, if one did.
+        index: which of the n outputs.
+        cumulative_logprob: sum over the output's tokens, where it is known.
     """
 
     finish_reason: FinishReason
     num_output_tokens: int
     stop_str: str | None = None
+    index: int = 0
+    cumulative_logprob: float | None = None
 
 
 Event = Started | Delta | Finished
@@ -141,7 +174,21 @@ Event = Started | Delta | Finished
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer, as the non-streaming calls of the SDK return it."""
+    """A whole output, as the non-streaming calls of the SDK return it.
+
+    Attributes:
+        request_id: the client's, or the one the router made.
+        text: of the output.
+        token_ids: of the output.
+        finish_reason: why it ended.
+        num_prompt_tokens: after tokenization.
+        seed: send it again to get the same tokens.
+        stop_str: the stop string that ended the text, if one did.
+        logprobs: parallel to `token_ids` if the request asked for them, else empty.
+        index: which of the n outputs.
+        cumulative_logprob: sum over the output's tokens, where it is known.
+        prompt_logprobs: of each token of the prompt but the first, if the request asked for them.
+    """
 
     request_id: str
     text: str
@@ -151,6 +198,9 @@ class Completion:
     seed: int
     stop_str: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    index: int = 0
+    cumulative_logprob: float | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +219,8 @@ class CompletionOutput:
         index: number of the continuation.
         text: of the output.
         token_ids: of the output.
-        cumulative_logprob: sum over the output's tokens; None if logprobs were not asked for.
+        cumulative_logprob: sum over the output's tokens; None where they are not known: without
+            logprobs, best_of or use_beam_search.
         logprobs: of each position, by token id; None if they were not asked for.
         finish_reason: "stop", "length", "abort" or "error".
         stop_reason: stop string or stop token id that ended it; None for anything else.
@@ -194,6 +245,8 @@ class RequestOutput:
         prompt_token_ids: its token ids.
         outputs: the continuations.
         finished: False for one that was given up.
+        prompt_logprobs: of each position of the prompt, by token id, None for the first; None if
+            they were not asked for.
     """
 
     request_id: str
@@ -201,3 +254,4 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     finished: bool
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None

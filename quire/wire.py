@@ -4,6 +4,7 @@ Readers raise InvalidRequestError where a message from a client can be wrong; me
 own services are trusted to be well formed.
 """
 
+from quire.errors import InvalidRequestError
 from quire.outputs import (
     CellState,
     CellStatus,
@@ -23,6 +24,11 @@ _FINISH_TO_PROTO: dict[FinishReason, common_pb2.FinishReason.ValueType] = {
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+}
+_EARLY_STOPPING_TO_PROTO: dict[bool | str, common_pb2.EarlyStopping.ValueType] = {
+    False: common_pb2.EARLY_STOPPING_UNSPECIFIED,
+    True: common_pb2.EARLY_STOPPING_ALWAYS,
+    "never": common_pb2.EARLY_STOPPING_NEVER,
 }
 _FINISH_FROM_PROTO: dict[int, FinishReason] = {
     number: reason for reason, number in _FINISH_TO_PROTO.items()
@@ -60,6 +66,18 @@ def sampling_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParam
         ignore_eos=params.ignore_eos,
         include_stop_str_in_output=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,
+        n=params.n,
+        best_of=params.best_of,
+        use_beam_search=params.use_beam_search,
+        length_penalty=params.length_penalty,
+        early_stopping=_EARLY_STOPPING_TO_PROTO[params.early_stopping],
+        bad_words=params.bad_words,
+        bad_words_token_ids=[
+            common_pb2.TokenSequence(token_ids=ids) for ids in params.bad_words_token_ids
+        ],
+        prompt_logprobs=params.prompt_logprobs,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+        truncate_prompt_tokens=params.truncate_prompt_tokens,
     )
 
 
@@ -95,7 +113,32 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
         skip_special_tokens=(
             message.skip_special_tokens if message.HasField("skip_special_tokens") else True
         ),
+        n=message.n if message.HasField("n") else default.n,
+        best_of=message.best_of if message.HasField("best_of") else None,
+        use_beam_search=message.use_beam_search,
+        length_penalty=(
+            message.length_penalty if message.HasField("length_penalty") else default.length_penalty
+        ),
+        early_stopping=_early_stopping_from_proto(message.early_stopping),
+        bad_words=tuple(message.bad_words),
+        bad_words_token_ids=tuple(tuple(ids.token_ids) for ids in message.bad_words_token_ids),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        spaces_between_special_tokens=(
+            message.spaces_between_special_tokens
+            if message.HasField("spaces_between_special_tokens")
+            else True
+        ),
+        truncate_prompt_tokens=(
+            message.truncate_prompt_tokens if message.HasField("truncate_prompt_tokens") else None
+        ),
     )
+
+
+def _early_stopping_from_proto(value: int) -> bool | str:
+    for early_stopping, number in _EARLY_STOPPING_TO_PROTO.items():
+        if number == value:
+            return early_stopping
+    raise InvalidRequestError("early_stopping", f"must be one that is known here, got {value}")
 
 
 def token_logprobs_to_proto(logprobs: TokenLogprobs) -> common_pb2.TokenLogprobs:
@@ -187,6 +230,8 @@ def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
                 text=event.text,
                 token_ids=event.token_ids,
                 logprobs=map(token_logprobs_to_proto, event.logprobs),
+                index=event.index,
+                prompt_logprobs=map(token_logprobs_to_proto, event.prompt_logprobs),
             )
             return inference_pb2.GenerateResponse(delta=delta)
         case Finished():
@@ -194,6 +239,8 @@ def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
                 finish_reason=finish_reason_to_proto(event.finish_reason),
                 num_output_tokens=event.num_output_tokens,
                 stop_str=event.stop_str,
+                index=event.index,
+                cumulative_logprob=event.cumulative_logprob,
             )
             return inference_pb2.GenerateResponse(finished=finished)
 
@@ -210,14 +257,21 @@ def event_from_proto(message: inference_pb2.GenerateResponse) -> Event:
             return Started(started.request_id, started.num_prompt_tokens, started.seed)
         case "delta":
             delta = message.delta
-            logprobs = tuple(map(token_logprobs_from_proto, delta.logprobs))
-            return Delta(delta.text, tuple(delta.token_ids), logprobs)
+            return Delta(
+                delta.text,
+                tuple(delta.token_ids),
+                tuple(map(token_logprobs_from_proto, delta.logprobs)),
+                delta.index,
+                tuple(map(token_logprobs_from_proto, delta.prompt_logprobs)),
+            )
         case "finished":
             finished = message.finished
             return Finished(
                 finish_reason_from_proto(finished.finish_reason),
                 finished.num_output_tokens,
                 finished.stop_str if finished.HasField("stop_str") else None,
+                finished.index,
+                finished.cumulative_logprob if finished.HasField("cumulative_logprob") else None,
             )
         case other:
             raise ValueError(f"unknown event {other!r} in a GenerateResponse")

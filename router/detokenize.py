@@ -11,9 +11,10 @@ per token:
 """
 
 import codecs
+import itertools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 if TYPE_CHECKING:
@@ -58,27 +59,31 @@ class DetokenizerFactory:
         }
         self._make = _maker(backend, tokens, special)
 
-    def make(self, context: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
+    def make(
+        self, context: Sequence[int], skip_special_tokens: bool, spaces: bool = True
+    ) -> Detokenizer:
         """Return a detokenizer of the tokens that follow `context`.
 
         Args:
             context: tokens before the first, e.g. the prompt; not empty. Their text is not given
                 out.
             skip_special_tokens: give special tokens no text.
+            spaces: between special tokens and others, where the tokenizer's decoder puts them;
+                those of byte-level and byte-fallback tokenizers put none.
         """
-        return self._make(context[-CONTEXT_TOKENS:], skip_special_tokens)
+        return self._make(context[-CONTEXT_TOKENS:], skip_special_tokens, spaces)
 
 
 def _maker(
     backend: "Backend", tokens: Sequence[str], special: set[int]
-) -> Callable[[Sequence[int], bool], Detokenizer]:
+) -> Callable[[Sequence[int], bool, bool], Detokenizer]:
     """Choose the kind of detokenizer and prepare its tables, with and without special tokens."""
     steps = _decoder_steps(backend)
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         all_bytes = [_byte_level_bytes(token) for token in tokens]
         plain_bytes = [b"" if i in special else piece for i, piece in enumerate(all_bytes)]
-        return lambda context, skip: ByteLevelDetokenizer(
+        return lambda context, skip, spaces: ByteLevelDetokenizer(
             plain_bytes if skip else all_bytes, context
         )
     replaced = _replacement(steps)
@@ -92,9 +97,23 @@ def _maker(
         plain: list[str | int | None] = [
             None if i in special else text for i, text in enumerate(texts)
         ]
-        return lambda context, skip: ByteFallbackDetokenizer(plain if skip else texts, context)
-    return lambda context, skip: WindowDetokenizer(
-        lambda token_ids: backend.decode(list(token_ids), skip_special_tokens=skip), context
+        return lambda context, skip, spaces: ByteFallbackDetokenizer(
+            plain if skip else texts, context
+        )
+
+    def decode(token_ids: Iterable[int], skip: bool, spaces: bool) -> str:
+        if skip or spaces:
+            return str(backend.decode(list(token_ids), skip_special_tokens=skip))
+        runs = itertools.groupby(token_ids, key=special.__contains__)
+        return "".join(
+            "".join(tokens[token_id] for token_id in run)
+            if is_special
+            else backend.decode(list(run), skip_special_tokens=False)
+            for is_special, run in runs
+        )
+
+    return lambda context, skip, spaces: WindowDetokenizer(
+        lambda token_ids: decode(token_ids, skip, spaces), context
     )
 
 

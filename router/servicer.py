@@ -30,10 +30,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         """Stream the events of a request; a client that goes away takes its request with it."""
         valid = await self._validator.generate(generate_input_from_proto(request))
-        detokenizer = self._codec.detokenizer(
-            valid.prompt_token_ids, valid.sampling_params.skip_special_tokens
+        params = valid.sampling_params
+        stream = RequestStream(
+            valid,
+            lambda: self._codec.detokenizer(
+                valid.prompt_token_ids,
+                params.skip_special_tokens,
+                params.spaces_between_special_tokens,
+            ),
         )
-        stream = RequestStream(valid, detokenizer)
         self._cells.open(stream)
         try:
             async with aclosing(stream.events()) as events:

@@ -20,7 +20,7 @@ from quire.wire import (
     token_logprobs_from_proto,
 )
 from router.streams import RequestStream
-from router.wire import cancel_to_proto, refusal_from_proto, submit_to_proto
+from router.wire import hypothesis_from_proto, refusal_from_proto, submit_to_proto
 
 FIRST_BACKOFF_S = 0.05
 LONGEST_BACKOFF_S = 2.0
@@ -98,10 +98,17 @@ class Cell:
         if number is None:
             return
         self._forget(number)
-        if self._outgoing and self._outgoing[-1].WhichOneof("message") == "cancel":
-            self._outgoing[-1].cancel.request_numbers.append(number)
-        else:
-            self._send(cancel_to_proto(number))
+        self._cancellation().request_numbers.append(number)
+
+    def _cancel_sequence(self, number: int, sequence_index: int) -> None:
+        """Have the scheduler drop one sequence of a request."""
+        self._cancellation().sequences.add(request_number=number, sequence_index=sequence_index)
+
+    def _cancellation(self) -> scheduler_pb2.CancelRequests:
+        """Return the message that will say what to drop: the last one if it is not sent yet."""
+        if not self._outgoing or self._outgoing[-1].WhichOneof("message") != "cancel":
+            self._send(scheduler_pb2.SessionRequest(cancel=scheduler_pb2.CancelRequests()))
+        return self._outgoing[-1].cancel
 
     def _send(self, message: scheduler_pb2.SessionRequest) -> None:
         self._outgoing.append(message)
@@ -193,21 +200,41 @@ class Cell:
     def _step(self, outputs: scheduler_pb2.StepOutputs) -> None:
         """Deliver the tokens of a step; unknown numbers were cancelled while the step ran."""
         streams = self._streams
-        tokens = zip(outputs.request_numbers, outputs.token_ids, strict=True)
-        for index, (number, token_id) in enumerate(tokens):
+        for each in outputs.prompt_logprobs:
+            if each.request_number in streams:
+                streams[each.request_number].push_prompt_logprobs(
+                    each.first_position, list(map(token_logprobs_from_proto, each.logprobs))
+                )
+        indices = outputs.sequence_indices or itertools.repeat(0)
+        tokens = zip(outputs.request_numbers, indices, outputs.token_ids, strict=False)
+        for place, (number, sequence_index, token_id) in enumerate(tokens):
             stream = streams.get(number)
             if stream is None:
                 continue
             logprobs = (
-                token_logprobs_from_proto(outputs.logprobs[index]) if outputs.logprobs else None
+                token_logprobs_from_proto(outputs.logprobs[place]) if outputs.logprobs else None
             )
-            if stream.push_token(token_id, logprobs):
-                self.cancel(stream)
-        for number, reason in zip(
-            outputs.finished_request_numbers, outputs.finish_reasons, strict=True
-        ):
+            if stream.push_token(sequence_index, token_id, logprobs):
+                if stream.ended:
+                    self.cancel(stream)
+                else:
+                    self._cancel_sequence(number, sequence_index)
+        indices = outputs.finished_sequence_indices or itertools.repeat(0)
+        ends = zip(outputs.finished_request_numbers, indices, outputs.finish_reasons, strict=False)
+        for number, sequence_index, reason in ends:
             if number in streams:
-                self._forget(number).finish(finish_reason_from_proto(reason))
+                streams[number].finish_sequence(sequence_index, finish_reason_from_proto(reason))
+                self._forget_ended(number)
+        for beams in outputs.beam_outputs:
+            if beams.request_number in streams:
+                streams[beams.request_number].finish_beams(
+                    map(hypothesis_from_proto, beams.hypotheses)
+                )
+                self._forget_ended(beams.request_number)
+
+    def _forget_ended(self, number: int) -> None:
+        if self._streams[number].ended:
+            self._forget(number)
 
     def _refuse(self, refused: scheduler_pb2.Refused) -> None:
         if refused.request_number not in self._streams:

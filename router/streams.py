@@ -2,15 +2,16 @@
 
 import asyncio
 import dataclasses
+import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
 from quire.errors import QuireError
 from quire.log import get_logger
-from quire.outputs import Delta, Event, Finished, FinishReason, Started, TokenLogprobs
+from quire.outputs import Delta, Event, FinishReason, Hypothesis, Started, TokenLogprobs
 from quire.sampling_params import SamplingParams
 from router.detokenize import Detokenizer
-from router.stop_strings import StopStrings
+from router.output import Output
 from router.validate import ValidGenerateRequest
 
 log = get_logger()
@@ -20,35 +21,47 @@ class RequestStream:
     """The state of one request at the router: all that is needed to start it again elsewhere.
 
     One side is fed by the scheduler's session (`admit`, `push_token`, `finish`, `fail`; none of
-    them waits), the other is read by the client (`events`). What the client has not read yet is
-    kept as one merged delta, so a client that does not read costs at most `max_tokens` tokens and
-    their text, and holds up nobody.
+    them waits), the other is read by the client (`events`), and holds up nobody.
+
+    With best_of, all sequences are kept back until the last one has ended, and the most probable
+    ones are given out: here, because a stop string, which may end any of them, is seen here.
     """
 
-    def __init__(self, request: ValidGenerateRequest, detokenizer: Detokenizer):
+    def __init__(self, request: ValidGenerateRequest, make_detokenizer: Callable[[], Detokenizer]):
         self.request = request
-        self.output_token_ids: list[int] = []
         self.sampling_params: SamplingParams = request.sampling_params
         self.admitted = False
         self.ended = False
-        self._detokenizer = detokenizer
-        self._stop = StopStrings(
-            self.sampling_params.stop, self.sampling_params.include_stop_str_in_output
-        )
+        self._make_detokenizer = make_detokenizer
+        params = request.sampling_params
+        self._outputs = [
+            Output(params, make_detokenizer())
+            for _ in range(0 if params.use_beam_search else params.width)
+        ]
         self._arrival = time.monotonic()
-        self._first_token = self._arrival
-        # Unread by the client, in this order.
+        self._first_token: float | None = None
+        # Unread by the client, in this order; then what the outputs hold.
         self._started: list[Started] = []
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._end: list[Finished | QuireError] = []
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._num_prompt_logprobs = 0
+        self._error: QuireError | None = None
         self._unread = asyncio.Event()
 
     @property
     def request_id(self) -> str:
         """Id of the request, unique among those open at this router."""
         return self.request.request_id
+
+    @property
+    def unfinished_outputs(self) -> dict[int, Sequence[int]]:
+        """Tokens of the sequences that go on, by index; empty if there are no tokens at all."""
+        if not any(output.token_ids for output in self._outputs):
+            return {}
+        return {
+            index: output.token_ids
+            for index, output in enumerate(self._outputs)
+            if output.finish_reason is None
+        }
 
     def admit(self, seed: int) -> None:
         """The scheduler took the request; with a seed it will keep, wherever it continues.
@@ -72,65 +85,91 @@ class RequestStream:
         self._started.append(Started(self.request_id, num_prompt_tokens, seed))
         self._unread.set()
 
-    def push_token(self, token_id: int, logprobs: TokenLogprobs | None = None) -> bool:
-        """Take the next output token.
+    def push_token(
+        self, sequence_index: int, token_id: int, logprobs: TokenLogprobs | None = None
+    ) -> bool:
+        """Take the next token of a sequence.
 
         Args:
+            sequence_index: which sequence.
             token_id: the token.
-            logprobs: at its position; not looked at unless the request asked for them.
+            logprobs: at its position; given to the client only if it asked for them.
 
         Returns:
-            Whether its text completed a stop string: the request has ended, and further tokens are
-            not to be pushed.
+            Whether its text completed a stop string: the sequence has ended, and further tokens of
+            it are ignored.
         """
-        if not self.output_token_ids:
+        output = self._outputs[sequence_index]
+        if output.finish_reason is not None:
+            return False
+        if self._first_token is None:
             self._first_token = time.monotonic()
-        self.output_token_ids.append(token_id)
-        self._token_ids.append(token_id)
-        if self.sampling_params.logprobs is not None and logprobs is not None:
-            self._logprobs.append(logprobs)
-        text, stop_str = self._look_for_stop(self._detokenizer.push(token_id))
-        if text:
-            self._text.append(text)
+        stopped = output.push(token_id, logprobs)
         self._unread.set()
-        if stop_str is not None:
-            self._close(FinishReason.STOP, stop_str)
-        return self.ended
+        if stopped:
+            self._end_if_complete()
+        return stopped
 
-    def _look_for_stop(self, text: str) -> tuple[str, str | None]:
-        """Return what may be shown of new text, and the stop string it completes, if one."""
-        if len(self.output_token_ids) <= self.sampling_params.min_tokens:
-            return text, None
-        return self._stop.push(text)
+    def push_prompt_logprobs(self, first_position: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take log-probabilities of the prompt; positions that are known already are ignored."""
+        num_known = self._num_prompt_logprobs - (first_position - 1)
+        new = logprobs[max(0, num_known) :]
+        self._prompt_logprobs.extend(new)
+        self._num_prompt_logprobs += len(new)
+        self._unread.set()
+
+    def finish_sequence(self, sequence_index: int, reason: FinishReason) -> None:
+        """A sequence has ended; the request ends with its last one."""
+        # A beam search has none until it ends, unless it fails.
+        if sequence_index < len(self._outputs):
+            self._outputs[sequence_index].finish(reason)
+            self._unread.set()
+            self._end_if_complete()
+        else:
+            self.finish(reason)
+
+    def finish_beams(self, hypotheses: Iterable[Hypothesis]) -> None:
+        """A beam search has ended with these texts, best first."""
+        for hypothesis in hypotheses:
+            output = Output(self.sampling_params, self._make_detokenizer())
+            for position, token_id in enumerate(hypothesis.token_ids):
+                logprobs = hypothesis.logprobs[position] if hypothesis.logprobs else None
+                output.push(token_id, logprobs)
+            output.finish(hypothesis.finish_reason)
+            output.cumulative_logprob = hypothesis.cumulative_logprob
+            self._outputs.append(output)
+        self._close()
 
     def finish(self, reason: FinishReason) -> None:
-        """End the request; text held back goes out, unless it completes a stop string."""
+        """End all sequences that go on."""
         if self.ended:
             return
         if not self.admitted:
             # Aborted before a scheduler took it. Its stream starts all the same; without tokens,
             # any seed gives the same ones.
             self._start(self.sampling_params.seed or 0)
-        text, stop_str = self._look_for_stop(self._detokenizer.flush())
-        self._text.append(text)
-        if stop_str is None:
-            self._text.append(self._stop.flush())
-            self._close(reason, None)
-        else:
-            self._close(FinishReason.STOP, stop_str)
+        for _ in range(len(self._outputs), self.sampling_params.n):  # of a beam search
+            self._outputs.append(Output(self.sampling_params, self._make_detokenizer()))
+        for output in self._outputs:
+            output.finish(reason)
+        self._close()
 
-    def _close(self, reason: FinishReason, stop_str: str | None) -> None:
+    def _end_if_complete(self) -> None:
+        if not self.ended and all(output.finish_reason for output in self._outputs):
+            self._close()
+
+    def _close(self) -> None:
         self.ended = True
-        self._end.append(Finished(reason, len(self.output_token_ids), stop_str))
         self._unread.set()
-        self._log_end(reason.value)
+        reasons = dict.fromkeys(output.finish_reason for _, output in self._visible_outputs())
+        self._log_end(",".join(reason.value for reason in reasons if reason))
 
     def fail(self, error: QuireError) -> None:
         """End the request with an error, which the client gets after what it has not read yet."""
         if self.ended:
             return
         self.ended = True
-        self._end.append(error)
+        self._error = error
         self._unread.set()
         self._log_end(error.reason.lower())
 
@@ -143,19 +182,36 @@ class RequestStream:
 
     def _log_end(self, finish_reason: str) -> None:
         latency = {"latency_ms": _ms(time.monotonic() - self._arrival)}
-        if self.output_token_ids:
+        if self._first_token is not None:
             latency["first_token_ms"] = _ms(self._first_token - self._arrival)
         log.info(
             "request_finished",
             request_id=self.request_id,
             finish_reason=finish_reason,
             num_prompt_tokens=len(self.request.prompt_token_ids),
-            num_output_tokens=len(self.output_token_ids),
+            num_output_tokens=sum(len(output.token_ids) for output in self._outputs),
             **latency,
         )
 
+    def _visible_outputs(self) -> list[tuple[int, Output]]:
+        """Return what the client may read now, with the index it knows each output by."""
+        params = self.sampling_params
+        if params.use_beam_search or params.width == params.n:
+            return list(enumerate(self._outputs))
+        if not self.ended or self._error is not None:
+            return []
+        # Equals in the order of their indices; without a token, an aborted one is no answer.
+        ranked = sorted(
+            self._outputs,
+            key=lambda output: (
+                output.cumulative_logprob if output.cumulative_logprob is not None else -math.inf
+            ),
+            reverse=True,
+        )
+        return list(enumerate(ranked[: params.n]))
+
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Yield Started, then a Delta whenever there is something new, then Finished.
+        """Yield Started, a Delta whenever there is something new, and Finished for each output.
 
         Raises:
             QuireError: the request failed.
@@ -163,19 +219,20 @@ class RequestStream:
         while True:
             await self._unread.wait()
             self._unread.clear()
-            while self._started:
-                yield self._started.pop()
-            text, self._text = "".join(self._text), []
-            token_ids, self._token_ids = tuple(self._token_ids), []
-            logprobs, self._logprobs = tuple(self._logprobs), []
-            # Taken together with the delta: what comes after the yield belongs to the next round.
-            end = list(self._end)
-            if text or token_ids:
-                yield Delta(text, token_ids, logprobs)
-            for last in end:
-                if isinstance(last, QuireError):
-                    raise last
-                yield last
+            # All at once: what comes after a yield belongs to the next round.
+            events: list[Event] = [*self._started]
+            self._started.clear()
+            if self._prompt_logprobs:
+                events.append(Delta("", (), (), 0, tuple(self._prompt_logprobs)))
+                self._prompt_logprobs.clear()
+            for index, output in self._visible_outputs():
+                events.extend(output.read(index))
+            has_ended, error = self.ended, self._error
+            for event in events:
+                yield event
+            if error is not None:
+                raise error
+            if has_ended:
                 return
 
 

@@ -27,7 +27,9 @@ class TextCodec(Protocol):
         """Return the text of token ids."""
         ...
 
-    def detokenizer(self, context: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
+    def detokenizer(
+        self, context: Sequence[int], skip_special_tokens: bool, spaces: bool = True
+    ) -> Detokenizer:
         """Return an incremental detokenizer of what follows the tokens of `context`."""
         ...
 
@@ -100,9 +102,17 @@ class Tokenizer:
 
         return await self._run(decode)
 
-    def detokenizer(self, context: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
-        """Return an incremental detokenizer of what follows the tokens of `context`."""
-        return self._detokenizers.make(context, skip_special_tokens)
+    def detokenizer(
+        self, context: Sequence[int], skip_special_tokens: bool, spaces: bool = True
+    ) -> Detokenizer:
+        """Return an incremental detokenizer of what follows the tokens of `context`.
+
+        Args:
+            context: tokens before the first.
+            skip_special_tokens: give special tokens no text.
+            spaces: between special tokens and others, where the tokenizer's decoder puts them.
+        """
+        return self._detokenizers.make(context, skip_special_tokens, spaces)
 
     def close(self) -> None:
         """Let the threads end; calls that have not begun are dropped."""

@@ -15,6 +15,8 @@ from quire.sampling_params import SamplingParams
 from router.tokenize import TextCodec
 
 MAX_REQUEST_ID_CHARS = 128
+MAX_CACHE_SALT_CHARS = 256
+MAX_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,16 @@ class GenerateInput:
         model: "" for the served one.
         prompt: text or token ids; "" for none.
         sampling_params: within their own bounds, which know nothing of the model's.
+        priority: smaller goes first.
+        cache_salt: cached prefixes are shared within a salt only.
     """
 
     request_id: str
     model: str
     prompt: str | Sequence[int]
     sampling_params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +49,16 @@ class ValidGenerateRequest:
         model: the model it runs on.
         prompt_token_ids: 1 to max_model_len - 1 ids, each in the vocabulary.
         sampling_params: with max_tokens set, so that prompt and output fit the model's length.
+        priority: smaller goes first.
+        cache_salt: cached prefixes are shared within a salt only.
     """
 
     request_id: str
     model: ModelInfo
     prompt_token_ids: tuple[int, ...]
     sampling_params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
 
 
 class Validator:
@@ -86,6 +96,15 @@ class Validator:
                 "request_id",
                 f"at most {MAX_REQUEST_ID_CHARS} characters, got {len(request.request_id)}",
             )
+        if len(request.cache_salt) > MAX_CACHE_SALT_CHARS:
+            raise InvalidRequestError(
+                "cache_salt",
+                f"at most {MAX_CACHE_SALT_CHARS} characters, got {len(request.cache_salt)}",
+            )
+        if abs(request.priority) > MAX_PRIORITY:
+            raise InvalidRequestError(
+                "priority", f"must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}], got {request.priority}"
+            )
         if not request.prompt:
             raise InvalidRequestError("prompt", "at least 1 token, got 0")
         if isinstance(request.prompt, str):
@@ -99,14 +118,18 @@ class Validator:
         _check_ids("stop_token_ids", params.stop_token_ids, model)
         _check_ids("allowed_token_ids", params.allowed_token_ids, model)
         _check_ids("logit_bias", tuple(params.logit_bias), model)
+        for word_ids in params.bad_words_token_ids:
+            _check_ids("bad_words_token_ids", word_ids, model)
+        token_ids: Sequence[int]
         if isinstance(request.prompt, str):
             token_ids = await self._codec.encode(request.prompt)
             if not token_ids:
                 raise InvalidRequestError("prompt", "at least 1 token, got 0")
-            _check_prompt_length(token_ids, model)
         else:
             token_ids = request.prompt
-            _check_prompt_length(token_ids, model)
+        if params.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-params.truncate_prompt_tokens :]
+        _check_prompt_length(token_ids, model)
         # Checked for text too: a tokenizer may know tokens that the model has no row for.
         _check_ids("prompt", token_ids, model)
         room = model.max_model_len - len(token_ids)
@@ -121,8 +144,22 @@ class Validator:
             request.request_id or uuid.uuid4().hex,
             model,
             tuple(token_ids),
-            dataclasses.replace(params, max_tokens=capped),
+            dataclasses.replace(
+                params, max_tokens=capped, bad_words_token_ids=await self._bad_words(params)
+            ),
+            request.priority,
+            request.cache_salt,
         )
+
+    async def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Return the tokens of what the output must not hold, at the start of a word and inside."""
+        found = dict.fromkeys(params.bad_words_token_ids)
+        for word in params.bad_words:
+            for text in (word, f" {word.lstrip()}"):
+                token_ids = tuple(await self._codec.encode(text, False))
+                if token_ids:
+                    found[token_ids] = None
+        return tuple(found)
 
     async def tokenize(self, model: str, text: str, add_special_tokens: bool) -> Sequence[int]:
         """Check a Tokenize request and return its token ids; raises as `generate`."""

@@ -4,8 +4,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from quire.errors import InvalidRequestError, OverloadedError, QuireError
+from quire.outputs import Hypothesis
 from quire.v1 import inference_pb2, scheduler_pb2
-from quire.wire import sampling_params_from_proto, sampling_params_to_proto
+from quire.wire import (
+    finish_reason_from_proto,
+    sampling_params_from_proto,
+    sampling_params_to_proto,
+    token_logprobs_from_proto,
+)
 from router.streams import RequestStream
 from router.validate import GenerateInput
 
@@ -24,6 +30,8 @@ def generate_input_from_proto(message: inference_pb2.GenerateRequest) -> Generat
         message.model,
         prompt,
         sampling_params_from_proto(message.sampling_params),
+        message.priority,
+        message.cache_salt,
     )
 
 
@@ -34,22 +42,35 @@ def submit_to_proto(number: int, stream: RequestStream) -> scheduler_pb2.Session
         stop=(),
         include_stop_str_in_output=False,
         skip_special_tokens=True,
+        spaces_between_special_tokens=True,
+        bad_words=(),
+        truncate_prompt_tokens=None,
     )
+    if params.width > params.n and params.logprobs is None:
+        params = dataclasses.replace(params, logprobs=0)  # to rank the outputs by
     return scheduler_pb2.SessionRequest(
         submit=scheduler_pb2.SubmitRequest(
             request_number=number,
             request_id=stream.request_id,
             prompt_token_ids=stream.request.prompt_token_ids,
-            output_token_ids=stream.output_token_ids,
+            outputs=[
+                scheduler_pb2.SequenceOutput(sequence_index=index, token_ids=token_ids)
+                for index, token_ids in stream.unfinished_outputs.items()
+            ],
             sampling_params=sampling_params_to_proto(params),
+            priority=stream.request.priority,
+            cache_salt=stream.request.cache_salt,
         )
     )
 
 
-def cancel_to_proto(number: int) -> scheduler_pb2.SessionRequest:
-    """Return the message that ends a request; more numbers may be added to it before it is sent."""
-    return scheduler_pb2.SessionRequest(
-        cancel=scheduler_pb2.CancelRequests(request_numbers=[number])
+def hypothesis_from_proto(message: scheduler_pb2.Hypothesis) -> Hypothesis:
+    """Return a text that a beam search has found."""
+    return Hypothesis(
+        tuple(message.token_ids),
+        message.cumulative_logprob,
+        finish_reason_from_proto(message.finish_reason),
+        tuple(map(token_logprobs_from_proto, message.logprobs)),
     )
 
 

@@ -17,6 +17,7 @@ class BlockAllocator:
 
     Attributes:
         ref_counts: how many block tables hold each block; others only read it.
+        num_saved: blocks that would be needed beyond those in use if none were shared.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -24,6 +25,7 @@ class BlockAllocator:
         # A stack: the block freed last is handed out first, while it may still be in a CPU cache.
         self._free = list(range(num_blocks - 1, -1, -1))
         self.ref_counts = [0] * num_blocks
+        self.num_saved = 0
         # Free, but published; in the order in which they became free.
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._hash_of: dict[int, bytes] = {}
@@ -49,16 +51,18 @@ class BlockAllocator:
         """Add a reference to a block in use."""
         assert self.ref_counts[block_id] > 0, f"fork of free block {block_id}"
         self.ref_counts[block_id] += 1
+        self.num_saved += 1
 
     def free(self, block_id: int) -> None:
         """Drop one reference; the last one makes the block free."""
         assert self.ref_counts[block_id] > 0, f"double free of block {block_id}"
         self.ref_counts[block_id] -= 1
-        if self.ref_counts[block_id] == 0:
-            if block_id in self._hash_of:
-                self._evictable[block_id] = None
-            else:
-                self._free.append(block_id)
+        if self.ref_counts[block_id] > 0:
+            self.num_saved -= 1
+        elif block_id in self._hash_of:
+            self._evictable[block_id] = None
+        else:
+            self._free.append(block_id)
 
     # ------------------------------------------------------------------ contents
 
@@ -75,9 +79,11 @@ class BlockAllocator:
 
     def reuse(self, block_id: int) -> None:
         """Add a reference to a block that `find` returned."""
-        if self.ref_counts[block_id] == 0:
+        if self.ref_counts[block_id] > 0:
+            self.fork(block_id)
+        else:
             del self._evictable[block_id]
-        self.ref_counts[block_id] += 1
+            self.ref_counts[block_id] = 1
 
     def forget_contents(self) -> None:
         """No contents can be found any more: the caches are new."""
@@ -93,6 +99,8 @@ class BlockAllocator:
         unreferenced = {block for block, count in enumerate(self.ref_counts) if count == 0}
         differing = set(free) ^ unreferenced
         assert not differing, f"free list and counts differ: {differing}"
+        num_saved = sum(count - 1 for count in self.ref_counts if count > 1)
+        assert self.num_saved == num_saved, f"{self.num_saved} counted as saved, not {num_saved}"
         assert self._evictable.keys() <= self._hash_of.keys(), "kept without contents"
         assert not self._hash_of.keys() & set(self._free), "contents in a block without any"
         assert {h: b for b, h in self._hash_of.items()} == self._block_of, "contents disagree"

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 from quire.errors import ConfigError
 from quire.log import LEVELS
+from scheduler_svc.preemption import PreemptionMode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+PREEMPTION_MODES = tuple(PreemptionMode)
+MAX_AGEING_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,12 @@ class SchedulerConfig:
             the workers need not wait; 1 does not. The tokens are the same.
         enable_prefix_caching: let requests share the cache blocks of a prefix computed before.
         watermark: share of the cache that admission leaves free.
+        preemption_mode: what becomes of a preempted request's part of the cache: "swap" moves it to
+            the host's memory, "recompute" drops it, "auto" does what is cheaper.
+        swap_space_bytes: memory of each worker's host for preempted requests; None leaves it to the
+            worker.
+        priority_ageing_s: a request may be overtaken by one that comes so much later for each level
+            of priority between them.
         log_level: least severe log line that is written.
 
     Raises:
@@ -55,6 +64,9 @@ class SchedulerConfig:
     max_steps_in_flight: int = 2
     enable_prefix_caching: bool = True
     watermark: float = 0.01
+    preemption_mode: str = "auto"
+    swap_space_bytes: int | None = None
+    priority_ageing_s: float = 60.0
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -88,6 +100,15 @@ class SchedulerConfig:
         _check("max_steps_in_flight", self.max_steps_in_flight, 1, 2)
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark: must be in [0, 1), got {self.watermark}")
+        if self.preemption_mode not in PREEMPTION_MODES:
+            raise ConfigError(
+                f"preemption_mode: one of {', '.join(PREEMPTION_MODES)}, got {self.preemption_mode}"
+            )
+        _check("swap_space_bytes", self.swap_space_bytes, 0, 2**63 - 1)
+        if not 0 <= self.priority_ageing_s <= MAX_AGEING_S:
+            raise ConfigError(
+                f"priority_ageing_s: must be in [0, {MAX_AGEING_S}], got {self.priority_ageing_s}"
+            )
         if self.log_level not in LEVELS:
             raise ConfigError(f"log_level: one of {', '.join(LEVELS)}, got {self.log_level}")
 

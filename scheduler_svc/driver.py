@@ -17,7 +17,9 @@ from quire.log import get_logger
 from quire.outputs import CellState, FinishReason, ModelInfo
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.preemption import PreemptionMode
 from scheduler_svc.rank import WorkerFailedError
+from scheduler_svc.routes import Routes
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.session import Admitted, Refused, RouterSession, StepOutputs, Submission
 from scheduler_svc.step import StepOutcome
@@ -54,10 +56,9 @@ class Driver:
         self._serving = asyncio.Event()
         self._group = WorkerGroup(config, on_lost=self._wake.set)
         self._sessions: set[RouterSession] = set()
-        # The session and the request number of every unfinished group.
-        self._routes: dict[int, tuple[RouterSession, int]] = {}
+        self._routes = Routes()
         # Of the last step, for the sessions.
-        self._untold = StepOutcome([], [], [])
+        self._untold = StepOutcome()
         self._schedule_s = 0.0
         self._counters = CellState(block_size=config.block_size)
         # Set by the first formation, before anything can be submitted.
@@ -75,16 +76,24 @@ class Driver:
     @property
     def state(self) -> CellState:
         """Live state of the cell. Known once `wait_serving` has returned."""
+        scheduler, blocks, counters = self._scheduler, self._blocks, self._scheduler.counters
         return replace(
             self._counters,
-            num_waiting=self._scheduler.num_waiting,
-            num_running=self._scheduler.num_running,
-            num_blocks=self._blocks.num_blocks,
-            num_free_blocks=self._blocks.num_free_blocks,
-            num_idle_slots=self._scheduler.num_idle_slots,
-            preemptions_total=self._scheduler.num_preemptions,
-            prefix_cache_queries_total=self._scheduler.prefix_cache.num_tokens_looked_up,
-            prefix_cache_hits_total=self._scheduler.prefix_cache.num_tokens_found,
+            num_waiting=scheduler.num_waiting,
+            num_running=scheduler.num_running,
+            num_swapped=scheduler.num_swapped,
+            num_blocks=blocks.num_blocks,
+            num_free_blocks=blocks.num_free_blocks,
+            num_blocks_saved=blocks.num_blocks_saved,
+            num_idle_slots=scheduler.num_idle_slots,
+            num_host_blocks=blocks.num_host_blocks,
+            num_free_host_blocks=blocks.num_free_host_blocks,
+            preemptions_total=counters.preemptions,
+            swapped_out_blocks_total=counters.swapped_out_blocks,
+            swapped_in_blocks_total=counters.swapped_in_blocks,
+            recomputed_tokens_total=counters.recomputed_tokens,
+            prefix_cache_queries_total=scheduler.prefix_cache.num_tokens_looked_up,
+            prefix_cache_hits_total=scheduler.prefix_cache.num_tokens_found,
         )
 
     async def wait_serving(self) -> None:
@@ -100,10 +109,9 @@ class Driver:
     def close_session(self, session: RouterSession) -> None:
         """Abort what the session has unfinished and tell it nothing more."""
         self._sessions.discard(session)
-        for group_id in session.groups.values():
+        for group_id in list(session.groups.values()):
             self._scheduler.abort(group_id)
-            del self._routes[group_id]
-        session.groups.clear()
+            self._routes.remove(group_id)
 
     def submit(self, session: RouterSession, submission: Submission) -> None:
         """Queue a request, or refuse it; the session is told which."""
@@ -115,16 +123,22 @@ class Driver:
                 )
             self._check_room()
             self._check_vocabulary("prompt", submission.prompt_token_ids)
-            self._check_vocabulary("output_token_ids", submission.output_token_ids)
+            for output in (submission.outputs or {}).values():
+                self._check_vocabulary("output_token_ids", output)
             params = submission.sampling_params
             self._check_vocabulary("logit_bias", params.logit_bias)
             self._check_vocabulary("allowed_token_ids", params.allowed_token_ids)
             self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+            for token_ids in params.bad_words_token_ids:
+                self._check_vocabulary("bad_words_token_ids", token_ids)
             seed = secrets.randbits(64) if params.seed is None else params.seed
-            admission = self._scheduler.add(
+            group_id, outcome = self._scheduler.add(
                 submission.prompt_token_ids,
                 replace(params, seed=seed),
-                submission.output_token_ids,
+                submission.outputs,
+                now=time.monotonic(),
+                priority=submission.priority,
+                cache_salt=submission.cache_salt,
             )
         except (InvalidRequestError, OverloadedError) as error:
             session.push(Refused(number, error))
@@ -133,23 +147,30 @@ class Driver:
             "request_admitted",
             request_id=submission.request_id,
             num_prompt_tokens=len(submission.prompt_token_ids),
-            num_output_tokens=len(submission.output_token_ids),
+            num_output_tokens=sum(map(len, (submission.outputs or {}).values())),
         )
         session.push(Admitted(number, seed))
-        if admission.finish_reason is not None:
-            session.push(_finished(number, admission.finish_reason))
-            return
-        session.groups[number] = admission.group_id
-        self._routes[admission.group_id] = (session, number)
+        self._routes.add(group_id, session, number)
+        self._routes.tell(outcome)
         self._wake.set()
 
     def cancel(self, session: RouterSession, request_number: int) -> None:
         """Abort a request; one that has ended meanwhile is nobody's mistake."""
-        group_id = session.groups.pop(request_number, None)
+        group_id = session.groups.get(request_number)
         if group_id is not None:
             self._scheduler.abort(group_id)
-            del self._routes[group_id]
-            session.push(_finished(request_number, FinishReason.ABORT))
+            self._routes.remove(group_id)
+            ended = StepOutputs()
+            ended.add_finished(request_number, 0, FinishReason.ABORT)
+            session.push(ended)
+
+    def cancel_sequence(
+        self, session: RouterSession, request_number: int, sequence_index: int
+    ) -> None:
+        """Abort one sequence of a request; the router, which has ended it, is told nothing."""
+        group_id = session.groups.get(request_number)
+        if group_id is not None and not self._scheduler.abort_sequence(group_id, sequence_index):
+            self._routes.remove(group_id)
 
     def _check_room(self) -> None:
         if self._scheduler.num_waiting >= self._config.max_waiting:
@@ -205,7 +226,9 @@ class Driver:
     def _start(self, formation: Formation) -> None:
         config = self._config
         self._model = formation.model
-        self._blocks = BlockSpaceManager(config.block_size, formation.num_blocks, config.watermark)
+        self._blocks = BlockSpaceManager(
+            config.block_size, formation.num_blocks, config.watermark, formation.num_host_blocks
+        )
         self._scheduler = Scheduler(
             self._blocks,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -213,7 +236,10 @@ class Driver:
             max_model_len=formation.model.max_model_len,
             eos_token_ids=formation.model.eos_token_ids,
             enable_prefix_caching=config.enable_prefix_caching,
+            preemption_mode=PreemptionMode(config.preemption_mode),
+            priority_ageing_s=config.priority_ageing_s,
         )
+        self._scheduler.preemption_costs.block_us = formation.swap_block_us
         self._counters = replace(self._counters, epoch=formation.epoch)
 
     async def _form_first(self) -> Formation:
@@ -251,6 +277,7 @@ class Driver:
             model=formation.model.name,
             max_model_len=formation.model.max_model_len,
             num_blocks=formation.num_blocks,
+            num_host_blocks=formation.num_host_blocks,
         )
         return formation
 
@@ -288,6 +315,10 @@ class Driver:
         self._untold = self._scheduler.update(executed.report.result)
         self._schedule_s += time.perf_counter() - started
         self._count(executed)
+        costs, report = self._scheduler.preemption_costs, executed.report
+        costs.observe_step(executed.num_tokens, report.model_us)
+        if executed.num_swapped_blocks:
+            costs.observe_swap(executed.num_swapped_blocks, report.swap_us)
 
     async def _wait_for_work(self) -> None:
         """Return when there is something to schedule.
@@ -303,33 +334,9 @@ class Driver:
             await self._wake.wait()
 
     def _route(self) -> None:
-        """Tell each session what the last step brought, in one message."""
-        outcome, self._untold = self._untold, StepOutcome([], [], [])
-        steps: dict[RouterSession, StepOutputs] = {}
-        tokens = zip(outcome.group_ids, outcome.token_ids, strict=True)
-        for index, (group_id, token_id) in enumerate(tokens):
-            route = self._routes.get(group_id)
-            if route is None:
-                continue  # cancelled since the step
-            session, number = route
-            step = steps.get(session)
-            if step is None:
-                step = steps[session] = StepOutputs()
-            step.request_numbers.append(number)
-            step.token_ids.append(token_id)
-            if outcome.logprobs:
-                step.logprobs.append(outcome.logprobs[index])
-        for finished in outcome.finished:
-            route = self._routes.pop(finished.group_id, None)
-            if route is None:
-                continue
-            session, number = route
-            del session.groups[number]
-            step = steps.setdefault(session, StepOutputs())
-            step.finished_request_numbers.append(number)
-            step.finish_reasons.append(finished.finish_reason)
-        for session, step in steps.items():
-            session.push(step)
+        """Tell the sessions what the last step brought."""
+        outcome, self._untold = self._untold, StepOutcome()
+        self._routes.tell(outcome)
 
     # ---------------------------------------------------------------- state
 
@@ -343,6 +350,7 @@ class Driver:
             schedule_us_total=round(1e6 * self._schedule_s),
             wire_us_total=counters.wire_us_total + max(0, executed.elapsed_us - report.worker_us),
             model_us_total=counters.model_us_total + report.model_us,
+            swap_us_total=counters.swap_us_total + report.swap_us,
             sample_us_total=counters.sample_us_total + report.sample_us,
         )
 
@@ -357,7 +365,3 @@ class Driver:
                 for session in self._sessions:
                     session.push(state)
             await asyncio.sleep(REPORT_INTERVAL_S)
-
-
-def _finished(request_number: int, reason: FinishReason) -> StepOutputs:
-    return StepOutputs(finished_request_numbers=[request_number], finish_reasons=[reason])

@@ -7,11 +7,13 @@ from hashlib import sha256
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.sequence import Sequence
 
-_NO_PREFIX = sha256(b"quire prefix").digest()
-
 
 def extend_block_hashes(
-    hashes: list[bytes], token_ids: AbstractSequence[int], block_size: int, num_blocks: int
+    hashes: list[bytes],
+    token_ids: AbstractSequence[int],
+    block_size: int,
+    num_blocks: int,
+    salt: bytes = b"",
 ) -> None:
     """Hash further full blocks of a sequence.
 
@@ -26,11 +28,12 @@ def extend_block_hashes(
         token_ids: of the sequence.
         block_size: tokens of a block.
         num_blocks: how many blocks to have hashed in the end; all must be full.
+        salt: sequences of different salts have no hash in common, whatever their tokens.
     """
     for index in range(len(hashes), num_blocks):
         tokens = token_ids[index * block_size : (index + 1) * block_size]
         assert len(tokens) == block_size, "only full blocks have a hash"
-        before = hashes[-1] if hashes else _NO_PREFIX
+        before = hashes[-1] if hashes else sha256(b"quire prefix" + salt).digest()
         hashes.append(sha256(before + array("I", tokens).tobytes()).digest())
 
 
@@ -53,7 +56,7 @@ class PrefixCache:
         self.num_tokens_looked_up = 0
         self.num_tokens_found = 0
 
-    def find(self, sequence: Sequence) -> list[int]:
+    def find(self, sequence: Sequence, salt: bytes) -> list[int]:
         """Return the published blocks that a waiting sequence can begin with.
 
         At least its last token is left to compute, since that is what samples the next one.
@@ -61,7 +64,7 @@ class PrefixCache:
         if not self._enabled:
             return []
         num_blocks = (sequence.num_tokens - 1) // self._block_size
-        self._extend_hashes(sequence, num_blocks)
+        self._extend_hashes(sequence, num_blocks, salt)
         return self._blocks.find_prefix(sequence.block_hashes[:num_blocks])
 
     def take(self, sequence: Sequence, block_ids: AbstractSequence[int]) -> None:
@@ -71,7 +74,7 @@ class PrefixCache:
         self.num_tokens_looked_up += sequence.num_tokens
         self.num_tokens_found += sequence.num_computed_tokens
 
-    def publish(self, sequence: Sequence) -> None:
+    def publish(self, sequence: Sequence, salt: bytes) -> None:
         """Let others find the full blocks of a running sequence, as far as their tokens are known.
 
         Their contents may be computed by a step that is only scheduled: steps run in order, so they
@@ -80,10 +83,12 @@ class PrefixCache:
         num_tokens = min(sequence.num_computed_tokens, len(sequence.token_ids))
         num_blocks = num_tokens // self._block_size
         if self._enabled:
-            self._extend_hashes(sequence, num_blocks)
+            self._extend_hashes(sequence, num_blocks, salt)
             for index in range(sequence.num_published_blocks, num_blocks):
                 self._blocks.publish(sequence.sequence_id, index, sequence.block_hashes[index])
         sequence.num_published_blocks = num_blocks
 
-    def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
-        extend_block_hashes(sequence.block_hashes, sequence.token_ids, self._block_size, num_blocks)
+    def _extend_hashes(self, sequence: Sequence, num_blocks: int, salt: bytes) -> None:
+        extend_block_hashes(
+            sequence.block_hashes, sequence.token_ids, self._block_size, num_blocks, salt
+        )

@@ -102,9 +102,12 @@ class Rank:
         )
         return response
 
-    async def init_cache(self, request: worker_pb2.InitCacheRequest) -> None:
+    async def init_cache(
+        self, request: worker_pb2.InitCacheRequest
+    ) -> worker_pb2.InitCacheResponse:
         """Allocate the cache; the worker forgets every sequence."""
-        await self._call(self._stub.InitCache, request)
+        response: worker_pb2.InitCacheResponse = await self._call(self._stub.InitCache, request)
+        return response
 
     async def _call(
         self, method: Callable[..., Any], request: Message, **options: Any

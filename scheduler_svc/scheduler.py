@@ -1,88 +1,61 @@
 """The pure scheduler: decides what every step computes. No clock, no I/O, no logging."""
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import count
 
-from quire.errors import InvalidRequestError
 from quire.outputs import FinishReason
 from quire.sampling_params import SamplingParams
+from scheduler_svc.admission import Request, check_request, max_num_tokens
+from scheduler_svc.batch import Batch
+from scheduler_svc.beam_search import Continuation
 from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
+from scheduler_svc.group_queue import GroupQueue
+from scheduler_svc.preemption import PreemptionCosts, PreemptionMode
 from scheduler_svc.prefix_cache import PrefixCache
 from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.step import (
-    FinishedGroup,
-    SchedulerOutputs,
-    SequenceState,
-    StepOutcome,
-    StepResult,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """What became of a request that was added.
-
-    Attributes:
-        group_id: names it from now on.
-        finish_reason: why a resumed request needs no step at all; None when it waits for its turn.
-    """
-
-    group_id: int
-    finish_reason: FinishReason | None
+from scheduler_svc.step import FinishedSequence, SchedulerOutputs, StepOutcome, StepResult
 
 
 @dataclass(slots=True)
-class _Batch:
-    """A step in the making: the orders so far and the tokens it may still take."""
+class SchedulerCounters:
+    """What has happened so far.
 
-    token_budget: int
-    preempted: bool = False
-    new_sequences: list[SequenceState] = field(default_factory=list)
-    blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
-    sequence_ids: list[int] = field(default_factory=list)
-    num_scheduled_tokens: list[int] = field(default_factory=list)
-    num_new_blocks: list[int] = field(default_factory=list)
-    new_block_ids: list[int] = field(default_factory=list)
+    Attributes:
+        preemptions: groups that had to give up their blocks.
+        swapped_out_blocks: moved to the host's memory.
+        swapped_in_blocks: moved back.
+        recomputed_tokens: lost by preemptions, to be computed again.
+    """
 
-    def schedule(self, sequence: Sequence, num_new_blocks: int) -> None:
-        """Let `sequence` compute as many of its tokens as the budget allows.
-
-        Mutates: `sequence`, whose tokens count as computed from now on, since steps run in order.
-        """
-        num_tokens = (
-            len(sequence.token_ids) + sequence.num_pending_tokens - sequence.num_computed_tokens
-        )
-        if num_tokens > self.token_budget:
-            num_tokens = self.token_budget
-        else:
-            sequence.num_pending_tokens += 1
-        assert num_tokens > 0, f"sequence {sequence.sequence_id} has nothing to compute"
-        sequence.num_computed_tokens += num_tokens
-        self.token_budget -= num_tokens
-        self.sequence_ids.append(sequence.sequence_id)
-        self.num_scheduled_tokens.append(num_tokens)
-        self.num_new_blocks.append(num_new_blocks)
+    preemptions: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    recomputed_tokens: int = 0
 
 
 class Scheduler:
-    """Continuous batching, first come first served, with preemption by recompute.
+    """Continuous batching of sequence groups, in order of rank, with preemption.
 
     A step takes at most `max_num_batched_tokens` tokens of at most `max_num_seqs` sequences:
 
-    1. Running groups go on, in order of arrival. When blocks run out, the group that arrived last
-       is preempted: its blocks are freed, it goes to the front of the waiting queue, output kept.
-    2. If nothing was preempted, waiting groups are admitted in order while budget and blocks last.
-       A prompt longer than the budget is computed in chunks over several steps.
+    1. Running groups go on, in order of rank. When blocks run out, the group of the last rank is
+       preempted: its blocks are moved to the host's memory, or freed to be computed again.
+    2. If nothing was preempted, waiting groups are resumed or admitted, in order of rank, while
+       budget and blocks last. A prompt longer than the budget is computed in chunks.
 
-    So every running group arrived before every waiting one, the oldest group always advances, and
-    nobody starves.
+    A group's rank is the time of its arrival, later by `priority_ageing_s` for each level of
+    priority it is below others. So nobody is overtaken by more than what came within that time, the
+    group of the first rank always advances, and nobody starves.
 
     A step may be scheduled while the one before it is still in flight, so that the workers need not
     wait: sequences go on with a token whose id is not known here yet. If that token turns out to
     end a sequence, its part in the step ahead is void; if the sequence was preempted meanwhile, the
-    token is dropped and sampled again, to the same id, when the sequence is recomputed.
+    token is dropped and sampled again, to the same id. Beams wait, since what they compute next
+    depends on each other.
+
+    A group of several sequences computes its prompt once, as the first of them; the others are
+    forked from it as soon as its computation is scheduled, and share its blocks.
 
     Args:
         block_manager: of the workers' cache.
@@ -91,10 +64,14 @@ class Scheduler:
         max_model_len: tokens, prompt and output, of one sequence.
         eos_token_ids: end-of-text ids of the model.
         enable_prefix_caching: let sequences share the blocks of a prefix that was computed before.
+        preemption_mode: what becomes of a preempted group's blocks.
+        priority_ageing_s: a request may be overtaken by one that comes so much later for each level
+            of priority that is between them.
 
     Attributes:
         prefix_cache: what was found in it so far.
-        num_preemptions: so far.
+        preemption_costs: to be told what steps and moves have cost.
+        counters: what has happened so far.
     """
 
     def __init__(
@@ -106,27 +83,42 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: Collection[int],
         enable_prefix_caching: bool,
+        preemption_mode: PreemptionMode = PreemptionMode.AUTO,
+        priority_ageing_s: float = 60.0,
     ) -> None:
         self._blocks = block_manager
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
         self._eos_token_ids = frozenset(eos_token_ids)
-        # Both in order of arrival, by group id.
-        self._running: dict[int, SequenceGroup] = {}
-        self._waiting: OrderedDict[int, SequenceGroup] = OrderedDict()
-        # By the id of each running sequence.
+        self._preemption_mode = preemption_mode
+        self._priority_ageing_s = priority_ageing_s
+        self._running = GroupQueue()
+        # Preempted groups are here too, and come back before those that arrived after them.
+        self._waiting = GroupQueue()
+        self._num_running_seqs = 0
+        # By the id of each sequence that holds blocks of the cache.
         self._group_of: dict[int, SequenceGroup] = {}
+        # Orders for the next step, whatever it computes.
         self._released_sequence_ids: list[int] = []
+        self._forks: list[tuple[int, int]] = []
+        self._chosen_tokens: list[tuple[int, int]] = []
+        self._blocks_to_swap_out: list[tuple[int, int]] = []
         self._next_group_id = count(1)
         self._next_sequence_id = count(1)
         self.prefix_cache = PrefixCache(block_manager, enable_prefix_caching)
-        self.num_preemptions = 0
+        self.preemption_costs = PreemptionCosts()
+        self.counters = SchedulerCounters()
 
     @property
     def num_waiting(self) -> int:
-        """Groups that wait to be admitted, preempted ones included."""
+        """Groups that wait to be admitted or resumed."""
         return len(self._waiting)
+
+    @property
+    def num_swapped(self) -> int:
+        """Groups among them that wait in the host's memory."""
+        return sum(group.is_swapped for group in self._waiting)
 
     @property
     def num_running(self) -> int:
@@ -136,12 +128,18 @@ class Scheduler:
     @property
     def num_idle_slots(self) -> int:
         """Slots of blocks in use that hold no token yet: what the cache wastes."""
-        return sum(
-            len(self._blocks.block_table(sequence.sequence_id)) * self._blocks.block_size
-            - sequence.num_computed_tokens
-            for group in self._running.values()
-            for sequence in group.sequences.values()
-        )
+        block_size, num_idle = self._blocks.block_size, 0
+        for group in self._running:
+            # Filled slots by block: sequences of a group may share one that is not full.
+            filled: dict[int, int] = {}
+            for sequence in group.in_status(SequenceStatus.RUNNING):
+                rest = sequence.num_computed_tokens
+                for block_id in self._blocks.block_table(sequence.sequence_id):
+                    held = max(0, min(rest, block_size))
+                    filled[block_id] = max(filled.get(block_id, 0), held)
+                    rest -= block_size
+            num_idle += len(filled) * block_size - sum(filled.values())
+        return num_idle
 
     @property
     def has_unfinished(self) -> bool:
@@ -154,45 +152,59 @@ class Scheduler:
         self,
         prompt_token_ids: Iterable[int],
         sampling_params: SamplingParams,
-        output_token_ids: Iterable[int] = (),
-    ) -> Admission:
-        """Queue a request behind all others.
+        outputs: Mapping[int, Iterable[int]] | None = None,
+        *,
+        now: float = 0.0,
+        priority: int = 0,
+        cache_salt: bytes = b"",
+    ) -> tuple[int, StepOutcome]:
+        """Queue a request.
 
         Args:
             prompt_token_ids: at least one.
             sampling_params: with a seed.
-            output_token_ids: tokens that the request produced before it was interrupted; it goes on
-                from there, and they count as output.
+            outputs: tokens that sequences of the request, by their index, produced before it was
+                interrupted; they go on from there. Sequences that ended before are left out. None
+                for a request that has not run yet.
+            now: seconds, never less than at an earlier call.
+            priority: smaller goes first.
+            cache_salt: share cached prefixes with requests of the same salt only.
+
+        Returns:
+            The group's id, and what has become of it at once: sequences whose output was complete
+            already have ended.
 
         Raises:
             InvalidRequestError: it can never run here; names field, limit and value.
         """
-        sequence = Sequence(next(self._next_sequence_id), 0, prompt_token_ids, output_token_ids)
-        if not sequence.num_prompt_tokens:
-            raise InvalidRequestError("prompt", "must hold at least 1 token, got 0")
-        if sequence.num_prompt_tokens >= self._max_model_len:
-            raise InvalidRequestError(
-                "prompt",
-                f"must hold fewer tokens than max_model_len ({self._max_model_len}), "
-                f"got {sequence.num_prompt_tokens}",
-            )
-        if sequence.num_tokens > self._max_model_len:
-            raise InvalidRequestError(
-                "output_token_ids",
-                f"must hold at most max_model_len ({self._max_model_len}) tokens with the prompt, "
-                f"got {sequence.num_tokens}",
-            )
-        group = self._make_group(sequence, sampling_params)
-        if sequence.num_output_tokens and (reason := group.finish_reason(sequence)):
-            return Admission(group.group_id, reason)
-        if self._blocks.can_allocate(sequence.num_tokens) is AllocStatus.NEVER:
-            raise InvalidRequestError(
-                "prompt",
-                f"must fit into the cache of {self._blocks.num_slots} tokens, "
-                f"got {sequence.num_tokens}",
-            )
-        self._waiting[group.group_id] = group
-        return Admission(group.group_id, None)
+        request = Request(list(prompt_token_ids), sampling_params, outputs)
+        check_request(request, self._blocks, self._max_num_seqs, self._max_model_len)
+        params = sampling_params
+        stop_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_token_ids |= self._eos_token_ids
+        group_id = next(self._next_group_id)
+        group = SequenceGroup(
+            group_id,
+            (now + priority * self._priority_ageing_s, group_id),
+            [
+                Sequence(next(self._next_sequence_id), index, request.prompt_token_ids, output)
+                for index, output in request.sequences()
+            ],
+            params,
+            stop_token_ids,
+            max_num_tokens(request, self._blocks, self._max_model_len),
+            cache_salt,
+        )
+        outcome = StepOutcome()
+        for sequence in list(group.sequences.values()):
+            if sequence.num_output_tokens and (reason := group.finish_reason(sequence)):
+                self._finish_sequence(group, sequence, reason, outcome)
+        if group.sequences:
+            self._waiting.add(group)
+        else:
+            outcome.ended_group_ids.append(group_id)
+        return group_id, outcome
 
     def abort(self, group_id: int) -> bool:
         """End a group now; its blocks are free for the next step.
@@ -200,10 +212,32 @@ class Scheduler:
         Returns:
             False when no such group runs or waits (any more).
         """
-        group = self._running.pop(group_id, None) or self._waiting.pop(group_id, None)
+        group = self._find(group_id)
         if group is None:
             return False
-        self._retire(group, SequenceStatus.FINISHED)
+        self._end_group(group)
+        return True
+
+    def abort_sequence(self, group_id: int, sequence_index: int) -> bool:
+        """End one sequence of a group; the others go on.
+
+        Returns:
+            Whether the group still goes on.
+        """
+        group = self._find(group_id)
+        if group is None:
+            return False
+        for sequence in list(group.sequences.values()):
+            if sequence.sequence_index == sequence_index:
+                self._drop_sequence(group, sequence)
+        if not group.sequences:
+            self._end_group(group)
+            return False
+        if group.group_id in self._running and not group.in_status(SequenceStatus.RUNNING):
+            # The prompt was being computed again, by the sequence that has just ended.
+            self._running.remove(group)
+            self._num_running_seqs -= group.num_seqs
+            self._waiting.add(group)
         return True
 
     # ------------------------------------------------------------------ steps
@@ -213,28 +247,25 @@ class Scheduler:
 
         At most one step may be in flight: scheduled, and its result not given to `update`. None
         then means that what comes next depends on it; else, that nothing is unfinished, or that
-        the groups that ran had to give up their blocks, and the next call admits them again.
+        the groups that ran had to give up their blocks, and the next call resumes them.
         """
-        batch = _Batch(self._max_num_batched_tokens)
+        batch = Batch(self._max_num_batched_tokens)
+        yielded = self._yield_to_first_waiting()
         self._schedule_running(batch)
         if not batch.preempted:
-            self._admit_waiting(batch)
-        if not batch.sequence_ids:
+            self._admit_waiting(batch, only_first=yielded)
+        orders = batch.orders
+        if not orders.sequence_ids:
             return None
-        released, self._released_sequence_ids = self._released_sequence_ids, []
-        return SchedulerOutputs(
-            released_sequence_ids=released,
-            new_sequences=batch.new_sequences,
-            blocks_to_copy=batch.blocks_to_copy,
-            sequence_ids=batch.sequence_ids,
-            num_scheduled_tokens=batch.num_scheduled_tokens,
-            num_new_blocks=batch.num_new_blocks,
-            new_block_ids=batch.new_block_ids,
-        )
+        orders.forks, self._forks = self._forks, []
+        orders.chosen_tokens, self._chosen_tokens = self._chosen_tokens, []
+        orders.released_sequence_ids, self._released_sequence_ids = self._released_sequence_ids, []
+        orders.blocks_to_swap_out, self._blocks_to_swap_out = self._blocks_to_swap_out, []
+        return orders
 
     def update(self, result: StepResult) -> StepOutcome:
         """Take what the workers sampled: extend sequences and end those that are complete."""
-        outcome = StepOutcome([], [], [])
+        outcome = StepOutcome()
         tokens = zip(result.sequence_ids, result.token_ids, strict=True)
         for index, (sequence_id, token_id) in enumerate(tokens):
             group = self._group_of.get(sequence_id)
@@ -242,54 +273,114 @@ class Scheduler:
                 continue  # aborted, preempted or found complete while the step ran
             sequence = group.sequences[sequence_id]
             sequence.num_pending_tokens -= 1
+            if group.beam_search is not None:
+                if group.beam_search.report(sequence_id, result.logprobs[index]):
+                    self._advance_beams(group, outcome)
+                continue
             sequence.token_ids.append(token_id)
             outcome.group_ids.append(group.group_id)
+            outcome.sequence_indices.append(sequence.sequence_index)
             outcome.token_ids.append(token_id)
             if result.logprobs:
                 outcome.logprobs.append(result.logprobs[index])
             reason = group.finish_reason(sequence)
             if reason is not None:
-                self._finish(group, reason, outcome)
+                self._finish_sequence(group, sequence, reason, outcome)
+        for prompt_logprobs in result.prompt_logprobs:
+            group = self._group_of.get(prompt_logprobs.sequence_id)
+            if group is not None:
+                outcome.prompt_logprobs.append((group.group_id, prompt_logprobs))
         for sequence_id in result.failed_sequence_ids:
             group = self._group_of.get(sequence_id)
             if group is not None:
-                self._finish(group, FinishReason.ERROR, outcome)
+                self._fail_group(group, outcome)
         return outcome
 
     def preempt_all(self) -> None:
-        """Send every running group back to the waiting queue: the workers have lost their state."""
+        """Send every group back to the waiting queue: the workers have lost their state."""
         while self._running:
-            self._preempt_last()
-        self._released_sequence_ids.clear()
+            self._preempt_last(may_swap=False)
+        for group in self._waiting:
+            if group.is_swapped:
+                self._reset(group)
+        for orders in (
+            self._released_sequence_ids,
+            self._forks,
+            self._chosen_tokens,
+            self._blocks_to_swap_out,
+        ):
+            orders.clear()
         self._blocks.forget_contents()
 
     # ------------------------------------------------------------------ policy
 
-    def _schedule_running(self, batch: _Batch) -> None:
-        blocks, block_size = self._blocks, self._blocks.block_size
-        for group in list(self._running.values()):
+    def _yield_to_first_waiting(self) -> bool:
+        """Preempt groups of a later rank than the first waiting one until that one can run.
+
+        Only priorities bring this about: else whoever waits has come after those that run.
+        """
+        yielded = False
+        while self._waiting and self._running:
+            first = self._waiting.first
+            if first.rank > self._running.last.rank or self._find_place(first) is not None:
+                break
+            self._preempt_last()
+            yielded = True
+        return yielded
+
+    def _schedule_running(self, batch: Batch) -> None:
+        for group in list(self._running):
             # A group missing here was preempted for an earlier one, as was every group after it.
             if not batch.token_budget or group.group_id not in self._running:
                 return
-            for sequence in group.sequences.values():
-                start = sequence.num_computed_tokens
-                end = len(sequence.token_ids) + sequence.num_pending_tokens
-                if end >= group.max_num_tokens:
-                    continue  # the pending token is its last
-                num_needed = blocks.num_blocks_to_append(sequence.sequence_id, start, end)
-                num_new_blocks = 0
-                if num_needed:
-                    if not self._make_room(num_needed, group, batch):
-                        return
-                    slots = blocks.append_slots(sequence.sequence_id, start, end)
-                    batch.blocks_to_copy.extend(slots.copies)
-                    batch.new_block_ids.extend(slots.new_block_ids)
-                    num_new_blocks = len(slots.new_block_ids)
-                batch.schedule(sequence, num_new_blocks)
-                if sequence.num_computed_tokens // block_size > sequence.num_published_blocks:
-                    self.prefix_cache.publish(sequence)
+            self._schedule_group(group, batch)
 
-    def _make_room(self, num_blocks: int, group: SequenceGroup, batch: _Batch) -> bool:
+    def _schedule_group(self, group: SequenceGroup, batch: Batch) -> None:
+        """Schedule the sequences of a running group, or preempt it if there is no room for them."""
+        blocks, wanted = self._blocks, []
+        for sequence in group.sequences.values():
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue
+            if sequence.num_pending_tokens and group.beam_search is not None:
+                continue
+            start = sequence.num_computed_tokens
+            end = len(sequence.token_ids) + sequence.num_pending_tokens
+            # At the largest length, the pending token is its last.
+            if start < end < group.max_num_tokens:
+                wanted.append((sequence, start, end))
+        num_needed = blocks.num_blocks_to_append(
+            [(sequence.sequence_id, start, end) for sequence, start, end in wanted]
+        )
+        if num_needed and not self._make_room(num_needed, group, batch):
+            return
+        for sequence, start, end in wanted:
+            if not batch.token_budget:
+                return
+            sequence_id, table = sequence.sequence_id, None
+            slots = blocks.append_slots(sequence_id, start, end) if num_needed else None
+            if not sequence.is_mirrored:
+                table = tuple(blocks.block_table(sequence_id))
+            batch.schedule(group, sequence, table, slots)
+            if sequence.num_computed_tokens // blocks.block_size > sequence.num_published_blocks:
+                self.prefix_cache.publish(sequence, group.cache_salt)
+        if len(group.sequences) > 1:
+            self._fork_waiting(group)
+
+    def _fork_waiting(self, group: SequenceGroup) -> None:
+        """Let the sequences that wait for the prompt of their group share it, once it is there."""
+        waiting = group.in_status(SequenceStatus.WAITING)
+        running = group.in_status(SequenceStatus.RUNNING)
+        if not waiting or not running:
+            return
+        parent = running[0]
+        num_shared = parent.num_shareable_tokens
+        if parent.num_computed_tokens < num_shared:
+            return
+        for child in waiting:
+            self._blocks.fork(parent.sequence_id, child.sequence_id, num_shared)
+            self._share_state(group, parent, child, num_shared)
+
+    def _make_room(self, num_blocks: int, group: SequenceGroup, batch: Batch) -> bool:
         """Preempt from the end until `num_blocks` are free; False if that took `group` too."""
         while num_blocks > self._blocks.num_free_blocks:
             batch.preempted = True
@@ -297,92 +388,258 @@ class Scheduler:
                 return False
         return True
 
-    def _admit_waiting(self, batch: _Batch) -> None:
-        while self._waiting and batch.token_budget and len(self._running) < self._max_num_seqs:
-            group = next(iter(self._waiting.values()))
-            (sequence,) = group.sequences.values()
-            prefix = self.prefix_cache.find(sequence)
-            status = self._blocks.can_allocate(sequence.num_tokens, prefix)
-            # `add` refuses what can never fit, `max_num_tokens` ends what would outgrow the cache.
-            assert status is not AllocStatus.NEVER, f"sequence {sequence.sequence_id} cannot fit"
-            if status is AllocStatus.LATER:
+    def _admit_waiting(self, batch: Batch, only_first: bool) -> None:
+        while self._waiting and batch.token_budget:
+            group = self._waiting.first
+            prefix = self._find_place(group)
+            if prefix is None:
                 return
-            del self._waiting[group.group_id]
-            self._admit(group, sequence, prefix, batch)
+            self._waiting.remove(group)
+            self._running.add(group)
+            self._num_running_seqs += group.num_seqs
+            if group.is_swapped:
+                self._swap_in(group, batch)
+            else:
+                self._admit(group, prefix)
+            self._schedule_group(group, batch)
+            if only_first:
+                # Those preempted for it may have a token in flight, which is still to be dropped.
+                return
 
-    def _admit(
-        self, group: SequenceGroup, sequence: Sequence, prefix: list[int], batch: _Batch
-    ) -> None:
-        """Give the sequence blocks for all its tokens, even if this step computes only a chunk."""
+    def _find_place(self, group: SequenceGroup) -> list[int] | None:
+        """Return the cached blocks that a waiting group begins with, or None if it cannot run."""
+        if self._num_running_seqs + group.num_seqs > self._max_num_seqs:
+            return None
+        blocks, prefix, num_tokens = self._blocks, list[int](), 0
+        swapped = group.in_status(SequenceStatus.SWAPPED)
+        waiting = group.in_status(SequenceStatus.WAITING)
+        num_more = blocks.num_blocks_to_swap_in(each.sequence_id for each in swapped)
+        for sequence in swapped:
+            # What it has yet to compute, and perhaps a copy of a shared block.
+            num_more += 1 + blocks.num_blocks_for(sequence.num_tokens)
+            num_more -= blocks.num_blocks_for(sequence.num_computed_tokens)
+        if not swapped:
+            first = waiting.pop(0)
+            num_tokens = first.num_tokens
+            # Log-probabilities of a prompt come from computing it.
+            if group.sampling_params.prompt_logprobs is None:
+                prefix = self.prefix_cache.find(first, group.cache_salt)
+        for sequence in waiting:
+            num_more += blocks.num_blocks_for(sequence.num_tokens)
+            num_more -= sequence.num_shareable_tokens // blocks.block_size
+        status = blocks.can_allocate(num_tokens, prefix, min(num_more, blocks.num_blocks))
+        # `add` refuses what can never fit, `max_num_tokens` ends what would outgrow the cache.
+        assert status is not AllocStatus.NEVER, f"group {group.group_id} cannot fit"
+        return prefix if status is AllocStatus.OK else None
+
+    def _admit(self, group: SequenceGroup, prefix: list[int]) -> None:
+        """Give the first sequence blocks for all its tokens, even if a step computes only some."""
+        sequence = next(iter(group.sequences.values()))
         self._blocks.allocate(sequence.sequence_id, sequence.num_tokens, prefix)
         self.prefix_cache.take(sequence, prefix)
-        sequence.status = SequenceStatus.RUNNING
-        self._running[group.group_id] = group
-        self._group_of[sequence.sequence_id] = group
-        batch.new_sequences.append(
-            SequenceState(
-                sequence_id=sequence.sequence_id,
-                sequence_index=sequence.sequence_index,
-                token_ids=tuple(sequence.token_ids),
-                num_prompt_tokens=sequence.num_prompt_tokens,
-                num_computed_tokens=sequence.num_computed_tokens,
-                block_ids=tuple(self._blocks.block_table(sequence.sequence_id)),
-                sampling_params=group.sampling_params,
-            )
-        )
-        batch.schedule(sequence, num_new_blocks=0)
-        self.prefix_cache.publish(sequence)
+        self._set_running(group, sequence)
 
-    def _preempt_last(self) -> SequenceGroup:
-        """Preempt the running group that arrived last; recompute will cover prompt and output."""
-        group_id, group = self._running.popitem()
-        self._retire(group, SequenceStatus.WAITING)
-        self._waiting[group_id] = group
-        self._waiting.move_to_end(group_id, last=False)
-        self.num_preemptions += 1
+    # ------------------------------------------------------------------ beams
+
+    def _advance_beams(self, group: SequenceGroup, outcome: StepOutcome) -> None:
+        """All beams of a group have reported: keep, fork and drop them as the search decides."""
+        search, beams = group.beam_search, dict(group.sequences)
+        assert search is not None, "only groups of beams have a search"
+        continuations = search.advance(
+            {sequence_id: beam.token_ids for sequence_id, beam in beams.items()},
+            group.stop_token_ids,
+            group.max_num_tokens,
+        )
+        if not continuations:
+            outcome.hypotheses.append((group.group_id, search.hypotheses()))
+            outcome.ended_group_ids.append(group.group_id)
+            self._end_group(group)
+            return
+        kept: dict[int, Continuation] = {}
+        for each in continuations:
+            # The first continuation of a beam goes on in its sequence, the others in copies.
+            is_first = each.sequence_id not in kept
+            beam = beams[each.sequence_id]
+            kept[each.sequence_id if is_first else self._fork_beam(group, beam)] = each
+        for sequence_id in beams.keys() - kept.keys():
+            self._drop_sequence(group, beams[sequence_id])
+        for sequence_id, each in kept.items():
+            group.sequences[sequence_id].token_ids.append(each.token_id)
+            self._chosen_tokens.append((sequence_id, each.token_id))
+        search.rename(kept)
+
+    def _fork_beam(self, group: SequenceGroup, parent: Sequence) -> int:
+        """Add a sequence that is all that `parent` is; return its id."""
+        child = Sequence(next(self._next_sequence_id), parent.sequence_index, ())
+        child.token_ids = list(parent.token_ids)
+        child.num_prompt_tokens = parent.num_prompt_tokens
+        child.is_mirrored = True
+        group.sequences[child.sequence_id] = child
+        num_shared = parent.num_computed_tokens
+        self._blocks.fork(parent.sequence_id, child.sequence_id, num_shared)
+        self._share_state(group, parent, child, num_shared)
+        self._forks.append((parent.sequence_id, child.sequence_id))
+        return child.sequence_id
+
+    # ------------------------------------------------------------------ preemption
+
+    def _preempt_last(self, may_swap: bool = True) -> SequenceGroup:
+        """Preempt the running group of the last rank, which keeps its place in the queue."""
+        group = self._running.last
+        self._running.remove(group)
+        self._num_running_seqs -= group.num_seqs
+        self._waiting.add(group)
+        self.counters.preemptions += 1
+        # A token in flight is dropped; computing the one before it again samples it again.
+        lengths = {
+            each.sequence_id: min(each.num_computed_tokens, each.num_tokens - 1)
+            for each in group.in_status(SequenceStatus.RUNNING)
+        }
+        if may_swap and self._should_swap(group, lengths):
+            self._swap_out(group, lengths)
+        else:
+            self.counters.recomputed_tokens += sum(lengths.values())
+            self._reset(group)
+        if group.beam_search is not None:
+            group.beam_search.forget_reports()
         return group
+
+    def _should_swap(self, group: SequenceGroup, lengths: Mapping[int, int]) -> bool:
+        num_blocks = self._blocks.num_blocks_held(lengths)
+        if (
+            self._preemption_mode is PreemptionMode.RECOMPUTE
+            or not num_blocks
+            or num_blocks > self._blocks.num_free_host_blocks
+        ):
+            return False
+        if self._preemption_mode is PreemptionMode.SWAP:
+            return True
+        num_shared = next(iter(group.sequences.values())).num_shareable_tokens
+        num_tokens = sum(lengths.values()) - (len(lengths) - 1) * num_shared
+        return self.preemption_costs.moving_is_cheaper(num_tokens, num_blocks, len(lengths))
+
+    def _swap_out(self, group: SequenceGroup, lengths: Mapping[int, int]) -> None:
+        """Move a group's blocks to the host's memory."""
+        for sequence_id in lengths:
+            self.prefix_cache.publish(group.sequences[sequence_id], group.cache_salt)
+        pairs = self._blocks.swap_out(lengths)
+        self._blocks_to_swap_out.extend(pairs)
+        self.counters.swapped_out_blocks += len(pairs)
+        for sequence_id, num_tokens in lengths.items():
+            sequence = group.sequences[sequence_id]
+            self._forget(sequence, SequenceStatus.SWAPPED)
+            sequence.num_computed_tokens = num_tokens
+
+    def _swap_in(self, group: SequenceGroup, batch: Batch) -> None:
+        """Move a group's blocks back into the cache."""
+        swapped = group.in_status(SequenceStatus.SWAPPED)
+        pairs = self._blocks.swap_in([each.sequence_id for each in swapped])
+        batch.orders.blocks_to_swap_in.extend(pairs)
+        self.counters.swapped_in_blocks += len(pairs)
+        for sequence in swapped:
+            self._set_running(group, sequence)
+
+    def _reset(self, group: SequenceGroup) -> None:
+        """Take all blocks from a group that no longer runs: it begins again, output kept."""
+        for sequence in group.sequences.values():
+            self._free(group, sequence, SequenceStatus.WAITING)
 
     # ------------------------------------------------------------------ bookkeeping
 
-    def _make_group(self, sequence: Sequence, params: SamplingParams) -> SequenceGroup:
-        # A sequence one token longer than the cache has all others in it, and can go no further.
-        max_num_tokens = min(self._max_model_len, self._blocks.num_slots + 1)
-        if params.max_tokens is not None:
-            max_num_tokens = min(max_num_tokens, sequence.num_prompt_tokens + params.max_tokens)
-        stop_token_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_token_ids |= self._eos_token_ids
-        return SequenceGroup(
-            next(self._next_group_id), [sequence], params, stop_token_ids, max_num_tokens
+    def _find(self, group_id: int) -> SequenceGroup | None:
+        return self._running.get(group_id) or self._waiting.get(group_id)
+
+    def _set_running(self, group: SequenceGroup, sequence: Sequence) -> None:
+        sequence.status = SequenceStatus.RUNNING
+        self._group_of[sequence.sequence_id] = group
+
+    def _share_state(
+        self, group: SequenceGroup, parent: Sequence, child: Sequence, num_tokens: int
+    ) -> None:
+        """Let `child`, which shares blocks of `parent`, count their tokens as computed."""
+        num_full = num_tokens // self._blocks.block_size
+        child.num_computed_tokens = num_tokens
+        child.block_hashes = parent.block_hashes[:num_full]
+        child.num_published_blocks = min(parent.num_published_blocks, num_full)
+        self._set_running(group, child)
+
+    def _finish_sequence(
+        self,
+        group: SequenceGroup,
+        sequence: Sequence,
+        reason: FinishReason,
+        outcome: StepOutcome,
+    ) -> None:
+        self._drop_sequence(group, sequence)
+        outcome.finished.append(FinishedSequence(group.group_id, sequence.sequence_index, reason))
+        if not group.sequences and self._find(group.group_id) is not None:
+            self._end_group(group)
+            outcome.ended_group_ids.append(group.group_id)
+
+    def _fail_group(self, group: SequenceGroup, outcome: StepOutcome) -> None:
+        if group.beam_search is not None:
+            indices = list(range(group.sampling_params.n))
+        else:
+            indices = [each.sequence_index for each in group.sequences.values()]
+        outcome.finished.extend(
+            FinishedSequence(group.group_id, index, FinishReason.ERROR) for index in indices
         )
+        outcome.ended_group_ids.append(group.group_id)
+        self._end_group(group)
 
-    def _finish(self, group: SequenceGroup, reason: FinishReason, outcome: StepOutcome) -> None:
-        del self._running[group.group_id]
-        self._retire(group, SequenceStatus.FINISHED)
-        outcome.finished.append(FinishedGroup(group.group_id, reason))
+    def _end_group(self, group: SequenceGroup) -> None:
+        for sequence in list(group.sequences.values()):
+            self._drop_sequence(group, sequence)
+        if group.group_id in self._running:
+            self._running.remove(group)
+            self._num_running_seqs -= group.num_seqs
+        else:
+            self._waiting.remove(group)
 
-    def _retire(self, group: SequenceGroup, status: SequenceStatus) -> None:
-        """Take blocks from a group that no longer runs, and have the workers forget it."""
-        for sequence in group.sequences.values():
-            if sequence.status is SequenceStatus.RUNNING:
-                self.prefix_cache.publish(sequence)
-                self._blocks.free(sequence.sequence_id)
-                del self._group_of[sequence.sequence_id]
-                self._released_sequence_ids.append(sequence.sequence_id)
-            sequence.num_computed_tokens = 0
-            sequence.num_pending_tokens = 0
-            sequence.num_published_blocks = 0
-            sequence.status = status
+    def _drop_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """End a sequence; its blocks are free unless others share them."""
+        if group.group_id in self._running:
+            self._num_running_seqs -= group.num_seqs
+        self._free(group, sequence, SequenceStatus.FINISHED)
+        del group.sequences[sequence.sequence_id]
+        if group.group_id in self._running:
+            self._num_running_seqs += group.num_seqs
+
+    def _free(self, group: SequenceGroup, sequence: Sequence, status: SequenceStatus) -> None:
+        """Take its blocks from a sequence, wherever they are."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self.prefix_cache.publish(sequence, group.cache_salt)
+            self._blocks.free(sequence.sequence_id)
+        elif sequence.status is SequenceStatus.SWAPPED:
+            self._blocks.free_host(sequence.sequence_id)
+        self._forget(sequence, status)
+
+    def _forget(self, sequence: Sequence, status: SequenceStatus) -> None:
+        """Note that a sequence holds no blocks of the cache, and have the workers forget it."""
+        if sequence.is_mirrored:
+            self._released_sequence_ids.append(sequence.sequence_id)
+        self._group_of.pop(sequence.sequence_id, None)
+        sequence.is_mirrored = False
+        sequence.num_computed_tokens = 0
+        sequence.num_pending_tokens = 0
+        sequence.num_published_blocks = 0
+        sequence.status = status
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless queues, statuses, block tables and counts agree."""
         self._blocks.check_invariants()
-        arrival = [*self._running, *self._waiting]
-        assert arrival == sorted(set(arrival)), "the queues are not in order of arrival"
-        assert len(self._running) <= self._max_num_seqs, "too many groups run"
-        running_ids = set()
-        for group in self._running.values():
+        for queue in (self._running, self._waiting):
+            ranks = [group.rank for group in queue]
+            assert ranks == sorted(set(ranks)), "a queue is not in order of rank"
+        num_seqs = sum(group.num_seqs for group in self._running)
+        assert self._num_running_seqs == num_seqs <= self._max_num_seqs, "sequences miscounted"
+        running_ids, swapped_ids = set(), set()
+        for group in self._running:
+            assert group.sequences, "an ended group runs"
             for sequence in group.sequences.values():
+                if sequence.status is SequenceStatus.WAITING:
+                    self._check_waiting(sequence)
+                    continue
                 running_ids.add(sequence.sequence_id)
                 assert sequence.status is SequenceStatus.RUNNING
                 assert self._group_of[sequence.sequence_id] is group
@@ -393,9 +650,20 @@ class Scheduler:
                     self._blocks.block_size
                 )
                 assert sequence.num_computed_tokens <= num_slots, "computed tokens without slots"
+        for group in self._waiting:
+            assert group.sequences, "an ended group waits"
+            for sequence in group.sequences.values():
+                if sequence.status is SequenceStatus.SWAPPED:
+                    swapped_ids.add(sequence.sequence_id)
+                    assert 0 <= sequence.num_computed_tokens < sequence.num_tokens
+                    assert sequence.num_pending_tokens == 0
+                else:
+                    self._check_waiting(sequence)
         assert running_ids == self._group_of.keys(), "sequences and groups disagree"
         assert running_ids == self._blocks.sequence_ids, "blocks without a running sequence"
-        for group in self._waiting.values():
-            for sequence in group.sequences.values():
-                assert sequence.status is SequenceStatus.WAITING
-                assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0
+        assert swapped_ids == self._blocks.swapped_sequence_ids, "host blocks of nobody"
+
+    def _check_waiting(self, sequence: Sequence) -> None:
+        assert sequence.status is SequenceStatus.WAITING
+        assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0
+        assert not sequence.is_mirrored

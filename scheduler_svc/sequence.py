@@ -5,13 +5,19 @@ from enum import Enum, auto
 
 from quire.outputs import FinishReason
 from quire.sampling_params import SamplingParams
+from scheduler_svc.beam_search import BeamSearch
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is. Only a RUNNING sequence holds blocks and is known to the workers."""
+    """Where a sequence is.
+
+    WAITING sequences hold nothing, RUNNING ones hold blocks of the cache, SWAPPED ones blocks of
+    the host's memory. In a running group, sequences wait until they can be forked.
+    """
 
     WAITING = auto()
     RUNNING = auto()
+    SWAPPED = auto()
     FINISHED = auto()
 
 
@@ -26,7 +32,7 @@ class Sequence:
 
     Attributes:
         sequence_id: unique for the life of the scheduler.
-        sequence_index: number within the group; part of the random counter of sampling.
+        sequence_index: number within the request; part of the random counter of sampling.
         token_ids: prompt, then output.
         num_prompt_tokens: how many of `token_ids` are the prompt.
         num_computed_tokens: tokens that are computed, or will be once the steps already scheduled
@@ -35,10 +41,12 @@ class Sequence:
         num_published_blocks: first blocks of its table whose contents others can find.
         block_hashes: of its first full blocks, as far as they were needed.
         status: see SequenceStatus.
+        is_mirrored: the workers hold it, or will once the orders given so far are carried out.
     """
 
     __slots__ = (
         "block_hashes",
+        "is_mirrored",
         "num_computed_tokens",
         "num_pending_tokens",
         "num_prompt_tokens",
@@ -66,6 +74,7 @@ class Sequence:
         self.num_published_blocks = 0
         self.block_hashes: list[bytes] = []
         self.status = SequenceStatus.WAITING
+        self.is_mirrored = False
 
     @property
     def num_tokens(self) -> int:
@@ -77,33 +86,77 @@ class Sequence:
         """Tokens produced so far, those of an earlier session included."""
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def num_shareable_tokens(self) -> int:
+        """Tokens that all sequences of the group have in common and need not compute again.
+
+        Not the last of the prompt: computing it is what samples a sequence's own first token.
+        """
+        return self.num_prompt_tokens - 1
+
 
 class SequenceGroup:
     """A request: the sequences made from one prompt, queued, preempted and finished together.
 
     Attributes:
         group_id: unique, and increasing in order of arrival.
-        sequences: by sequence id.
+        rank: which of two groups goes first, the one of the smaller rank; unique.
+        sequences: those that have not ended, by sequence id.
         sampling_params: of the request, with a seed.
         stop_token_ids: tokens that end a sequence, end-of-text ids included where they count.
         max_num_tokens: length, prompt included, at which a sequence ends.
+        cache_salt: sequences share cached prefixes with those of the same salt only.
+        beam_search: decides which sequences live; None where each samples for itself.
     """
 
-    __slots__ = ("group_id", "max_num_tokens", "sampling_params", "sequences", "stop_token_ids")
+    __slots__ = (
+        "beam_search",
+        "cache_salt",
+        "group_id",
+        "max_num_tokens",
+        "rank",
+        "sampling_params",
+        "sequences",
+        "stop_token_ids",
+    )
 
     def __init__(
         self,
         group_id: int,
+        rank: tuple[float, int],
         sequences: Iterable[Sequence],
         sampling_params: SamplingParams,
         stop_token_ids: frozenset[int],
         max_num_tokens: int,
+        cache_salt: bytes = b"",
     ) -> None:
         self.group_id = group_id
+        self.rank = rank
         self.sequences = {sequence.sequence_id: sequence for sequence in sequences}
         self.sampling_params = sampling_params
         self.stop_token_ids = stop_token_ids
         self.max_num_tokens = max_num_tokens
+        self.cache_salt = cache_salt
+        self.beam_search: BeamSearch | None = None
+        if sampling_params.use_beam_search:
+            (first,) = self.sequences.values()
+            self.beam_search = BeamSearch(
+                sampling_params, first.sequence_id, len(stop_token_ids), first.num_prompt_tokens
+            )
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences that run at once, or will: beams are forked as the search goes on."""
+        return len(self.sequences) if self.beam_search is None else self.sampling_params.width
+
+    def in_status(self, status: SequenceStatus) -> list[Sequence]:
+        """Return the sequences of a status, in order of their ids."""
+        return [each for each in self.sequences.values() if each.status is status]
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether the group comes back from the host's memory."""
+        return any(each.status is SequenceStatus.SWAPPED for each in self.sequences.values())
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """Return why `sequence` ends with its last token, or None if it goes on."""

@@ -81,5 +81,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             case "cancel":
                 for number in request.cancel.request_numbers:
                     self._driver.cancel(session, number)
+                for name in request.cancel.sequences:
+                    self._driver.cancel_sequence(session, name.request_number, name.sequence_index)
             case unknown:
                 log.warning("unknown_session_message", message=unknown)

@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from quire.errors import InvalidRequestError, OverloadedError, QuireError
-from quire.outputs import CellState, FinishReason, TokenLogprobs
+from quire.outputs import CellState, FinishReason, Hypothesis, TokenLogprobs
 from quire.sampling_params import SamplingParams
+from scheduler_svc.step import PromptLogprobs
 
 RECONNECT_AFTER_MS = 1000
 
@@ -20,15 +21,20 @@ class Submission:
         request_number: the router's name for it.
         request_id: for logs only.
         prompt_token_ids: not checked yet.
-        output_token_ids: tokens it has produced under an earlier session.
-        sampling_params: with a seed if there are output tokens.
+        outputs: tokens that its sequences have produced under an earlier session, by index; those
+            that have ended are left out. None for a request that has not run yet.
+        sampling_params: with a seed if there are outputs.
+        priority: smaller goes first.
+        cache_salt: cached prefixes are shared within a salt only.
     """
 
     request_number: int
     request_id: str
     prompt_token_ids: list[int]
-    output_token_ids: list[int]
+    outputs: dict[int, list[int]] | None
     sampling_params: SamplingParams
+    priority: int = 0
+    cache_salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +58,32 @@ class StepOutputs:
     """What a step brought to the requests of one session.
 
     Attributes:
-        request_numbers: requests that got a token; parallel to `token_ids`.
+        request_numbers: requests whose sequences got a token; parallel to the next two.
+        sequence_indices: of those sequences.
         token_ids: the tokens.
-        finished_request_numbers: requests that ended; parallel to `finish_reasons`.
+        finished_request_numbers: requests whose sequences ended; parallel to the next two.
+        finished_sequence_indices: of those sequences.
         finish_reasons: why.
         logprobs: parallel to `token_ids` if any of the requests asked for them, else empty.
+        hypotheses: (request number, texts) of the beam searches that ended, best first.
+        prompt_logprobs: (request number, what was computed of its prompt).
     """
 
     request_numbers: list[int] = field(default_factory=list)
+    sequence_indices: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finished_request_numbers: list[int] = field(default_factory=list)
+    finished_sequence_indices: list[int] = field(default_factory=list)
     finish_reasons: list[FinishReason] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    hypotheses: list[tuple[int, list[Hypothesis]]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
+
+    def add_finished(self, number: int, sequence_index: int, reason: FinishReason) -> None:
+        """A sequence of a request ended."""
+        self.finished_request_numbers.append(number)
+        self.finished_sequence_indices.append(sequence_index)
+        self.finish_reasons.append(reason)
 
 
 SessionEvent = Admitted | Refused | StepOutputs | CellState

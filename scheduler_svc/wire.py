@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from quire.errors import InvalidRequestError, OverloadedError
-from quire.outputs import CellState, ModelInfo
+from quire.outputs import CellState, Hypothesis, ModelInfo
 from quire.sampling_params import SamplingParams
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2
 from quire.wire import (
@@ -15,7 +15,7 @@ from quire.wire import (
     token_logprobs_to_proto,
 )
 from scheduler_svc.session import Admitted, Refused, SessionEvent, StepOutputs, Submission
-from scheduler_svc.step import SchedulerOutputs, SequenceState, StepResult
+from scheduler_svc.step import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
 
 # ---------------------------------------------------------------- worker.proto
 
@@ -31,6 +31,7 @@ class StepReport:
         model_us: time of the forward pass.
         sample_us: time of sampling.
         worker_us: time its model's thread spent on the step.
+        swap_us: time it took to move blocks, beside the model.
     """
 
     epoch: int
@@ -39,6 +40,7 @@ class StepReport:
     model_us: int
     sample_us: int
     worker_us: int
+    swap_us: int
 
 
 def execute_request_to_proto(
@@ -51,13 +53,25 @@ def execute_request_to_proto(
             step_id=step_id,
             released_sequence_ids=outputs.released_sequence_ids,
             new_sequences=[_sequence_state_to_proto(state) for state in outputs.new_sequences],
-            blocks_to_copy=[block for pair in outputs.blocks_to_copy for block in pair],
+            blocks_to_copy=_flat(outputs.blocks_to_copy),
             sequence_ids=outputs.sequence_ids,
             num_scheduled_tokens=outputs.num_scheduled_tokens,
             num_new_blocks=outputs.num_new_blocks,
             new_block_ids=outputs.new_block_ids,
+            forks=_flat(outputs.forks),
+            chosen_sequence_ids=[sequence_id for sequence_id, _ in outputs.chosen_tokens],
+            chosen_token_ids=[token_id for _, token_id in outputs.chosen_tokens],
+            blocks_to_swap_out=_flat(outputs.blocks_to_swap_out),
+            blocks_to_swap_in=_flat(outputs.blocks_to_swap_in),
+            replaced_sequence_ids=[sequence_id for sequence_id, _, _ in outputs.replaced_blocks],
+            replaced_places=[place for _, place, _ in outputs.replaced_blocks],
+            replaced_block_ids=[block_id for _, _, block_id in outputs.replaced_blocks],
         )
     )
+
+
+def _flat(pairs: list[tuple[int, int]]) -> list[int]:
+    return [number for pair in pairs for number in pair]
 
 
 def step_report_from_proto(message: worker_pb2.StepResult) -> StepReport:
@@ -70,10 +84,19 @@ def step_report_from_proto(message: worker_pb2.StepResult) -> StepReport:
             token_ids=list(message.token_ids),
             failed_sequence_ids=list(message.failed_sequence_ids),
             logprobs=list(map(token_logprobs_from_proto, message.logprobs)),
+            prompt_logprobs=[
+                PromptLogprobs(
+                    each.sequence_id,
+                    each.first_position,
+                    list(map(token_logprobs_from_proto, each.logprobs)),
+                )
+                for each in message.prompt_logprobs
+            ],
         ),
         model_us=message.model_us,
         sample_us=message.sample_us,
         worker_us=message.worker_us,
+        swap_us=message.swap_us,
     )
 
 
@@ -86,6 +109,7 @@ def _sequence_state_to_proto(state: SequenceState) -> worker_pb2.SequenceState:
         sampling_params=_worker_params_to_proto(state.sampling_params),
         sequence_index=state.sequence_index,
         num_prompt_tokens=state.num_prompt_tokens,
+        num_candidates=state.num_candidates,
     )
 
 
@@ -101,7 +125,12 @@ def _worker_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams
         frequency_penalty=params.frequency_penalty,
         logit_bias=params.logit_bias,
         allowed_token_ids=params.allowed_token_ids,
-        logprobs=params.logprobs,
+        bad_words_token_ids=[
+            common_pb2.TokenSequence(token_ids=ids) for ids in params.bad_words_token_ids
+        ],
+        # Beams report what the search goes by, which has these in it.
+        logprobs=None if params.use_beam_search else params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
     )
     if params.repetition_penalty != 1.0:
         message.repetition_penalty = params.repetition_penalty
@@ -126,23 +155,25 @@ def submission_from_proto(message: scheduler_pb2.SubmitRequest, max_tokens: int)
     Raises:
         InvalidRequestError: a value is out of bounds.
     """
-    for field, ids in (
-        ("prompt", message.prompt_token_ids),
-        ("output_token_ids", message.output_token_ids),
-    ):
+    fields = [("prompt", message.prompt_token_ids)]
+    fields += [("output_token_ids", output.token_ids) for output in message.outputs]
+    for field, ids in fields:
         if len(ids) > max_tokens:
             raise InvalidRequestError(
                 field, f"must hold at most max_model_len ({max_tokens}) tokens, got {len(ids)}"
             )
     params = sampling_params_from_proto(message.sampling_params)
-    if message.output_token_ids and params.seed is None:
+    if message.outputs and params.seed is None:
         raise InvalidRequestError("seed", "must be given with output_token_ids, got none")
     return Submission(
         request_number=message.request_number,
         request_id=message.request_id,
         prompt_token_ids=list(message.prompt_token_ids),
-        output_token_ids=list(message.output_token_ids),
+        outputs={output.sequence_index: list(output.token_ids) for output in message.outputs}
+        or None,
         sampling_params=params,
+        priority=message.priority,
+        cache_salt=message.cache_salt.encode(),
     )
 
 
@@ -167,6 +198,24 @@ def session_event_to_proto(event: SessionEvent) -> scheduler_pb2.SessionResponse
                 logprobs=map(token_logprobs_to_proto, event.logprobs),
                 finished_request_numbers=event.finished_request_numbers,
                 finish_reasons=[finish_reason_to_proto(r) for r in event.finish_reasons],
+                sequence_indices=event.sequence_indices if any(event.sequence_indices) else (),
+                finished_sequence_indices=(
+                    event.finished_sequence_indices if any(event.finished_sequence_indices) else ()
+                ),
+                beam_outputs=[
+                    scheduler_pb2.BeamOutputs(
+                        request_number=number, hypotheses=map(_hypothesis_to_proto, hypotheses)
+                    )
+                    for number, hypotheses in event.hypotheses
+                ],
+                prompt_logprobs=[
+                    scheduler_pb2.RequestPromptLogprobs(
+                        request_number=number,
+                        first_position=each.first_position,
+                        logprobs=map(token_logprobs_to_proto, each.logprobs),
+                    )
+                    for number, each in event.prompt_logprobs
+                ],
             )
             return scheduler_pb2.SessionResponse(step_outputs=outputs)
         case CellState():
@@ -176,6 +225,15 @@ def session_event_to_proto(event: SessionEvent) -> scheduler_pb2.SessionResponse
             return scheduler_pb2.SessionResponse(admitted=admitted)
         case Refused():
             return scheduler_pb2.SessionResponse(refused=_refused_to_proto(event))
+
+
+def _hypothesis_to_proto(hypothesis: Hypothesis) -> scheduler_pb2.Hypothesis:
+    return scheduler_pb2.Hypothesis(
+        token_ids=hypothesis.token_ids,
+        cumulative_logprob=hypothesis.cumulative_logprob,
+        finish_reason=finish_reason_to_proto(hypothesis.finish_reason),
+        logprobs=map(token_logprobs_to_proto, hypothesis.logprobs),
+    )
 
 
 def _refused_to_proto(refused: Refused) -> scheduler_pb2.Refused:

@@ -33,11 +33,15 @@ class Formation:
         epoch: larger than any these workers have seen.
         model: as loaded, with the max_model_len that its cache can hold.
         num_blocks: blocks of the cache, the same on every rank.
+        num_host_blocks: blocks in the host's memory, the same on every rank.
+        swap_block_us: measured time to move one block one way, on the slowest rank.
     """
 
     epoch: int
     model: ModelInfo
     num_blocks: int
+    num_host_blocks: int = 0
+    swap_block_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +53,26 @@ class ExecutedStep:
         step_bytes: size of the message to one worker.
         elapsed_us: from before serialising the orders, or from reading the report of the step
             before if that was later, to reading the report.
+        num_tokens: of its batch.
+        num_swapped_blocks: moved beside it, either way.
     """
 
     report: StepReport
     step_bytes: int
     elapsed_us: int
+    num_tokens: int
+    num_swapped_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class _SentStep:
-    """A step in flight: its number, the size of its message, and when it was about to be sent."""
+    """A step in flight: its number, what it moves and computes, when it was about to be sent."""
 
     step_id: int
     step_bytes: int
     started: float
+    num_tokens: int
+    num_swapped_blocks: int
 
 
 class WorkerGroup:
@@ -109,9 +119,18 @@ class WorkerGroup:
             # been told the limits.
             formation = replace(self._formation, epoch=epoch)
         request = worker_pb2.InitCacheRequest(
-            epoch=epoch, block_size=self._config.block_size, num_blocks=formation.num_blocks
+            epoch=epoch,
+            block_size=self._config.block_size,
+            num_blocks=formation.num_blocks,
+            swap_space_bytes=self._config.swap_space_bytes,
         )
-        await self._on_all(lambda rank: rank.init_cache(request))
+        caches = await self._on_all(lambda rank: rank.init_cache(request))
+        if self._formation is None:
+            formation = replace(
+                formation,
+                num_host_blocks=min(cache.num_host_blocks for cache in caches),
+                swap_block_us=max(cache.swap_block_us for cache in caches),
+            )
         self._open_streams()
         self._formation, self._loaded_model = formation, loaded
         return formation
@@ -128,7 +147,15 @@ class WorkerGroup:
         request = execute_request_to_proto(
             self._formation.epoch, self._step_id, outputs
         ).SerializeToString()
-        self._in_flight.append(_SentStep(self._step_id, len(request), started))
+        self._in_flight.append(
+            _SentStep(
+                self._step_id,
+                len(request),
+                started,
+                sum(outputs.num_scheduled_tokens),
+                len(outputs.blocks_to_swap_out) + len(outputs.blocks_to_swap_in),
+            )
+        )
         await self._on_all(lambda rank: rank.send(request))
 
     async def receive(self) -> ExecutedStep:
@@ -151,7 +178,9 @@ class WorkerGroup:
                     f"worker {rank.address} answered step {report.step_id} of epoch "
                     f"{report.epoch}, not step {sent.step_id} of epoch {epoch}"
                 )
-        return ExecutedStep(reports[0], sent.step_bytes, elapsed_us)
+        return ExecutedStep(
+            reports[0], sent.step_bytes, elapsed_us, sent.num_tokens, sent.num_swapped_blocks
+        )
 
     @property
     def num_in_flight(self) -> int:

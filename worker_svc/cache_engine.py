@@ -1,9 +1,10 @@
-"""The paged key/value cache of every layer."""
+"""The paged key/value cache of every layer, and its place for swapped blocks in host memory."""
 
+import numpy as np
 import torch
 
-from quire.errors import ConfigError
-from worker_svc import ops
+from quire.errors import ConfigError, InvalidRequestError
+from worker_svc.block_mover import BlockMover
 from worker_svc.layers.attention import KVCaches
 from worker_svc.loader import LoadedModel
 from worker_svc.steps import IntArray
@@ -11,6 +12,8 @@ from worker_svc.steps import IntArray
 # What the attention kernels serve; powers of two between them.
 MIN_BLOCK_SIZE = 8
 MAX_BLOCK_SIZE = 256
+# More than this many times the cache cannot be waiting for it for long.
+MAX_HOST_BLOCKS_PER_BLOCK = 4
 
 
 def check_block_size(block_size: int) -> None:
@@ -42,16 +45,11 @@ def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KV
     Raises:
         ConfigError: there is not enough memory.
     """
-    heads = loaded.model.heads
-    shape = (num_blocks, heads.num_kv_heads, block_size, heads.head_dim)
-
-    def per_layer() -> list[torch.Tensor]:
-        return [
-            torch.empty(shape, dtype=loaded.dtype).zero_() for _ in range(loaded.model.num_layers)
-        ]
-
     try:
-        return KVCaches(per_layer(), per_layer())
+        caches = _empty_caches(loaded, block_size, num_blocks)
+        for cache in (*caches.keys, *caches.values):
+            cache.zero_()
+        return caches
     except (RuntimeError, MemoryError) as error:
         total = num_blocks * block_bytes(loaded, block_size)
         raise ConfigError(
@@ -60,30 +58,89 @@ def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KV
         ) from error
 
 
+def _empty_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KVCaches:
+    heads = loaded.model.heads
+    shape = (num_blocks, heads.num_kv_heads, block_size, heads.head_dim)
+    num_layers = loaded.model.num_layers
+    keys, values = (
+        [torch.empty(shape, dtype=loaded.dtype) for _ in range(num_layers)] for _ in range(2)
+    )
+    return KVCaches(keys, values)
+
+
 class CacheEngine:
-    """Owns the caches and moves blocks within them.
+    """Owns the caches and moves blocks within and between them.
+
+    Host memory is taken from the operating system only when blocks are moved there.
+
+    Args:
+        loaded: the model.
+        block_size: tokens of a block.
+        num_blocks: blocks of each layer.
+        swap_space_bytes: host memory for swapped blocks, over all layers.
 
     Attributes:
         block_size: tokens of a block.
         num_blocks: blocks of each layer.
+        num_host_blocks: blocks of each layer in host memory.
         caches: of every layer.
+        mover: of blocks.
+
+    Raises:
+        ConfigError: sizes that the kernels do not serve, or more than there is memory for.
     """
 
-    def __init__(self, loaded: LoadedModel, block_size: int, num_blocks: int) -> None:
+    def __init__(
+        self, loaded: LoadedModel, block_size: int, num_blocks: int, swap_space_bytes: int = 0
+    ) -> None:
         check_block_size(block_size)
         if num_blocks < 1:
             raise ConfigError(f"num_blocks: must be at least 1, got {num_blocks}")
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.num_host_blocks = min(
+            swap_space_bytes // block_bytes(loaded, block_size),
+            MAX_HOST_BLOCKS_PER_BLOCK * num_blocks,
+        )
         self.caches = allocate_caches(loaded, block_size, num_blocks)
+        host_caches = _empty_caches(loaded, block_size, self.num_host_blocks)
+        self.mover = BlockMover(self.caches, host_caches)
+        self.caches.before_layer = self.mover.await_layer
 
-    def copy(self, pairs: IntArray) -> None:
-        """Copy blocks within every layer's cache.
+    def move(self, swap_out: IntArray, swap_in: IntArray, copy: IntArray) -> None:
+        """Begin to move blocks, in this order; each layer waits for its own.
 
         Mutates: the caches.
 
         Args:
-            pairs: [num_pairs, 2] source and destination, applied in order.
+            swap_out: [num_pairs, 2] block and host block.
+            swap_in: [num_pairs, 2] host block and block.
+            copy: [num_pairs, 2] source and destination, applied in order.
+
+        Raises:
+            InvalidRequestError: there is no such block.
         """
-        if len(pairs) > 0:
-            ops.copy_blocks(self.caches.keys, self.caches.values, torch.from_numpy(pairs))
+        limits = np.array([self.num_blocks, self.num_host_blocks])
+        _check_pairs("blocks_to_swap_out", swap_out, limits)
+        _check_pairs("blocks_to_swap_in", swap_in, limits[::-1])
+        _check_pairs("blocks_to_copy", copy, limits[[0, 0]])
+        self.mover.start(swap_out, swap_in, copy)
+
+    def measure_block_us(self) -> float:
+        """Return the time to move one block one way; 0 without host blocks. Changes no contents."""
+        if not self.num_host_blocks:
+            return 0.0
+        pair = np.zeros((1, 2), np.int64)
+        nothing = pair[:0]
+        times = []
+        for _ in range(5):  # the first ones wait for memory
+            self.mover.start(pair, nothing, nothing)
+            times.append(self.mover.finish())
+        return float(min(times))
+
+
+def _check_pairs(field: str, pairs: IntArray, limits: IntArray) -> None:
+    if len(pairs) > 0 and ((pairs < 0) | (pairs >= limits)).any():
+        raise InvalidRequestError(
+            field, f"must be below {limits.tolist()}, got {pairs.max(axis=0).tolist()}"
+        )

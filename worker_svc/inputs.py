@@ -14,7 +14,7 @@ import torch
 
 from quire.errors import InvalidRequestError
 from worker_svc.layers.invariant_linear import padded_rows
-from worker_svc.logit_rules import LogitRules
+from worker_svc.row_options import RowOptions
 from worker_svc.sampler import SamplingTable
 from worker_svc.steps import IntArray, MirroredSequence, SchedulerOutputs, SequenceState
 
@@ -41,6 +41,7 @@ class StepBatch:
         sampling_rows: [num_sampling] rows of the mirror of the sequences that sample.
         sampling_ids: [num_sampling] their ids.
         failed_ids: sequences of the batch that failed in an earlier step and were left out.
+        prompt_parts: parts of prompts in it whose log-probabilities are wanted.
     """
 
     num_tokens: int
@@ -56,6 +57,26 @@ class StepBatch:
     sampling_rows: IntArray
     sampling_ids: tuple[int, ...]
     failed_ids: tuple[int, ...]
+    prompt_parts: tuple["PromptPart", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Tokens of a prompt that rows of a batch predict.
+
+    Attributes:
+        sequence_id: whose prompt.
+        first_position: index in the prompt of the first of the tokens.
+        token_ids: the tokens.
+        rows: of the batch, one for each.
+        num_top: most probable tokens to report with each.
+    """
+
+    sequence_id: int
+    first_position: int
+    token_ids: tuple[int, ...]
+    rows: range
+    num_top: int
 
 
 class SequenceMirror:
@@ -87,9 +108,7 @@ class SequenceMirror:
         self._dtype = dtype
         self._row_of: dict[int, int] = {}
         # Of the rows that have any.
-        self._logit_rules: dict[int, LogitRules] = {}
-        # Most probable tokens to report, of the rows that ask for logprobs.
-        self._num_logprobs: dict[int, int] = {}
+        self._options: dict[int, RowOptions] = {}
         self._free_rows = list(range(_INITIAL_ROWS))
         # One column more than the limit: a step sent ahead may sample past a sequence's end.
         self._token_ids = np.zeros((_INITIAL_ROWS, max_model_len + 1), np.int32)
@@ -116,8 +135,7 @@ class SequenceMirror:
     def clear(self) -> None:
         """Forget every sequence."""
         self._row_of.clear()
-        self._logit_rules.clear()
-        self._num_logprobs.clear()
+        self._options.clear()
         self._free_rows = list(range(len(self._num_tokens)))
 
     def check_invariants(self) -> None:
@@ -129,24 +147,30 @@ class SequenceMirror:
             assert self._num_computed[row] <= self._num_blocks[row] * self._block_size
 
     def apply(self, outputs: SchedulerOutputs) -> None:
-        """Release and add the sequences that a step names.
+        """Fork, change, release and add the sequences that a step names.
 
         Raises:
             InvalidRequestError: an unknown id, one held already, or a bad sequence.
         """
+        for parent_id, child_id in outputs.forks.tolist():
+            self._fork(parent_id, child_id)
+        if len(outputs.chosen_tokens) > 0:
+            rows = self._rows(tuple(outputs.chosen_tokens[:, 0].tolist()))
+            chosen = outputs.chosen_tokens[:, 1]
+            self._check_token_ids("chosen_token_ids", chosen)
+            self._token_ids[rows, self._num_tokens[rows] - 1] = chosen
         for sequence_id in outputs.released_sequence_ids:
             row = self._row_of.pop(sequence_id, None)
             if row is None:
                 raise InvalidRequestError(
                     "released_sequence_ids", f"sequence {sequence_id} is not held here"
                 )
-            self._logit_rules.pop(row, None)
-            self._num_logprobs.pop(row, None)
+            self._options.pop(row, None)
             self._free_rows.append(row)
         for state in outputs.new_sequences:
             self._add(state)
-        if len(outputs.blocks_to_copy) > 0:
-            self._check_blocks("blocks_to_copy", outputs.blocks_to_copy)
+        for sequence_id, place, block_id in outputs.replaced_blocks.tolist():
+            self._replace_block(sequence_id, place, block_id)
 
     def build_batch(self, outputs: SchedulerOutputs) -> StepBatch:
         """Append the step's blocks to the tables and gather its batch.
@@ -206,33 +230,50 @@ class SequenceMirror:
             sampling_rows=sampling_rows,
             sampling_ids=sampling_ids,
             failed_ids=failed_ids,
+            prompt_parts=self._prompt_parts(sequence_ids, rows, counts, query_start_loc),
         )
 
-    def apply_logit_rules(self, batch: StepBatch, logits: torch.Tensor) -> None:
-        """Change the logits of the sequences whose parameters ask for it.
+    def _prompt_parts(
+        self,
+        sequence_ids: tuple[int, ...],
+        rows: IntArray,
+        counts: IntArray,
+        query_start_loc: npt.NDArray[np.int32],
+    ) -> tuple[PromptPart, ...]:
+        if not self._options:
+            return ()
+        parts = []
+        for index, (sequence_id, row) in enumerate(zip(sequence_ids, rows.tolist(), strict=True)):
+            options = self._options.get(row)
+            if options is None or options.num_prompt_logprobs is None:
+                continue
+            # The row of a token predicts the next one.
+            first = int(self._num_computed[row]) + 1
+            end = min(first + int(counts[index]), options.num_prompt_tokens)
+            if first < end:
+                start = int(query_start_loc[index])
+                parts.append(
+                    PromptPart(
+                        sequence_id,
+                        first,
+                        tuple(self._token_ids[row, first:end].tolist()),
+                        range(start, start + end - first),
+                        options.num_prompt_logprobs,
+                    )
+                )
+        return tuple(parts)
 
-        Mutates: logits.
-
-        Args:
-            batch: of the last `build_batch`.
-            logits: [num_sampling, vocab_size] float32.
-        """
-        if not self._logit_rules:
-            return
-        for index, row in enumerate(batch.sampling_rows.tolist()):
-            rules = self._logit_rules.get(row)
-            if rules is not None:
-                rules.apply(logits[index], self._token_ids[row, : self._num_tokens[row]])
-
-    def wanted_logprobs(self, batch: StepBatch) -> list[tuple[int, int]]:
-        """Return (index among the sampling sequences, number of most probable tokens) pairs."""
-        if not self._num_logprobs:
+    def sampling_options(self, batch: StepBatch) -> list[tuple[int, RowOptions]]:
+        """Return (index among the sampling sequences, what it asks for) of those that ask."""
+        if not self._options:
             return []
-        return [
-            (index, self._num_logprobs[row])
-            for index, row in enumerate(batch.sampling_rows.tolist())
-            if row in self._num_logprobs
-        ]
+        rows = enumerate(batch.sampling_rows.tolist())
+        return [(index, self._options[row]) for index, row in rows if row in self._options]
+
+    def token_ids(self, row: int) -> npt.NDArray[np.int32]:
+        """Return [num_tokens] the tokens of the sequence in a row; a view, not a copy."""
+        tokens: npt.NDArray[np.int32] = self._token_ids[row, : self._num_tokens[row]]
+        return tokens
 
     def sampled_positions(self, batch: StepBatch) -> IntArray:
         """Return [num_sampling] the index in its sequence of each token about to be sampled."""
@@ -264,11 +305,7 @@ class SequenceMirror:
             raise InvalidRequestError(
                 "token_ids", f"length must be in [1, {self._max_model_len}], got {num_tokens}"
             )
-        largest = int(state.token_ids.max())
-        if largest >= self._vocab_size:
-            raise InvalidRequestError(
-                "token_ids", f"must be below the vocabulary size {self._vocab_size}, got {largest}"
-            )
+        self._check_token_ids("token_ids", state.token_ids)
         if not 0 <= state.num_computed_tokens < num_tokens:
             raise InvalidRequestError(
                 "num_computed_tokens",
@@ -284,15 +321,11 @@ class SequenceMirror:
                 "block_ids", f"at most {self._block_tables.shape[1]} blocks, got {num_blocks}"
             )
         self._check_blocks("block_ids", state.block_ids)
-        if not self._free_rows:
-            self._grow()
-        row = self._free_rows.pop()
+        row = self._take_row()
         self.sampling.write(row, state.sampling_params, state.sequence_index)
-        rules = LogitRules.of(state.sampling_params, state.num_prompt_tokens, self._eos_token_ids)
-        if rules is not None:
-            self._logit_rules[row] = rules
-        if state.sampling_params.logprobs is not None:
-            self._num_logprobs[row] = state.sampling_params.logprobs
+        options = RowOptions.of(state, self._eos_token_ids)
+        if options is not None:
+            self._options[row] = options
         self._row_of[state.sequence_id] = row
         self._token_ids[row, :num_tokens] = state.token_ids
         self._block_tables[row, :num_blocks] = state.block_ids
@@ -300,6 +333,43 @@ class SequenceMirror:
         self._num_computed[row] = state.num_computed_tokens
         self._num_blocks[row] = num_blocks
         self._has_failed[row] = False
+
+    def _fork(self, parent_id: int, child_id: int) -> None:
+        if parent_id not in self._row_of or child_id in self._row_of:
+            raise InvalidRequestError(
+                "forks", f"sequence {parent_id} must be held here, and {child_id} must not"
+            )
+        parent, child = self._row_of[parent_id], self._take_row()
+        self._row_of[child_id] = child
+        for array in (
+            self._token_ids,
+            self._block_tables,
+            self._num_tokens,
+            self._num_computed,
+            self._num_blocks,
+            self._has_failed,
+        ):
+            array[child] = array[parent]
+        self.sampling.copy(parent, child)
+        if parent in self._options:
+            self._options[child] = self._options[parent]
+
+    def _replace_block(self, sequence_id: int, place: int, block_id: int) -> None:
+        row = self._row_of.get(sequence_id)
+        if row is None or not 0 <= place < self._num_blocks[row]:
+            raise InvalidRequestError(
+                "replaced_places", f"sequence {sequence_id} has no block at place {place}"
+            )
+        if not 0 <= block_id < self._cache_blocks:
+            raise InvalidRequestError(
+                "replaced_block_ids", f"must be below {self._cache_blocks}, got {block_id}"
+            )
+        self._block_tables[row, place] = block_id
+
+    def _take_row(self) -> int:
+        if not self._free_rows:
+            self._grow()
+        return self._free_rows.pop()
 
     def _grow(self) -> None:
         """Double the number of rows."""
@@ -341,6 +411,13 @@ class SequenceMirror:
         columns = np.arange(len(block_ids)) + np.repeat(before - starts, counts)
         self._block_tables[np.repeat(rows, counts), columns] = block_ids
         self._num_blocks[rows] = after
+
+    def _check_token_ids(self, field: str, token_ids: IntArray) -> None:
+        largest = int(token_ids.max())
+        if largest >= self._vocab_size:
+            raise InvalidRequestError(
+                field, f"must be below the vocabulary size {self._vocab_size}, got {largest}"
+            )
 
     def _check_blocks(self, field: str, block_ids: IntArray) -> None:
         if block_ids.size > 0 and block_ids.max() >= self._cache_blocks:

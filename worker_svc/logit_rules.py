@@ -27,6 +27,7 @@ class LogitRules:
         frequency: subtracted for each time the output holds a token.
         presence: subtracted if the output holds a token.
         num_prompt_tokens: where the output begins.
+        bad_words: token ids that the output must not hold one after the other.
     """
 
     allowed: torch.Tensor
@@ -38,6 +39,7 @@ class LogitRules:
     frequency: float
     presence: float
     num_prompt_tokens: int
+    bad_words: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(
@@ -55,7 +57,13 @@ class LogitRules:
             or params.frequency_penalty != 0.0
             or params.presence_penalty != 0.0
         )
-        asked = (params.allowed_token_ids, params.min_tokens, params.logit_bias, penalises)
+        asked = (
+            params.allowed_token_ids,
+            params.min_tokens,
+            params.logit_bias,
+            params.bad_words_token_ids,
+            penalises,
+        )
         if not any(asked):
             return None
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
@@ -69,6 +77,7 @@ class LogitRules:
             frequency=params.frequency_penalty,
             presence=params.presence_penalty,
             num_prompt_tokens=num_prompt_tokens,
+            bad_words=params.bad_words_token_ids,
         )
 
     def apply(self, logits: torch.Tensor, token_ids: npt.NDArray[np.int32]) -> None:
@@ -86,6 +95,11 @@ class LogitRules:
             logits[self.allowed] = kept
         if len(token_ids) < self.min_length:
             logits[self.early_ends] = -torch.inf
+        if self.bad_words:
+            output = token_ids[self.num_prompt_tokens :].tolist()
+            for *begun, last in self.bad_words:
+                if not begun or output[-len(begun) :] == begun:
+                    logits[last] = -torch.inf
         if len(self.biased) > 0:
             logits[self.biased] += self.bias
         if self.repetition != 1.0:

@@ -14,6 +14,8 @@ from worker_svc.loader import LoadedModel
 
 CACHE_SHARE_OF_FREE_MEMORY = 0.25
 MAX_DEFAULT_CACHE_BYTES = 4 * 2**30
+SWAP_SHARE_OF_FREE_MEMORY = 0.125
+MAX_DEFAULT_SWAP_BYTES = 2 * 2**30
 WARM_UP_MAX_TOKENS = 64
 WARM_UP_MAX_S = 1.0
 
@@ -95,6 +97,25 @@ def profile_cache(loaded: LoadedModel, spec: ProfileSpec) -> CacheProfile:
     blocks_per_sequence = -(-loaded.info.max_model_len // spec.block_size)
     most_useful = spec.max_num_seqs * blocks_per_sequence
     return CacheProfile(min(budget // bytes_per_block, most_useful), bytes_per_block)
+
+
+def choose_swap_space_bytes(asked: int | None) -> int:
+    """Return how much host memory swapped blocks may take.
+
+    Args:
+        asked: by the operator; None takes a share of the memory that is free.
+
+    Raises:
+        ConfigError: more is asked for than is free.
+    """
+    if asked == 0:
+        return 0
+    free = available_memory_bytes()
+    if asked is None:
+        return min(int(free * SWAP_SHARE_OF_FREE_MEMORY), MAX_DEFAULT_SWAP_BYTES)
+    if asked > free:
+        raise ConfigError(f"swap_space: {asked} bytes are more than the {free} that are free")
+    return asked
 
 
 def warm_up(loaded: LoadedModel, caches: KVCaches, block_size: int) -> None:

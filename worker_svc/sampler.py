@@ -11,6 +11,7 @@ from worker_svc.parallel import ParallelGroup
 from worker_svc.steps import IntArray
 
 _KEEP_ALL = 0
+_COLUMNS = ("temperature", "top_k", "top_p", "min_p", "seed", "sequence_index")
 
 
 class SamplingTable:
@@ -26,7 +27,7 @@ class SamplingTable:
 
     def resize(self, num_rows: int) -> None:
         """Make room for `num_rows` rows, keeping the first ones."""
-        for name in ("temperature", "top_k", "top_p", "min_p", "seed", "sequence_index"):
+        for name in _COLUMNS:
             old = getattr(self, f"_{name}")
             new = np.zeros(num_rows, old.dtype)
             new[: len(old)] = old
@@ -46,6 +47,12 @@ class SamplingTable:
         self._min_p[row] = params.min_p
         self._seed[row] = np.uint64(params.seed).astype(np.int64)
         self._sequence_index[row] = sequence_index
+
+    def copy(self, source: int, destination: int) -> None:
+        """Give a row the parameters of another."""
+        for name in _COLUMNS:
+            column = getattr(self, f"_{name}")
+            column[destination] = column[source]
 
     def sample(
         self, logits: torch.Tensor, rows: IntArray, positions: IntArray

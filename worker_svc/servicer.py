@@ -70,8 +70,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.InitCacheResponse:
         """Allocate the cache."""
         self._epochs.admit(request.epoch)
-        await self._run(self._worker.init_cache, request.block_size, request.num_blocks)
-        return worker_pb2.InitCacheResponse()
+        swap_space = request.swap_space_bytes if request.HasField("swap_space_bytes") else None
+        host = await self._run(
+            self._worker.init_cache, request.block_size, request.num_blocks, swap_space
+        )
+        return worker_pb2.InitCacheResponse(
+            num_host_blocks=host.num_blocks, swap_block_us=host.block_us
+        )
 
     async def Mirror(  # noqa: N802
         self, request: worker_pb2.MirrorRequest, context: grpc.aio.ServicerContext

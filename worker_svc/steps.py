@@ -4,7 +4,7 @@ Per-token and per-block data are numpy arrays, because a step is applied with a 
 vectorised operations, never with a loop over sequences.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,10 @@ from quire.outputs import TokenLogprobs
 from quire.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
+
+
+def _no_pairs() -> IntArray:
+    return np.empty((0, 2), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class SequenceState:
         block_ids: [num_blocks] its block table.
         sampling_params: how its tokens are chosen; `seed` is set.
         sequence_index: number within its group, part of the random counter.
+        num_candidates: most probable tokens to report of a beam; 0 where a token is sampled.
     """
 
     sequence_id: int
@@ -36,11 +41,14 @@ class SequenceState:
     block_ids: IntArray
     sampling_params: SamplingParams
     sequence_index: int
+    num_candidates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutputs:
-    """The orders of one step, applied in this order: release, add, copy, run.
+    """The orders of one step.
+
+    Applied in this order: fork, choose, release, add, swap out, swap in, copy, replace, run.
 
     Attributes:
         epoch: of the scheduler that gave the orders.
@@ -52,6 +60,11 @@ class SchedulerOutputs:
         num_scheduled_tokens: [num_sequences] tokens to compute of each.
         num_new_blocks: [num_sequences] how many of `new_block_ids` each one's table gains.
         new_block_ids: [sum of num_new_blocks].
+        forks: [num_forks, 2] parent and child: the child becomes all that the parent is.
+        chosen_tokens: [n, 2] sequence and the token that takes the place of its last one.
+        blocks_to_swap_out: [num_pairs, 2] device block and host block.
+        blocks_to_swap_in: [num_pairs, 2] host block and device block.
+        replaced_blocks: [n, 3] sequence, place in its table, block that takes this place.
     """
 
     epoch: int
@@ -63,6 +76,26 @@ class SchedulerOutputs:
     num_scheduled_tokens: IntArray
     num_new_blocks: IntArray
     new_block_ids: IntArray
+    forks: IntArray = field(default_factory=_no_pairs)
+    chosen_tokens: IntArray = field(default_factory=_no_pairs)
+    blocks_to_swap_out: IntArray = field(default_factory=_no_pairs)
+    blocks_to_swap_in: IntArray = field(default_factory=_no_pairs)
+    replaced_blocks: IntArray = field(default_factory=lambda: np.empty((0, 3), np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of some tokens of a prompt, one after the other.
+
+    Attributes:
+        sequence_id: whose prompt.
+        first_position: index in the prompt of the first of them.
+        logprobs: of each.
+    """
+
+    sequence_id: int
+    first_position: int
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +109,8 @@ class StepOutcome:
         logprobs: parallel to `token_ids` if any of the sequences asked for them, else empty.
         model_us: time of the forward pass.
         sample_us: time of sampling.
+        swap_us: time it took to move blocks between device and host, beside the model.
+        prompt_logprobs: of the sequences that asked for them and computed part of their prompt.
     """
 
     sequence_ids: tuple[int, ...]
@@ -84,6 +119,8 @@ class StepOutcome:
     logprobs: tuple[TokenLogprobs, ...]
     model_us: int
     sample_us: int
+    swap_us: int = 0
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

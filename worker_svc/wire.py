@@ -1,5 +1,7 @@
 """Between the worker's protobuf messages and its domain: the only module that knows both."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from quire.errors import InvalidRequestError
@@ -8,6 +10,7 @@ from quire.wire import model_info_to_proto, sampling_params_from_proto, token_lo
 from worker_svc.loader import LoadSpec
 from worker_svc.profile import CacheProfile, ProfileSpec
 from worker_svc.steps import (
+    IntArray,
     MirroredSequence,
     SchedulerOutputs,
     SequenceState,
@@ -77,22 +80,45 @@ def scheduler_outputs_from_proto(message: worker_pb2.SchedulerOutputs) -> Schedu
     Raises:
         InvalidRequestError: block pairs or sampling parameters are malformed.
     """
-    blocks_to_copy = np.array(message.blocks_to_copy, np.int64)
-    if len(blocks_to_copy) % 2 != 0:
-        raise InvalidRequestError(
-            "blocks_to_copy", f"must hold pairs, got {len(blocks_to_copy)} numbers"
-        )
     return SchedulerOutputs(
         epoch=message.epoch,
         step_id=message.step_id,
         released_sequence_ids=tuple(message.released_sequence_ids),
         new_sequences=tuple(_sequence_from_proto(state) for state in message.new_sequences),
-        blocks_to_copy=blocks_to_copy.reshape(-1, 2),
+        blocks_to_copy=_pairs("blocks_to_copy", message.blocks_to_copy),
         sequence_ids=tuple(message.sequence_ids),
         num_scheduled_tokens=np.array(message.num_scheduled_tokens, np.int64),
         num_new_blocks=np.array(message.num_new_blocks, np.int64),
         new_block_ids=np.array(message.new_block_ids, np.int64),
+        forks=_pairs("forks", message.forks),
+        chosen_tokens=_columns(
+            "chosen_token_ids", message.chosen_sequence_ids, message.chosen_token_ids
+        ),
+        blocks_to_swap_out=_pairs("blocks_to_swap_out", message.blocks_to_swap_out),
+        blocks_to_swap_in=_pairs("blocks_to_swap_in", message.blocks_to_swap_in),
+        replaced_blocks=_columns(
+            "replaced_block_ids",
+            message.replaced_sequence_ids,
+            message.replaced_places,
+            message.replaced_block_ids,
+        ),
     )
+
+
+def _pairs(field: str, numbers: Sequence[int]) -> IntArray:
+    """Return [n, 2] from numbers one after the other."""
+    if len(numbers) % 2 != 0:
+        raise InvalidRequestError(field, f"must hold pairs, got {len(numbers)} numbers")
+    return np.array(numbers, np.int64).reshape(-1, 2)
+
+
+def _columns(field: str, *columns: Sequence[int]) -> IntArray:
+    """Return [n, number of columns] from parallel arrays."""
+    if len({len(column) for column in columns}) > 1:
+        raise InvalidRequestError(
+            field, f"parallel arrays must be of one length, got {[len(each) for each in columns]}"
+        )
+    return np.array(columns, np.int64).T
 
 
 def _sequence_from_proto(message: worker_pb2.SequenceState) -> SequenceState:
@@ -104,6 +130,7 @@ def _sequence_from_proto(message: worker_pb2.SequenceState) -> SequenceState:
         block_ids=np.array(message.block_ids, np.int64),
         sampling_params=sampling_params_from_proto(message.sampling_params),
         sequence_index=message.sequence_index,
+        num_candidates=message.num_candidates,
     )
 
 
@@ -126,6 +153,15 @@ def execute_response_to_proto(response: StepResult | StepGap) -> worker_pb2.Exec
         sample_us=min(outcome.sample_us, _MAX_US),
         worker_us=min(response.worker_us, _MAX_US),
         logprobs=map(token_logprobs_to_proto, outcome.logprobs),
+        swap_us=min(outcome.swap_us, _MAX_US),
+        prompt_logprobs=[
+            worker_pb2.SequencePromptLogprobs(
+                sequence_id=each.sequence_id,
+                first_position=each.first_position,
+                logprobs=map(token_logprobs_to_proto, each.logprobs),
+            )
+            for each in outcome.prompt_logprobs
+        ],
     )
     return worker_pb2.ExecuteResponse(result=result)
 

@@ -14,7 +14,13 @@ from worker_svc import ops
 from worker_svc.loader import LoadedModel, LoadSpec, load_model
 from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import join_group
-from worker_svc.profile import CacheProfile, ProfileSpec, profile_cache, warm_up
+from worker_svc.profile import (
+    CacheProfile,
+    ProfileSpec,
+    choose_swap_space_bytes,
+    profile_cache,
+    warm_up,
+)
 from worker_svc.steps import MirroredSequence, SchedulerOutputs, StepOutcome
 
 log = get_logger()
@@ -37,6 +43,19 @@ class WorkerDescription:
     isa: str
     model: ModelInfo | None
     num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostCache:
+    """Where swapped blocks go.
+
+    Attributes:
+        num_blocks: that fit there.
+        block_us: measured time to move one block one way; 0 without blocks.
+    """
+
+    num_blocks: int
+    block_us: float
 
 
 class Worker:
@@ -112,7 +131,9 @@ class Worker:
         self._runner = None
         return profile_cache(loaded, spec)
 
-    def init_cache(self, block_size: int, num_blocks: int) -> None:
+    def init_cache(
+        self, block_size: int, num_blocks: int, swap_space_bytes: int | None = 0
+    ) -> HostCache:
         """Allocate the cache, forget every sequence and get ready to execute.
 
         Raises:
@@ -120,13 +141,24 @@ class Worker:
         """
         loaded = self._require_model()
         self._runner = None
-        runner = ModelRunner(loaded, block_size, num_blocks)
+        runner = ModelRunner(
+            loaded, block_size, num_blocks, choose_swap_space_bytes(swap_space_bytes)
+        )
         warm_up(loaded, runner.cache_engine.caches, block_size)
         self._runner = runner
         # What lives now lives as long as the process: collections need not walk it again.
         gc.collect()
         gc.freeze()
-        log.info("cache_allocated", num_blocks=num_blocks, block_size=block_size)
+        host_cache = HostCache(
+            runner.cache_engine.num_host_blocks, runner.cache_engine.measure_block_us()
+        )
+        log.info(
+            "cache_allocated",
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_host_blocks=host_cache.num_blocks,
+        )
+        return host_cache
 
     def execute(self, outputs: SchedulerOutputs) -> StepOutcome:
         """Run one step.

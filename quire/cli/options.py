@@ -15,6 +15,14 @@ class DType(StrEnum):
     FLOAT16 = "float16"
 
 
+class PreemptionModeName(StrEnum):
+    """What becomes of the cache of a preempted request."""
+
+    AUTO = "auto"
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
 class LogLevel(StrEnum):
     """Least severe log line that is written."""
 
@@ -70,6 +78,30 @@ EnablePrefixCaching = Annotated[
     typer.Option(
         "--enable-prefix-caching/--no-enable-prefix-caching",
         help="Let requests share the cache blocks of a prefix that was computed before.",
+    ),
+]
+PreemptionModeOption = Annotated[
+    PreemptionModeName,
+    typer.Option(
+        "--preemption-mode",
+        help="What becomes of the cache of a preempted request: 'swap' moves it to host memory, "
+        "'recompute' drops it, 'auto' does what is cheaper.",
+    ),
+]
+SwapSpace = Annotated[
+    float | None,
+    typer.Option(
+        "--swap-space",
+        help="Host memory for preempted requests, in GiB, for each worker.",
+        show_default="a share of what is free",
+    ),
+]
+PriorityAgeingS = Annotated[
+    float,
+    typer.Option(
+        "--priority-ageing-s",
+        help="A request may be overtaken by those that come up to so many seconds later, for each "
+        "level of priority between them.",
     ),
 ]
 KvCacheGib = Annotated[

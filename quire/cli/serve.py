@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from quire.cli import options
-from quire.cli.options import DType, LogLevel
+from quire.cli.options import DType, LogLevel, PreemptionModeName
 
 
 def serve(
@@ -28,6 +28,9 @@ def serve(
     block_size: options.BlockSize = 16,
     kv_cache_gib: options.KvCacheGib = None,
     num_gpu_blocks_override: options.NumGpuBlocksOverride = None,
+    preemption_mode: options.PreemptionModeOption = PreemptionModeName.AUTO,
+    swap_space: options.SwapSpace = None,
+    priority_ageing_s: options.PriorityAgeingS = 60.0,
     num_threads: options.NumThreads = None,
     log_level: options.LogLevelOption = LogLevel.WARNING,
 ) -> None:
@@ -43,6 +46,7 @@ def serve(
         "--max-model-len": max_model_len,
         "--kv-cache-gib": kv_cache_gib,
         "--num-gpu-blocks-override": num_gpu_blocks_override,
+        "--swap-space": swap_space,
     }
     scheduler_args = [
         *["--dtype", dtype.value, "--block-size", str(block_size)],
@@ -50,6 +54,8 @@ def serve(
         *["--max-steps-in-flight", str(max_steps_in_flight)],
         "--enable-prefix-caching" if enable_prefix_caching else "--no-enable-prefix-caching",
         *["--max-num-batched-tokens", str(max_num_batched_tokens)],
+        *["--preemption-mode", preemption_mode.value],
+        *["--priority-ageing-s", str(priority_ageing_s)],
     ]
     for name, value in optional.items():
         if value is not None:

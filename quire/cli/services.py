@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from quire.cli import options
-from quire.cli.options import DType, LogLevel
+from quire.cli.options import DType, LogLevel, PreemptionModeName
 
 # On one machine the step goes first: what the router does with the tokens of a step can wait until
 # the workers compute the next, while every core it takes from the hand-over delays all sequences.
@@ -100,6 +100,9 @@ def scheduler(
     block_size: options.BlockSize = 16,
     kv_cache_gib: options.KvCacheGib = None,
     num_gpu_blocks_override: options.NumGpuBlocksOverride = None,
+    preemption_mode: options.PreemptionModeOption = PreemptionModeName.AUTO,
+    swap_space: options.SwapSpace = None,
+    priority_ageing_s: options.PriorityAgeingS = 60.0,
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -128,6 +131,9 @@ def scheduler(
             block_size=block_size,
             kv_cache_memory_bytes=options.gib_to_bytes(kv_cache_gib),
             num_gpu_blocks_override=num_gpu_blocks_override,
+            preemption_mode=preemption_mode.value,
+            swap_space_bytes=options.gib_to_bytes(swap_space),
+            priority_ageing_s=priority_ageing_s,
             log_level=log_level.value,
         )
         return lambda fd: serve(config, fd)

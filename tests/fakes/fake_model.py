@@ -7,21 +7,37 @@ through the block table. So a wrong block, slot, copy or delta changes the token
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from quire.outputs import TokenLogprobs
 from quire.sampling_params import SamplingParams
-from scheduler_svc.step import SchedulerOutputs, StepResult
+from scheduler_svc.step import SchedulerOutputs, SequenceState, StepResult
 
 
 class WrongOrderError(Exception):
     """An order that no correct scheduler gives."""
 
 
-def fake_next_token(token_ids: Sequence[int], params: SamplingParams, vocab_size: int) -> int:
-    """Return the token after `token_ids`; depends on nothing else but the seed (unless greedy)."""
-    seed = 0 if params.is_greedy else params.seed
+def fake_next_token(
+    token_ids: Sequence[int], params: SamplingParams, vocab_size: int, sequence_index: int = 0
+) -> int:
+    """Return the token after `token_ids`; of nothing else but seed and index (unless greedy)."""
+    seed, index = (0, 0) if params.is_greedy else (params.seed, sequence_index)
     assert seed is not None, "a sampled sequence reaches the worker with a seed"
-    return zlib.crc32(array("Q", [seed, *token_ids]).tobytes()) % vocab_size
+    return zlib.crc32(array("Q", [seed, index, *token_ids]).tobytes()) % vocab_size
+
+
+def fake_candidates(
+    token_ids: Sequence[int], num_candidates: int, vocab_size: int
+) -> TokenLogprobs:
+    """Return made-up most probable next tokens, after a token that nobody chose."""
+    state = zlib.crc32(array("Q", token_ids).tobytes())
+    logprobs = {
+        token: -0.5 - (zlib.crc32(token.to_bytes(4, "little"), state) % 4001) / 1000
+        for token in range(vocab_size)
+    }
+    best = sorted(logprobs, key=lambda token: -logprobs[token])[:num_candidates]
+    return TokenLogprobs((0, *best), (0.0, *(logprobs[token] for token in best)), 1)
 
 
 def fake_generate(
@@ -31,13 +47,14 @@ def fake_generate(
     vocab_size: int,
     max_model_len: int,
     eos_token_ids: Sequence[int] = (),
+    sequence_index: int = 0,
 ) -> list[int]:
     """Return the output of a prompt run alone, unconstrained: the reference of every test."""
     stop = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     tokens = list(prompt)
     limit = min(max_model_len, len(prompt) + (params.max_tokens or max_model_len))
     while len(tokens) < limit:
-        tokens.append(fake_next_token(tokens, params, vocab_size))
+        tokens.append(fake_next_token(tokens, params, vocab_size, sequence_index))
         if tokens[-1] in stop:
             break
     return tokens[len(prompt) :]
@@ -50,38 +67,66 @@ class MirroredSequence:
     token_ids: list[int]
     num_computed_tokens: int
     block_ids: list[int]
-    sampling_params: SamplingParams
+    state: SequenceState
 
 
 class FakeModel:
-    """Applies the orders of steps to mirrors of the sequences and to a cache of token ids."""
+    """Applies the orders of steps to mirrors of the sequences and to a cache of token ids.
 
-    def __init__(self, block_size: int, num_blocks: int, vocab_size: int) -> None:
+    Attributes:
+        sequences: held now, by id.
+        num_copied: blocks copied on write so far.
+    """
+
+    def __init__(
+        self, block_size: int, num_blocks: int, vocab_size: int, num_host_blocks: int = 0
+    ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
         self.sequences: dict[int, MirroredSequence] = {}
+        self.num_copied = 0
         # Every slot starts as garbage that no token id equals.
         self._cache = [[-1] * block_size for _ in range(num_blocks)]
+        self._host_cache = [[-1] * block_size for _ in range(num_host_blocks)]
 
     def step(self, outputs: SchedulerOutputs) -> StepResult:
-        """Run one step: release, add, run (nothing is ever forked, so a copy is an error).
+        """Run one step: fork, choose, release, add, swap, copy, run.
 
         Raises:
             WrongOrderError: the orders contradict themselves or what came before.
         """
+        self._fork(outputs)
         self._release(outputs)
         self._add(outputs)
-        if outputs.blocks_to_copy:
-            raise WrongOrderError("a copy, but no sequence was ever forked")
-        self._append_blocks(outputs)
+        self._move_blocks(outputs)
+        self._change_tables(outputs)
+        result = self._run(outputs)
         self._check_blocks()
-        return self._run(outputs)
+        return result
+
+    def _held(self, sequence_id: int) -> MirroredSequence:
+        if sequence_id not in self.sequences:
+            raise WrongOrderError(f"sequence {sequence_id} is not held")
+        return self.sequences[sequence_id]
+
+    def _fork(self, outputs: SchedulerOutputs) -> None:
+        for parent_id, child_id in outputs.forks:
+            parent = self._held(parent_id)
+            if child_id in self.sequences:
+                raise WrongOrderError(f"fork into sequence {child_id}, which is held")
+            self.sequences[child_id] = replace(
+                parent, token_ids=list(parent.token_ids), block_ids=list(parent.block_ids)
+            )
+        for sequence_id, token_id in outputs.chosen_tokens:
+            sequence = self._held(sequence_id)
+            if sequence.num_computed_tokens != len(sequence.token_ids) - 1:
+                raise WrongOrderError(f"sequence {sequence_id} has not just sampled a token")
+            sequence.token_ids[-1] = token_id
 
     def _release(self, outputs: SchedulerOutputs) -> None:
         for sequence_id in outputs.released_sequence_ids:
-            if sequence_id not in self.sequences:
-                raise WrongOrderError(f"release of unknown sequence {sequence_id}")
+            self._held(sequence_id)
             del self.sequences[sequence_id]
 
     def _add(self, outputs: SchedulerOutputs) -> None:
@@ -91,13 +136,21 @@ class FakeModel:
             if state.sequence_id not in outputs.sequence_ids:
                 raise WrongOrderError(f"sequence {state.sequence_id} is new, but does not run")
             self.sequences[state.sequence_id] = MirroredSequence(
-                list(state.token_ids),
-                state.num_computed_tokens,
-                list(state.block_ids),
-                state.sampling_params,
+                list(state.token_ids), state.num_computed_tokens, list(state.block_ids), state
             )
 
-    def _append_blocks(self, outputs: SchedulerOutputs) -> None:
+    def _move_blocks(self, outputs: SchedulerOutputs) -> None:
+        for device, host in outputs.blocks_to_swap_out:
+            self._host_cache[host] = list(self._cache[device])
+        for host, device in outputs.blocks_to_swap_in:
+            self._cache[device] = list(self._host_cache[host])
+            # Read once: what comes back later must have been moved out again.
+            self._host_cache[host] = [-1] * self.block_size
+        for source, destination in outputs.blocks_to_copy:
+            self._cache[destination] = list(self._cache[source])
+            self.num_copied += 1
+
+    def _change_tables(self, outputs: SchedulerOutputs) -> None:
         if not (
             len(outputs.sequence_ids)
             == len(outputs.num_scheduled_tokens)
@@ -108,11 +161,11 @@ class FakeModel:
             raise WrongOrderError("a sequence is in the batch twice")
         if sum(outputs.num_new_blocks) != len(outputs.new_block_ids):
             raise WrongOrderError("num_new_blocks do not add up")
+        for sequence_id, place, block_id in outputs.replaced_blocks:
+            self._held(sequence_id).block_ids[place] = block_id
         new_block_ids = iter(outputs.new_block_ids)
         for sequence_id, num_new in zip(outputs.sequence_ids, outputs.num_new_blocks, strict=True):
-            if sequence_id not in self.sequences:
-                raise WrongOrderError(f"sequence {sequence_id} runs, but is not held")
-            table = self.sequences[sequence_id].block_ids
+            table = self._held(sequence_id).block_ids
             table.extend(next(new_block_ids) for _ in range(num_new))
 
     def _check_blocks(self) -> None:
@@ -124,7 +177,8 @@ class FakeModel:
             for index, block_id in enumerate(sequence.block_ids):
                 if not 0 <= block_id < self.num_blocks:
                     raise WrongOrderError(f"block {block_id} of {self.num_blocks}")
-                prefix = sequence.token_ids[: (index + 1) * self.block_size]
+                end = min((index + 1) * self.block_size, sequence.num_computed_tokens)
+                prefix = sequence.token_ids[:end]
                 if prefix_of.setdefault(block_id, prefix) != prefix:
                     raise WrongOrderError(f"block {block_id} belongs to different prefixes")
 
@@ -144,14 +198,25 @@ class FakeModel:
                 block[position % self.block_size] = sequence.token_ids[position]
             sequence.num_computed_tokens = end
             if end == len(sequence.token_ids):
-                context = [
-                    self._cache[sequence.block_ids[i // self.block_size]][i % self.block_size]
-                    for i in range(end)
-                ]
-                if context != sequence.token_ids:
-                    raise WrongOrderError(f"the cache of sequence {sequence_id} was overwritten")
-                token_id = fake_next_token(context, sequence.sampling_params, self.vocab_size)
-                sequence.token_ids.append(token_id)
-                result.sequence_ids.append(sequence_id)
-                result.token_ids.append(token_id)
+                self._sample(sequence_id, sequence, result)
+        if not any(logprobs.token_ids for logprobs in result.logprobs):
+            result.logprobs.clear()
         return result
+
+    def _sample(self, sequence_id: int, sequence: MirroredSequence, result: StepResult) -> None:
+        context = [
+            self._cache[sequence.block_ids[i // self.block_size]][i % self.block_size]
+            for i in range(len(sequence.token_ids))
+        ]
+        if context != sequence.token_ids:
+            raise WrongOrderError(f"the cache of sequence {sequence_id} was overwritten")
+        state, candidates = sequence.state, TokenLogprobs()
+        token_id = fake_next_token(
+            context, state.sampling_params, self.vocab_size, state.sequence_index
+        )
+        if state.num_candidates:
+            candidates = fake_candidates(context, state.num_candidates, self.vocab_size)
+        sequence.token_ids.append(token_id)
+        result.sequence_ids.append(sequence_id)
+        result.token_ids.append(token_id)
+        result.logprobs.append(candidates)

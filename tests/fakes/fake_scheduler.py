@@ -191,14 +191,16 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             session.outgoing.put_nowait(scheduler_pb2.SessionResponse(refused=refused))
             return
         params = submit.sampling_params
+        # One sequence: what is sampled here does not depend on an index.
+        output = [token_id for each in submit.outputs for token_id in each.token_ids]
         request = FakeRequest(
             submit.request_number,
             submit.request_id,
             tuple(submit.prompt_token_ids),
             params,
-            len(submit.output_token_ids),
+            len(output),
             params.seed if params.HasField("seed") else self._seed,
-            list(submit.output_token_ids),
+            output,
         )
         assert not request.output or params.HasField("seed"), "resumed without a seed"
         self.submitted.append(request)

@@ -9,7 +9,7 @@ there were none.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 
 import grpc
@@ -20,7 +20,11 @@ from quire.errors import ConfigError, StaleEpochError
 from quire.outputs import ModelInfo
 from quire.rpc import Server
 from quire.v1 import worker_pb2, worker_pb2_grpc
-from quire.wire import model_info_to_proto, sampling_params_from_proto
+from quire.wire import (
+    model_info_to_proto,
+    sampling_params_from_proto,
+    token_logprobs_to_proto,
+)
 from scheduler_svc.step import SchedulerOutputs, SequenceState
 from tests.fakes.fake_model import FakeModel, WrongOrderError
 
@@ -191,6 +195,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                     step_id=message.step_id,
                     sequence_ids=result.sequence_ids if self._rank == 0 else [],
                     token_ids=result.token_ids if self._rank == 0 else [],
+                    logprobs=map(token_logprobs_to_proto, result.logprobs),
                     model_us=20,
                     sample_us=10,
                     worker_us=30,
@@ -225,7 +230,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
 def read_orders(message: worker_pb2.SchedulerOutputs) -> SchedulerOutputs:
     """Return the orders of a message, every field read."""
-    blocks = list(message.blocks_to_copy)
     return SchedulerOutputs(
         released_sequence_ids=list(message.released_sequence_ids),
         new_sequences=[
@@ -237,12 +241,29 @@ def read_orders(message: worker_pb2.SchedulerOutputs) -> SchedulerOutputs:
                 num_computed_tokens=state.num_computed_tokens,
                 block_ids=tuple(state.block_ids),
                 sampling_params=sampling_params_from_proto(state.sampling_params),
+                num_candidates=state.num_candidates,
             )
             for state in message.new_sequences
         ],
-        blocks_to_copy=list(zip(blocks[::2], blocks[1::2], strict=True)),
+        blocks_to_copy=_pairs(message.blocks_to_copy),
+        forks=_pairs(message.forks),
+        chosen_tokens=list(zip(message.chosen_sequence_ids, message.chosen_token_ids, strict=True)),
+        blocks_to_swap_out=_pairs(message.blocks_to_swap_out),
+        blocks_to_swap_in=_pairs(message.blocks_to_swap_in),
+        replaced_blocks=list(
+            zip(
+                message.replaced_sequence_ids,
+                message.replaced_places,
+                message.replaced_block_ids,
+                strict=True,
+            )
+        ),
         sequence_ids=list(message.sequence_ids),
         num_scheduled_tokens=list(message.num_scheduled_tokens),
         num_new_blocks=list(message.num_new_blocks),
         new_block_ids=list(message.new_block_ids),
     )
+
+
+def _pairs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(numbers[::2], numbers[1::2], strict=True))

@@ -119,7 +119,8 @@ class Driver:
         )
         self._new, self._released = [], []
         batch = self.runner.begin_step(outputs)
-        logits = self.runner.forward(batch)
+        hidden = self.runner.forward(batch)
+        logits = self.runner.compute_logits(hidden, batch.sample_rows)
         result = self.runner.finish_step(batch, logits)
         self.runner.mirror.check_invariants()
         assert result.ok.all()

@@ -94,7 +94,11 @@ class RouterDouble:
             request_number=number,
             request_id=f"request-{number}",
             prompt_token_ids=prompt,
-            output_token_ids=output_token_ids,
+            outputs=(
+                [scheduler_pb2.SequenceOutput(token_ids=output_token_ids)]
+                if output_token_ids
+                else []
+            ),
             sampling_params=sampling_params_to_proto(params),
         )
         await self.send(scheduler_pb2.SessionRequest(submit=request))

@@ -242,12 +242,12 @@ async def test_a_full_queue_refuses_with_a_time_to_retry() -> None:
         ({"prompt_token_ids": [5, 997]}, "prompt", ["996", "997"]),
         ({"prompt_token_ids": [5, 2**32 - 1]}, "prompt", ["996", "4294967295"]),
         (
-            {"prompt_token_ids": [5], "output_token_ids": [999]},
+            {"prompt_token_ids": [5], "outputs": [{"token_ids": [999]}]},
             "output_token_ids",
             ["996", "999"],
         ),
         (
-            {"prompt_token_ids": [5] * 200, "output_token_ids": [9] * 57},
+            {"prompt_token_ids": [5] * 200, "outputs": [{"token_ids": [9] * 57}]},
             "output_token_ids",
             ["256", "257"],
         ),

@@ -193,7 +193,7 @@ async def test_a_step_on_a_lost_stream_says_so() -> None:
         group = WorkerGroup(config, lost.set)
         try:
             await group.form()
-            empty = SchedulerOutputs([], [], [], [], [], [], [])
+            empty = SchedulerOutputs()
             await group.send(empty)
             assert (await group.receive()).report.step_id == 1
             assert group.num_in_flight == 0

@@ -1,5 +1,6 @@
 """Attention over the paged cache, the same call for decode, prefill and chunks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -7,17 +8,20 @@ import torch
 from worker_svc import ops
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KVCaches:
     """Keys and values of every layer.
 
     Attributes:
         keys: per layer [num_blocks, kv_heads, block_size, head_dim].
         values: the same.
+        before_layer: called before the caches of a layer are touched: returns when no other thread
+            writes to them.
     """
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
+    before_layer: Callable[[int], None] = lambda layer: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class PagedAttention:
             real = metadata.num_tokens
             out[real:].zero_()
             real_out, query, key, value = out[:real], query[:real], key[:real], value[:real]
+        metadata.caches.before_layer(self._layer_index)
         key_cache = metadata.caches.keys[self._layer_index]
         value_cache = metadata.caches.values[self._layer_index]
         ops.reshape_and_cache(key, value, key_cache, value_cache, metadata.slot_mapping)

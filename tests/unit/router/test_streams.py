@@ -35,13 +35,13 @@ def make(*stop: str, include: bool = False, **params: int | None) -> RequestStre
         max_tokens=100,
         **params,  # type: ignore[arg-type]
     )
-    return RequestStream(ValidGenerateRequest("id", MODEL, (5, 6), valid), CharDetokenizer())
+    return RequestStream(ValidGenerateRequest("id", MODEL, (5, 6), valid), CharDetokenizer)
 
 
 def push(stream: RequestStream, text: str) -> bool:
     ended = False
     for character in text:
-        ended = stream.push_token(ord(character))
+        ended = stream.push_token(0, ord(character))
     return ended
 
 
@@ -169,7 +169,7 @@ async def test_logprobs_go_to_those_who_asked(asked: int | None) -> None:
     stream.admit(1)
     positions = [TokenLogprobs((97,), (-0.5,), 1), TokenLogprobs((98,), (-1.5,), 3)]
     for token, logprobs in zip(b"ab", positions, strict=True):
-        stream.push_token(token, logprobs)
+        stream.push_token(0, token, logprobs)
     stream.finish(FinishReason.LENGTH)
     delta = (await read(stream))[1]
     assert delta == Delta("ab", (97, 98), () if asked is None else tuple(positions))

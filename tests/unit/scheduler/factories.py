@@ -1,17 +1,20 @@
 """Schedulers, requests and a loop over the fake model, for tests without sockets."""
 
 from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from quire.outputs import FinishReason
+from quire.outputs import FinishReason, Hypothesis
 from quire.sampling_params import SamplingParams
 from scheduler_svc.block_manager import BlockSpaceManager
+from scheduler_svc.preemption import PreemptionMode
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.step import SchedulerOutputs, StepOutcome, StepResult
 from tests.fakes.fake_model import FakeModel
 
 VOCAB_SIZE = 97
 EOS_TOKEN_ID = 3
-NO_ORDERS = SchedulerOutputs([], [], [], [], [], [], [])
+NO_ORDERS = SchedulerOutputs()
 
 
 def make_params(
@@ -21,6 +24,7 @@ def make_params(
     seed: int = 7,
     stop_token_ids: tuple[int, ...] = (),
     ignore_eos: bool = True,
+    **others: Any,
 ) -> SamplingParams:
     return SamplingParams(
         temperature=temperature,
@@ -28,6 +32,7 @@ def make_params(
         max_tokens=max_tokens,
         stop_token_ids=stop_token_ids,
         ignore_eos=ignore_eos,
+        **others,
     )
 
 
@@ -37,6 +42,12 @@ def make_prompt(num_tokens: int, first: int = 5) -> list[int]:
 
 class Cell:
     """A scheduler and the fake model that obeys it; checks invariants after every step.
+
+    Attributes:
+        outputs: tokens of every sequence so far, by group and index.
+        ends: of the sequences that have ended.
+        hypotheses: of the beam searches that have ended, by group.
+        ended: groups that have ended.
 
     Args:
         max_steps_in_flight: 2 has each step scheduled before the result of the one before it.
@@ -54,8 +65,10 @@ class Cell:
         vocab_size: int = VOCAB_SIZE,
         max_steps_in_flight: int = 1,
         enable_prefix_caching: bool = False,
+        num_host_blocks: int = 0,
+        preemption_mode: PreemptionMode = PreemptionMode.AUTO,
     ) -> None:
-        self.blocks = BlockSpaceManager(block_size, num_blocks, watermark)
+        self.blocks = BlockSpaceManager(block_size, num_blocks, watermark, num_host_blocks)
         self.scheduler = Scheduler(
             self.blocks,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -63,25 +76,43 @@ class Cell:
             max_model_len=max_model_len,
             eos_token_ids=(EOS_TOKEN_ID,),
             enable_prefix_caching=enable_prefix_caching,
+            preemption_mode=preemption_mode,
         )
-        self.model = FakeModel(block_size, num_blocks, vocab_size)
-        self.tokens: dict[int, list[int]] = {}
-        self.finished: dict[int, FinishReason] = {}
+        self.model = FakeModel(block_size, num_blocks, vocab_size, num_host_blocks)
+        self.outputs: dict[tuple[int, int], list[int]] = {}
+        self.ends: dict[tuple[int, int], FinishReason] = {}
+        self.hypotheses: dict[int, list[Hypothesis]] = {}
+        self.ended: set[int] = set()
         self.num_steps = 0
         self._max_steps_in_flight = max_steps_in_flight
         self._results: deque[StepResult] = deque()
+
+    @property
+    def tokens(self) -> dict[int, list[int]]:
+        """Output of the first sequence of each group."""
+        return {group_id: tokens for (group_id, index), tokens in self.outputs.items() if not index}
+
+    @property
+    def finished(self) -> dict[int, FinishReason]:
+        """How the first sequence of each group has ended."""
+        return {group_id: reason for (group_id, index), reason in self.ends.items() if not index}
 
     def add(
         self,
         prompt: list[int],
         params: SamplingParams | None = None,
         output_token_ids: tuple[int, ...] = (),
+        outputs: Mapping[int, Sequence[int]] | None = None,
+        **options: Any,
     ) -> int:
-        admission = self.scheduler.add(prompt, params or make_params(), output_token_ids)
-        self.tokens[admission.group_id] = []
-        if admission.finish_reason is not None:
-            self.finished[admission.group_id] = admission.finish_reason
-        return admission.group_id
+        params = params or make_params()
+        if output_token_ids:
+            outputs = {0: output_token_ids}
+        group_id, outcome = self.scheduler.add(prompt, params, outputs, **options)
+        for index in range(params.width):
+            self.outputs[group_id, index] = []
+        self.take(outcome)
+        return group_id
 
     def step(self) -> SchedulerOutputs:
         """Send steps until one more would be too many in flight, then take the oldest result.
@@ -110,11 +141,17 @@ class Cell:
         self._results.clear()
 
     def take(self, outcome: StepOutcome) -> None:
-        for group_id, token_id in zip(outcome.group_ids, outcome.token_ids, strict=True):
-            self.tokens[group_id].append(token_id)
+        tokens = zip(outcome.group_ids, outcome.sequence_indices, outcome.token_ids, strict=True)
+        for group_id, index, token_id in tokens:
+            assert group_id not in self.ended
+            self.outputs[group_id, index].append(token_id)
         for finished in outcome.finished:
-            assert finished.group_id not in self.finished
-            self.finished[finished.group_id] = finished.finish_reason
+            key = finished.group_id, finished.sequence_index
+            assert key not in self.ends
+            self.ends[key] = finished.finish_reason
+        self.hypotheses.update(outcome.hypotheses)
+        assert self.ended.isdisjoint(outcome.ended_group_ids)
+        self.ended.update(outcome.ended_group_ids)
 
     def run(self, max_steps: int = 10_000) -> None:
         for _ in range(max_steps):

@@ -82,9 +82,9 @@ def test_watermark_holds_blocks_back_only_while_others_run() -> None:
 def test_append_takes_a_block_only_at_a_boundary() -> None:
     manager = BlockSpaceManager(block_size=4, num_blocks=4)
     manager.allocate(1, 3)
-    assert manager.num_blocks_to_append(1, 3, 4) == 0
-    assert manager.append_slots(1, 3, 4) == AppendedSlots([], [])
-    assert manager.num_blocks_to_append(1, 4, 5) == 1
+    assert manager.num_blocks_to_append([(1, 3, 4)]) == 0
+    assert manager.append_slots(1, 3, 4) == AppendedSlots([], [], 0)
+    assert manager.num_blocks_to_append([(1, 4, 5)]) == 1
     slots = manager.append_slots(1, 4, 5)
     assert list(manager.block_table(1))[1:] == slots.new_block_ids
     assert slots.copies == []
@@ -94,23 +94,23 @@ def test_append_takes_a_block_only_at_a_boundary() -> None:
 def test_append_to_a_shared_last_block_copies_it() -> None:
     manager = BlockSpaceManager(block_size=4, num_blocks=4)
     manager.allocate(1, 6)
-    manager.fork(1, 2)
+    manager.fork(1, 2, 6)
     first, shared = manager.block_table(1)
-    assert manager.num_blocks_to_append(2, 6, 7) == 1
+    assert manager.num_blocks_to_append([(2, 6, 7)]) == 1
     slots = manager.append_slots(2, 6, 7)
     (copy,) = slots.copies
     assert copy == (shared, manager.block_table(2)[1])
     assert list(manager.block_table(2)) == [first, copy[1]]
     assert list(manager.block_table(1)) == [first, shared]
     # The parent is the only owner again, so that it writes in place.
-    assert manager.num_blocks_to_append(1, 6, 7) == 0
+    assert manager.num_blocks_to_append([(1, 6, 7)]) == 0
     manager.check_invariants()
 
 
 def test_append_after_a_full_shared_block_copies_nothing() -> None:
     manager = BlockSpaceManager(block_size=4, num_blocks=4)
     manager.allocate(1, 4)
-    manager.fork(1, 2)
+    manager.fork(1, 2, 6)
     slots = manager.append_slots(2, 4, 5)
     assert slots.copies == []
     assert manager.block_table(1)[0] == manager.block_table(2)[0]
@@ -120,7 +120,7 @@ def test_append_after_a_full_shared_block_copies_nothing() -> None:
 def test_freed_blocks_of_a_fork_stay_with_the_other() -> None:
     manager = BlockSpaceManager(block_size=4, num_blocks=4)
     manager.allocate(1, 8)
-    manager.fork(1, 2)
+    manager.fork(1, 2, 6)
     manager.free(1)
     assert manager.num_free_blocks == 2
     manager.check_invariants()
@@ -216,7 +216,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def append(self, sequence_id: int, num_tokens: int) -> None:
         start = len(self.contents[sequence_id])
         end = start + num_tokens
-        needed = self.manager.num_blocks_to_append(sequence_id, start, end)
+        needed = self.manager.num_blocks_to_append([(sequence_id, start, end)])
         free = self.manager.num_free_blocks
         if needed > free:
             return
@@ -230,7 +230,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule(target=sequences, parent_id=sequences)
     def fork(self, parent_id: int) -> int:
         child_id, self.next_id = self.next_id, self.next_id + 1
-        self.manager.fork(parent_id, child_id)
+        self.manager.fork(parent_id, child_id, len(self.contents[parent_id]))
         self.contents[child_id] = list(self.contents[parent_id])
         return child_id
 

@@ -75,7 +75,7 @@ def test_all_end_with_what_they_asked_for_and_none_starves(max_steps_in_flight: 
             max_tokens = rng.randint(1, 24)
             prompt = [rng.randrange(5000)] * rng.randint(1, 24)
             params = SamplingParams(seed=0, max_tokens=max_tokens)
-            group_id = scheduler.add(prompt, params).group_id
+            group_id = scheduler.add(prompt, params)[0]
             wanted[group_id], received[group_id] = max_tokens, 0
             came_at[group_id] = num_steps
             num_added += 1
@@ -99,6 +99,6 @@ def test_all_end_with_what_they_asked_for_and_none_starves(max_steps_in_flight: 
     assert num_finished == NUM_REQUESTS
     # At most 2,000 are ahead of a request, some 100 run at once, each for 24 steps at most.
     assert longest < MAX_WAITING / 100 * 24, "a request was overtaken again and again"
-    assert scheduler.num_preemptions > 100
+    assert scheduler.counters.preemptions > 100
     assert scheduler.prefix_cache.num_tokens_found > 0
     assert blocks.num_free_blocks == blocks.num_blocks

@@ -107,7 +107,7 @@ def test_a_preempted_group_finds_what_nobody_took() -> None:
     first = cell.add(make_prompt(7, 1), make_params(max_tokens=6))
     second = cell.add(make_prompt(7, 2), make_params(max_tokens=6))
     cell.run()
-    assert cell.scheduler.num_preemptions == 1
+    assert cell.scheduler.counters.preemptions == 1
     assert cell.scheduler.prefix_cache.num_tokens_found > 0
     assert cell.tokens[first] == reference(make_prompt(7, 1), 6)
     assert cell.tokens[second] == reference(make_prompt(7, 2), 6)

@@ -86,7 +86,7 @@ def test_a_token_in_flight_of_a_preempted_sequence_is_sampled_again() -> None:
     first = cell.add(make_prompt(7, 1), make_params(max_tokens=6))
     second = cell.add(make_prompt(7, 2), make_params(max_tokens=6))
     cell.run()
-    assert cell.scheduler.num_preemptions > 0
+    assert cell.scheduler.counters.preemptions > 0
     assert cell.tokens[first] == reference(make_prompt(7, 1), max_tokens=6)
     assert cell.tokens[second] == reference(make_prompt(7, 2), max_tokens=6)
 

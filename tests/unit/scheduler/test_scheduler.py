@@ -164,7 +164,7 @@ def test_the_latest_group_is_preempted_and_keeps_its_output() -> None:
     third = cell.step()
     assert third.released_sequence_ids == [second_id]
     assert len(third.sequence_ids) == 1
-    assert (cell.scheduler.num_waiting, cell.scheduler.num_preemptions) == (1, 1)
+    assert (cell.scheduler.num_waiting, cell.scheduler.counters.preemptions) == (1, 1)
     assert len(cell.tokens[second]) == 2
     cell.run()
     assert cell.tokens[first] == reference(make_prompt(7, 1), max_tokens=6)
@@ -204,7 +204,7 @@ def test_several_groups_are_preempted_for_one_and_stay_in_order() -> None:
     seen: list[int] = []
     while cell.scheduler.has_unfinished:
         seen.extend(state.sequence_id for state in cell.step().new_sequences)
-    assert cell.scheduler.num_preemptions >= 2
+    assert cell.scheduler.counters.preemptions >= 2
     assert seen == sorted(seen, key=ids.index)
     for group_id, first in zip(cell.tokens, range(3), strict=True):
         assert cell.tokens[group_id] == reference(make_prompt(2, first), max_tokens=6)
@@ -216,7 +216,7 @@ def test_a_group_preempted_in_mid_prompt_starts_over() -> None:
     second = cell.add(make_prompt(16, 2), make_params(max_tokens=2))
     cell.step()
     cell.step()
-    assert cell.scheduler.num_preemptions == 1
+    assert cell.scheduler.counters.preemptions == 1
     cell.run()
     assert cell.tokens[first] == reference(make_prompt(4, 1), max_tokens=9)
     assert cell.tokens[second] == reference(make_prompt(16, 2), max_tokens=2)

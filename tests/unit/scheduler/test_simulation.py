@@ -60,7 +60,7 @@ def test_random_workload_equals_an_unconstrained_run(
             outputs = cell.step()
             assert sum(outputs.num_scheduled_tokens) <= cell.scheduler._max_num_batched_tokens
     cell.run()  # what is still in flight
-    assert cell.scheduler.num_preemptions > 5
+    assert cell.scheduler.counters.preemptions > 5
     assert (cell.scheduler.prefix_cache.num_tokens_found > 0) == prefix_caching
     assert cell.blocks.num_free_blocks == cell.blocks.num_blocks
     for group_id, (prompt, params) in requests.items():

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from quire.errors import InvalidRequestError, OverloadedError
-from quire.outputs import CellState, FinishReason, TokenLogprobs
+from quire.outputs import CellState, FinishReason, Hypothesis, TokenLogprobs
 from quire.sampling_params import SamplingParams
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2
 from quire.wire import (
@@ -12,8 +12,9 @@ from quire.wire import (
     token_logprobs_from_proto,
     token_logprobs_to_proto,
 )
+from router.wire import hypothesis_from_proto
 from scheduler_svc.session import Admitted, Refused, StepOutputs
-from scheduler_svc.step import SchedulerOutputs, SequenceState, StepResult
+from scheduler_svc.step import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
 from scheduler_svc.wire import (
     execute_request_to_proto,
     session_event_to_proto,
@@ -28,9 +29,14 @@ PARAMS = SamplingParams(temperature=0.5, top_p=0.25, top_k=9, min_p=0.125, seed=
 
 def test_orders_survive_the_wire() -> None:
     outputs = SchedulerOutputs(
+        forks=[(5, 2**63), (6, 7)],
+        chosen_tokens=[(5, 3), (2**63, 2**32 - 1)],
         released_sequence_ids=[2**63, 1],
-        new_sequences=[SequenceState(5, 1, (7, 8, 9), 2, 2, (4, 3), PARAMS)],
+        new_sequences=[SequenceState(5, 1, (7, 8, 9), 2, 2, (4, 3), PARAMS, 8)],
+        blocks_to_swap_out=[(3, 0)],
+        blocks_to_swap_in=[(1, 7), (2, 8)],
         blocks_to_copy=[(1, 2), (2, 6)],
+        replaced_blocks=[(5, 2, 6), (7, 0, 2)],
         sequence_ids=[5, 6],
         num_scheduled_tokens=[1, 300],
         num_new_blocks=[0, 2],
@@ -45,7 +51,7 @@ def test_orders_survive_the_wire() -> None:
 def test_workers_are_sent_only_what_a_sampler_reads() -> None:
     params = replace(PARAMS, max_tokens=5, stop=("secret",), stop_token_ids=(4,), ignore_eos=True)
     state = SequenceState(5, 0, (7,), 1, 0, (4,), params)
-    outputs = SchedulerOutputs([], [state], [], [5], [1], [0], [])
+    outputs = SchedulerOutputs(new_sequences=[state])
     sent = execute_request_to_proto(1, 1, outputs).scheduler_outputs.new_sequences[0]
     assert {field.name for field, _ in sent.sampling_params.ListFields()} == {
         "temperature",
@@ -66,12 +72,12 @@ def test_what_changes_logits_is_sent_where_it_is_asked_for() -> None:
         allowed_token_ids=(7, 8),
         min_tokens=2,
         logprobs=3,
+        prompt_logprobs=2,
+        bad_words_token_ids=((5, 6), (7,)),
         stop_token_ids=(4,),
         ignore_eos=True,
     )
-    outputs = SchedulerOutputs(
-        [], [SequenceState(5, 0, (7,), 1, 0, (4,), params)], [], [], [], [], []
-    )
+    outputs = SchedulerOutputs(new_sequences=[SequenceState(5, 0, (7,), 1, 0, (4,), params)])
     sent = execute_request_to_proto(1, 1, outputs).scheduler_outputs.new_sequences[0]
     assert sent.num_prompt_tokens == 1
     assert sampling_params_from_proto(sent.sampling_params) == params
@@ -101,21 +107,31 @@ def test_a_submission_is_read_in_full() -> None:
         request_number=1,
         request_id="r",
         prompt_token_ids=[2, 3],
-        output_token_ids=[4],
+        outputs=[
+            scheduler_pb2.SequenceOutput(sequence_index=2, token_ids=[4]),
+            scheduler_pb2.SequenceOutput(sequence_index=0),
+        ],
+        priority=-3,
+        cache_salt="tenant",
         sampling_params=sampling_params_to_proto(PARAMS),
     )
     submission = submission_from_proto(message, max_tokens=2)
     assert (submission.request_number, submission.request_id) == (1, "r")
-    assert (submission.prompt_token_ids, submission.output_token_ids) == ([2, 3], [4])
+    assert (submission.prompt_token_ids, submission.outputs) == ([2, 3], {2: [4], 0: []})
+    assert (submission.priority, submission.cache_salt) == (-3, b"tenant")
     assert submission.sampling_params == PARAMS
+
+
+def output_of(token_ids: list[int]) -> scheduler_pb2.SequenceOutput:
+    return scheduler_pb2.SequenceOutput(token_ids=token_ids)
 
 
 @pytest.mark.parametrize(
     ("message", "field"),
     [
         (scheduler_pb2.SubmitRequest(prompt_token_ids=[1] * 11), "prompt"),
-        (scheduler_pb2.SubmitRequest(output_token_ids=[1] * 11), "output_token_ids"),
-        (scheduler_pb2.SubmitRequest(prompt_token_ids=[1], output_token_ids=[1]), "seed"),
+        (scheduler_pb2.SubmitRequest(outputs=[output_of([1] * 11)]), "output_token_ids"),
+        (scheduler_pb2.SubmitRequest(prompt_token_ids=[1], outputs=[output_of([1])]), "seed"),
         (
             scheduler_pb2.SubmitRequest(sampling_params=common_pb2.SamplingParams(min_p=2)),
             "min_p",
@@ -129,17 +145,46 @@ def test_a_bad_submission_names_its_field(message: scheduler_pb2.SubmitRequest, 
 
 
 def test_session_events_become_their_messages() -> None:
+    found = Hypothesis((3, 4), -1.5, FinishReason.LENGTH, tuple(LOGPROBS))
     step = session_event_to_proto(
-        StepOutputs([1, 2], [3, 4], [2, 5], [FinishReason.STOP, FinishReason.ABORT], LOGPROBS)
+        StepOutputs(
+            request_numbers=[1, 2],
+            sequence_indices=[0, 3],
+            token_ids=[3, 4],
+            finished_request_numbers=[2, 5],
+            finished_sequence_indices=[3, 0],
+            finish_reasons=[FinishReason.STOP, FinishReason.ABORT],
+            logprobs=LOGPROBS,
+            hypotheses=[(6, [found])],
+            prompt_logprobs=[(7, PromptLogprobs(99, 5, LOGPROBS))],
+        )
     ).step_outputs
     assert list(map(token_logprobs_from_proto, step.logprobs)) == LOGPROBS
     assert list(step.request_numbers) == [1, 2]
+    assert list(step.sequence_indices) == [0, 3]
     assert list(step.token_ids) == [3, 4]
     assert list(step.finished_request_numbers) == [2, 5]
+    assert list(step.finished_sequence_indices) == [3, 0]
     assert list(step.finish_reasons) == [
         common_pb2.FINISH_REASON_STOP,
         common_pb2.FINISH_REASON_ABORT,
     ]
+    (beams,), (prompt,) = step.beam_outputs, step.prompt_logprobs
+    assert beams.request_number == 6
+    assert hypothesis_from_proto(beams.hypotheses[0]) == found
+    assert (prompt.request_number, prompt.first_position) == (7, 5)
+    assert list(map(token_logprobs_from_proto, prompt.logprobs)) == LOGPROBS
+
+
+def test_indices_are_left_out_where_each_request_has_one_sequence() -> None:
+    step = session_event_to_proto(
+        StepOutputs([1, 2], [0, 0], [3, 4], [2], [0], [FinishReason.STOP])
+    ).step_outputs
+    assert not step.sequence_indices
+    assert not step.finished_sequence_indices
+
+
+def test_other_session_events_become_their_messages() -> None:
     admitted = session_event_to_proto(Admitted(6, seed=7)).admitted
     assert (admitted.request_number, admitted.seed) == (6, 7)
     assert session_event_to_proto(CellState(epoch=8)).cell_state.epoch == 8
