@@ -44,7 +44,8 @@ class SamplingParams:
             prompt or output hold (Keskar et al. 2019, CTRL, section 4.1); 1 is off.
         logit_bias: added to the logits of these token ids.
         allowed_token_ids: the only ones that may be sampled; empty allows all.
-        bad_words: texts that the output must not hold.
+        bad_words: texts that must not come about from the tokens that spell them; other tokens
+            may still have one inside.
         bad_words_token_ids: the same as token ids; the router adds those of `bad_words`.
         max_tokens: largest number of tokens to generate; None goes up to the model's length.
         min_tokens: tokens to generate before an end-of-text or stop token id can be sampled or a

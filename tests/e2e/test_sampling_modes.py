@@ -13,6 +13,7 @@ from tests.e2e.served_model import VOCAB_SIZE, save_served_model
 from tests.e2e.test_reference import TINY_CACHE, cell_state
 
 STOPS = tuple("aeiot1")
+BAD_WORDS = tuple("abcdefghijklmnopqrst")
 MODES = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=24),
     "sampled": SamplingParams(seed=5, max_tokens=24),
@@ -34,14 +35,31 @@ MODES = {
     ),
     "stopped": SamplingParams(seed=9, stop=STOPS, max_tokens=24),
     "at_least": SamplingParams(seed=10, stop=STOPS, min_tokens=12, max_tokens=24),
+    "n": SamplingParams(n=4, seed=13, stop=STOPS[:2], max_tokens=24),
+    "best_of": SamplingParams(n=2, best_of=4, seed=14, logprobs=1, max_tokens=24),
+    "beam": SamplingParams(
+        n=2, best_of=4, use_beam_search=True, temperature=0.0, logprobs=2, max_tokens=24
+    ),
+    "censored": SamplingParams(seed=15, bad_words=BAD_WORDS, max_tokens=24),
 }
 SMALL_STEPS = ("--max-num-batched-tokens", "16")
+NO_RUN_AHEAD = ("--max-steps-in-flight", "1")
 PATHS = {
-    "recompute": TINY_CACHE,
+    "recompute": (*TINY_CACHE, "--preemption-mode", "recompute"),
+    "swap": (*TINY_CACHE, "--preemption-mode", "swap"),
     "chunked": SMALL_STEPS,
-    "recompute, chunked, no run-ahead": (*TINY_CACHE, *SMALL_STEPS, "--max-steps-in-flight", "1"),
+    "no run-ahead": NO_RUN_AHEAD,
+    "recompute, chunked, no run-ahead": (
+        *(*TINY_CACHE, *SMALL_STEPS, *NO_RUN_AHEAD),
+        *("--preemption-mode", "recompute"),
+    ),
+    "swap, chunked, no prefix cache": (
+        *(*TINY_CACHE, *SMALL_STEPS, "--no-enable-prefix-caching"),
+        *("--preemption-mode", "swap"),
+    ),
 }
-Answer = tuple[tuple[int, ...], str, tuple[TokenLogprobs, ...]]
+# Tokens, text, log-probabilities and their sum of each of the n outputs.
+Answer = list[tuple[tuple[int, ...], str, tuple[TokenLogprobs, ...], float | None]]
 Answers = dict[tuple[str, int], Answer]
 
 
@@ -51,11 +69,14 @@ def prompts() -> list[list[int]]:
 
 
 async def answers(client: AsyncClient, *, together: bool) -> Answers:
-    """Tokens, text and logprobs of every mode on every prompt."""
+    """What every mode gives on every prompt."""
 
     async def one(mode: str, index: int) -> Answer:
-        completion = await client.generate(prompts()[index], MODES[mode])
-        return completion.token_ids, completion.text, completion.logprobs
+        completions = await client.generate_all(prompts()[index], MODES[mode])
+        return [
+            (each.token_ids, each.text, each.logprobs, each.cumulative_logprob)
+            for each in completions
+        ]
 
     keys = [(mode, index) for mode in MODES for index in range(len(prompts()))]
     if together:
@@ -76,6 +97,11 @@ async def test_one_set_of_tokens_per_mode(model: Path, start_cluster: StartClust
     ):
         expected = await answers(client, together=False)
         assert (await cell_state(client)).prefix_cache_hits_total == 0
+        banned = {
+            token
+            for word in BAD_WORDS
+            for token in await client.tokenize(word, add_special_tokens=False)
+        }
     async with (
         start_cluster(model, *common) as cluster,
         AsyncClient(cluster.router.address) as client,
@@ -93,16 +119,32 @@ async def test_one_set_of_tokens_per_mode(model: Path, start_cluster: StartClust
             AsyncClient(cluster.router.address) as client,
         ):
             assert await answers(client, together=True) == expected, name
+            state = await cell_state(client)
             if "recompute" in name:
-                assert (await cell_state(client)).preemptions_total > 0, name
+                assert state.recomputed_tokens_total > 0, name
+                assert state.swapped_out_blocks_total == 0, name
+            if "swap" in name:
+                assert state.swapped_in_blocks_total > 0, name
+            assert state.num_free_blocks == state.num_blocks, name
+            assert state.num_free_host_blocks == state.num_host_blocks, name
+            assert state.num_blocks_saved == 0, name
 
     for index in range(len(prompts())):
-        tokens = {mode: expected[mode, index][0] for mode in MODES}
+        first = {mode: expected[mode, index][0] for mode in MODES}
+        tokens = {mode: answer[0] for mode, answer in first.items()}
         assert len(set(tokens.values())) == len(MODES), "two modes gave the same tokens"
         assert all(5 <= token < 90 for token in tokens["steered"])
         assert len(tokens["at_least"]) >= 12
-        assert not expected["sampled", index][2]
-        reported = expected["reported", index][2]
-        assert [position.token_ids[0] for position in reported] == list(tokens["reported"])
-        assert all(len(position.logprobs) == 4 for position in reported)
-    assert min(len(expected["stopped", index][0]) for index in range(len(prompts()))) < 12
+        assert not first["sampled"][2]
+        for mode, num_top in (("reported", 3), ("best_of", 1), ("beam", 2)):
+            for token_ids, _, logprobs, total in expected[mode, index]:
+                assert [position.token_ids[0] for position in logprobs] == list(token_ids)
+                assert all(len(position.logprobs) == 1 + num_top for position in logprobs)
+                assert total == pytest.approx(sum(each.logprobs[0] for each in logprobs))
+        assert banned
+        assert not banned & set(tokens["censored"])
+        assert [len(expected[mode, index]) for mode in ("n", "best_of", "beam")] == [4, 2, 2]
+        assert len({answer[0] for answer in expected["n", index]}) == 4
+        totals = [answer[3] for answer in expected["best_of", index]]
+        assert totals == sorted(totals, reverse=True)
+    assert min(len(expected["stopped", index][0][0]) for index in range(len(prompts()))) < 12
