@@ -41,8 +41,9 @@ bench-smoke: .venv/.ready ## Tokens/s, step time split and bytes per step at 64 
 bench-sched: .venv/.ready ## Cost of scheduling and of the step message
 	@$(BIN)/python bench/scheduler.py
 
-bench-kv: .venv/.ready ## Share of the reserved KV cache that holds tokens
+bench-kv: .venv/.ready ## KV cache: share that holds tokens, savings by sharing, cost of preemption
 	@$(BIN)/python bench/kv.py
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m bench.sharing
 
 bench-kernels: .venv/.ready ## Paged attention against the memory bandwidth of the same process
 	@$(BIN)/python bench/kernels_cpu.py

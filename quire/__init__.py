@@ -3,12 +3,19 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "BeamSearchParams",
+    "Client",
+    "SamplingParams",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from quire.client import AsyncClient, Client
     from quire.llm import LLM
-    from quire.sampling_params import SamplingParams
+    from quire.sampling_params import BeamSearchParams, SamplingParams
 
 
 def __getattr__(name: str) -> Any:
@@ -21,8 +28,8 @@ def __getattr__(name: str) -> Any:
         from quire.llm import LLM
 
         return LLM
-    if name == "SamplingParams":
-        from quire.sampling_params import SamplingParams
+    if name in ("SamplingParams", "BeamSearchParams"):
+        from quire import sampling_params
 
-        return SamplingParams
+        return getattr(sampling_params, name)
     raise AttributeError(f"module 'quire' has no attribute {name!r}")

@@ -16,6 +16,8 @@ from quire.client import Client
 from quire.collect import Collector
 from quire.errors import ConfigError, InvalidRequestError, OverloadedError
 from quire.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
     Completion,
     CompletionOutput,
     FinishReason,
@@ -23,7 +25,7 @@ from quire.outputs import (
     RequestOutput,
     TokenLogprobs,
 )
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 
 # As many threads wait for answers; more prompts than this wait here rather than in the cluster.
 MAX_CONCURRENT_REQUESTS = 256
@@ -55,6 +57,8 @@ class LLM:
         max_num_batched_tokens: int = 2048,
         block_size: int = 16,
         kv_cache_gib: float | None = None,
+        swap_space: float | None = None,
+        enable_prefix_caching: bool = True,
     ) -> None:
         """Start a cluster and return when it takes requests, or connect to one.
 
@@ -70,6 +74,9 @@ class LLM:
             block_size: tokens of a cache block.
             kv_cache_gib: memory for the cache of each worker, in GiB; None takes a share of what
                 is free.
+            swap_space: host memory of each worker for preempted requests, in GiB; None takes a
+                share of what is free.
+            enable_prefix_caching: let prompts share the cache of a prefix computed before.
 
         Raises:
             ConfigError: the cluster cannot start; one line that says why.
@@ -85,18 +92,23 @@ class LLM:
                 "--max-num-batched-tokens": max_num_batched_tokens,
                 "--block-size": block_size,
                 "--kv-cache-gib": kv_cache_gib,
+                "--swap-space": swap_space,
             }
+            prefix_caching = "enable" if enable_prefix_caching else "no-enable"
             self._model = self._model or embedded_model()
             self._cluster = _ClusterThread(
                 ClusterConfig(
                     model=self._model,
                     port=0,
                     tensor_parallel_size=tensor_parallel_size,
-                    scheduler_args=tuple(
-                        text
-                        for flag, value in options.items()
-                        if value is not None
-                        for text in (flag, str(value))
+                    scheduler_args=(
+                        f"--{prefix_caching}-prefix-caching",
+                        *(
+                            text
+                            for flag, value in options.items()
+                            if value is not None
+                            for text in (flag, str(value))
+                        ),
                     ),
                 )
             )
@@ -197,6 +209,42 @@ class LLM:
         # The template has put the special tokens in.
         prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[BeamSearchOutput]:
+        """Search for the most probable continuations of prompts.
+
+        Args:
+            prompts: as for `generate`.
+            params: for all of them.
+            use_tqdm: show a progress bar on the terminal.
+
+        Returns:
+            One output for each prompt, in their order.
+
+        Raises:
+            InvalidRequestError: as for `generate`.
+            UnavailableError: as for `generate`.
+        """
+        found = self.generate(prompts, params.sampling_params(), use_tqdm=use_tqdm)
+        return [
+            BeamSearchOutput(tuple(self._beam(request, each) for each in request.outputs))
+            for request in found
+        ]
+
+    def _beam(self, request: RequestOutput, output: CompletionOutput) -> BeamSearchSequence:
+        tokens = request.prompt_token_ids + output.token_ids
+        return BeamSearchSequence(
+            tokens=tokens,
+            text=self._client.detokenize(tokens),
+            cum_logprob=output.cumulative_logprob or 0.0,
+            finish_reason=output.finish_reason,
+        )
 
     def close(self) -> None:
         """Disconnect, and stop the cluster if it is this object's own. May be called again."""

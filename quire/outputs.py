@@ -255,3 +255,31 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     finished: bool
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """A text that a beam search found.
+
+    Attributes:
+        tokens: of prompt and output.
+        text: of both, without special tokens.
+        cum_logprob: sum over the output's tokens.
+        finish_reason: "stop" or "length".
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    cum_logprob: float
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """What beam search found for a prompt.
+
+    Attributes:
+        sequences: best first.
+    """
+
+    sequences: tuple[BeamSearchSequence, ...]

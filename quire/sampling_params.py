@@ -169,6 +169,44 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class BeamSearchParams:
+    """Parameters of `LLM.beam_search`. Names and meanings are vLLM's.
+
+    Attributes:
+        beam_width: beams that are searched, and texts that are returned.
+        max_tokens: largest number of tokens to generate.
+        ignore_eos: continue past the model's end-of-text ids.
+        length_penalty: see SamplingParams.
+        early_stopping: see SamplingParams.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+    def sampling_params(self) -> SamplingParams:
+        """Return the parameters of a request that searches.
+
+        Raises:
+            InvalidRequestError: a value is out of bounds.
+        """
+        _check_int("beam_width", self.beam_width, 1, MAX_WIDTH)
+        return SamplingParams(
+            n=self.beam_width,
+            # One beam is greedy decoding.
+            use_beam_search=self.beam_width > 1,
+            temperature=0.0,
+            logprobs=0,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
+        )
+
+
 def _check_real(field: str, value: float, low: float, high: float, open_low: bool = False) -> None:
     if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
         bracket = "(" if open_low else "["

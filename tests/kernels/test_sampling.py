@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worker_svc import ops
 
-NUM_DRAWS = 20_000
+NUM_DRAWS = 100_000
 
 
 @dataclass

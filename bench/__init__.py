@@ -1,0 +1,1 @@
+"""Benchmarks; each prints its figures and says whether a target was missed."""

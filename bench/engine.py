@@ -1,0 +1,107 @@
+"""Scheduler and worker in one process, joined by their messages: for benchmarks without sockets."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quire.sampling_params import SamplingParams
+from quire.v1 import worker_pb2
+from scheduler_svc.block_manager import BlockSpaceManager
+from scheduler_svc.preemption import PreemptionMode
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.wire import execute_request_to_proto, step_report_from_proto
+from worker_svc.cache_engine import block_bytes
+from worker_svc.loader import LoadSpec, load_model
+from worker_svc.model_runner import ModelRunner
+from worker_svc.parallel import ParallelGroup
+from worker_svc.steps import StepResult
+from worker_svc.wire import execute_response_to_proto, scheduler_outputs_from_proto
+
+
+@dataclass(slots=True)
+class Run:
+    """What a run of requests took.
+
+    Attributes:
+        seconds: of all steps.
+        num_steps: of them.
+        blocks_used: summed over the steps.
+        blocks_saved: by sharing, summed over the steps.
+        swap_us: time spent on moving blocks, beside the model.
+        outputs: tokens of every sequence, by group and index; of beams, of the texts found.
+    """
+
+    seconds: float = 0.0
+    num_steps: int = 0
+    blocks_used: int = 0
+    blocks_saved: int = 0
+    swap_us: int = 0
+    outputs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+
+
+class Engine:
+    """A model behind a scheduler.
+
+    Args:
+        model: directory.
+        block_size: tokens of a block.
+        num_blocks: of the cache.
+        mode: of preemption; there is host memory for four times the cache.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        block_size: int = 16,
+        num_blocks: int,
+        mode: PreemptionMode = PreemptionMode.AUTO,
+    ) -> None:
+        loaded = load_model(LoadSpec(str(model)), "bench", ParallelGroup())
+        swap_space = 4 * num_blocks * block_bytes(loaded, block_size)
+        self.runner = ModelRunner(loaded, block_size, num_blocks, swap_space)
+        cache = self.runner.cache_engine
+        self.blocks = BlockSpaceManager(block_size, num_blocks, 0.0, cache.num_host_blocks)
+        self.scheduler = Scheduler(
+            self.blocks,
+            max_num_batched_tokens=2048,
+            max_num_seqs=256,
+            max_model_len=loaded.info.max_model_len,
+            eos_token_ids=loaded.info.eos_token_ids,
+            enable_prefix_caching=False,
+            preemption_mode=mode,
+        )
+        self.scheduler.preemption_costs.block_us = cache.measure_block_us()
+
+    def run(self, prompts: list[list[int]], params: SamplingParams) -> Run:
+        """Run requests to their end."""
+        run, began, step_id = Run(), time.perf_counter(), 0
+        for prompt in prompts:
+            self.scheduler.add(prompt, params)
+        while self.scheduler.has_unfinished:
+            orders = self.scheduler.schedule()
+            if orders is None:
+                continue  # what ran was preempted, and comes back with the next call
+            step_id += 1
+            message = execute_request_to_proto(1, step_id, orders).scheduler_outputs
+            outcome = self.runner.execute(scheduler_outputs_from_proto(message))
+            response = execute_response_to_proto(StepResult(1, step_id, outcome, 0))
+            self._update(response.result, sum(orders.num_scheduled_tokens), run)
+            num_moved = len(orders.blocks_to_swap_out) + len(orders.blocks_to_swap_in)
+            if num_moved:
+                self.scheduler.preemption_costs.observe_swap(num_moved, outcome.swap_us)
+            run.swap_us += outcome.swap_us
+        run.num_steps, run.seconds = step_id, time.perf_counter() - began
+        return run
+
+    def _update(self, result: worker_pb2.StepResult, num_tokens: int, run: Run) -> None:
+        self.scheduler.preemption_costs.observe_step(num_tokens, result.model_us)
+        run.blocks_used += self.blocks.num_blocks - self.blocks.num_free_blocks
+        run.blocks_saved += self.blocks.num_blocks_saved
+        told = self.scheduler.update(step_report_from_proto(result).result)
+        sampled = zip(told.group_ids, told.sequence_indices, told.token_ids, strict=True)
+        for group_id, index, token_id in sampled:
+            run.outputs.setdefault((group_id, index), []).append(token_id)
+        for group_id, hypotheses in told.hypotheses:
+            for index, hypothesis in enumerate(hypotheses):
+                run.outputs[group_id, index] = list(hypothesis.token_ids)

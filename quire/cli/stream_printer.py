@@ -1,0 +1,81 @@
+"""What `quire generate` shows: text on stdout as it comes, figures on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.outputs import Delta, Event, Finished, TokenLogprobs
+    from quire.sampling_params import SamplingParams
+
+
+class StreamPrinter:
+    """Takes the events of one request.
+
+    A single output is shown as it comes; several, one after the other, when each is complete.
+
+    Args:
+        params: of the request.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._is_single = params.n == 1
+        self._began = self._first = time.perf_counter()
+        self._seed = 0
+        self._texts: dict[int, list[str]] = {}
+
+    def show(self, event: Event) -> None:
+        """Show what an event brings."""
+        from quire.outputs import Delta, Started
+
+        match event:
+            case Started():
+                self._seed = event.seed
+            case Delta():
+                self._show_delta(event)
+            case _:
+                self._show_finished(event)
+
+    def _show_delta(self, delta: Delta) -> None:
+        if self._first == self._began:
+            self._first = time.perf_counter()
+        if self._is_single:
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+        else:
+            self._texts.setdefault(delta.index, []).append(delta.text)
+        for position in delta.prompt_logprobs:
+            _say(f"[prompt {_logprobs(position)}]")
+        for position in delta.logprobs:
+            _say(f"[{delta.index}: {_logprobs(position)}]")
+
+    def _show_finished(self, finished: Finished) -> None:
+        if not self._is_single:
+            sys.stdout.write("".join(self._texts.get(finished.index, ())))
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        elapsed = time.perf_counter() - self._began
+        parts = [] if self._is_single else [f"output {finished.index}"]
+        parts += [
+            f"{finished.num_output_tokens} tokens",
+            finished.finish_reason.value,
+            f"first after {(self._first - self._began) * 1e3:.0f} ms",
+            f"{finished.num_output_tokens / elapsed:.1f} tokens/s",
+            f"seed {self._seed}",
+        ]
+        if finished.cumulative_logprob is not None:
+            parts.append(f"log-probability {finished.cumulative_logprob:.3f}")
+        _say(f"[{', '.join(parts)}]")
+
+
+def _logprobs(position: TokenLogprobs) -> str:
+    sampled, *top = zip(position.token_ids, position.logprobs, strict=True)
+    text = f"token {sampled[0]} {sampled[1]:.3f} rank {position.sampled_rank}"
+    best = " ".join(f"{token_id}:{logprob:.3f}" for token_id, logprob in top)
+    return f"{text}, best {best}" if best else text
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
