@@ -8,14 +8,20 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
+    GlmConfig,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    NemotronConfig,
+    Olmo2Config,
     OPTConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 VOCAB_SIZE = 131
@@ -88,6 +94,23 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "gpt2": gpt2_config,
 }
 """One configuration of every family."""
+
+
+def _fallback(config_class: type[PreTrainedConfig], **options: Any) -> Callable[..., Any]:
+    return lambda **overrides: config_class(
+        **{**_SIZES, "num_key_value_heads": 2, **options, **overrides}
+    )
+
+
+FALLBACKS: dict[str, Callable[..., PreTrainedConfig]] = {
+    "olmo2": _fallback(Olmo2Config),
+    "cohere": _fallback(CohereConfig, logit_scale=0.5),
+    "granite": _fallback(GraniteConfig, attention_multiplier=0.2, logits_scaling=1.5),
+    "glm": _fallback(GlmConfig, head_dim=16),
+    "smollm3": _fallback(SmolLM3Config),
+    "nemotron": _fallback(NemotronConfig),
+}
+"""Decoders that have no family here: transformers runs them."""
 
 VARIANTS: dict[str, PreTrainedConfig] = {
     **{name: make() for name, make in CONFIGS.items()},

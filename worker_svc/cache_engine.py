@@ -1,10 +1,10 @@
 """The paged key/value cache of every layer, and its place for swapped blocks in host memory."""
 
 import numpy as np
-import torch
 
 from quire.errors import ConfigError, InvalidRequestError
 from worker_svc.block_mover import BlockMover
+from worker_svc.cache_shapes import empty_caches
 from worker_svc.layers.attention import KVCaches
 from worker_svc.loader import LoadedModel
 from worker_svc.steps import IntArray
@@ -59,13 +59,8 @@ def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KV
 
 
 def _empty_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KVCaches:
-    heads = loaded.model.heads
-    shape = (num_blocks, heads.num_kv_heads, block_size, heads.head_dim)
-    num_layers = loaded.model.num_layers
-    keys, values = (
-        [torch.empty(shape, dtype=loaded.dtype) for _ in range(num_layers)] for _ in range(2)
-    )
-    return KVCaches(keys, values)
+    model = loaded.model
+    return empty_caches(model.num_layers, model.heads, loaded.dtype, block_size, num_blocks)
 
 
 class CacheEngine:

@@ -34,6 +34,11 @@ class HfConfig:
             raise ModelLoadError(f"{path}: must hold a JSON object")
         return cls(values, str(path))
 
+    @property
+    def directory(self) -> Path:
+        """Where the file lies."""
+        return Path(self._origin).parent
+
     def __contains__(self, key: str) -> bool:
         """Whether `key` is present and not null."""
         return self._values.get(key) is not None

@@ -152,6 +152,10 @@ class Weights:
         self._prefix = prefix
         self._count = count
 
+    def count_parameters(self, size: int) -> None:
+        """Count parameters that something else has read."""
+        self._count(self._prefix, size)
+
     def scope(self, name: str) -> "Weights":
         """Return the view below `name`; scopes nest with dots between."""
         return Weights(self._reader, self.dtype, f"{self._prefix}{name}.", self._count)

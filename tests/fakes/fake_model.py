@@ -76,6 +76,7 @@ class FakeModel:
     Attributes:
         sequences: held now, by id.
         num_copied: blocks copied on write so far.
+        num_computed: tokens computed so far.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class FakeModel:
         self.vocab_size = vocab_size
         self.sequences: dict[int, MirroredSequence] = {}
         self.num_copied = 0
+        self.num_computed = 0
         # Every slot starts as garbage that no token id equals.
         self._cache = [[-1] * block_size for _ in range(num_blocks)]
         self._host_cache = [[-1] * block_size for _ in range(num_host_blocks)]
@@ -197,6 +199,7 @@ class FakeModel:
                 block = self._cache[sequence.block_ids[position // self.block_size]]
                 block[position % self.block_size] = sequence.token_ids[position]
             sequence.num_computed_tokens = end
+            self.num_computed += num_tokens
             if end == len(sequence.token_ids):
                 self._sample(sequence_id, sequence, result)
         if not any(logprobs.token_ids for logprobs in result.logprobs):

@@ -6,7 +6,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from tests.factories import CONFIGS, VARIANTS, VOCAB_SIZE, llama_config, random_model, rope
+from tests.factories import (
+    CONFIGS,
+    FALLBACKS,
+    VARIANTS,
+    VOCAB_SIZE,
+    llama_config,
+    random_model,
+    rope,
+)
 from tests.models.driver import Driver, load_runner
 
 NUM_TOKENS = 24
@@ -26,9 +34,9 @@ def reference_tokens(config: PreTrainedConfig, prompt: list[int]) -> list[int]:
     return output[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *FALLBACKS])
 def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
-    config = VARIANTS[name]
+    config = VARIANTS[name] if name in VARIANTS else FALLBACKS[name]()
     random_model(config).save_pretrained(tmp_path)
     prompts = random_prompts([41, 1, 17])
     expected = [reference_tokens(config, prompt) for prompt in prompts]
@@ -52,12 +60,12 @@ def test_longrope_beyond_the_original_length(tmp_path: Path) -> None:
     assert Driver(load_runner(tmp_path)).generate([prompt], NUM_TOKENS) == [expected]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *FALLBACKS])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_error_is_at_most_twice_that_of_transformers(
     name: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    config = CONFIGS[name]()
+    config = (CONFIGS | FALLBACKS)[name]()
     model = random_model(config).to(dtype)
     model.save_pretrained(tmp_path)
     exact = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.factories import CONFIGS, VOCAB_SIZE, save_model
+from tests.factories import CONFIGS, FALLBACKS, VOCAB_SIZE, save_model
 from tests.models.driver import Driver, load_runner
 
 PROMPT_LENGTH = 45
 NUM_TOKENS = 6
 TARGET = 1000
+FAMILIES = CONFIGS | {name: FALLBACKS[name] for name in ("olmo2", "glm")}
 
 pytestmark = pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, dtype) for name in CONFIGS for dtype in ("float32", "bfloat16")]
+    [(name, dtype) for name in FAMILIES for dtype in ("float32", "bfloat16")]
     + [("llama", "float16"), ("gpt2", "float16")],
 )
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.parametrize(
 @pytest.fixture
 def alone(name: str, dtype: str, tmp_path: Path) -> tuple[Path, list[int], list[torch.Tensor]]:
     """The model, the target's prompt and its logits of each step when it runs alone."""
-    save_model(tmp_path, CONFIGS[name]())
+    save_model(tmp_path, FAMILIES[name]())
     rng = np.random.default_rng(2)
     prompt = rng.integers(3, VOCAB_SIZE, PROMPT_LENGTH).tolist()
     driver = Driver(load_runner(tmp_path, dtype=dtype))

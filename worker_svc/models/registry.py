@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from quire.errors import ModelLoadError
 from worker_svc.hf_config import HfConfig
 from worker_svc.layers.rotary_decoder import RotaryDecoder
+from worker_svc.models.fallback import FallbackForCausalLM, read_fallback
 from worker_svc.models.gpt2 import GPT2LMHeadModel, read_gpt2
 from worker_svc.models.interface import CausalLM, ModelConfig
 from worker_svc.models.llama import read_llama, read_mistral
@@ -44,16 +44,16 @@ FAMILIES: dict[str, ModelFamily[Any]] = {
 
 
 def find_family(hf: HfConfig) -> tuple[str, ModelFamily[Any]]:
-    """Return the architecture a configuration names, and its family.
+    """Return the architecture a configuration names, and its family or the fallback.
 
     Raises:
-        ModelLoadError: it names none, or none that is served; lists those that are.
+        ModelLoadError: it names none.
     """
     names = hf.texts("architectures")
     for name in names:
         if name in FAMILIES:
             return name, FAMILIES[name]
-    served = ", ".join(FAMILIES)
     if not names:
-        raise hf.error("architectures", f"is missing; must name one of {served}")
-    raise ModelLoadError(f"architecture {', '.join(names)} is not served; those served: {served}")
+        served = ", ".join(FAMILIES)
+        raise hf.error("architectures", f"is missing; must name {served}, or another decoder")
+    return names[0], ModelFamily(read_fallback, FallbackForCausalLM)

@@ -117,6 +117,22 @@ def test_append_after_a_full_shared_block_copies_nothing() -> None:
     manager.check_invariants()
 
 
+def test_what_sequences_share_is_moved_once_and_stays_shared() -> None:
+    manager = BlockSpaceManager(4, num_blocks=6, num_host_blocks=6)
+    manager.allocate(1, 10)
+    manager.fork(1, 2, 10)
+    manager.append_slots(2, 10, 11)
+    assert len(manager.swap_out({1: 10, 2: 11})) == 4
+    assert manager.num_free_blocks == 6
+    assert manager.num_free_host_blocks == 2
+    manager.check_invariants()
+    assert manager.num_blocks_to_swap_in([1, 2]) == 4
+    assert len(manager.swap_in([1, 2])) == 4
+    assert list(manager.block_table(1))[:2] == list(manager.block_table(2))[:2]
+    assert manager.num_free_host_blocks == 6
+    manager.check_invariants()
+
+
 def test_freed_blocks_of_a_fork_stay_with_the_other() -> None:
     manager = BlockSpaceManager(block_size=4, num_blocks=4)
     manager.allocate(1, 8)
@@ -131,6 +147,7 @@ def test_freed_blocks_of_a_fork_stay_with_the_other() -> None:
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 24
+NUM_HOST_BLOCKS = 20
 
 
 def hashes_of(contents: list[int]) -> list[bytes]:
@@ -149,10 +166,13 @@ class BlockManagerMachine(RuleBasedStateMachine):
     """
 
     sequences = Bundle("sequences")
+    swapped = Bundle("swapped")
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = BlockSpaceManager(BLOCK_SIZE, NUM_BLOCKS, watermark=0.1)
+        self.manager = BlockSpaceManager(BLOCK_SIZE, NUM_BLOCKS, 0.1, NUM_HOST_BLOCKS)
+        self.swapped_contents: dict[int, list[int]] = {}
+        self.host_cache = [[-1] * BLOCK_SIZE for _ in range(NUM_HOST_BLOCKS)]
         self.contents: dict[int, list[int]] = {}
         self.cache = [[-1] * BLOCK_SIZE for _ in range(NUM_BLOCKS)]
         self.next_id = 0
@@ -234,6 +254,31 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.contents[child_id] = list(self.contents[parent_id])
         return child_id
 
+    @rule(target=swapped, first=consumes(sequences), data=st.data())
+    def swap_out(self, first: int, data: st.DataObject) -> "int | MultipleResults[int]":
+        num_tokens = data.draw(st.integers(1, len(self.contents[first])))
+        lengths = {first: num_tokens}
+        num_blocks = self.manager.num_blocks_held(lengths)
+        assert num_blocks == -(-num_tokens // BLOCK_SIZE)
+        if num_blocks > self.manager.num_free_host_blocks:
+            self.free(first)
+            return multiple()
+        for device, host in self.manager.swap_out(lengths):
+            self.host_cache[host] = list(self.cache[device])
+        self.swapped_contents[first] = self.contents.pop(first)[:num_tokens]
+        return first
+
+    @rule(target=sequences, sequence_id=consumes(swapped))
+    def swap_in(self, sequence_id: int) -> "int | MultipleResults[int]":
+        if self.manager.num_blocks_to_swap_in([sequence_id]) > self.manager.num_free_blocks:
+            self.manager.free_host(sequence_id)
+            del self.swapped_contents[sequence_id]
+            return multiple()
+        for host, device in self.manager.swap_in([sequence_id]):
+            self.cache[device] = list(self.host_cache[host])
+        self.contents[sequence_id] = self.swapped_contents.pop(sequence_id)
+        return sequence_id
+
     @rule(sequence_id=consumes(sequences))
     def free(self, sequence_id: int) -> None:
         del self.contents[sequence_id]
@@ -247,6 +292,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def counts_are_right(self) -> None:
         self.manager.check_invariants()
         assert self.manager.sequence_ids == self.contents.keys()
+        assert self.manager.swapped_sequence_ids == self.swapped_contents.keys()
         assert self.manager.num_free_blocks == self.num_free_in_model()
 
     @invariant()
@@ -262,6 +308,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for sequence_id in list(self.contents):
             self.manager.free(sequence_id)
+        for sequence_id in list(self.swapped_contents):
+            self.manager.free_host(sequence_id)
+        assert self.manager.num_free_host_blocks == NUM_HOST_BLOCKS
         assert self.manager.num_free_blocks == NUM_BLOCKS
         self.manager.check_invariants()
 

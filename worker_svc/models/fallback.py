@@ -1,0 +1,329 @@
+"""Any decoder of `transformers` that has no family of its own here.
+
+The model is built and run by `transformers`; only its attention and its linear layers are replaced:
+the one by the paged kernels, the others by layers whose rows do not depend on each other. Before it
+is served it is compared with itself as `transformers` would run it, so that a model which does
+something the interface does not show is refused instead of being wrong.
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quire.errors import ModelLoadError
+from quire.log import get_logger
+from worker_svc.cache_shapes import empty_caches
+from worker_svc.hf_config import HfConfig, one_line
+from worker_svc.layers.attention import AttentionMetadata
+from worker_svc.layers.invariant_linear import InvariantLinear, padded_rows
+from worker_svc.layers.linear import HeadShare
+from worker_svc.parallel import ParallelGroup
+from worker_svc.weights import Weights
+
+PROBE_TOKENS = 24
+PROBE_BLOCK_SIZE = 16
+# Largest error of the logits (root mean square, as a share of theirs) that rounding explains.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.03}
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackConfig:
+    """What is known before the model is built.
+
+    Attributes:
+        directory: of the model.
+        architecture: Hugging Face name.
+        vocab_size: number of token ids.
+        max_position_embeddings: length a sequence may have.
+        num_layers: decoder layers, each of which must attend once.
+    """
+
+    directory: Path
+    architecture: str
+    vocab_size: int
+    max_position_embeddings: int
+    num_layers: int
+
+    @property
+    def max_context(self) -> int:
+        """Longest limit that may be set."""
+        return self.max_position_embeddings
+
+
+def read_fallback(hf: HfConfig) -> FallbackConfig:
+    """Return the configuration of a model that `transformers` knows.
+
+    Raises:
+        ModelLoadError: it does not, or the model is not a decoder that can be served.
+    """
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    (architecture, *_) = hf.texts("architectures")
+    model_class: Any = getattr(transformers, architecture, None)
+    if model_class is None:
+        raise ModelLoadError(
+            f"architecture {architecture} is not served: transformers {transformers.__version__} "
+            "does not know it, and code from a model directory is not run"
+        )
+    try:
+        config = transformers.AutoConfig.from_pretrained(hf.directory, local_files_only=True)
+    except Exception as error:  # whatever its many readers raise
+        raise ModelLoadError(f"{hf.directory}: config.json: {one_line(error)}") from error
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    if causal != architecture or getattr(config, "is_encoder_decoder", False):
+        raise ModelLoadError(f"architecture {architecture} is not served: not a causal decoder")
+    if not model_class._supports_attention_backend:
+        raise ModelLoadError(
+            f"architecture {architecture} is not served: its attention does not go through "
+            "transformers' attention interface"
+        )
+    text = config.get_text_config()
+    return FallbackConfig(
+        directory=hf.directory,
+        architecture=architecture,
+        vocab_size=text.vocab_size,
+        max_position_embeddings=_positions(hf, text),
+        num_layers=text.num_hidden_layers,
+    )
+
+
+def _positions(hf: HfConfig, config: Any) -> int:
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"):
+        value = getattr(config, key, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise hf.error("max_position_embeddings", "is missing")
+
+
+class FallbackForCausalLM:
+    """A decoder of `transformers` over the paged cache.
+
+    Attributes:
+        vocab_size: number of token ids.
+        num_layers: number of key/value caches.
+        heads: of every layer.
+
+    Raises:
+        ModelLoadError: it cannot be served; one line that says why.
+    """
+
+    def __init__(
+        self,
+        config: FallbackConfig,
+        weights: Weights,
+        parallel: ParallelGroup,
+        max_model_len: int,
+    ) -> None:
+        if parallel.size > 1:
+            raise ModelLoadError(
+                f"architecture {config.architecture} runs on one worker only, "
+                f"got tensor_parallel_size {parallel.size}"
+            )
+        from worker_svc.models import attention_interface
+
+        self._interface = attention_interface
+        self._config = config
+        self.vocab_size = config.vocab_size
+        self.num_layers = config.num_layers
+        model = _load(config, weights.dtype)
+        weights.count_parameters(sum(each.numel() for each in model.parameters()))
+        self._body = model.base_model
+        # The whole model less its body: head, and what else it does to logits.
+        self._hidden = _Hidden()
+        self._head = copy.copy(model)
+        self._head._modules = {**model._modules, model.base_model_prefix: self._hidden}
+        try:
+            self.heads = self._probe_heads(parallel)
+            expected = self._own_logits(model)
+            _replace_linears(model)
+            self._head._modules.update(
+                {name: each for name, each in model._modules.items() if each is not self._body}
+            )
+            self._check_against(expected, weights.dtype)
+        except ModelLoadError:
+            raise
+        except Exception as error:  # whatever the model's own code raises
+            raise self._refusal(f"a first run failed: {one_line(error)}") from error
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Return the last hidden states [rows, hidden_size].
+
+        Mutates: the caches of `metadata`.
+        """
+        with self._interface.attending(metadata):
+            return self._run_body(input_ids, positions)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return [rows, vocab_size] float32 of the rows that sample."""
+        self._hidden.value = hidden.unsqueeze(0)
+        placeholder = torch.zeros(1, hidden.shape[0], dtype=torch.int64)
+        logits: torch.Tensor = self._head(input_ids=placeholder, use_cache=False).logits
+        return logits[0].float().contiguous()
+
+    def _run_body(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        out = self._body(
+            input_ids=input_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
+        )
+        hidden: torch.Tensor = out.last_hidden_state[0]
+        return hidden
+
+    # ---------------------------------------------------------------- before it is served
+
+    def _probe_heads(self, parallel: ParallelGroup) -> HeadShare:
+        """See how the layers attend.
+
+        Raises:
+            ModelLoadError: not each once, not alike, or with what the kernels do not serve.
+        """
+        ids, positions = _probe_ids(self.vocab_size)
+        with self._interface.recording() as calls:
+            self._run_body(ids, positions)
+        layers = [call.layer_index for call in calls]
+        if layers != list(range(self.num_layers)):
+            raise self._refusal(
+                f"each of its {self.num_layers} layers must attend once, in order; "
+                f"attention was called by layers {layers}"
+            )
+        shapes = {(each.num_heads, each.num_kv_heads, each.head_dim) for each in calls}
+        unserved = {name for call in calls for name in call.unserved}
+        if len(shapes) > 1:
+            raise self._refusal(f"its layers differ in heads and head sizes: {sorted(shapes)}")
+        if unserved:
+            raise self._refusal(f"its attention uses {', '.join(sorted(unserved))}")
+        first = calls[0]
+        if first.value_dim != first.head_dim:
+            raise self._refusal(
+                f"values of {first.value_dim} features beside keys of {first.head_dim}"
+            )
+        return HeadShare(first.num_heads, first.num_kv_heads, first.head_dim, parallel)
+
+    def _own_logits(self, model: Any) -> torch.Tensor:
+        """Return the logits of the probe as `transformers` computes them."""
+        ids, positions = _probe_ids(self.vocab_size)
+        model.set_attn_implementation("eager")
+        out = model(
+            input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
+        )
+        model.set_attn_implementation(self._interface.NAME)
+        logits: torch.Tensor = out.logits[0].float()
+        return logits
+
+    def _check_against(self, expected: torch.Tensor, dtype: torch.dtype) -> None:
+        """Compare with `transformers`, all at once and in two parts, and rows with rows alone.
+
+        Raises:
+            ModelLoadError: the logits are others.
+        """
+        ids, positions = _probe_ids(self.vocab_size)
+        caches = empty_caches(self.num_layers, self.heads, dtype, PROBE_BLOCK_SIZE, 2)
+        for cache in (*caches.keys, *caches.values):
+            cache.zero_()
+        parts = []
+        for start, end in ((0, PROBE_TOKENS - 1), (PROBE_TOKENS - 1, PROBE_TOKENS)):
+            rows = padded_rows(end - start, dtype)
+            padded = torch.zeros(2, rows, dtype=torch.int64)
+            padded[0, : end - start], padded[1, : end - start] = (
+                ids[start:end],
+                positions[start:end],
+            )
+            metadata = AttentionMetadata(
+                caches=caches,
+                num_tokens=end - start,
+                slot_mapping=positions[start:end].clone(),
+                block_tables=torch.tensor([[0, 1]], dtype=torch.int32),
+                seq_lens=torch.tensor([end], dtype=torch.int32),
+                query_start_loc=torch.tensor([0, end - start], dtype=torch.int32),
+            )
+            hidden = self.forward(padded[0], padded[1], metadata)
+            parts.append(self.compute_logits(hidden[: end - start]))
+            last = hidden[end - start - 1 : end - start]
+            if not torch.equal(self.compute_logits(last), parts[-1][-1:]):
+                log.warning("not_invariant", architecture=self._config.architecture, part="head")
+        error = (torch.cat(parts) - expected).square().mean().sqrt()
+        share = float(error / expected.square().mean().sqrt())
+        if not share <= TOLERANCE[dtype]:
+            raise self._refusal(
+                f"over the paged cache its logits are off by {share:.1%}: it does something that "
+                "the attention interface does not show"
+            )
+
+    def _refusal(self, reason: str) -> ModelLoadError:
+        return ModelLoadError(f"architecture {self._config.architecture} is not served: {reason}")
+
+
+class _Hidden(nn.Module):
+    """Stands for a body that has run already."""
+
+    value: torch.Tensor
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Return the hidden states that were set."""
+        # Its fields are all that heads of decoders look at.
+        from transformers.modeling_outputs import MoeModelOutputWithPast
+
+        return MoeModelOutputWithPast(last_hidden_state=self.value)
+
+
+class _RowwiseLinear(nn.Module):
+    """An InvariantLinear in the place of a torch layer."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self._linear = InvariantLinear(weight, bias)
+        self.out_features, self.in_features = weight.shape
+        # For code that asks for its type; the packed layer keeps the numbers.
+        self.weight = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [..., out_features]."""
+        rows = x.reshape(-1, self.in_features)
+        return self._linear(rows).view(*x.shape[:-1], self.out_features)
+
+
+def _load(config: FallbackConfig, dtype: torch.dtype) -> Any:
+    import transformers
+
+    from worker_svc.models import attention_interface
+
+    attention_interface.register()
+    try:
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            config.directory,
+            dtype=dtype,
+            attn_implementation=attention_interface.NAME,
+            local_files_only=True,
+            use_safetensors=True,
+        )
+    except Exception as error:  # whatever its many readers raise
+        raise ModelLoadError(f"{config.directory}: {one_line(error)}") from error
+    return model.eval().requires_grad_(False)
+
+
+def _replace_linears(model: nn.Module) -> None:
+    """Put invariant layers in the place of all linear ones.
+
+    Mutates: model.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, _RowwiseLinear(child.weight, child.bias))
+            elif isinstance(child, Conv1D):
+                setattr(parent, name, _RowwiseLinear(child.weight.t().contiguous(), child.bias))
+
+
+def _probe_ids(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and positions of a made-up text, the same every time."""
+    ids = (torch.arange(PROBE_TOKENS) * 7919 + 11) % vocab_size
+    return ids, torch.arange(PROBE_TOKENS)
