@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire import LLM, Client, SamplingParams
+from quire import LLM, BeamSearchParams, Client, SamplingParams
 from quire.errors import ConfigError, InvalidRequestError
 
 PROMPTS = ["The list class", "Return a copy of the string", "A function definition"]
@@ -75,6 +75,72 @@ def test_logprobs(llm: LLM) -> None:
     assert completion.cumulative_logprob == sum(chosen)
     [plain] = llm.generate(PROMPTS[0], PARAMS, use_tqdm=False)
     assert plain.outputs[0].logprobs is plain.outputs[0].cumulative_logprob is None
+
+
+def test_several_outputs_of_a_prompt(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=4, max_tokens=12, ignore_eos=True)
+    [output] = llm.generate(PROMPTS[0], params, use_tqdm=False)
+    assert [each.index for each in output.outputs] == [0, 1, 2]
+    assert len({each.token_ids for each in output.outputs}) == 3
+    [single] = llm.generate(
+        PROMPTS[0], SamplingParams(seed=4, max_tokens=12, ignore_eos=True), use_tqdm=False
+    )
+    assert single.outputs[0].token_ids == output.outputs[0].token_ids
+
+
+def test_best_of_returns_the_most_probable(llm: LLM) -> None:
+    common = {"seed": 4, "max_tokens": 12, "ignore_eos": True}
+    [all_four] = llm.generate(PROMPTS[0], SamplingParams(n=4, logprobs=0, **common), use_tqdm=False)
+    [best] = llm.generate(PROMPTS[0], SamplingParams(n=2, best_of=4, **common), use_tqdm=False)
+    ranked = sorted(all_four.outputs, key=lambda each: -each.cumulative_logprob)  # type: ignore[operator]
+    assert [each.token_ids for each in best.outputs] == [each.token_ids for each in ranked[:2]]
+    assert [each.index for each in best.outputs] == [0, 1]
+    assert best.outputs[0].logprobs is None
+    assert best.outputs[0].cumulative_logprob == ranked[0].cumulative_logprob
+
+
+def test_beam_search(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=10)
+    found = llm.beam_search(PROMPTS, params, use_tqdm=False)
+    assert [len(output.sequences) for output in found] == [3, 3, 3]
+    for prompt, output in zip(PROMPTS, found, strict=True):
+        assert all(each.text.startswith(prompt) for each in output.sequences)
+        totals = [each.cum_logprob for each in output.sequences]
+        assert len(set(totals)) == 3
+        [greedy] = llm.beam_search(prompt, BeamSearchParams(1, 10), use_tqdm=False)
+        assert len(greedy.sequences) == 1
+        assert greedy.sequences[0].cum_logprob <= max(totals) + 1e-6
+    with pytest.raises(InvalidRequestError, match="beam_width: must be in"):
+        llm.beam_search(PROMPTS, BeamSearchParams(65, 10))
+
+
+def test_prompt_logprobs(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=2, ignore_eos=True)
+    for _ in range(2):  # the second time the prefix could be in the cache
+        [output] = llm.generate(PROMPTS[1], params, use_tqdm=False)
+        found = output.prompt_logprobs
+        assert found is not None
+        assert len(found) == len(output.prompt_token_ids)
+        assert found[0] is None
+        for token, position in zip(output.prompt_token_ids[1:], found[1:], strict=True):
+            assert position is not None
+            assert token in position
+            assert {each.rank for each in position.values()} >= {1, 2}
+
+
+def test_truncated_prompts_and_banned_words(llm: LLM) -> None:
+    ids = list(range(20, 60))
+    params = SamplingParams(temperature=0.0, max_tokens=8, truncate_prompt_tokens=7)
+    [cut] = llm.generate(ids, params, use_tqdm=False)
+    whole = SamplingParams(temperature=0.0, max_tokens=8)
+    [same] = llm.generate(ids[-7:], whole, use_tqdm=False)
+    assert cut.outputs[0].token_ids == same.outputs[0].token_ids
+    [free] = llm.generate(PROMPTS[0], whole, use_tqdm=False)
+    first, second = free.outputs[0].token_ids[:2]
+    banned = SamplingParams(temperature=0.0, max_tokens=8, bad_words_token_ids=((first, second),))
+    [other] = llm.generate(PROMPTS[0], banned, use_tqdm=False)
+    assert other.outputs[0].token_ids[0] == first
+    assert other.outputs[0].token_ids[1] != second
 
 
 def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

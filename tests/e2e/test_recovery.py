@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from quire import AsyncClient, SamplingParams
-from quire.outputs import Delta, Finished, FinishReason, TokenLogprobs
+from quire.collect import Collector
+from quire.outputs import Completion, Delta
 from tests.e2e.conftest import StartCluster
 
 PARAMS = [
@@ -16,42 +17,61 @@ PARAMS = [
     for seed, t in enumerate((0.0, 0.7, 1.0, 1.3))
 ]
 PARAMS.append(replace(PARAMS[2], repetition_penalty=1.2, frequency_penalty=0.3, logprobs=2))
+PARAMS += [
+    replace(PARAMS[2], n=3, stop=("class", "__init__")),
+    SamplingParams(n=2, best_of=3, seed=9, max_tokens=200, ignore_eos=True),
+    SamplingParams(
+        n=2,
+        best_of=3,
+        use_beam_search=True,
+        temperature=0.0,
+        seed=0,
+        max_tokens=120,
+        ignore_eos=True,
+    ),
+]
 PROMPTS = (
     "The list class",
     "Return a copy of the",
     "A function definition",
     "class Foo:",
     "The with statement",
+    "Return True if",
+    "The open function",
+    "An iterator is",
 )
+# Shows nothing before its end, so that nobody can wait for its first tokens.
+NUM_STREAMING = 6
 
 
 async def collect(
     client: AsyncClient, index: int, some_arrived: asyncio.Event | None = None
-) -> tuple[str, list[int], list[TokenLogprobs]]:
-    """Text, token ids and logprobs of a stream; says when its first tokens have arrived."""
-    text, token_ids, logprobs = "", [], []
+) -> list[Completion]:
+    """All outputs of a stream; says when its first tokens have arrived."""
+    collector, num_tokens = Collector(), 0
     async for event in client.stream(PROMPTS[index], PARAMS[index]):
-        match event:
-            case Delta():
-                text += event.text
-                token_ids += event.token_ids
-                logprobs += event.logprobs
-                if some_arrived and len(token_ids) > 20:
-                    some_arrived.set()
-            case Finished():
-                assert event.finish_reason is FinishReason.LENGTH
-    return text, token_ids, logprobs
+        collector.add(event)
+        if isinstance(event, Delta):
+            num_tokens += len(event.token_ids)
+            if some_arrived and num_tokens > 20:
+                some_arrived.set()
+    if some_arrived:
+        some_arrived.set()
+    return [replace(each, request_id="") for each in collector.completions()]
 
 
 @pytest.mark.parametrize("victim", ["worker 0", "scheduler"])
 async def test_killing_a_service_changes_no_token(start_cluster: StartCluster, victim: str) -> None:
     async with start_cluster() as cluster, AsyncClient(cluster.router.address) as client:
         expected = [await collect(client, index) for index in range(len(PROMPTS))]
-        assert len(expected[-1][2]) == 200
+        assert [len(outputs) for outputs in expected] == [1] * 5 + [3, 2, 2]
+        assert [len(outputs[0].token_ids) for outputs in expected[:5]] == [200] * 5
+        assert len(expected[4][0].logprobs) == 200
+        assert any(output.stop_str for output in expected[5]), "no stop string came up"
 
         arrived = [asyncio.Event() for _ in PROMPTS]
         streams = [asyncio.create_task(collect(client, i, arrived[i])) for i in range(len(PROMPTS))]
-        await asyncio.gather(*(event.wait() for event in arrived))
+        await asyncio.gather(*(event.wait() for event in arrived[:NUM_STREAMING]))
         service = next(service for service in cluster.services if service.name == victim)
         killed = service.pid
         os.kill(killed, signal.SIGKILL)

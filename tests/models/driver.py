@@ -11,7 +11,7 @@ from quire.sampling_params import SamplingParams
 from worker_svc.loader import LoadSpec, load_model
 from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import ParallelGroup
-from worker_svc.steps import SchedulerOutputs, SequenceState
+from worker_svc.steps import PromptLogprobs, SchedulerOutputs, SequenceState
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 
@@ -36,6 +36,7 @@ class Driver:
         tokens: of every live sequence, prompt and output.
         logits: of the last step, by sequence.
         logprobs: of the last step, by sequence that asked.
+        prompt_logprobs: of the last step.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -43,6 +44,7 @@ class Driver:
         self.tokens: dict[int, list[int]] = {}
         self.logits: dict[int, torch.Tensor] = {}
         self.logprobs: dict[int, TokenLogprobs] = {}
+        self.prompt_logprobs: tuple[PromptLogprobs, ...] = ()
         self._computed: dict[int, int] = {}
         self._blocks: dict[int, list[int]] = {}
         self._new: list[SequenceState] = []
@@ -121,6 +123,7 @@ class Driver:
         batch = self.runner.begin_step(outputs)
         hidden = self.runner.forward(batch)
         logits = self.runner.compute_logits(hidden, batch.sample_rows)
+        self.prompt_logprobs = self.runner.prompt_logprobs(batch, hidden)
         result = self.runner.finish_step(batch, logits)
         self.runner.mirror.check_invariants()
         assert result.ok.all()

@@ -60,3 +60,29 @@ def test_same_bits_in_company_and_recomputed(model: Path) -> None:
         driver.step()
         assert driver.logprobs[0] == expected[step]
         assert 1 not in driver.logprobs, "mates that did not ask are sent none"
+
+
+def test_prompt_logprobs_are_those_of_transformers_in_whatever_chunks(model: Path) -> None:
+    with torch.inference_mode():
+        reference = AutoModelForCausalLM.from_pretrained(model)(torch.tensor([PROMPT])).logits[0]
+    exact = reference.double().log_softmax(-1)
+    found = []
+    for chunks in ([10], [3, 1, 6], [9, 1]):
+        driver = Driver(load_runner(model))
+        driver.add(0, PROMPT, replace(GREEDY, prompt_logprobs=2))
+        positions: list[TokenLogprobs] = []
+        for count in chunks:
+            driver.step({0: count})
+            for part in driver.prompt_logprobs:
+                assert part.first_position == 1 + len(positions)
+                positions.extend(part.logprobs)
+        assert driver.prompt_logprobs == () or len(chunks) == 1 or chunks[-1] > 1
+        found.append(positions)
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == len(PROMPT) - 1
+    for position, (token, row) in enumerate(zip(PROMPT[1:], exact, strict=False)):
+        logprobs = found[0][position]
+        assert logprobs.token_ids[0] == token
+        assert logprobs.logprobs[0] == pytest.approx(float(row[token]), abs=1e-4)
+        assert list(logprobs.token_ids[1:]) == row.topk(2).indices.tolist()
+        assert logprobs.sampled_rank == 1 + int((row > row[token]).sum())

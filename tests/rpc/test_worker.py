@@ -319,6 +319,14 @@ async def test_same_seed_same_tokens_other_seed_others(stub: Stub, tmp_path: Pat
     assert columns[3] == columns[4]
 
 
+def replaced(sequence_ids: list[int], places: list[int], block_ids: list[int]) -> dict[str, object]:
+    return {
+        "replaced_sequence_ids": sequence_ids,
+        "replaced_places": places,
+        "replaced_block_ids": block_ids,
+    }
+
+
 @pytest.mark.parametrize(
     ("orders", "field"),
     [
@@ -332,6 +340,17 @@ async def test_same_seed_same_tokens_other_seed_others(stub: Stub, tmp_path: Pat
         (prefill(sequence(2, PROMPT, [4, 5], temperature=-1.0)), "temperature"),
         ({"blocks_to_copy": [1]}, "blocks_to_copy"),
         ({"blocks_to_copy": [1, NUM_BLOCKS]}, "blocks_to_copy"),
+        ({"blocks_to_swap_out": [1, 10**9]}, "blocks_to_swap_out"),
+        ({"blocks_to_swap_in": [1, NUM_BLOCKS]}, "blocks_to_swap_in"),
+        ({"forks": [1]}, "forks"),
+        ({"forks": [2, 3]}, "forks"),
+        ({"forks": [1, 1]}, "forks"),
+        ({"chosen_sequence_ids": [1], "chosen_token_ids": []}, "chosen_token_ids"),
+        ({"chosen_sequence_ids": [1], "chosen_token_ids": [VOCAB_SIZE]}, "chosen_token_ids"),
+        ({"chosen_sequence_ids": [2], "chosen_token_ids": [1]}, "sequence_ids"),
+        (replaced([1], [2], [3]), "replaced_places"),
+        (replaced([1], [0], [NUM_BLOCKS]), "replaced_block_ids"),
+        (replaced([1], [0, 1], [3]), "replaced_block_ids"),
         (
             {"sequence_ids": [1], "num_scheduled_tokens": [2], "num_new_blocks": [0]},
             "num_scheduled_tokens",

@@ -1,11 +1,21 @@
 """The mailbox between scheduler and client."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from quire.errors import UnavailableError
-from quire.outputs import Delta, Event, Finished, FinishReason, ModelInfo, Started, TokenLogprobs
+from quire.outputs import (
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Hypothesis,
+    ModelInfo,
+    Started,
+    TokenLogprobs,
+)
 from quire.sampling_params import SamplingParams
 from router.detokenize import Detokenizer
 from router.streams import RequestStream
@@ -28,12 +38,12 @@ class CharDetokenizer(Detokenizer):
         return "\ufffd" if self._half else ""
 
 
-def make(*stop: str, include: bool = False, **params: int | None) -> RequestStream:
+def make(*stop: str, include: bool = False, **params: Any) -> RequestStream:
     valid = SamplingParams(
         stop=stop,
         include_stop_str_in_output=include,
         max_tokens=100,
-        **params,  # type: ignore[arg-type]
+        **params,
     )
     return RequestStream(ValidGenerateRequest("id", MODEL, (5, 6), valid), CharDetokenizer)
 
@@ -173,3 +183,90 @@ async def test_logprobs_go_to_those_who_asked(asked: int | None) -> None:
     stream.finish(FinishReason.LENGTH)
     delta = (await read(stream))[1]
     assert delta == Delta("ab", (97, 98), () if asked is None else tuple(positions))
+
+
+async def test_each_of_n_outputs_has_its_own_text_and_end() -> None:
+    stream = make("X", n=2)
+    stream.admit(9)
+    stream.push_token(0, ord("a"))
+    stream.push_token(1, ord("b"))
+    assert stream.push_token(1, ord("X")), "its text completed a stop string"
+    assert not stream.ended
+    assert stream.unfinished_outputs == {0: [97]}
+    assert not stream.push_token(1, ord("c")), "what comes after its end is ignored"
+    stream.push_token(0, ord("d"))
+    stream.finish_sequence(1, FinishReason.ABORT)  # too late
+    stream.finish_sequence(0, FinishReason.LENGTH)
+    assert stream.ended
+    assert await read(stream) == [
+        Started("id", 2, 9),
+        Delta("ad", (97, 100), index=0),
+        Finished(FinishReason.LENGTH, 2, index=0),
+        Delta("b", (98, 88), index=1),
+        Finished(FinishReason.STOP, 2, "X", index=1),
+    ]
+
+
+async def test_best_of_shows_the_most_probable_in_the_end() -> None:
+    stream = make("X", n=2, best_of=3)
+    stream.admit(9)
+    for index, character, logprob in ((0, "a", -2.0), (1, "b", -1.0), (2, "c", -3.0)):
+        stream.push_token(index, ord(character), TokenLogprobs((ord(character),), (logprob,), 1))
+    # The third would have been the best but for what it says before its stop string.
+    stream.push_token(2, ord("X"), TokenLogprobs((88,), (-0.5,), 1))
+    for index in (0, 1):
+        assert not stream.ended
+        stream.finish_sequence(index, FinishReason.LENGTH)
+    assert await read(stream) == [
+        Started("id", 2, 9),
+        Delta("b", (98,), index=0),
+        Finished(FinishReason.LENGTH, 1, index=0, cumulative_logprob=-1.0),
+        Delta("a", (97,), index=1),
+        Finished(FinishReason.LENGTH, 1, index=1, cumulative_logprob=-2.0),
+    ]
+
+
+async def test_texts_of_a_beam_search_come_at_once() -> None:
+    stream = make(n=2, best_of=4, use_beam_search=True, temperature=0)
+    stream.admit(9)
+    assert stream.unfinished_outputs == {}
+    logprobs = TokenLogprobs((97,), (-1.5,), 1)
+    stream.finish_beams(
+        [
+            Hypothesis((97,), -1.5, FinishReason.STOP, (logprobs,)),
+            Hypothesis((98, 99), -2.5, FinishReason.LENGTH),
+        ]
+    )
+    assert await read(stream) == [
+        Started("id", 2, 9),
+        Delta("a", (97,), index=0),
+        Finished(FinishReason.STOP, 1, index=0, cumulative_logprob=-1.5),
+        Delta("bc", (98, 99), index=1),
+        Finished(FinishReason.LENGTH, 2, index=1, cumulative_logprob=-2.5),
+    ]
+
+
+async def test_an_aborted_beam_search_has_n_empty_outputs() -> None:
+    stream = make(n=2, best_of=4, use_beam_search=True, temperature=0)
+    stream.admit(9)
+    stream.finish(FinishReason.ABORT)
+    assert await read(stream) == [
+        Started("id", 2, 9),
+        Finished(FinishReason.ABORT, 0, index=0),
+        Finished(FinishReason.ABORT, 0, index=1),
+    ]
+
+
+async def test_log_probabilities_of_the_prompt_come_once() -> None:
+    stream = make(prompt_logprobs=0)
+    stream.admit(9)
+    first, second, third = (TokenLogprobs((token,), (-1.0,), 1) for token in (5, 6, 7))
+    stream.push_prompt_logprobs(1, [first, second])
+    stream.push_prompt_logprobs(1, [first, second, third])  # again, after a preemption
+    stream.push_prompt_logprobs(2, [second])
+    stream.finish(FinishReason.LENGTH)
+    assert await read(stream) == [
+        Started("id", 2, 9),
+        Delta("", (), prompt_logprobs=(first, second, third)),
+        Finished(FinishReason.LENGTH, 0),
+    ]
