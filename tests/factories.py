@@ -9,6 +9,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
@@ -74,6 +75,11 @@ def gpt2_config(**overrides: Any) -> PreTrainedConfig:
     return GPT2Config(**{**sizes, **overrides})
 
 
+def gpt_neox_config(**overrides: Any) -> PreTrainedConfig:
+    """Parallel residual, rotary over half of each head."""
+    return GPTNeoXConfig(**{**_SIZES, "rotary_pct": 0.5, **overrides})
+
+
 def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     """The rope_parameters of a configuration."""
     return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
@@ -86,6 +92,7 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "qwen3": qwen3_config,
     "opt": opt_config,
     "gpt2": gpt2_config,
+    "gpt_neox": gpt_neox_config,
 }
 """One configuration of every family."""
 
@@ -122,6 +129,9 @@ VARIANTS: dict[str, PreTrainedConfig] = {
     "opt_norm_after_narrow": opt_config(do_layer_norm_before=False, word_embed_proj_dim=32),
     "opt_plain": opt_config(enable_bias=False, activation_function="gelu"),
     "gpt2_scaled": gpt2_config(scale_attn_by_inverse_layer_idx=True, n_inner=72),
+    "gpt_neox_sequential": gpt_neox_config(use_parallel_residual=False, rotary_emb_base=500.0),
+    "gpt_neox_no_attention_bias": gpt_neox_config(attention_bias=False, rotary_pct=1.0),
+    "gpt_neox_linear": gpt_neox_config(rope_parameters=rope("linear", factor=2.0)),
 }
 """Every family, and every switch that changes its arithmetic."""
 

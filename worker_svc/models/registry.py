@@ -8,6 +8,7 @@ from quire.errors import ModelLoadError
 from worker_svc.hf_config import HfConfig
 from worker_svc.layers.rotary_decoder import RotaryDecoder
 from worker_svc.models.gpt2 import GPT2LMHeadModel, read_gpt2
+from worker_svc.models.gpt_neox import build_gpt_neox, read_gpt_neox
 from worker_svc.models.interface import CausalLM, ModelConfig
 from worker_svc.models.llama import read_llama, read_mistral
 from worker_svc.models.opt import OPTForCausalLM, read_opt
@@ -40,6 +41,7 @@ FAMILIES: dict[str, ModelFamily[Any]] = {
     "Qwen3ForCausalLM": ModelFamily(read_qwen3, RotaryDecoder),
     "OPTForCausalLM": ModelFamily(read_opt, OPTForCausalLM),
     "GPT2LMHeadModel": ModelFamily(read_gpt2, GPT2LMHeadModel),
+    "GPTNeoXForCausalLM": ModelFamily(read_gpt_neox, build_gpt_neox),
 }
 
 

@@ -1,0 +1,60 @@
+"""config.json of the families: what is refused by name, and older names of the same key."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedConfig
+
+from quire.errors import ModelLoadError
+from tests.factories import edit_config, gpt_neox_config, save_model
+from tests.models.driver import Driver, load_runner
+
+PROMPT = [5, 9, 77, 30]
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "message"),
+    [
+        (
+            gpt_neox_config,
+            {"rope_parameters": None, "rotary_pct": 0.2},
+            "partial_rotary_factor: must leave an even number of 16 features to rotate, got 3",
+        ),
+        (
+            gpt_neox_config,
+            {"rope_parameters": None, "rotary_pct": 1.5},
+            "partial_rotary_factor: must leave an even number of 16 features to rotate, got 24",
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_refused_by_name(
+    make: Callable[..., PreTrainedConfig], changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    save_model(tmp_path, make())
+    load_runner(tmp_path)
+    edit_config(tmp_path, **changes)
+    with pytest.raises(ModelLoadError, match=message):
+        load_runner(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (
+            partial(gpt_neox_config, rotary_emb_base=500),
+            {"rope_parameters": None, "rotary_pct": 0.5, "rotary_emb_base": 500},
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_older_names_mean_the_same(
+    make: Callable[..., PreTrainedConfig], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    save_model(tmp_path, make())
+    expected = Driver(load_runner(tmp_path)).generate([PROMPT], 8)
+    edit_config(tmp_path, **changes)
+    assert Driver(load_runner(tmp_path)).generate([PROMPT], 8) == expected
