@@ -9,6 +9,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
+    GPTJConfig,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
@@ -80,6 +81,20 @@ def gpt_neox_config(**overrides: Any) -> PreTrainedConfig:
     return GPTNeoXConfig(**{**_SIZES, "rotary_pct": 0.5, **overrides})
 
 
+def gptj_config(**overrides: Any) -> PreTrainedConfig:
+    """Neighbouring features of half of each head rotated."""
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": MAX_POSITIONS,
+        "rotary_dim": 8,
+        **_IDS,
+    }
+    return GPTJConfig(**{**sizes, **overrides})
+
+
 def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     """The rope_parameters of a configuration."""
     return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
@@ -93,6 +108,7 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "opt": opt_config,
     "gpt2": gpt2_config,
     "gpt_neox": gpt_neox_config,
+    "gptj": gptj_config,
 }
 """One configuration of every family."""
 
@@ -132,6 +148,7 @@ VARIANTS: dict[str, PreTrainedConfig] = {
     "gpt_neox_sequential": gpt_neox_config(use_parallel_residual=False, rotary_emb_base=500.0),
     "gpt_neox_no_attention_bias": gpt_neox_config(attention_bias=False, rotary_pct=1.0),
     "gpt_neox_linear": gpt_neox_config(rope_parameters=rope("linear", factor=2.0)),
+    "gptj_tied": gptj_config(tie_word_embeddings=True, rotary_dim=16, n_inner=72),
 }
 """Every family, and every switch that changes its arithmetic."""
 

@@ -26,6 +26,16 @@ def reference_tokens(config: PreTrainedConfig, prompt: list[int]) -> list[int]:
     return output[0, len(prompt) :].tolist()
 
 
+def logits_of_prefixes(directory: Path, text: list[int]) -> torch.Tensor:
+    """Return our logits after every prefix of a text, all run in one step."""
+    driver = Driver(load_runner(directory))
+    lengths = range(1, len(text) + 1)
+    for length in lengths:
+        driver.add(length, text[:length])
+    driver.step()
+    return torch.stack([driver.logits[length] for length in lengths])
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
     config = VARIANTS[name]
@@ -52,6 +62,18 @@ def test_longrope_beyond_the_original_length(tmp_path: Path) -> None:
     assert Driver(load_runner(tmp_path)).generate([prompt], NUM_TOKENS) == [expected]
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_float32_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Greedy tokens alone would hardly show a small summand, such as a bias of the head."""
+    model = random_model(VARIANTS[name])
+    model.save_pretrained(tmp_path)
+    [text] = random_prompts([48])
+    with torch.inference_mode():
+        expected = model(torch.tensor([text])).logits[0]
+    ours = logits_of_prefixes(tmp_path, text)
+    assert torch.allclose(ours, expected, rtol=0.0, atol=1e-4 * expected.abs().max().item())
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_error_is_at_most_twice_that_of_transformers(
@@ -66,11 +88,6 @@ def test_half_precision_error_is_at_most_twice_that_of_transformers(
         reference = exact(torch.tensor([text])).logits[0]
         theirs = model(torch.tensor([text])).logits[0].float()
 
-    driver = Driver(load_runner(tmp_path))
-    for length in range(1, len(text) + 1):
-        driver.add(length, text[:length])
-    driver.step()
-    ours = torch.stack([driver.logits[length] for length in range(1, len(text) + 1)])
-
+    ours = logits_of_prefixes(tmp_path, text)
     assert (ours - reference).abs().max() <= 2 * (theirs - reference).abs().max()
     assert (ours - reference).pow(2).mean() <= 4 * (theirs - reference).pow(2).mean()

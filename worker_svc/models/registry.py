@@ -9,6 +9,7 @@ from worker_svc.hf_config import HfConfig
 from worker_svc.layers.rotary_decoder import RotaryDecoder
 from worker_svc.models.gpt2 import GPT2LMHeadModel, read_gpt2
 from worker_svc.models.gpt_neox import build_gpt_neox, read_gpt_neox
+from worker_svc.models.gptj import build_gptj, read_gptj
 from worker_svc.models.interface import CausalLM, ModelConfig
 from worker_svc.models.llama import read_llama, read_mistral
 from worker_svc.models.opt import OPTForCausalLM, read_opt
@@ -42,6 +43,7 @@ FAMILIES: dict[str, ModelFamily[Any]] = {
     "OPTForCausalLM": ModelFamily(read_opt, OPTForCausalLM),
     "GPT2LMHeadModel": ModelFamily(read_gpt2, GPT2LMHeadModel),
     "GPTNeoXForCausalLM": ModelFamily(read_gpt_neox, build_gpt_neox),
+    "GPTJForCausalLM": ModelFamily(read_gptj, build_gptj),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedConfig
 
 from quire.errors import ModelLoadError
-from tests.factories import edit_config, gpt_neox_config, save_model
+from tests.factories import edit_config, gpt_neox_config, gptj_config, save_model
 from tests.models.driver import Driver, load_runner
 
 PROMPT = [5, 9, 77, 30]
@@ -28,6 +28,8 @@ PROMPT = [5, 9, 77, 30]
             {"rope_parameters": None, "rotary_pct": 1.5},
             "partial_rotary_factor: must leave an even number of 16 features to rotate, got 24",
         ),
+        (gptj_config, {"rotary_dim": 7}, "rotary_dim: must be even and at most 16, got 7"),
+        (gptj_config, {"rotary_dim": 18}, "rotary_dim: must be even and at most 16, got 18"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -47,6 +49,19 @@ def test_refused_by_name(
         (
             partial(gpt_neox_config, rotary_emb_base=500),
             {"rope_parameters": None, "rotary_pct": 0.5, "rotary_emb_base": 500},
+        ),
+        (
+            gptj_config,
+            {
+                "n_embd": None,
+                "hidden_size": 64,
+                "n_head": None,
+                "num_attention_heads": 4,
+                "n_layer": None,
+                "num_hidden_layers": 3,
+                "n_positions": None,
+                "max_position_embeddings": 256,
+            },
         ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
