@@ -14,6 +14,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     OPTConfig,
+    PhiConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -95,6 +96,11 @@ def gptj_config(**overrides: Any) -> PreTrainedConfig:
     return GPTJConfig(**{**sizes, **overrides})
 
 
+def phi_config(**overrides: Any) -> PreTrainedConfig:
+    """Grouped-query attention, rotary over half of each head."""
+    return PhiConfig(**{**_SIZES, "num_key_value_heads": 2, **overrides})
+
+
 def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     """The rope_parameters of a configuration."""
     return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
@@ -109,6 +115,7 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "gpt2": gpt2_config,
     "gpt_neox": gpt_neox_config,
     "gptj": gptj_config,
+    "phi": phi_config,
 }
 """One configuration of every family."""
 
@@ -149,6 +156,7 @@ VARIANTS: dict[str, PreTrainedConfig] = {
     "gpt_neox_no_attention_bias": gpt_neox_config(attention_bias=False, rotary_pct=1.0),
     "gpt_neox_linear": gpt_neox_config(rope_parameters=rope("linear", factor=2.0)),
     "gptj_tied": gptj_config(tie_word_embeddings=True, rotary_dim=16, n_inner=72),
+    "phi_qk_norm": phi_config(qk_layernorm=True, partial_rotary_factor=0.25),
 }
 """Every family, and every switch that changes its arithmetic."""
 

@@ -13,6 +13,7 @@ from worker_svc.models.gptj import build_gptj, read_gptj
 from worker_svc.models.interface import CausalLM, ModelConfig
 from worker_svc.models.llama import read_llama, read_mistral
 from worker_svc.models.opt import OPTForCausalLM, read_opt
+from worker_svc.models.phi import build_phi, read_phi
 from worker_svc.models.qwen2 import read_qwen2
 from worker_svc.models.qwen3 import read_qwen3
 from worker_svc.parallel import ParallelGroup
@@ -44,6 +45,7 @@ FAMILIES: dict[str, ModelFamily[Any]] = {
     "GPT2LMHeadModel": ModelFamily(read_gpt2, GPT2LMHeadModel),
     "GPTNeoXForCausalLM": ModelFamily(read_gpt_neox, build_gpt_neox),
     "GPTJForCausalLM": ModelFamily(read_gptj, build_gptj),
+    "PhiForCausalLM": ModelFamily(read_phi, build_phi),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedConfig
 
 from quire.errors import ModelLoadError
-from tests.factories import edit_config, gpt_neox_config, gptj_config, save_model
+from tests.factories import edit_config, gpt_neox_config, gptj_config, phi_config, save_model
 from tests.models.driver import Driver, load_runner
 
 PROMPT = [5, 9, 77, 30]
@@ -62,6 +62,10 @@ def test_refused_by_name(
                 "n_positions": None,
                 "max_position_embeddings": 256,
             },
+        ),
+        (
+            partial(phi_config, partial_rotary_factor=0.25),
+            {"rope_parameters": None, "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
         ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
