@@ -14,6 +14,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     OPTConfig,
+    Phi3Config,
     PhiConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -101,6 +102,12 @@ def phi_config(**overrides: Any) -> PreTrainedConfig:
     return PhiConfig(**{**_SIZES, "num_key_value_heads": 2, **overrides})
 
 
+def phi3_config(**overrides: Any) -> PreTrainedConfig:
+    """Fused projections, rotary over three quarters of each head."""
+    sizes = {**_SIZES, "num_key_value_heads": 2, "partial_rotary_factor": 0.75}
+    return Phi3Config(**{**sizes, **overrides})
+
+
 def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     """The rope_parameters of a configuration."""
     return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
@@ -116,6 +123,7 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "gpt_neox": gpt_neox_config,
     "gptj": gptj_config,
     "phi": phi_config,
+    "phi3": phi3_config,
 }
 """One configuration of every family."""
 
@@ -157,6 +165,18 @@ VARIANTS: dict[str, PreTrainedConfig] = {
     "gpt_neox_linear": gpt_neox_config(rope_parameters=rope("linear", factor=2.0)),
     "gptj_tied": gptj_config(tie_word_embeddings=True, rotary_dim=16, n_inner=72),
     "phi_qk_norm": phi_config(qk_layernorm=True, partial_rotary_factor=0.25),
+    "phi3_window": phi3_config(
+        sliding_window=9, partial_rotary_factor=1.0, tie_word_embeddings=True
+    ),
+    "phi3_longrope": phi3_config(
+        rope_parameters=rope(
+            "longrope",
+            factor=4.0,
+            short_factor=[1.0 + 0.1 * i for i in range(6)],
+            long_factor=[2.0 + 0.5 * i for i in range(6)],
+        ),
+        original_max_position_embeddings=256,
+    ),
 }
 """Every family, and every switch that changes its arithmetic."""
 

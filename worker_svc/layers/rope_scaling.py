@@ -60,6 +60,7 @@ class RopeParameters:
         """
         section = hf.section("rope_parameters" if "rope_parameters" in hf else "rope_scaling")
         kind = section.text("rope_type", section.text("type", "default"))
+        kind = _ALIASES.get(kind, kind)
         if kind not in _FREQUENCIES:
             raise section.error(
                 "rope_type", f"{kind!r} is not served here; those served: {', '.join(KINDS)}"
@@ -211,5 +212,8 @@ _FREQUENCIES: dict[str, Callable[[RopeParameters, int, int], tuple[torch.Tensor,
     "llama3": _llama3,
     "longrope": _longrope,
 }
+
+# What Phi-3 was first published with.
+_ALIASES = {"su": "longrope"}
 
 KINDS: tuple[str, ...] = tuple(_FREQUENCIES)

@@ -14,6 +14,7 @@ from worker_svc.models.interface import CausalLM, ModelConfig
 from worker_svc.models.llama import read_llama, read_mistral
 from worker_svc.models.opt import OPTForCausalLM, read_opt
 from worker_svc.models.phi import build_phi, read_phi
+from worker_svc.models.phi3 import read_phi3
 from worker_svc.models.qwen2 import read_qwen2
 from worker_svc.models.qwen3 import read_qwen3
 from worker_svc.parallel import ParallelGroup
@@ -41,6 +42,7 @@ FAMILIES: dict[str, ModelFamily[Any]] = {
     "MistralForCausalLM": ModelFamily(read_mistral, RotaryDecoder),
     "Qwen2ForCausalLM": ModelFamily(read_qwen2, RotaryDecoder),
     "Qwen3ForCausalLM": ModelFamily(read_qwen3, RotaryDecoder),
+    "Phi3ForCausalLM": ModelFamily(read_phi3, RotaryDecoder),
     "OPTForCausalLM": ModelFamily(read_opt, OPTForCausalLM),
     "GPT2LMHeadModel": ModelFamily(read_gpt2, GPT2LMHeadModel),
     "GPTNeoXForCausalLM": ModelFamily(read_gpt_neox, build_gpt_neox),

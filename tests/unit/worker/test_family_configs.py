@@ -9,10 +9,19 @@ import pytest
 from transformers import PreTrainedConfig
 
 from quire.errors import ModelLoadError
-from tests.factories import edit_config, gpt_neox_config, gptj_config, phi_config, save_model
+from tests.factories import (
+    edit_config,
+    gpt_neox_config,
+    gptj_config,
+    phi3_config,
+    phi_config,
+    rope,
+    save_model,
+)
 from tests.models.driver import Driver, load_runner
 
 PROMPT = [5, 9, 77, 30]
+LONGROPE_FACTORS = {"short_factor": [1.5] * 6, "long_factor": [2.5] * 6}
 
 
 @pytest.mark.parametrize(
@@ -30,6 +39,11 @@ PROMPT = [5, 9, 77, 30]
         ),
         (gptj_config, {"rotary_dim": 7}, "rotary_dim: must be even and at most 16, got 7"),
         (gptj_config, {"rotary_dim": 18}, "rotary_dim: must be even and at most 16, got 18"),
+        (
+            phi3_config,
+            {"rope_parameters": rope("yarn", factor=2.0)},
+            "rope_type: 'yarn' is not served for this family",
+        ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -66,6 +80,19 @@ def test_refused_by_name(
         (
             partial(phi_config, partial_rotary_factor=0.25),
             {"rope_parameters": None, "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
+        ),
+        (
+            partial(
+                phi3_config,
+                max_position_embeddings=8192,
+                rope_parameters=rope("longrope", **LONGROPE_FACTORS),
+            ),
+            {
+                "rope_parameters": None,
+                "original_max_position_embeddings": None,
+                "rope_scaling": {"type": "su", **LONGROPE_FACTORS},
+                "partial_rotary_factor": 0.75,
+            },
         ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
