@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
     GPT2Config,
     GPTJConfig,
     GPTNeoXConfig,
@@ -108,6 +109,12 @@ def phi3_config(**overrides: Any) -> PreTrainedConfig:
     return Phi3Config(**{**sizes, **overrides})
 
 
+def falcon_config(**overrides: Any) -> PreTrainedConfig:
+    """One key/value head, one norm for attention and MLP; see the variants for other shapes."""
+    sizes = {key: value for key, value in _SIZES.items() if key != "intermediate_size"}
+    return FalconConfig(**{**sizes, "ffn_hidden_size": 80, **overrides})
+
+
 def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     """The rope_parameters of a configuration."""
     return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
@@ -124,6 +131,7 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "gptj": gptj_config,
     "phi": phi_config,
     "phi3": phi3_config,
+    "falcon": falcon_config,
 }
 """One configuration of every family."""
 
@@ -176,6 +184,16 @@ VARIANTS: dict[str, PreTrainedConfig] = {
             long_factor=[2.0 + 0.5 * i for i in range(6)],
         ),
         original_max_position_embeddings=256,
+    ),
+    "falcon_groups": falcon_config(
+        new_decoder_architecture=True, num_kv_heads=2, tie_word_embeddings=False
+    ),
+    "falcon_groups_one_norm": falcon_config(
+        new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
+    ),
+    "falcon_all_heads_sequential": falcon_config(multi_query=False, parallel_attn=False, bias=True),
+    "falcon_alibi": falcon_config(
+        alibi=True, multi_query=False, parallel_attn=False, hidden_size=48, num_attention_heads=6
     ),
 }
 """Every family, and every switch that changes its arithmetic."""

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from quire.errors import ModelLoadError
 from worker_svc.hf_config import HfConfig
 from worker_svc.layers.rotary_decoder import RotaryDecoder
+from worker_svc.models.falcon import build_falcon, read_falcon
 from worker_svc.models.gpt2 import GPT2LMHeadModel, read_gpt2
 from worker_svc.models.gpt_neox import build_gpt_neox, read_gpt_neox
 from worker_svc.models.gptj import build_gptj, read_gptj
@@ -48,6 +49,7 @@ FAMILIES: dict[str, ModelFamily[Any]] = {
     "GPTNeoXForCausalLM": ModelFamily(read_gpt_neox, build_gpt_neox),
     "GPTJForCausalLM": ModelFamily(read_gptj, build_gptj),
     "PhiForCausalLM": ModelFamily(read_phi, build_phi),
+    "FalconForCausalLM": ModelFamily(read_falcon, build_falcon),
 }
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 from quire.errors import ModelLoadError
 from tests.factories import (
     edit_config,
+    falcon_config,
     gpt_neox_config,
     gptj_config,
     phi3_config,
@@ -43,6 +44,21 @@ LONGROPE_FACTORS = {"short_factor": [1.5] * 6, "long_factor": [2.5] * 6}
             phi3_config,
             {"rope_parameters": rope("yarn", factor=2.0)},
             "rope_type: 'yarn' is not served for this family",
+        ),
+        (
+            falcon_config,
+            {"new_decoder_architecture": True, "parallel_attn": False},
+            "parallel_attn: false is not served with new_decoder_architecture",
+        ),
+        (
+            falcon_config,
+            {"num_ln_in_parallel_attn": 2},
+            "num_ln_in_parallel_attn: without new_decoder_architecture only 1 is served, got 2",
+        ),
+        (
+            falcon_config,
+            {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 3},
+            "num_ln_in_parallel_attn: 1 or 2 are served, got 3",
         ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
@@ -94,6 +110,7 @@ def test_refused_by_name(
                 "partial_rotary_factor": 0.75,
             },
         ),
+        (falcon_config, {"hidden_size": None, "n_embed": 64}),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
