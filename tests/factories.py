@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Starcoder2Config,
 )
 
 VOCAB_SIZE = 131
@@ -115,6 +116,12 @@ def falcon_config(**overrides: Any) -> PreTrainedConfig:
     return FalconConfig(**{**sizes, "ffn_hidden_size": 80, **overrides})
 
 
+def starcoder2_config(**overrides: Any) -> PreTrainedConfig:
+    """Grouped-query attention in a window much smaller than the context."""
+    sizes = {**_SIZES, "num_key_value_heads": 2, "sliding_window": 9}
+    return Starcoder2Config(**{**sizes, **overrides})
+
+
 def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     """The rope_parameters of a configuration."""
     return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
@@ -132,6 +139,7 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "phi": phi_config,
     "phi3": phi3_config,
     "falcon": falcon_config,
+    "starcoder2": starcoder2_config,
 }
 """One configuration of every family."""
 
@@ -194,6 +202,9 @@ VARIANTS: dict[str, PreTrainedConfig] = {
     "falcon_all_heads_sequential": falcon_config(multi_query=False, parallel_attn=False, bias=True),
     "falcon_alibi": falcon_config(
         alibi=True, multi_query=False, parallel_attn=False, hidden_size=48, num_attention_heads=6
+    ),
+    "starcoder2_plain": starcoder2_config(
+        sliding_window=None, use_bias=False, tie_word_embeddings=False
     ),
 }
 """Every family, and every switch that changes its arithmetic."""

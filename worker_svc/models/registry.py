@@ -18,6 +18,7 @@ from worker_svc.models.phi import build_phi, read_phi
 from worker_svc.models.phi3 import read_phi3
 from worker_svc.models.qwen2 import read_qwen2
 from worker_svc.models.qwen3 import read_qwen3
+from worker_svc.models.starcoder2 import build_starcoder2, read_starcoder2
 from worker_svc.parallel import ParallelGroup
 from worker_svc.weights import Weights
 
@@ -50,6 +51,7 @@ FAMILIES: dict[str, ModelFamily[Any]] = {
     "GPTJForCausalLM": ModelFamily(read_gptj, build_gptj),
     "PhiForCausalLM": ModelFamily(read_phi, build_phi),
     "FalconForCausalLM": ModelFamily(read_falcon, build_falcon),
+    "Starcoder2ForCausalLM": ModelFamily(read_starcoder2, build_starcoder2),
 }
 
 

@@ -18,6 +18,7 @@ from tests.factories import (
     phi_config,
     rope,
     save_model,
+    starcoder2_config,
 )
 from tests.models.driver import Driver, load_runner
 
@@ -59,6 +60,11 @@ LONGROPE_FACTORS = {"short_factor": [1.5] * 6, "long_factor": [2.5] * 6}
             falcon_config,
             {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 3},
             "num_ln_in_parallel_attn: 1 or 2 are served, got 3",
+        ),
+        (
+            starcoder2_config,
+            {"rope_parameters": None, "partial_rotary_factor": 0.5},
+            "partial_rotary_factor: only 1.0 is served for this family",
         ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
