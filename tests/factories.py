@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     FalconConfig,
     GPT2Config,
     GPTJConfig,
@@ -122,6 +123,19 @@ def starcoder2_config(**overrides: Any) -> PreTrainedConfig:
     return Starcoder2Config(**{**sizes, **overrides})
 
 
+def bloom_config(**overrides: Any) -> PreTrainedConfig:
+    """ALiBi, normed embeddings, tied head."""
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "seq_length": MAX_POSITIONS,
+        **_IDS,
+    }
+    return BloomConfig(**{**sizes, **overrides})
+
+
 def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     """The rope_parameters of a configuration."""
     return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
@@ -140,6 +154,7 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "phi3": phi3_config,
     "falcon": falcon_config,
     "starcoder2": starcoder2_config,
+    "bloom": bloom_config,
 }
 """One configuration of every family."""
 
@@ -205,6 +220,9 @@ VARIANTS: dict[str, PreTrainedConfig] = {
     ),
     "starcoder2_plain": starcoder2_config(
         sliding_window=None, use_bias=False, tie_word_embeddings=False
+    ),
+    "bloom_residual_after_norm": bloom_config(
+        apply_residual_connection_post_layernorm=True, hidden_size=48, n_head=6
     ),
 }
 """Every family, and every switch that changes its arithmetic."""

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from quire.errors import ModelLoadError
 from worker_svc.hf_config import HfConfig
 from worker_svc.layers.rotary_decoder import RotaryDecoder
+from worker_svc.models.bloom import build_bloom, read_bloom
 from worker_svc.models.falcon import build_falcon, read_falcon
 from worker_svc.models.gpt2 import GPT2LMHeadModel, read_gpt2
 from worker_svc.models.gpt_neox import build_gpt_neox, read_gpt_neox
@@ -52,6 +53,7 @@ FAMILIES: dict[str, ModelFamily[Any]] = {
     "PhiForCausalLM": ModelFamily(read_phi, build_phi),
     "FalconForCausalLM": ModelFamily(read_falcon, build_falcon),
     "Starcoder2ForCausalLM": ModelFamily(read_starcoder2, build_starcoder2),
+    "BloomForCausalLM": ModelFamily(read_bloom, build_bloom),
 }
 
 

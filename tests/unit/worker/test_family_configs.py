@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from quire.errors import ModelLoadError
 from tests.factories import (
+    bloom_config,
     edit_config,
     falcon_config,
     gpt_neox_config,
@@ -66,6 +67,11 @@ LONGROPE_FACTORS = {"short_factor": [1.5] * 6, "long_factor": [2.5] * 6}
             {"rope_parameters": None, "partial_rotary_factor": 0.5},
             "partial_rotary_factor: only 1.0 is served for this family",
         ),
+        (
+            bloom_config,
+            {"slow_but_exact": True, "pretraining_tp": 2},
+            "slow_but_exact: true with pretraining_tp above 1 is not served",
+        ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -117,6 +123,17 @@ def test_refused_by_name(
             },
         ),
         (falcon_config, {"hidden_size": None, "n_embed": 64}),
+        (
+            bloom_config,
+            {
+                "hidden_size": None,
+                "n_embed": 64,
+                "n_head": None,
+                "num_attention_heads": 4,
+                "n_layer": None,
+                "num_hidden_layers": 3,
+            },
+        ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -13,6 +13,7 @@ from tests.factories import (
     CONFIGS,
     EOS_TOKEN_ID,
     MAX_POSITIONS,
+    bloom_config,
     edit_config,
     gpt2_config,
     gpt_neox_config,
@@ -89,6 +90,7 @@ def test_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
         (gpt2_config(), "transformer."),
         (opt_config(), "model."),
         (gpt_neox_config(), "gpt_neox."),
+        (bloom_config(), "transformer."),
     ],
 )
 def test_checkpoint_saved_without_its_head(config: object, prefix: str, tmp_path: Path) -> None:
