@@ -15,6 +15,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    MptConfig,
     OPTConfig,
     Phi3Config,
     PhiConfig,
@@ -136,6 +137,19 @@ def bloom_config(**overrides: Any) -> PreTrainedConfig:
     return BloomConfig(**{**sizes, **overrides})
 
 
+def mpt_config(**overrides: Any) -> PreTrainedConfig:
+    """ALiBi, no bias, tied head; `overrides` of attn_config come as a dictionary."""
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "d_model": 64,
+        "n_layers": 3,
+        "n_heads": 4,
+        "max_seq_len": MAX_POSITIONS,
+        **_IDS,
+    }
+    return MptConfig(**{**sizes, **overrides})
+
+
 def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     """The rope_parameters of a configuration."""
     return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
@@ -155,6 +169,7 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "falcon": falcon_config,
     "starcoder2": starcoder2_config,
     "bloom": bloom_config,
+    "mpt": mpt_config,
 }
 """One configuration of every family."""
 
@@ -223,6 +238,12 @@ VARIANTS: dict[str, PreTrainedConfig] = {
     ),
     "bloom_residual_after_norm": bloom_config(
         apply_residual_connection_post_layernorm=True, hidden_size=48, n_head=6
+    ),
+    "mpt_clipped": mpt_config(
+        d_model=48,
+        n_heads=6,
+        attn_config={"clip_qkv": 1.5, "softmax_scale": 0.4},
+        tie_word_embeddings=False,
     ),
 }
 """Every family, and every switch that changes its arithmetic."""

@@ -5,8 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.mpt.modeling_mpt import MptModel, build_mpt_alibi_tensor
 
-from tests.factories import CONFIGS, VARIANTS, VOCAB_SIZE, llama_config, random_model, rope
+from tests.factories import (
+    CONFIGS,
+    VARIANTS,
+    VOCAB_SIZE,
+    llama_config,
+    mpt_config,
+    random_model,
+    rope,
+)
 from tests.models.driver import Driver, load_runner
 
 NUM_TOKENS = 24
@@ -72,6 +81,20 @@ def test_float32_logits_are_those_of_transformers(name: str, tmp_path: Path) -> 
         expected = model(torch.tensor([text])).logits[0]
     ours = logits_of_prefixes(tmp_path, text)
     assert torch.allclose(ours, expected, rtol=0.0, atol=1e-4 * expected.abs().max().item())
+
+
+def test_mpt_with_other_slopes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_configured(model: MptModel, num_heads: int, length: int, **_: object) -> torch.Tensor:
+        return build_mpt_alibi_tensor(num_heads, length, model.config.attn_config.alibi_bias_max)
+
+    monkeypatch.setattr(MptModel, "build_mpt_alibi_tensor", as_configured)
+    config = mpt_config(attn_config={"alibi_bias_max": 3})
+    random_model(config).save_pretrained(tmp_path)
+    [prompt] = random_prompts([41])
+    expected = reference_tokens(config, prompt)
+    assert Driver(load_runner(tmp_path)).generate([prompt], NUM_TOKENS) == [expected]
+    monkeypatch.undo()
+    assert reference_tokens(config, prompt) != expected
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -14,7 +14,7 @@ PROMPTS = ([5, 9, 77, 30, 31, 8, 100, 12, 60, 3], [4, 128])
 NUM_TOKENS = 12
 # Shares that the plain configurations do not have: a key/value head that both ranks hold, groups
 # of a fused layer, slopes of a number of heads that is not a power of two.
-VARIANTS_TOO = ("llama_mqa_gelu", "falcon_groups", "falcon_alibi")
+VARIANTS_TOO = ("llama_mqa_gelu", "falcon_groups", "falcon_alibi", "mpt_clipped")
 
 
 def generate(directory: Path, parallel: ParallelGroup) -> tuple[list[list[int]], torch.Tensor]:

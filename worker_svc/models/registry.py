@@ -14,6 +14,7 @@ from worker_svc.models.gpt_neox import build_gpt_neox, read_gpt_neox
 from worker_svc.models.gptj import build_gptj, read_gptj
 from worker_svc.models.interface import CausalLM, ModelConfig
 from worker_svc.models.llama import read_llama, read_mistral
+from worker_svc.models.mpt import build_mpt, read_mpt
 from worker_svc.models.opt import OPTForCausalLM, read_opt
 from worker_svc.models.phi import build_phi, read_phi
 from worker_svc.models.phi3 import read_phi3
@@ -54,6 +55,7 @@ FAMILIES: dict[str, ModelFamily[Any]] = {
     "FalconForCausalLM": ModelFamily(read_falcon, build_falcon),
     "Starcoder2ForCausalLM": ModelFamily(read_starcoder2, build_starcoder2),
     "BloomForCausalLM": ModelFamily(read_bloom, build_bloom),
+    "MptForCausalLM": ModelFamily(read_mpt, build_mpt),
 }
 
 
