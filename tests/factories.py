@@ -8,20 +8,28 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     CohereConfig,
+    FalconConfig,
     GlmConfig,
     GPT2Config,
+    GPTJConfig,
+    GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MptConfig,
     NemotronConfig,
     Olmo2Config,
     OPTConfig,
+    Phi3Config,
+    PhiConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
     SmolLM3Config,
+    Starcoder2Config,
 )
 
 VOCAB_SIZE = 131
@@ -80,6 +88,74 @@ def gpt2_config(**overrides: Any) -> PreTrainedConfig:
     return GPT2Config(**{**sizes, **overrides})
 
 
+def gpt_neox_config(**overrides: Any) -> PreTrainedConfig:
+    """Parallel residual, rotary over half of each head."""
+    return GPTNeoXConfig(**{**_SIZES, "rotary_pct": 0.5, **overrides})
+
+
+def gptj_config(**overrides: Any) -> PreTrainedConfig:
+    """Neighbouring features of half of each head rotated."""
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": MAX_POSITIONS,
+        "rotary_dim": 8,
+        **_IDS,
+    }
+    return GPTJConfig(**{**sizes, **overrides})
+
+
+def phi_config(**overrides: Any) -> PreTrainedConfig:
+    """Grouped-query attention, rotary over half of each head."""
+    return PhiConfig(**{**_SIZES, "num_key_value_heads": 2, **overrides})
+
+
+def phi3_config(**overrides: Any) -> PreTrainedConfig:
+    """Fused projections, rotary over three quarters of each head."""
+    sizes = {**_SIZES, "num_key_value_heads": 2, "partial_rotary_factor": 0.75}
+    return Phi3Config(**{**sizes, **overrides})
+
+
+def falcon_config(**overrides: Any) -> PreTrainedConfig:
+    """One key/value head, one norm for attention and MLP; see the variants for other shapes."""
+    sizes = {key: value for key, value in _SIZES.items() if key != "intermediate_size"}
+    return FalconConfig(**{**sizes, "ffn_hidden_size": 80, **overrides})
+
+
+def starcoder2_config(**overrides: Any) -> PreTrainedConfig:
+    """Grouped-query attention in a window much smaller than the context."""
+    sizes = {**_SIZES, "num_key_value_heads": 2, "sliding_window": 9}
+    return Starcoder2Config(**{**sizes, **overrides})
+
+
+def bloom_config(**overrides: Any) -> PreTrainedConfig:
+    """ALiBi, normed embeddings, tied head."""
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "seq_length": MAX_POSITIONS,
+        **_IDS,
+    }
+    return BloomConfig(**{**sizes, **overrides})
+
+
+def mpt_config(**overrides: Any) -> PreTrainedConfig:
+    """ALiBi, no bias, tied head; `overrides` of attn_config come as a dictionary."""
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "d_model": 64,
+        "n_layers": 3,
+        "n_heads": 4,
+        "max_seq_len": MAX_POSITIONS,
+        **_IDS,
+    }
+    return MptConfig(**{**sizes, **overrides})
+
+
 def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     """The rope_parameters of a configuration."""
     return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
@@ -92,6 +168,14 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "qwen3": qwen3_config,
     "opt": opt_config,
     "gpt2": gpt2_config,
+    "gpt_neox": gpt_neox_config,
+    "gptj": gptj_config,
+    "phi": phi_config,
+    "phi3": phi3_config,
+    "falcon": falcon_config,
+    "starcoder2": starcoder2_config,
+    "bloom": bloom_config,
+    "mpt": mpt_config,
 }
 """One configuration of every family."""
 
@@ -145,6 +229,45 @@ VARIANTS: dict[str, PreTrainedConfig] = {
     "opt_norm_after_narrow": opt_config(do_layer_norm_before=False, word_embed_proj_dim=32),
     "opt_plain": opt_config(enable_bias=False, activation_function="gelu"),
     "gpt2_scaled": gpt2_config(scale_attn_by_inverse_layer_idx=True, n_inner=72),
+    "gpt_neox_sequential": gpt_neox_config(use_parallel_residual=False, rotary_emb_base=500.0),
+    "gpt_neox_no_attention_bias": gpt_neox_config(attention_bias=False, rotary_pct=1.0),
+    "gpt_neox_linear": gpt_neox_config(rope_parameters=rope("linear", factor=2.0)),
+    "gptj_tied": gptj_config(tie_word_embeddings=True, rotary_dim=16, n_inner=72),
+    "phi_qk_norm": phi_config(qk_layernorm=True, partial_rotary_factor=0.25),
+    "phi3_window": phi3_config(
+        sliding_window=9, partial_rotary_factor=1.0, tie_word_embeddings=True
+    ),
+    "phi3_longrope": phi3_config(
+        rope_parameters=rope(
+            "longrope",
+            factor=4.0,
+            short_factor=[1.0 + 0.1 * i for i in range(6)],
+            long_factor=[2.0 + 0.5 * i for i in range(6)],
+        ),
+        original_max_position_embeddings=256,
+    ),
+    "falcon_groups": falcon_config(
+        new_decoder_architecture=True, num_kv_heads=2, tie_word_embeddings=False
+    ),
+    "falcon_groups_one_norm": falcon_config(
+        new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
+    ),
+    "falcon_all_heads_sequential": falcon_config(multi_query=False, parallel_attn=False, bias=True),
+    "falcon_alibi": falcon_config(
+        alibi=True, multi_query=False, parallel_attn=False, hidden_size=48, num_attention_heads=6
+    ),
+    "starcoder2_plain": starcoder2_config(
+        sliding_window=None, use_bias=False, tie_word_embeddings=False
+    ),
+    "bloom_residual_after_norm": bloom_config(
+        apply_residual_connection_post_layernorm=True, hidden_size=48, n_head=6
+    ),
+    "mpt_clipped": mpt_config(
+        d_model=48,
+        n_heads=6,
+        attn_config={"clip_qkv": 1.5, "softmax_scale": 0.4},
+        tie_word_embeddings=False,
+    ),
 }
 """Every family, and every switch that changes its arithmetic."""
 

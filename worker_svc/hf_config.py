@@ -47,6 +47,10 @@ class HfConfig:
         """Return the keys of this object."""
         return list(self._values)
 
+    def spelling(self, *keys: str) -> str:
+        """Return the first of several names of one key that is present, else the first."""
+        return next((key for key in keys if key in self), keys[0])
+
     def error(self, key: str, problem: str) -> ModelLoadError:
         """Return the error that says what is wrong with a key of this object."""
         return ModelLoadError(f"{self._origin}: {key}: {problem}")

@@ -62,7 +62,7 @@ def quantized(directory: Path) -> None:
 BREAKAGES: list[tuple[Callable[[Path], None], tuple[str, ...]]] = [
     (no_config, ("config.json",)),
     (config_not_json, ("config.json",)),
-    (unsupported_architecture, ("MambaForCausalLM", "LlamaForCausalLM")),
+    (unsupported_architecture, ("MambaForCausalLM", "attention interface")),
     (wrong_shape, ("shape",)),
     (pickle_only, ("pytorch_model.bin", "safetensors")),
     (no_weights, ("safetensors",)),

@@ -23,10 +23,12 @@ def load_runner(
     block_size: int = 16,
     num_blocks: int = 400,
     max_model_len: int | None = None,
+    parallel: ParallelGroup | None = None,
 ) -> ModelRunner:
-    """A runner of one rank."""
+    """A runner of one rank, alone unless `parallel` says otherwise."""
     spec = LoadSpec(str(directory), dtype, max_model_len)
-    return ModelRunner(load_model(spec, "test", ParallelGroup()), block_size, num_blocks)
+    loaded = load_model(spec, "test", parallel or ParallelGroup())
+    return ModelRunner(loaded, block_size, num_blocks)
 
 
 class Driver:

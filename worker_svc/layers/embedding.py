@@ -62,14 +62,22 @@ class ParallelLMHead:
         weight: [ids of this rank, hidden_size]; the embedding's own table where they are tied.
         vocab_size: over all ranks.
         parallel: the group.
+        bias: [ids of this rank] or None.
     """
 
-    def __init__(self, weight: torch.Tensor, vocab_size: int, parallel: ParallelGroup) -> None:
-        share = _vocab_share(vocab_size, parallel)
-        if weight.shape[0] < share:
-            # Every rank sends the same number of columns.
-            weight = functional.pad(weight, (0, 0, 0, share - weight.shape[0]))
-        self._linear = InvariantLinear(weight, None)
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        vocab_size: int,
+        parallel: ParallelGroup,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        # Every rank sends the same number of columns.
+        missing = _vocab_share(vocab_size, parallel) - weight.shape[0]
+        if missing > 0:
+            weight = functional.pad(weight, (0, 0, 0, missing))
+            bias = None if bias is None else functional.pad(bias, (0, missing))
+        self._linear = InvariantLinear(weight, bias)
         self._vocab_size = vocab_size
         self._parallel = parallel
 
@@ -81,6 +89,34 @@ class ParallelLMHead:
         ids = _vocab_range(vocab_size, parallel)
         weight = weights.load(f"{name}.weight", (vocab_size, hidden_size), (ids,))
         return cls(weight, vocab_size, parallel)
+
+    @classmethod
+    def tied_or_own(
+        cls,
+        weights: Weights,
+        name: str,
+        embedding: VocabParallelEmbedding,
+        parallel: ParallelGroup,
+        *,
+        tied: bool,
+        bias: bool = False,
+    ) -> "ParallelLMHead":
+        """Return a head with the embedding's weights, or with its own of the same shape.
+
+        Args:
+            weights: scope of the head.
+            name: of the head.
+            embedding: of the same vocabulary.
+            parallel: the group.
+            tied: whether the weights are the embedding's.
+            bias: whether the head has one, which is always its own.
+        """
+        vocab_size, ids = embedding.vocab_size, _vocab_range(embedding.vocab_size, parallel)
+        weight = embedding.weight
+        if not tied:
+            weight = weights.load(f"{name}.weight", (vocab_size, weight.shape[1]), (ids,))
+        own_bias = weights.load(f"{name}.bias", (vocab_size,), (ids,)) if bias else None
+        return cls(weight, vocab_size, parallel, own_bias)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [rows, vocab_size] float32.

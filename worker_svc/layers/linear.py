@@ -166,6 +166,8 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         names: of three stored layers (query, key, value), or of one that holds all three.
         bias: whether they have one.
         transposed: stored as [in, out].
+        grouped: the one layer holds, for each key/value head in turn, the query heads that read it,
+            the key and the value; else all queries, all keys, all values.
     """
 
     def __init__(
@@ -177,24 +179,11 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         *,
         bias: bool,
         transposed: bool = False,
+        grouped: bool = False,
     ) -> None:
         self._head_dim = heads.head_dim
         self._head_counts = [len(heads.heads), len(heads.kv_heads), len(heads.kv_heads)]
-        sizes = [
-            count * heads.head_dim
-            for count in (heads.total_heads, heads.total_kv_heads, heads.total_kv_heads)
-        ]
-        shares = [heads.heads, heads.kv_heads, heads.kv_heads]
-        sources = []
-        first_row = 0
-        for index, (size, share) in enumerate(zip(sizes, shares, strict=True)):
-            start, stop = share.start * heads.head_dim, share.stop * heads.head_dim
-            if len(names) == 1:
-                rows = range(first_row + start, first_row + stop)
-                sources.append(LinearSource(names[0], sum(sizes), rows))
-            else:
-                sources.append(LinearSource(names[index], size, range(start, stop)))
-            first_row += size
+        sources = _grouped_sources(names[0], heads) if grouped else _stacked_sources(names, heads)
         super().__init__(weights, sources, hidden_size, bias=bias, transposed=transposed)
 
     def split_heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -205,6 +194,40 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         heads = self(x).view(x.shape[0], -1, self._head_dim)
         query, key, value = torch.split_with_sizes(heads, self._head_counts, dim=1)
         return query, key, value
+
+
+def _stacked_sources(
+    names: tuple[str] | tuple[str, str, str], heads: HeadShare
+) -> list[LinearSource]:
+    """Return this rank's rows of layers that hold whole queries, keys and values one by one."""
+    sizes = [
+        count * heads.head_dim
+        for count in (heads.total_heads, heads.total_kv_heads, heads.total_kv_heads)
+    ]
+    shares = [heads.heads, heads.kv_heads, heads.kv_heads]
+    sources = []
+    first_row = 0
+    for index, (size, share) in enumerate(zip(sizes, shares, strict=True)):
+        start, stop = share.start * heads.head_dim, share.stop * heads.head_dim
+        if len(names) == 1:
+            rows = range(first_row + start, first_row + stop)
+            sources.append(LinearSource(names[0], sum(sizes), rows))
+        else:
+            sources.append(LinearSource(names[index], size, range(start, stop)))
+        first_row += size
+    return sources
+
+
+def _grouped_sources(name: str, heads: HeadShare) -> list[LinearSource]:
+    """Return this rank's rows of a layer stored as [kv_heads, queries + key + value, head_dim]."""
+    queries = heads.total_heads // heads.total_kv_heads
+    group = queries + 2
+    slots = [head // queries * group + head % queries for head in heads.heads]
+    slots += [head * group + queries for head in heads.kv_heads]
+    slots += [head * group + queries + 1 for head in heads.kv_heads]
+    size = heads.head_dim
+    total_rows = heads.total_kv_heads * group * size
+    return [LinearSource(name, total_rows, range(slot * size, (slot + 1) * size)) for slot in slots]
 
 
 class RowParallelLinear:

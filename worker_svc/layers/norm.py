@@ -29,17 +29,34 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """(x - mean) / std * weight + bias over the last dimension. Source: Ba et al., 2016."""
+    """(x - mean) / std * weight + bias over the last dimension. Source: Ba et al., 2016.
+
+    Args:
+        weights: scope of the norm.
+        name: of the norm.
+        size: of the last dimension.
+        eps: added to the variance.
+        affine: whether there are a weight and a bias.
+        bias: whether there is a bias beside the weight.
+    """
 
     def __init__(
-        self, weights: Weights, name: str, size: int, eps: float, affine: bool = True
+        self,
+        weights: Weights,
+        name: str,
+        size: int,
+        eps: float,
+        affine: bool = True,
+        *,
+        bias: bool = True,
     ) -> None:
+        self._bias: torch.Tensor | None = None
         if affine:
             self._weight = weights.load(f"{name}.weight", (size,))
-            self._bias: torch.Tensor | None = weights.load(f"{name}.bias", (size,))
+            if bias:
+                self._bias = weights.load(f"{name}.bias", (size,))
         else:
             self._weight = torch.ones(size, dtype=weights.dtype)
-            self._bias = None
         self._eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,7 @@ class RopeParameters:
         max_position_embeddings: of the model.
         original_max_position_embeddings: length of the model before it was stretched.
         section: the configuration's own numbers of this kind.
+        partial_rotary_factor: share of a head's features that are rotated.
     """
 
     kind: str
@@ -34,28 +35,60 @@ class RopeParameters:
     max_position_embeddings: int
     original_max_position_embeddings: int
     section: HfConfig
+    partial_rotary_factor: float = 1.0
 
     @classmethod
-    def read(cls, hf: HfConfig, max_position_embeddings: int) -> "RopeParameters":
+    def read(
+        cls,
+        hf: HfConfig,
+        max_position_embeddings: int,
+        *,
+        default_theta: float = DEFAULT_THETA,
+        default_partial_factor: float | None = None,
+    ) -> "RopeParameters":
         """Read `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before).
+
+        Args:
+            hf: the model's configuration.
+            max_position_embeddings: of the model.
+            default_theta: base of the wavelengths where the configuration names none.
+            default_partial_factor: share of a head to rotate where the configuration names none;
+                None for families that rotate whole heads only.
 
         Raises:
             ModelLoadError: a kind that is not served, or a bad number.
         """
         section = hf.section("rope_parameters" if "rope_parameters" in hf else "rope_scaling")
         kind = section.text("rope_type", section.text("type", "default"))
+        kind = _ALIASES.get(kind, kind)
         if kind not in _FREQUENCIES:
             raise section.error(
                 "rope_type", f"{kind!r} is not served here; those served: {', '.join(KINDS)}"
             )
-        for source in (section, hf):
-            if source.number("partial_rotary_factor", 1.0) != 1.0:
-                raise source.error("partial_rotary_factor", "only 1.0 is served for this family")
+        named_in = section if "partial_rotary_factor" in section else hf
+        default_factor = 1.0 if default_partial_factor is None else default_partial_factor
+        partial_factor = named_in.number("partial_rotary_factor", default_factor)
+        if default_partial_factor is None and partial_factor != 1.0:
+            raise named_in.error("partial_rotary_factor", "only 1.0 is served for this family")
         original = section.integer("original_max_position_embeddings", max_position_embeddings)
         if "original_max_position_embeddings" in hf:
             original = hf.integer("original_max_position_embeddings")
-        theta = section.number("rope_theta", hf.number("rope_theta", DEFAULT_THETA))
-        return cls(kind, theta, max_position_embeddings, original, section)
+        theta = section.number("rope_theta", hf.number("rope_theta", default_theta))
+        return cls(kind, theta, max_position_embeddings, original, section, partial_factor)
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Return how many features of a head are rotated, the first ones.
+
+        Raises:
+            ModelLoadError: not an even number from 2 to `head_dim`.
+        """
+        dim = int(head_dim * self.partial_rotary_factor)
+        if dim % 2 != 0 or not 2 <= dim <= head_dim:
+            raise self.section.error(
+                "partial_rotary_factor",
+                f"must leave an even number of {head_dim} features to rotate, got {dim}",
+            )
+        return dim
 
     @property
     def max_context(self) -> int:
@@ -179,5 +212,8 @@ _FREQUENCIES: dict[str, Callable[[RopeParameters, int, int], tuple[torch.Tensor,
     "llama3": _llama3,
     "longrope": _longrope,
 }
+
+# What Phi-3 was first published with.
+_ALIASES = {"su": "longrope"}
 
 KINDS: tuple[str, ...] = tuple(_FREQUENCIES)

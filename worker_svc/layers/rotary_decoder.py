@@ -45,6 +45,8 @@ class RotaryDecoderConfig:
         mlp_bias: whether the MLP's layers have one.
         has_qk_norm: whether each head's query and key are normed before they are rotated.
         sliding_windows: [num_layers] tokens each layer sees; None sees all.
+        fused_projections: whether query, key and value are stored as one layer, qkv_proj, and the
+            MLP's gate and up as another, gate_up_proj.
     """
 
     vocab_size: int
@@ -63,6 +65,7 @@ class RotaryDecoderConfig:
     mlp_bias: bool
     has_qk_norm: bool
     sliding_windows: tuple[int | None, ...]
+    fused_projections: bool = False
 
     @property
     def max_position_embeddings(self) -> int:
@@ -90,7 +93,7 @@ class RotaryAttention:
             weights,
             config.hidden_size,
             heads,
-            ("q_proj", "k_proj", "v_proj"),
+            ("qkv_proj",) if config.fused_projections else ("q_proj", "k_proj", "v_proj"),
             bias=config.qkv_bias,
         )
         self._qk_norms: tuple[RMSNorm, RMSNorm] | None = None
@@ -132,11 +135,16 @@ class GatedMLP:
     ) -> None:
         inner = config.intermediate_size
         own = parallel.part("intermediate_size", inner)
+        if config.fused_projections:
+            own_up = range(inner + own.start, inner + own.stop)
+            sources = (
+                LinearSource("gate_up_proj", 2 * inner, own),
+                LinearSource("gate_up_proj", 2 * inner, own_up),
+            )
+        else:
+            sources = LinearSource("gate_proj", inner, own), LinearSource("up_proj", inner, own)
         self._gate_up_proj = MergedColumnParallelLinear(
-            weights,
-            (LinearSource("gate_proj", inner, own), LinearSource("up_proj", inner, own)),
-            config.hidden_size,
-            bias=config.mlp_bias,
+            weights, sources, config.hidden_size, bias=config.mlp_bias
         )
         self._activation = gated_activation(config.activation)
         self._down_proj = RowParallelLinear(
@@ -191,7 +199,8 @@ class RotaryDecoder:
         self._embed_tokens = VocabParallelEmbedding(
             body, "embed_tokens", config.vocab_size, config.hidden_size, parallel
         )
-        rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len)
+        rotary_dim = config.rope.rotary_dim(config.head_dim)
+        rotary = RotaryEmbedding(config.rope, rotary_dim, max_model_len)
         layers = body.scope("layers")
         self._layers = [
             RotaryDecoderLayer(config, layers.scope(str(index)), self.heads, rotary, index)

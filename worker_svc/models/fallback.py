@@ -78,7 +78,10 @@ def read_fallback(hf: HfConfig) -> FallbackConfig:
         raise ModelLoadError(f"{hf.directory}: config.json: {one_line(error)}") from error
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     if causal != architecture or getattr(config, "is_encoder_decoder", False):
-        raise ModelLoadError(f"architecture {architecture} is not served: not a causal decoder")
+        raise ModelLoadError(
+            f"architecture {architecture} is not served: model_type {config.model_type} has no "
+            "causal decoder of that name"
+        )
     if not model_class._supports_attention_backend:
         raise ModelLoadError(
             f"architecture {architecture} is not served: its attention does not go through "
@@ -260,17 +263,27 @@ class FallbackForCausalLM:
         return ModelLoadError(f"architecture {self._config.architecture} is not served: {reason}")
 
 
+class _BodyOutput(tuple[torch.Tensor]):
+    """What a body returns, with nothing but the hidden states in it."""
+
+    @property
+    def last_hidden_state(self) -> torch.Tensor:
+        """[1, rows, hidden_size]."""
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        """Whatever else heads pass on: caches, attention weights, routing."""
+        return
+
+
 class _Hidden(nn.Module):
     """Stands for a body that has run already."""
 
     value: torch.Tensor
 
-    def forward(self, *_: Any, **__: Any) -> Any:
+    def forward(self, *_: Any, **__: Any) -> _BodyOutput:
         """Return the hidden states that were set."""
-        # Its fields are all that heads of decoders look at.
-        from transformers.modeling_outputs import MoeModelOutputWithPast
-
-        return MoeModelOutputWithPast(last_hidden_state=self.value)
+        return _BodyOutput((self.value,))
 
 
 class _RowwiseLinear(nn.Module):

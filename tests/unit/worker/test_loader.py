@@ -13,8 +13,10 @@ from tests.factories import (
     CONFIGS,
     EOS_TOKEN_ID,
     MAX_POSITIONS,
+    bloom_config,
     edit_config,
     gpt2_config,
+    gpt_neox_config,
     llama_config,
     opt_config,
     random_model,
@@ -83,7 +85,13 @@ def test_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "prefix"), [(gpt2_config(), "transformer."), (opt_config(), "model.")]
+    ("config", "prefix"),
+    [
+        (gpt2_config(), "transformer."),
+        (opt_config(), "model."),
+        (gpt_neox_config(), "gpt_neox."),
+        (bloom_config(), "transformer."),
+    ],
 )
 def test_checkpoint_saved_without_its_head(config: object, prefix: str, tmp_path: Path) -> None:
     save_model(tmp_path, config)  # type: ignore[arg-type]
@@ -94,6 +102,19 @@ def test_checkpoint_saved_without_its_head(config: object, prefix: str, tmp_path
             tensors[name.removeprefix(prefix)] = tensors.pop(name)
 
     edit_weights(tmp_path, strip)
+    assert Driver(load_runner(tmp_path)).generate([PROMPT], 8) == expected
+
+
+@pytest.mark.parametrize("name", ["embed_out.weight", "lm_head.weight"])
+def test_head_of_gpt_neox_under_either_name(name: str, tmp_path: Path) -> None:
+    save_model(tmp_path, gpt_neox_config())
+    expected = Driver(load_runner(tmp_path)).generate([PROMPT], 8)
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        [head] = [each for each in ("embed_out.weight", "lm_head.weight") if each in tensors]
+        tensors[name] = tensors.pop(head)
+
+    edit_weights(tmp_path, rename)
     assert Driver(load_runner(tmp_path)).generate([PROMPT], 8) == expected
 
 
@@ -219,8 +240,11 @@ def shard_lacks_a_tensor(path: Path) -> None:
         (no_config, "no config.json"),
         (config_not_json, "config.json: not readable as JSON"),
         (config_not_an_object, "must hold a JSON object"),
-        (no_architecture, "architectures: is missing; must name one of LlamaForCausalLM"),
-        (unsupported_architecture, "architecture MambaForCausalLM is not served; those served: L"),
+        (no_architecture, "architectures: is missing; must name LlamaForCausalLM"),
+        (
+            unsupported_architecture,
+            "architecture MambaForCausalLM is not served: model_type llama has",
+        ),
         (missing_key, "num_hidden_layers: is missing"),
         (wrong_type, "hidden_size: must be a positive integer, got '64'"),
         (quantized, r"quantized weights \(awq\) are not served"),

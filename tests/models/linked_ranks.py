@@ -1,0 +1,64 @@
+"""Ranks of a tensor-parallel group as threads of one process, without torch.distributed."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from worker_svc.parallel import ParallelGroup
+
+T = TypeVar("T")
+
+TIMEOUT_S = 60
+
+
+class Exchange:
+    """Where the ranks lay down a tensor each and pick up everybody's."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=TIMEOUT_S)
+        self._parts: list[torch.Tensor] = [torch.empty(0)] * size
+
+    def gather(self, rank: int, part: torch.Tensor) -> list[torch.Tensor]:
+        self._parts[rank] = part
+        self.barrier.wait()
+        parts = [each.clone() for each in self._parts]
+        self.barrier.wait()
+        assert len({(each.shape, each.dtype) for each in parts}) == 1
+        return parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkedRank(ParallelGroup):
+    """A rank that meets the others in an Exchange; sums and joins as the real one does."""
+
+    exchange: Exchange
+
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
+        return values.copy_(self.exchange.gather(self.rank, values)[0])
+
+    def _all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        return self.exchange.gather(self.rank, part)
+
+
+def run_ranks(size: int, work: Callable[[ParallelGroup], T]) -> list[T]:
+    """Return what `work` returns on each rank; all run at once."""
+    exchange = Exchange(size)
+
+    def run(rank: int) -> T:
+        try:
+            return work(LinkedRank(rank, size, exchange=exchange))
+        except BaseException:
+            exchange.barrier.abort()  # the others would wait for this rank
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(run, rank) for rank in range(size)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    return [future.result() for future in futures]

@@ -1,0 +1,110 @@
+"""Decoders that transformers runs: the same tokens as a family of our own, and who is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GptOssConfig, MambaConfig, PreTrainedConfig, T5Config
+
+from quire.errors import ModelLoadError
+from tests.factories import (
+    FALLBACKS,
+    VOCAB_SIZE,
+    edit_config,
+    gpt2_config,
+    llama_config,
+    mistral_config,
+    save_model,
+)
+from tests.models.driver import Driver, load_runner
+from worker_svc.layers.attention import PagedAttention
+from worker_svc.models import attention_interface
+from worker_svc.models.fallback import FallbackForCausalLM
+from worker_svc.models.registry import FAMILIES
+from worker_svc.parallel import ParallelGroup
+
+PROMPTS = [[5, 9, 77, 30], list(range(20, 60))]
+
+
+@pytest.mark.parametrize("make", [llama_config, mistral_config, gpt2_config])
+def test_a_family_of_our_own_gives_the_same_tokens(
+    make: Callable[..., PreTrainedConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path, make())
+    own = Driver(load_runner(tmp_path)).generate(PROMPTS, 20)
+    monkeypatch.setattr("worker_svc.models.registry.FAMILIES", {})
+    runner = load_runner(tmp_path)
+    assert isinstance(runner._model, FallbackForCausalLM)
+    assert Driver(runner).generate(PROMPTS, 20) == own
+    assert FAMILIES, "the real families are untouched"
+
+
+def gpt_oss() -> PreTrainedConfig:
+    return GptOssConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )
+
+
+def mamba() -> PreTrainedConfig:
+    return MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (mamba, "MambaForCausalLM is not served: its attention does not go through"),
+        (gpt_oss, "GptOssForCausalLM is not served: its attention uses s_aux"),
+    ],
+)
+def test_what_the_kernels_do_not_serve_is_refused_by_name(
+    make: Callable[[], PreTrainedConfig], reason: str, tmp_path: Path
+) -> None:
+    save_model(tmp_path, make())
+    with pytest.raises(ModelLoadError, match=reason):
+        load_runner(tmp_path)
+
+
+def test_what_is_no_decoder_is_refused_by_name(tmp_path: Path) -> None:
+    save_model(tmp_path, llama_config())
+    T5Config(architectures=["T5ForConditionalGeneration"]).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="T5ForConditionalGeneration is not served: model_ty"):
+        load_runner(tmp_path)
+    edit_config(tmp_path, architectures=["HomeGrownForCausalLM"])
+    with pytest.raises(ModelLoadError, match="HomeGrownForCausalLM is not served: transformers"):
+        load_runner(tmp_path)
+
+
+def test_a_model_that_computes_differently_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WithoutWindow(PagedAttention):
+        def __init__(self, layer: int, scale: float, window: int | None, **options: Any) -> None:
+            super().__init__(layer, scale, None, **options)
+
+    save_model(tmp_path, mistral_config())
+    monkeypatch.setattr("worker_svc.models.registry.FAMILIES", {})
+    monkeypatch.setattr(attention_interface, "PagedAttention", WithoutWindow)
+    with pytest.raises(ModelLoadError, match="its logits are off by"):
+        load_runner(tmp_path)
+
+
+def test_several_workers_are_refused(tmp_path: Path) -> None:
+    from worker_svc.hf_config import HfConfig
+    from worker_svc.models.fallback import read_fallback
+    from worker_svc.weights import SafetensorsCheckpoint, Weights
+
+    save_model(tmp_path, FALLBACKS["olmo2"]())
+    config = read_fallback(HfConfig.read(tmp_path / "config.json"))
+    weights = Weights(SafetensorsCheckpoint(tmp_path), torch.float32)
+    with pytest.raises(ModelLoadError, match="one worker only, got tensor_parallel_size 2"):
+        FallbackForCausalLM(config, weights, ParallelGroup(0, 2), 64)

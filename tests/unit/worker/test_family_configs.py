@@ -1,0 +1,163 @@
+"""config.json of the families: what is refused by name, and older names of the same key."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedConfig
+
+from quire.errors import ModelLoadError
+from tests.factories import (
+    bloom_config,
+    edit_config,
+    falcon_config,
+    gpt_neox_config,
+    gptj_config,
+    mpt_config,
+    phi3_config,
+    phi_config,
+    rope,
+    save_model,
+    starcoder2_config,
+)
+from tests.models.driver import Driver, load_runner
+
+PROMPT = [5, 9, 77, 30]
+LONGROPE_FACTORS = {"short_factor": [1.5] * 6, "long_factor": [2.5] * 6}
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "message"),
+    [
+        (
+            gpt_neox_config,
+            {"rope_parameters": None, "rotary_pct": 0.2},
+            "partial_rotary_factor: must leave an even number of 16 features to rotate, got 3",
+        ),
+        (
+            gpt_neox_config,
+            {"rope_parameters": None, "rotary_pct": 1.5},
+            "partial_rotary_factor: must leave an even number of 16 features to rotate, got 24",
+        ),
+        (gptj_config, {"rotary_dim": 7}, "rotary_dim: must be even and at most 16, got 7"),
+        (gptj_config, {"rotary_dim": 18}, "rotary_dim: must be even and at most 16, got 18"),
+        (
+            phi3_config,
+            {"rope_parameters": rope("yarn", factor=2.0)},
+            "rope_type: 'yarn' is not served for this family",
+        ),
+        (
+            falcon_config,
+            {"new_decoder_architecture": True, "parallel_attn": False},
+            "parallel_attn: false is not served with new_decoder_architecture",
+        ),
+        (
+            falcon_config,
+            {"num_ln_in_parallel_attn": 2},
+            "num_ln_in_parallel_attn: without new_decoder_architecture only 1 is served, got 2",
+        ),
+        (
+            falcon_config,
+            {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 3},
+            "num_ln_in_parallel_attn: 1 or 2 are served, got 3",
+        ),
+        (
+            starcoder2_config,
+            {"rope_parameters": None, "partial_rotary_factor": 0.5},
+            "partial_rotary_factor: only 1.0 is served for this family",
+        ),
+        (
+            bloom_config,
+            {"slow_but_exact": True, "pretraining_tp": 2},
+            "slow_but_exact: true with pretraining_tp above 1 is not served",
+        ),
+        (mpt_config, {"attn_config": {"alibi": False}}, "attn_config: alibi: false is not served"),
+        (
+            mpt_config,
+            {"attn_config": {"prefix_lm": True}},
+            "attn_config: prefix_lm: true is not served",
+        ),
+        (mpt_config, {"attn_config": {"qk_ln": True}}, "attn_config: qk_ln: true is not served"),
+        (
+            mpt_config,
+            {"attn_config": {"attn_type": "multiquery_attention"}},
+            "attn_config: attn_type: 'multiquery_attention' is not served",
+        ),
+        (mpt_config, {"no_bias": False}, "no_bias: false is not served"),
+        (mpt_config, {"logit_scale": "inv_sqrt_d_model"}, "logit_scale: is not served"),
+        (mpt_config, {"norm_type": "rmsnorm"}, "norm_type: must be layernorm or .*'rmsnorm'"),
+        (mpt_config, {"expansion_ratio": 2}, "expansion_ratio: only 4 is served, got 2"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_refused_by_name(
+    make: Callable[..., PreTrainedConfig], changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    save_model(tmp_path, make())
+    load_runner(tmp_path)
+    edit_config(tmp_path, **changes)
+    with pytest.raises(ModelLoadError, match=message):
+        load_runner(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (
+            partial(gpt_neox_config, rotary_emb_base=500),
+            {"rope_parameters": None, "rotary_pct": 0.5, "rotary_emb_base": 500},
+        ),
+        (
+            gptj_config,
+            {
+                "n_embd": None,
+                "hidden_size": 64,
+                "n_head": None,
+                "num_attention_heads": 4,
+                "n_layer": None,
+                "num_hidden_layers": 3,
+                "n_positions": None,
+                "max_position_embeddings": 256,
+            },
+        ),
+        (
+            partial(phi_config, partial_rotary_factor=0.25),
+            {"rope_parameters": None, "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
+        ),
+        (
+            partial(
+                phi3_config,
+                max_position_embeddings=8192,
+                rope_parameters=rope("longrope", **LONGROPE_FACTORS),
+            ),
+            {
+                "rope_parameters": None,
+                "original_max_position_embeddings": None,
+                "rope_scaling": {"type": "su", **LONGROPE_FACTORS},
+                "partial_rotary_factor": 0.75,
+            },
+        ),
+        (falcon_config, {"hidden_size": None, "n_embed": 64}),
+        (
+            bloom_config,
+            {
+                "hidden_size": None,
+                "n_embed": 64,
+                "n_head": None,
+                "num_attention_heads": 4,
+                "n_layer": None,
+                "num_hidden_layers": 3,
+            },
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_older_names_mean_the_same(
+    make: Callable[..., PreTrainedConfig], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    save_model(tmp_path, make())
+    expected = Driver(load_runner(tmp_path)).generate([PROMPT], 8)
+    edit_config(tmp_path, **changes)
+    assert Driver(load_runner(tmp_path)).generate([PROMPT], 8) == expected

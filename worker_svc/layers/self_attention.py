@@ -1,0 +1,58 @@
+"""Self-attention of a layer, put together from the parts a family has."""
+
+from collections.abc import Callable
+
+import torch
+
+from worker_svc.layers.attention import AttentionMetadata, PagedAttention
+from worker_svc.layers.linear import QKVParallelLinear, RowParallelLinear
+from worker_svc.layers.rotary import RotaryEmbedding
+
+HeadNorm = Callable[[torch.Tensor], torch.Tensor]
+
+
+class SelfAttention:
+    """Projects to heads, attends, and projects back.
+
+    Args:
+        qkv: from hidden states to query, key and value.
+        attention: over the layer's cache.
+        out: from heads to hidden states.
+        rotary: turns query and key by their position; None where a bias tells positions apart.
+        qk_norms: of each head's query and of its key, before they are turned; None for none.
+    """
+
+    def __init__(
+        self,
+        qkv: QKVParallelLinear,
+        attention: PagedAttention,
+        out: RowParallelLinear,
+        *,
+        rotary: RotaryEmbedding | None = None,
+        qk_norms: tuple[HeadNorm, HeadNorm] | None = None,
+    ) -> None:
+        self._qkv = qkv
+        self._attention = attention
+        self._out = out
+        self._rotary = rotary
+        self._qk_norms = qk_norms
+
+    def __call__(
+        self, hidden: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Return [rows, hidden_size].
+
+        Mutates: the layer's cache.
+
+        Args:
+            hidden: [rows, hidden_size].
+            positions: [rows] int64.
+            metadata: of the step.
+        """
+        query, key, value = self._qkv.split_heads(hidden)
+        if self._qk_norms is not None:
+            query_norm, key_norm = self._qk_norms
+            query, key = query_norm(query), key_norm(key)
+        if self._rotary is not None:
+            self._rotary(positions, query, key)
+        return self._out(self._attention(query, key, value, metadata))

@@ -1,0 +1,140 @@
+"""BLOOM: ALiBi, normed embeddings, biases everywhere, tied head."""
+
+from dataclasses import dataclass
+
+import torch
+
+from worker_svc.hf_config import HfConfig
+from worker_svc.layers.alibi import alibi_slopes
+from worker_svc.layers.attention import AttentionMetadata, PagedAttention
+from worker_svc.layers.decoder_stack import DecoderLayer, DecoderStack, StackConfig
+from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
+from worker_svc.layers.norm import LayerNorm
+from worker_svc.layers.plain_mlp import PlainMLP
+from worker_svc.layers.residual import SequentialLayer
+from worker_svc.layers.self_attention import SelfAttention
+from worker_svc.parallel import ParallelGroup
+from worker_svc.weights import Weights
+
+DEFAULT_POSITIONS = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BloomConfig(StackConfig):
+    """Sizes and switches of a BLOOM.
+
+    Attributes:
+        residual_after_norm: whether attention and MLP add to the normed stream they read.
+    """
+
+    residual_after_norm: bool
+
+
+def read_bloom(hf: HfConfig) -> BloomConfig:
+    """Return a BloomForCausalLM configuration.
+
+    Raises:
+        ModelLoadError: a key is missing, wrong or not served.
+    """
+    if hf.flag("slow_but_exact", False) and hf.integer("pretraining_tp", 1) > 1:
+        raise hf.error("slow_but_exact", "true with pretraining_tp above 1 is not served")
+    hidden_size = hf.integer(hf.spelling("n_embed", "hidden_size"), 64)
+    num_heads = hf.integer(hf.spelling("num_attention_heads", "n_head"), 8)
+    # Not the end of ALiBi, which has none, but of what the model was trained on.
+    max_positions = hf.integer("seq_length", DEFAULT_POSITIONS)
+    return BloomConfig(
+        vocab_size=hf.integer("vocab_size", 250880),
+        max_position_embeddings=max_positions,
+        max_context=max_positions,
+        hidden_size=hidden_size,
+        inner_size=4 * hidden_size,
+        num_layers=hf.integer(hf.spelling("num_hidden_layers", "n_layer"), 2),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        norm_eps=hf.number("layer_norm_epsilon", 1e-5),
+        activation="gelu_new",
+        tie_word_embeddings=hf.flag("tie_word_embeddings", True),
+        residual_after_norm=hf.flag("apply_residual_connection_post_layernorm", False),
+    )
+
+
+class NormedResidualLayer:
+    """norm(x) + attention(norm(x)), then the same with the MLP: x itself goes no further."""
+
+    def __init__(
+        self,
+        attention_norm: LayerNorm,
+        attention: SelfAttention,
+        mlp_norm: LayerNorm,
+        mlp: PlainMLP,
+    ) -> None:
+        self._attention_norm = attention_norm
+        self._attention = attention
+        self._mlp_norm = mlp_norm
+        self._mlp = mlp
+
+    def __call__(
+        self, residual: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Return the residual stream [rows, hidden_size] after this layer."""
+        normed = self._attention_norm(residual)
+        normed = self._mlp_norm(normed + self._attention(normed, positions, metadata))
+        return normed + self._mlp(normed)
+
+
+def build_bloom(
+    config: BloomConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
+) -> DecoderStack:
+    """Return the model with its weights loaded.
+
+    Raises:
+        ModelLoadError: a tensor is missing or misshapen, or the ranks cannot share a layer.
+    """
+    size, eps = config.hidden_size, config.norm_eps
+    heads = config.head_share(parallel)
+    body = weights.scope_if_present("transformer", "word_embeddings.weight")
+    embedding = VocabParallelEmbedding(body, "word_embeddings", config.vocab_size, size, parallel)
+    layers = body.scope("h")
+    return DecoderStack(
+        heads,
+        embedding,
+        [
+            _layer(config, layers.scope(str(index)), heads, index)
+            for index in range(config.num_layers)
+        ],
+        LayerNorm(body, "ln_f", size, eps),
+        ParallelLMHead.tied_or_own(
+            weights, "lm_head", embedding, parallel, tied=config.tie_word_embeddings
+        ),
+        embedding_norm=LayerNorm(body, "word_embeddings_layernorm", size, eps),
+    )
+
+
+def _layer(
+    config: BloomConfig, weights: Weights, heads: HeadShare, layer_index: int
+) -> DecoderLayer:
+    size = config.hidden_size
+    attn = weights.scope("self_attention")
+    attention = SelfAttention(
+        QKVParallelLinear(attn, size, heads, ("query_key_value",), bias=True, grouped=True),
+        PagedAttention(layer_index, heads.head_dim**-0.5, alibi_slopes=alibi_slopes(heads)),
+        RowParallelLinear(attn, "dense", size, size, heads.parallel, bias=True),
+    )
+    mlp = PlainMLP(
+        weights.scope("mlp"),
+        ("dense_h_to_4h", "dense_4h_to_h"),
+        size,
+        config.inner_size,
+        config.activation,
+        heads.parallel,
+        bias=True,
+    )
+    layer = NormedResidualLayer if config.residual_after_norm else SequentialLayer
+    return layer(
+        LayerNorm(weights, "input_layernorm", size, config.norm_eps),
+        attention,
+        LayerNorm(weights, "post_attention_layernorm", size, config.norm_eps),
+        mlp,
+    )

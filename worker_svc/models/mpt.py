@@ -1,0 +1,170 @@
+"""MPT: ALiBi with a slope of its own choice, no bias anywhere, queries, keys and values clipped."""
+
+from dataclasses import dataclass
+
+import torch
+
+from worker_svc.hf_config import HfConfig
+from worker_svc.layers.alibi import DEFAULT_BIAS_MAX, alibi_slopes
+from worker_svc.layers.attention import PagedAttention
+from worker_svc.layers.decoder_stack import DecoderLayer, DecoderStack, StackConfig
+from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
+from worker_svc.layers.norm import LayerNorm
+from worker_svc.layers.plain_mlp import PlainMLP
+from worker_svc.layers.residual import SequentialLayer
+from worker_svc.layers.self_attention import SelfAttention
+from worker_svc.parallel import ParallelGroup
+from worker_svc.weights import Weights
+
+EXPANSION_RATIO = 4
+NORM_TYPES = ("layernorm", "low_precision_layernorm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MptConfig(StackConfig):
+    """Sizes and switches of an MPT.
+
+    Attributes:
+        attention_scale: factor of the dot products.
+        alibi_bias_max: exponent of the last head's slope.
+        qkv_clip: query, key and value are clamped to its negative and itself; None leaves them.
+    """
+
+    attention_scale: float
+    alibi_bias_max: float
+    qkv_clip: float | None
+
+
+def read_mpt(hf: HfConfig) -> MptConfig:
+    """Return an MptForCausalLM configuration.
+
+    Raises:
+        ModelLoadError: a key is missing, wrong or not served.
+    """
+    attn = hf.section("attn_config")
+    _refuse_other_shapes(hf, attn)
+    hidden_size = hf.integer(hf.spelling("d_model", "hidden_size"), 2048)
+    num_heads = hf.integer(hf.spelling("n_heads", "num_attention_heads"), 16)
+    max_positions = hf.integer("max_seq_len", 2048)
+    # Zero switches it off.
+    clip = attn.number("clip_qkv", 0.0)
+    return MptConfig(
+        vocab_size=hf.integer("vocab_size", 50368),
+        # Not the end of ALiBi, which has none, but of what the model was trained on.
+        max_position_embeddings=max_positions,
+        max_context=max_positions,
+        hidden_size=hidden_size,
+        inner_size=EXPANSION_RATIO * hidden_size,
+        num_layers=hf.integer(hf.spelling("n_layers", "num_hidden_layers"), 24),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        norm_eps=hf.number("layer_norm_epsilon", 1e-5),
+        activation="gelu",
+        tie_word_embeddings=hf.flag("tie_word_embeddings", True),
+        attention_scale=attn.number("softmax_scale", (hidden_size / num_heads) ** -0.5),
+        # transformers takes 8 whatever it reads here; the models were trained with this number.
+        alibi_bias_max=attn.number("alibi_bias_max", DEFAULT_BIAS_MAX),
+        qkv_clip=clip or None,
+    )
+
+
+def _refuse_other_shapes(hf: HfConfig, attn: HfConfig) -> None:
+    """Refuse what MPT's own code offers and transformers' does not."""
+    for section, key, served in (
+        (attn, "alibi", True),
+        (attn, "prefix_lm", False),
+        (attn, "qk_ln", False),
+        (hf, "no_bias", True),
+    ):
+        if section.flag(key, served) != served:
+            raise section.error(key, f"{str(not served).lower()} is not served here")
+    attn_type = attn.text("attn_type", "multihead_attention")
+    if attn_type != "multihead_attention":
+        raise attn.error("attn_type", f"{attn_type!r} is not served here")
+    if "logit_scale" in hf:
+        raise hf.error("logit_scale", "is not served here")
+    norm_type = hf.text("norm_type", "low_precision_layernorm")
+    if norm_type not in NORM_TYPES:
+        raise hf.error("norm_type", f"must be {' or '.join(NORM_TYPES)}, got {norm_type!r}")
+    ratio = hf.number("expansion_ratio", EXPANSION_RATIO)
+    if ratio != EXPANSION_RATIO:
+        raise hf.error("expansion_ratio", f"only {EXPANSION_RATIO} is served, got {ratio:g}")
+
+
+class ClippedQKV(QKVParallelLinear):
+    """Projections to heads, clamped to [-clip, clip].
+
+    Args:
+        weights: scope of the layer.
+        hidden_size: of the input.
+        heads: which heads.
+        clip: None leaves the projections as they are.
+    """
+
+    def __init__(
+        self, weights: Weights, hidden_size: int, heads: HeadShare, clip: float | None
+    ) -> None:
+        super().__init__(weights, hidden_size, heads, ("Wqkv",), bias=False)
+        self._clip = clip
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [tokens, this rank's query, key and value features]."""
+        projected = super().__call__(x)
+        return projected if self._clip is None else projected.clamp_(-self._clip, self._clip)
+
+
+def build_mpt(
+    config: MptConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
+) -> DecoderStack:
+    """Return the model with its weights loaded.
+
+    Raises:
+        ModelLoadError: a tensor is missing or misshapen, or the ranks cannot share a layer.
+    """
+    heads = config.head_share(parallel)
+    body = weights.scope_if_present("transformer", "wte.weight")
+    embedding = VocabParallelEmbedding(body, "wte", config.vocab_size, config.hidden_size, parallel)
+    layers = body.scope("blocks")
+    return DecoderStack(
+        heads,
+        embedding,
+        [
+            _layer(config, layers.scope(str(index)), heads, index)
+            for index in range(config.num_layers)
+        ],
+        LayerNorm(body, "norm_f", config.hidden_size, config.norm_eps, bias=False),
+        ParallelLMHead.tied_or_own(
+            weights, "lm_head", embedding, parallel, tied=config.tie_word_embeddings
+        ),
+    )
+
+
+def _layer(config: MptConfig, weights: Weights, heads: HeadShare, layer_index: int) -> DecoderLayer:
+    size = config.hidden_size
+    attn = weights.scope("attn")
+    attention = SelfAttention(
+        ClippedQKV(attn, size, heads, config.qkv_clip),
+        PagedAttention(
+            layer_index,
+            config.attention_scale,
+            alibi_slopes=alibi_slopes(heads, config.alibi_bias_max),
+        ),
+        RowParallelLinear(attn, "out_proj", size, size, heads.parallel, bias=False),
+    )
+    mlp = PlainMLP(
+        weights.scope("ffn"),
+        ("up_proj", "down_proj"),
+        size,
+        config.inner_size,
+        config.activation,
+        heads.parallel,
+        bias=False,
+    )
+    return SequentialLayer(
+        LayerNorm(weights, "norm_1", size, config.norm_eps, bias=False),
+        attention,
+        LayerNorm(weights, "norm_2", size, config.norm_eps, bias=False),
+        mlp,
+    )

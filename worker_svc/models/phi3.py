@@ -1,0 +1,50 @@
+"""Phi-3 and Phi-4: the rotary decoder with its projections stored fused, maybe partial rotary."""
+
+from dataclasses import replace
+
+from worker_svc.hf_config import HfConfig
+from worker_svc.layers.rope_scaling import RopeParameters
+from worker_svc.layers.rotary_decoder import RotaryDecoderConfig
+
+DEFAULT_POSITIONS = 4096
+DEFAULT_RMS_NORM_EPS = 1e-5
+
+
+def read_phi3(hf: HfConfig) -> RotaryDecoderConfig:
+    """Return the decoder of a Phi3ForCausalLM configuration.
+
+    Raises:
+        ModelLoadError: a key is missing, wrong or not served.
+    """
+    hidden_size = hf.integer("hidden_size", 3072)
+    num_heads = hf.integer("num_attention_heads", 32)
+    window = hf.integer("sliding_window") if "sliding_window" in hf else None
+    return RotaryDecoderConfig(
+        vocab_size=hf.integer("vocab_size", 32064),
+        hidden_size=hidden_size,
+        intermediate_size=hf.integer("intermediate_size", 8192),
+        num_layers=hf.integer("num_hidden_layers", 32),
+        num_heads=num_heads,
+        num_kv_heads=hf.integer("num_key_value_heads", num_heads),
+        head_dim=hf.integer("head_dim", max(hidden_size // num_heads, 1)),
+        rms_norm_eps=hf.number("rms_norm_eps", DEFAULT_RMS_NORM_EPS),
+        activation=hf.text("hidden_act", "silu"),
+        rope=_read_rope(hf),
+        tie_word_embeddings=hf.flag("tie_word_embeddings", False),
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        has_qk_norm=False,
+        sliding_windows=(window,) * hf.integer("num_hidden_layers", 32),
+        fused_projections=True,
+    )
+
+
+def _read_rope(hf: HfConfig) -> RopeParameters:
+    max_positions = hf.integer("max_position_embeddings", DEFAULT_POSITIONS)
+    rope = RopeParameters.read(hf, max_positions, default_partial_factor=1.0)
+    if rope.kind not in ("default", "longrope"):
+        raise rope.section.error("rope_type", f"{rope.kind!r} is not served for this family")
+    # The length before stretching stands beside the section here, and has a default.
+    original = hf.integer("original_max_position_embeddings", DEFAULT_POSITIONS)
+    return replace(rope, original_max_position_embeddings=original)
