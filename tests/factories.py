@@ -11,6 +11,9 @@ from transformers import (
     BloomConfig,
     CohereConfig,
     FalconConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
     GlmConfig,
     GPT2Config,
     GPTJConfig,
@@ -18,6 +21,7 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     MptConfig,
     NemotronConfig,
     Olmo2Config,
@@ -28,6 +32,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
     Starcoder2Config,
 )
@@ -156,6 +161,43 @@ def mpt_config(**overrides: Any) -> PreTrainedConfig:
     return MptConfig(**{**sizes, **overrides})
 
 
+def mixtral_config(**overrides: Any) -> PreTrainedConfig:
+    """Experts in every layer, two for each token."""
+    sizes = {**_SIZES, "num_key_value_heads": 2, "num_local_experts": 5}
+    return MixtralConfig(**{**sizes, **overrides})
+
+
+def qwen3_moe_config(**overrides: Any) -> PreTrainedConfig:
+    """Experts in the second layer only."""
+    sizes = {**_SIZES, "num_key_value_heads": 2, "head_dim": 24, "moe_intermediate_size": 32}
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "decoder_sparse_step": 2}
+    return Qwen3MoeConfig(**{**sizes, **experts, **overrides})
+
+
+def gemma_config(**overrides: Any) -> PreTrainedConfig:
+    """One key/value head."""
+    sizes = {**_SIZES, "num_key_value_heads": 1, "head_dim": 24}
+    return GemmaConfig(**{**sizes, **overrides})
+
+
+def gemma2_config(**overrides: Any) -> PreTrainedConfig:
+    """Capped logits, a window in every other layer."""
+    sizes = {**_SIZES, "num_key_value_heads": 2, "head_dim": 24, "sliding_window": 9}
+    caps = {
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+        "query_pre_attn_scalar": 40,
+    }
+    return Gemma2Config(**{**sizes, **caps, **overrides})
+
+
+def gemma3_config(**overrides: Any) -> PreTrainedConfig:
+    """Normed heads, two rotary bases, a window in all layers but one."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    sizes = {**_SIZES, "num_key_value_heads": 2, "head_dim": 24, "sliding_window": 9}
+    return Gemma3TextConfig(**{**sizes, "layer_types": kinds, **overrides})
+
+
 def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     """The rope_parameters of a configuration."""
     return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
@@ -166,6 +208,11 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "mistral": mistral_config,
     "qwen2": qwen2_config,
     "qwen3": qwen3_config,
+    "mixtral": mixtral_config,
+    "qwen3_moe": qwen3_moe_config,
+    "gemma": gemma_config,
+    "gemma2": gemma2_config,
+    "gemma3": gemma3_config,
     "opt": opt_config,
     "gpt2": gpt2_config,
     "gpt_neox": gpt_neox_config,
@@ -223,6 +270,16 @@ VARIANTS: dict[str, PreTrainedConfig] = {
             original_max_position_embeddings=256,
         )
     ),
+    "qwen3_moe_normalized": qwen3_moe_config(
+        norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1]
+    ),
+    "gemma3_scaled": gemma3_config(
+        final_logit_softcapping=8.0,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        },
+    ),
     "qwen2_upper_windows": qwen2_config(
         use_sliding_window=True, sliding_window=7, max_window_layers=1
     ),
@@ -279,12 +336,14 @@ def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     attention hardly matters, so a test of equal tokens would prove little.
     """
     torch.manual_seed(seed)
+    # Gemma multiplies embeddings by this.
+    scale = config.hidden_size**0.5 if config.model_type.startswith("gemma") else 1.0
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2:
                 is_table = "embed" in name or "wte" in name or "wpe" in name
-                parameter.normal_(0.0, 0.1 if is_table else 3.0 / parameter.shape[1] ** 0.5)
+                parameter.normal_(0.0, 0.1 / scale if is_table else 3.0 / parameter.shape[1] ** 0.5)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return model

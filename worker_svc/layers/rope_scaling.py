@@ -45,6 +45,7 @@ class RopeParameters:
         *,
         default_theta: float = DEFAULT_THETA,
         default_partial_factor: float | None = None,
+        section: HfConfig | None = None,
     ) -> "RopeParameters":
         """Read `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before).
 
@@ -54,11 +55,13 @@ class RopeParameters:
             default_theta: base of the wavelengths where the configuration names none.
             default_partial_factor: share of a head to rotate where the configuration names none;
                 None for families that rotate whole heads only.
+            section: to read from, for families that have several; None takes the usual one.
 
         Raises:
             ModelLoadError: a kind that is not served, or a bad number.
         """
-        section = hf.section("rope_parameters" if "rope_parameters" in hf else "rope_scaling")
+        if section is None:
+            section = hf.section("rope_parameters" if "rope_parameters" in hf else "rope_scaling")
         kind = section.text("rope_type", section.text("type", "default"))
         kind = _ALIASES.get(kind, kind)
         if kind not in _FREQUENCIES:

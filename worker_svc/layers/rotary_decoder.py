@@ -7,16 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from worker_svc.layers.activation import gated_activation
 from worker_svc.layers.attention import AttentionMetadata, PagedAttention
 from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
-from worker_svc.layers.linear import (
-    HeadShare,
-    LinearSource,
-    MergedColumnParallelLinear,
-    QKVParallelLinear,
-    RowParallelLinear,
-)
+from worker_svc.layers.gated_mlp import GatedMLP
+from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
+from worker_svc.layers.moe import MoEConfig, SparseMoE
 from worker_svc.layers.norm import RMSNorm
 from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.layers.rotary import RotaryEmbedding
@@ -47,6 +42,7 @@ class RotaryDecoderConfig:
         sliding_windows: [num_layers] tokens each layer sees; None sees all.
         fused_projections: whether query, key and value are stored as one layer, qkv_proj, and the
             MLP's gate and up as another, gate_up_proj.
+        moe: of the layers that have experts in the place of one MLP; None where no layer has.
     """
 
     vocab_size: int
@@ -66,6 +62,7 @@ class RotaryDecoderConfig:
     has_qk_norm: bool
     sliding_windows: tuple[int | None, ...]
     fused_projections: bool = False
+    moe: MoEConfig | None = None
 
     @property
     def max_position_embeddings(self) -> int:
@@ -127,35 +124,6 @@ class RotaryAttention:
         return self._o_proj(self._attention(query, key, value, metadata))
 
 
-class GatedMLP:
-    """down(act(gate(x)) * up(x)), gate and up computed as one."""
-
-    def __init__(
-        self, config: RotaryDecoderConfig, weights: Weights, parallel: ParallelGroup
-    ) -> None:
-        inner = config.intermediate_size
-        own = parallel.part("intermediate_size", inner)
-        if config.fused_projections:
-            own_up = range(inner + own.start, inner + own.stop)
-            sources = (
-                LinearSource("gate_up_proj", 2 * inner, own),
-                LinearSource("gate_up_proj", 2 * inner, own_up),
-            )
-        else:
-            sources = LinearSource("gate_proj", inner, own), LinearSource("up_proj", inner, own)
-        self._gate_up_proj = MergedColumnParallelLinear(
-            weights, sources, config.hidden_size, bias=config.mlp_bias
-        )
-        self._activation = gated_activation(config.activation)
-        self._down_proj = RowParallelLinear(
-            weights, "down_proj", inner, config.hidden_size, parallel, bias=config.mlp_bias
-        )
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [rows, hidden_size]."""
-        return self._down_proj(self._activation(self._gate_up_proj(hidden)))
-
-
 class RotaryDecoderLayer:
     """Attention and MLP, each reading a norm of the residual stream and adding to it."""
 
@@ -173,7 +141,19 @@ class RotaryDecoderLayer:
             config, weights.scope("self_attn"), heads, rotary, layer_index
         )
         self.post_attention_norm = RMSNorm(weights, "post_attention_layernorm", size, eps)
-        self.mlp = GatedMLP(config, weights.scope("mlp"), heads.parallel)
+        self.mlp: GatedMLP | SparseMoE
+        if config.moe is None or layer_index in config.moe.dense_layers:
+            self.mlp = GatedMLP(
+                weights.scope("mlp"),
+                size,
+                config.intermediate_size,
+                heads.parallel,
+                activation=config.activation,
+                bias=config.mlp_bias,
+                is_fused=config.fused_projections,
+            )
+        else:
+            self.mlp = SparseMoE(config.moe, weights, size, heads.parallel, config.activation)
 
 
 class RotaryDecoder:

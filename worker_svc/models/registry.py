@@ -9,17 +9,20 @@ from worker_svc.layers.rotary_decoder import RotaryDecoder
 from worker_svc.models.bloom import build_bloom, read_bloom
 from worker_svc.models.falcon import build_falcon, read_falcon
 from worker_svc.models.fallback import FallbackForCausalLM, read_fallback
+from worker_svc.models.gemma import GemmaForCausalLM, read_gemma, read_gemma2, read_gemma3
 from worker_svc.models.gpt2 import GPT2LMHeadModel, read_gpt2
 from worker_svc.models.gpt_neox import build_gpt_neox, read_gpt_neox
 from worker_svc.models.gptj import build_gptj, read_gptj
 from worker_svc.models.interface import CausalLM, ModelConfig
 from worker_svc.models.llama import read_llama, read_mistral
+from worker_svc.models.mixtral import read_mixtral
 from worker_svc.models.mpt import build_mpt, read_mpt
 from worker_svc.models.opt import OPTForCausalLM, read_opt
 from worker_svc.models.phi import build_phi, read_phi
 from worker_svc.models.phi3 import read_phi3
 from worker_svc.models.qwen2 import read_qwen2
 from worker_svc.models.qwen3 import read_qwen3
+from worker_svc.models.qwen3_moe import read_qwen3_moe
 from worker_svc.models.starcoder2 import build_starcoder2, read_starcoder2
 from worker_svc.parallel import ParallelGroup
 from worker_svc.weights import Weights
@@ -47,6 +50,11 @@ FAMILIES: dict[str, ModelFamily[Any]] = {
     "Qwen2ForCausalLM": ModelFamily(read_qwen2, RotaryDecoder),
     "Qwen3ForCausalLM": ModelFamily(read_qwen3, RotaryDecoder),
     "Phi3ForCausalLM": ModelFamily(read_phi3, RotaryDecoder),
+    "Qwen3MoeForCausalLM": ModelFamily(read_qwen3_moe, RotaryDecoder),
+    "MixtralForCausalLM": ModelFamily(read_mixtral, RotaryDecoder),
+    "GemmaForCausalLM": ModelFamily(read_gemma, GemmaForCausalLM),
+    "Gemma2ForCausalLM": ModelFamily(read_gemma2, GemmaForCausalLM),
+    "Gemma3ForCausalLM": ModelFamily(read_gemma3, GemmaForCausalLM),
     "OPTForCausalLM": ModelFamily(read_opt, OPTForCausalLM),
     "GPT2LMHeadModel": ModelFamily(read_gpt2, GPT2LMHeadModel),
     "GPTNeoXForCausalLM": ModelFamily(read_gpt_neox, build_gpt_neox),

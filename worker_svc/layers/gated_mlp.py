@@ -1,0 +1,55 @@
+"""The gated MLP. Source: Shazeer, 2020, GLU Variants Improve Transformer."""
+
+import torch
+
+from worker_svc.layers.activation import gated_activation
+from worker_svc.layers.linear import LinearSource, MergedColumnParallelLinear, RowParallelLinear
+from worker_svc.parallel import ParallelGroup
+from worker_svc.weights import Weights
+
+
+class GatedMLP:
+    """down(act(gate(x)) * up(x)), gate and up computed as one.
+
+    Args:
+        weights: scope of the layers.
+        hidden_size: features of x.
+        inner_size: features of gate and up.
+        parallel: the group.
+        activation: Hugging Face name of the gate's activation.
+        bias: whether the layers have one.
+        is_fused: gate and up are stored as one layer, gate_up_proj.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        hidden_size: int,
+        inner_size: int,
+        parallel: ParallelGroup,
+        *,
+        activation: str,
+        bias: bool = False,
+        is_fused: bool = False,
+    ) -> None:
+        own = parallel.part("intermediate_size", inner_size)
+        if is_fused:
+            own_up = range(inner_size + own.start, inner_size + own.stop)
+            sources = (
+                LinearSource("gate_up_proj", 2 * inner_size, own),
+                LinearSource("gate_up_proj", 2 * inner_size, own_up),
+            )
+        else:
+            sources = (
+                LinearSource("gate_proj", inner_size, own),
+                LinearSource("up_proj", inner_size, own),
+            )
+        self._gate_up_proj = MergedColumnParallelLinear(weights, sources, hidden_size, bias=bias)
+        self._activation = gated_activation(activation)
+        self._down_proj = RowParallelLinear(
+            weights, "down_proj", inner_size, hidden_size, parallel, bias=bias
+        )
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return [rows, hidden_size]."""
+        return self._down_proj(self._activation(self._gate_up_proj(hidden)))

@@ -1,0 +1,108 @@
+"""Sparse mixture of experts: each token goes through the few MLPs that a router picks for it.
+
+Source: Shazeer et al., 2017, "Outrageously Large Neural Networks", section 2.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from worker_svc.layers.activation import gated_activation
+from worker_svc.layers.invariant_linear import InvariantLinear
+from worker_svc.layers.linear import LinearSource, MergedColumnParallelLinear, ReplicatedLinear
+from worker_svc.parallel import ParallelGroup
+from worker_svc.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class MoEConfig:
+    """Sizes and names of the experts.
+
+    Attributes:
+        num_experts: in each layer.
+        num_experts_per_token: that the router picks.
+        inner_size: features inside an expert.
+        normalizes_weights: whether the picked experts' weights are made to add up to 1.
+        scope: of the block in a layer.
+        names: of an expert's gate, up and down projection.
+        dense_layers: that have one MLP instead.
+    """
+
+    num_experts: int
+    num_experts_per_token: int
+    inner_size: int
+    normalizes_weights: bool
+    scope: str
+    names: tuple[str, str, str]
+    dense_layers: frozenset[int] = frozenset()
+
+
+class _Expert:
+    """This rank's share of one expert; its outputs are still to be added up over the ranks."""
+
+    def __init__(
+        self,
+        config: MoEConfig,
+        weights: Weights,
+        hidden_size: int,
+        parallel: ParallelGroup,
+        activation: str,
+    ) -> None:
+        gate, up, down = config.names
+        inner = config.inner_size
+        own = parallel.part("intermediate size of an expert", inner)
+        sources = LinearSource(gate, inner, own), LinearSource(up, inner, own)
+        self._gate_up = MergedColumnParallelLinear(weights, sources, hidden_size, bias=False)
+        self._activation = gated_activation(activation)
+        shape = (hidden_size, inner)
+        self._down = InvariantLinear(
+            weights.load(f"{down}.weight", shape, (range(hidden_size), own)), None
+        )
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._down(self._activation(self._gate_up(hidden)))
+
+
+class SparseMoE:
+    """Router and experts in the place of an MLP.
+
+    What a token gets depends on no other: the router and each expert work row by row, and a token's
+    experts are added up in the order of their numbers, in float32.
+
+    Args:
+        config: of the experts.
+        weights: scope of the layer.
+        hidden_size: features of the residual stream.
+        parallel: the group; each expert is cut over it.
+        activation: Hugging Face name of the gates' activation.
+    """
+
+    def __init__(
+        self,
+        config: MoEConfig,
+        weights: Weights,
+        hidden_size: int,
+        parallel: ParallelGroup,
+        activation: str,
+    ) -> None:
+        block = weights.scope(config.scope)
+        self._config = config
+        self._parallel = parallel
+        self._router = ReplicatedLinear(block, "gate", hidden_size, config.num_experts, bias=False)
+        self._experts = [
+            _Expert(config, block.scope(f"experts.{index}"), hidden_size, parallel, activation)
+            for index in range(config.num_experts)
+        ]
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return [rows, hidden_size]."""
+        probabilities = self._router(hidden).float().softmax(dim=-1)
+        weights, picked = probabilities.topk(self._config.num_experts_per_token, dim=-1)
+        if self._config.normalizes_weights:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        out = torch.zeros(hidden.shape, dtype=torch.float32)
+        for index in sorted(set(picked.flatten().tolist())):
+            rows, places = (picked == index).nonzero(as_tuple=True)
+            outputs = self._experts[index](hidden.index_select(0, rows)).float()
+            out.index_add_(0, rows, outputs * weights[rows, places].unsqueeze(1))
+        return self._parallel.all_reduce(out.to(hidden.dtype))

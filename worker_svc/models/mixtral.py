@@ -1,0 +1,25 @@
+"""Mixtral: Mistral with experts in the place of every MLP."""
+
+from dataclasses import replace
+
+from worker_svc.hf_config import HfConfig
+from worker_svc.layers.moe import MoEConfig
+from worker_svc.layers.rotary_decoder import RotaryDecoderConfig
+from worker_svc.models.llama import read_mistral
+
+
+def read_mixtral(hf: HfConfig) -> RotaryDecoderConfig:
+    """Return the decoder of a MixtralForCausalLM configuration.
+
+    Raises:
+        ModelLoadError: a key is missing, wrong or not served.
+    """
+    moe = MoEConfig(
+        num_experts=hf.integer("num_local_experts", 8),
+        num_experts_per_token=hf.integer("num_experts_per_tok", 2),
+        inner_size=hf.integer("intermediate_size"),
+        normalizes_weights=True,
+        scope="block_sparse_moe",
+        names=("w1", "w3", "w2"),
+    )
+    return replace(read_mistral(hf), moe=moe)
