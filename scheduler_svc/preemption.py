@@ -19,6 +19,23 @@ class PreemptionMode(StrEnum):
 
 
 @dataclass(slots=True)
+class PreemptionCounters:
+    """What preemption has come to so far.
+
+    Attributes:
+        preemptions: groups that had to give up their blocks.
+        swapped_out_blocks: moved to the host's memory.
+        swapped_in_blocks: moved back.
+        recomputed_tokens: lost, to be computed again.
+    """
+
+    preemptions: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    recomputed_tokens: int = 0
+
+
+@dataclass(slots=True)
 class PreemptionCosts:
     """Measured prices of moving and of computing.
 

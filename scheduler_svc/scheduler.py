@@ -1,7 +1,6 @@
 """The pure scheduler: decides what every step computes. No clock, no I/O, no logging."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import count
 
 from quire.outputs import FinishReason
@@ -9,29 +8,13 @@ from quire.sampling_params import SamplingParams
 from scheduler_svc.admission import Request, check_request, max_num_tokens
 from scheduler_svc.batch import Batch
 from scheduler_svc.beam_search import Continuation
-from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
+from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.group_queue import GroupQueue
-from scheduler_svc.preemption import PreemptionCosts, PreemptionMode
+from scheduler_svc.preemption import PreemptionCosts, PreemptionCounters, PreemptionMode
 from scheduler_svc.prefix_cache import PrefixCache
+from scheduler_svc.residency import Residency
 from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.step import FinishedSequence, SchedulerOutputs, StepOutcome, StepResult
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """What has happened so far.
-
-    Attributes:
-        preemptions: groups that had to give up their blocks.
-        swapped_out_blocks: moved to the host's memory.
-        swapped_in_blocks: moved back.
-        recomputed_tokens: lost by preemptions, to be computed again.
-    """
-
-    preemptions: int = 0
-    swapped_out_blocks: int = 0
-    swapped_in_blocks: int = 0
-    recomputed_tokens: int = 0
 
 
 class Scheduler:
@@ -71,7 +54,7 @@ class Scheduler:
     Attributes:
         prefix_cache: what was found in it so far.
         preemption_costs: to be told what steps and moves have cost.
-        counters: what has happened so far.
+        counters: what preemption has come to so far.
     """
 
     def __init__(
@@ -97,18 +80,14 @@ class Scheduler:
         # Preempted groups are here too, and come back before those that arrived after them.
         self._waiting = GroupQueue()
         self._num_running_seqs = 0
-        # By the id of each sequence that holds blocks of the cache.
-        self._group_of: dict[int, SequenceGroup] = {}
-        # Orders for the next step, whatever it computes.
-        self._released_sequence_ids: list[int] = []
-        self._forks: list[tuple[int, int]] = []
+        # What beams have chosen since the last step.
         self._chosen_tokens: list[tuple[int, int]] = []
-        self._blocks_to_swap_out: list[tuple[int, int]] = []
         self._next_group_id = count(1)
         self._next_sequence_id = count(1)
         self.prefix_cache = PrefixCache(block_manager, enable_prefix_caching)
         self.preemption_costs = PreemptionCosts()
-        self.counters = SchedulerCounters()
+        self.counters = PreemptionCounters()
+        self._residency = Residency(block_manager, self.prefix_cache, self.counters)
 
     @property
     def num_waiting(self) -> int:
@@ -128,18 +107,7 @@ class Scheduler:
     @property
     def num_idle_slots(self) -> int:
         """Slots of blocks in use that hold no token yet: what the cache wastes."""
-        block_size, num_idle = self._blocks.block_size, 0
-        for group in self._running:
-            # Filled slots by block: sequences of a group may share one that is not full.
-            filled: dict[int, int] = {}
-            for sequence in group.in_status(SequenceStatus.RUNNING):
-                rest = sequence.num_computed_tokens
-                for block_id in self._blocks.block_table(sequence.sequence_id):
-                    held = max(0, min(rest, block_size))
-                    filled[block_id] = max(filled.get(block_id, 0), held)
-                    rest -= block_size
-            num_idle += len(filled) * block_size - sum(filled.values())
-        return num_idle
+        return self._residency.num_idle_slots
 
     @property
     def has_unfinished(self) -> bool:
@@ -235,8 +203,7 @@ class Scheduler:
             return False
         if group.group_id in self._running and not group.in_status(SequenceStatus.RUNNING):
             # The prompt was being computed again, by the sequence that has just ended.
-            self._running.remove(group)
-            self._num_running_seqs -= group.num_seqs
+            self._stop_running(group)
             self._waiting.add(group)
         return True
 
@@ -257,18 +224,16 @@ class Scheduler:
         orders = batch.orders
         if not orders.sequence_ids:
             return None
-        orders.forks, self._forks = self._forks, []
         orders.chosen_tokens, self._chosen_tokens = self._chosen_tokens, []
-        orders.released_sequence_ids, self._released_sequence_ids = self._released_sequence_ids, []
-        orders.blocks_to_swap_out, self._blocks_to_swap_out = self._blocks_to_swap_out, []
+        self._residency.take_orders(orders)
         return orders
 
     def update(self, result: StepResult) -> StepOutcome:
         """Take what the workers sampled: extend sequences and end those that are complete."""
-        outcome = StepOutcome()
+        outcome, groups = StepOutcome(), self._residency.groups
         tokens = zip(result.sequence_ids, result.token_ids, strict=True)
         for index, (sequence_id, token_id) in enumerate(tokens):
-            group = self._group_of.get(sequence_id)
+            group = groups.get(sequence_id)
             if group is None:
                 continue  # aborted, preempted or found complete while the step ran
             sequence = group.sequences[sequence_id]
@@ -287,11 +252,11 @@ class Scheduler:
             if reason is not None:
                 self._finish_sequence(group, sequence, reason, outcome)
         for prompt_logprobs in result.prompt_logprobs:
-            group = self._group_of.get(prompt_logprobs.sequence_id)
+            group = groups.get(prompt_logprobs.sequence_id)
             if group is not None:
                 outcome.prompt_logprobs.append((group.group_id, prompt_logprobs))
         for sequence_id in result.failed_sequence_ids:
-            group = self._group_of.get(sequence_id)
+            group = groups.get(sequence_id)
             if group is not None:
                 self._fail_group(group, outcome)
         return outcome
@@ -302,15 +267,9 @@ class Scheduler:
             self._preempt_last(may_swap=False)
         for group in self._waiting:
             if group.is_swapped:
-                self._reset(group)
-        for orders in (
-            self._released_sequence_ids,
-            self._forks,
-            self._chosen_tokens,
-            self._blocks_to_swap_out,
-        ):
-            orders.clear()
-        self._blocks.forget_contents()
+                self._residency.reset(group)
+        self._chosen_tokens.clear()
+        self._residency.forget_workers()
 
     # ------------------------------------------------------------------ policy
 
@@ -364,21 +323,7 @@ class Scheduler:
             if sequence.num_computed_tokens // blocks.block_size > sequence.num_published_blocks:
                 self.prefix_cache.publish(sequence, group.cache_salt)
         if len(group.sequences) > 1:
-            self._fork_waiting(group)
-
-    def _fork_waiting(self, group: SequenceGroup) -> None:
-        """Let the sequences that wait for the prompt of their group share it, once it is there."""
-        waiting = group.in_status(SequenceStatus.WAITING)
-        running = group.in_status(SequenceStatus.RUNNING)
-        if not waiting or not running:
-            return
-        parent = running[0]
-        num_shared = parent.num_shareable_tokens
-        if parent.num_computed_tokens < num_shared:
-            return
-        for child in waiting:
-            self._blocks.fork(parent.sequence_id, child.sequence_id, num_shared)
-            self._share_state(group, parent, child, num_shared)
+            self._residency.fork_waiting(group)
 
     def _make_room(self, num_blocks: int, group: SequenceGroup, batch: Batch) -> bool:
         """Preempt from the end until `num_blocks` are free; False if that took `group` too."""
@@ -397,10 +342,7 @@ class Scheduler:
             self._waiting.remove(group)
             self._running.add(group)
             self._num_running_seqs += group.num_seqs
-            if group.is_swapped:
-                self._swap_in(group, batch)
-            else:
-                self._admit(group, prefix)
+            self._residency.admit(group, prefix)
             self._schedule_group(group, batch)
             if only_first:
                 # Those preempted for it may have a token in flight, which is still to be dropped.
@@ -410,34 +352,7 @@ class Scheduler:
         """Return the cached blocks that a waiting group begins with, or None if it cannot run."""
         if self._num_running_seqs + group.num_seqs > self._max_num_seqs:
             return None
-        blocks, prefix, num_tokens = self._blocks, list[int](), 0
-        swapped = group.in_status(SequenceStatus.SWAPPED)
-        waiting = group.in_status(SequenceStatus.WAITING)
-        num_more = blocks.num_blocks_to_swap_in(each.sequence_id for each in swapped)
-        for sequence in swapped:
-            # What it has yet to compute, and perhaps a copy of a shared block.
-            num_more += 1 + blocks.num_blocks_for(sequence.num_tokens)
-            num_more -= blocks.num_blocks_for(sequence.num_computed_tokens)
-        if not swapped:
-            first = waiting.pop(0)
-            num_tokens = first.num_tokens
-            # Log-probabilities of a prompt come from computing it.
-            if group.sampling_params.prompt_logprobs is None:
-                prefix = self.prefix_cache.find(first, group.cache_salt)
-        for sequence in waiting:
-            num_more += blocks.num_blocks_for(sequence.num_tokens)
-            num_more -= sequence.num_shareable_tokens // blocks.block_size
-        status = blocks.can_allocate(num_tokens, prefix, min(num_more, blocks.num_blocks))
-        # `add` refuses what can never fit, `max_num_tokens` ends what would outgrow the cache.
-        assert status is not AllocStatus.NEVER, f"group {group.group_id} cannot fit"
-        return prefix if status is AllocStatus.OK else None
-
-    def _admit(self, group: SequenceGroup, prefix: list[int]) -> None:
-        """Give the first sequence blocks for all its tokens, even if a step computes only some."""
-        sequence = next(iter(group.sequences.values()))
-        self._blocks.allocate(sequence.sequence_id, sequence.num_tokens, prefix)
-        self.prefix_cache.take(sequence, prefix)
-        self._set_running(group, sequence)
+        return self._residency.find_place(group)
 
     # ------------------------------------------------------------------ beams
 
@@ -460,7 +375,9 @@ class Scheduler:
             # The first continuation of a beam goes on in its sequence, the others in copies.
             is_first = each.sequence_id not in kept
             beam = beams[each.sequence_id]
-            kept[each.sequence_id if is_first else self._fork_beam(group, beam)] = each
+            if not is_first:
+                beam = self._residency.fork(group, beam, next(self._next_sequence_id))
+            kept[beam.sequence_id] = each
         for sequence_id in beams.keys() - kept.keys():
             self._drop_sequence(group, beams[sequence_id])
         for sequence_id, each in kept.items():
@@ -468,26 +385,12 @@ class Scheduler:
             self._chosen_tokens.append((sequence_id, each.token_id))
         search.rename(kept)
 
-    def _fork_beam(self, group: SequenceGroup, parent: Sequence) -> int:
-        """Add a sequence that is all that `parent` is; return its id."""
-        child = Sequence(next(self._next_sequence_id), parent.sequence_index, ())
-        child.token_ids = list(parent.token_ids)
-        child.num_prompt_tokens = parent.num_prompt_tokens
-        child.is_mirrored = True
-        group.sequences[child.sequence_id] = child
-        num_shared = parent.num_computed_tokens
-        self._blocks.fork(parent.sequence_id, child.sequence_id, num_shared)
-        self._share_state(group, parent, child, num_shared)
-        self._forks.append((parent.sequence_id, child.sequence_id))
-        return child.sequence_id
-
     # ------------------------------------------------------------------ preemption
 
     def _preempt_last(self, may_swap: bool = True) -> SequenceGroup:
         """Preempt the running group of the last rank, which keeps its place in the queue."""
         group = self._running.last
-        self._running.remove(group)
-        self._num_running_seqs -= group.num_seqs
+        self._stop_running(group)
         self._waiting.add(group)
         self.counters.preemptions += 1
         # A token in flight is dropped; computing the one before it again samples it again.
@@ -496,10 +399,10 @@ class Scheduler:
             for each in group.in_status(SequenceStatus.RUNNING)
         }
         if may_swap and self._should_swap(group, lengths):
-            self._swap_out(group, lengths)
+            self._residency.swap_out(group, lengths)
         else:
             self.counters.recomputed_tokens += sum(lengths.values())
-            self._reset(group)
+            self._residency.reset(group)
         if group.beam_search is not None:
             group.beam_search.forget_reports()
         return group
@@ -518,50 +421,10 @@ class Scheduler:
         num_tokens = sum(lengths.values()) - (len(lengths) - 1) * num_shared
         return self.preemption_costs.moving_is_cheaper(num_tokens, num_blocks, len(lengths))
 
-    def _swap_out(self, group: SequenceGroup, lengths: Mapping[int, int]) -> None:
-        """Move a group's blocks to the host's memory."""
-        for sequence_id in lengths:
-            self.prefix_cache.publish(group.sequences[sequence_id], group.cache_salt)
-        pairs = self._blocks.swap_out(lengths)
-        self._blocks_to_swap_out.extend(pairs)
-        self.counters.swapped_out_blocks += len(pairs)
-        for sequence_id, num_tokens in lengths.items():
-            sequence = group.sequences[sequence_id]
-            self._forget(sequence, SequenceStatus.SWAPPED)
-            sequence.num_computed_tokens = num_tokens
-
-    def _swap_in(self, group: SequenceGroup, batch: Batch) -> None:
-        """Move a group's blocks back into the cache."""
-        swapped = group.in_status(SequenceStatus.SWAPPED)
-        pairs = self._blocks.swap_in([each.sequence_id for each in swapped])
-        batch.orders.blocks_to_swap_in.extend(pairs)
-        self.counters.swapped_in_blocks += len(pairs)
-        for sequence in swapped:
-            self._set_running(group, sequence)
-
-    def _reset(self, group: SequenceGroup) -> None:
-        """Take all blocks from a group that no longer runs: it begins again, output kept."""
-        for sequence in group.sequences.values():
-            self._free(group, sequence, SequenceStatus.WAITING)
-
     # ------------------------------------------------------------------ bookkeeping
 
     def _find(self, group_id: int) -> SequenceGroup | None:
         return self._running.get(group_id) or self._waiting.get(group_id)
-
-    def _set_running(self, group: SequenceGroup, sequence: Sequence) -> None:
-        sequence.status = SequenceStatus.RUNNING
-        self._group_of[sequence.sequence_id] = group
-
-    def _share_state(
-        self, group: SequenceGroup, parent: Sequence, child: Sequence, num_tokens: int
-    ) -> None:
-        """Let `child`, which shares blocks of `parent`, count their tokens as computed."""
-        num_full = num_tokens // self._blocks.block_size
-        child.num_computed_tokens = num_tokens
-        child.block_hashes = parent.block_hashes[:num_full]
-        child.num_published_blocks = min(parent.num_published_blocks, num_full)
-        self._set_running(group, child)
 
     def _finish_sequence(
         self,
@@ -591,79 +454,27 @@ class Scheduler:
         for sequence in list(group.sequences.values()):
             self._drop_sequence(group, sequence)
         if group.group_id in self._running:
-            self._running.remove(group)
-            self._num_running_seqs -= group.num_seqs
+            self._stop_running(group)
         else:
             self._waiting.remove(group)
 
+    def _stop_running(self, group: SequenceGroup) -> None:
+        self._running.remove(group)
+        self._num_running_seqs -= group.num_seqs
+
     def _drop_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
         """End a sequence; its blocks are free unless others share them."""
+        num_before = group.num_seqs
+        self._residency.drop(group, sequence)
         if group.group_id in self._running:
-            self._num_running_seqs -= group.num_seqs
-        self._free(group, sequence, SequenceStatus.FINISHED)
-        del group.sequences[sequence.sequence_id]
-        if group.group_id in self._running:
-            self._num_running_seqs += group.num_seqs
-
-    def _free(self, group: SequenceGroup, sequence: Sequence, status: SequenceStatus) -> None:
-        """Take its blocks from a sequence, wherever they are."""
-        if sequence.status is SequenceStatus.RUNNING:
-            self.prefix_cache.publish(sequence, group.cache_salt)
-            self._blocks.free(sequence.sequence_id)
-        elif sequence.status is SequenceStatus.SWAPPED:
-            self._blocks.free_host(sequence.sequence_id)
-        self._forget(sequence, status)
-
-    def _forget(self, sequence: Sequence, status: SequenceStatus) -> None:
-        """Note that a sequence holds no blocks of the cache, and have the workers forget it."""
-        if sequence.is_mirrored:
-            self._released_sequence_ids.append(sequence.sequence_id)
-        self._group_of.pop(sequence.sequence_id, None)
-        sequence.is_mirrored = False
-        sequence.num_computed_tokens = 0
-        sequence.num_pending_tokens = 0
-        sequence.num_published_blocks = 0
-        sequence.status = status
+            self._num_running_seqs -= num_before - group.num_seqs
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless queues, statuses, block tables and counts agree."""
-        self._blocks.check_invariants()
         for queue in (self._running, self._waiting):
             ranks = [group.rank for group in queue]
             assert ranks == sorted(set(ranks)), "a queue is not in order of rank"
+            assert all(group.sequences for group in queue), "an ended group is queued"
         num_seqs = sum(group.num_seqs for group in self._running)
         assert self._num_running_seqs == num_seqs <= self._max_num_seqs, "sequences miscounted"
-        running_ids, swapped_ids = set(), set()
-        for group in self._running:
-            assert group.sequences, "an ended group runs"
-            for sequence in group.sequences.values():
-                if sequence.status is SequenceStatus.WAITING:
-                    self._check_waiting(sequence)
-                    continue
-                running_ids.add(sequence.sequence_id)
-                assert sequence.status is SequenceStatus.RUNNING
-                assert self._group_of[sequence.sequence_id] is group
-                num_expected = sequence.num_tokens + sequence.num_pending_tokens
-                assert 0 <= sequence.num_computed_tokens <= num_expected
-                assert 0 <= sequence.num_pending_tokens <= 2, "more than two steps in flight"
-                num_slots = len(self._blocks.block_table(sequence.sequence_id)) * (
-                    self._blocks.block_size
-                )
-                assert sequence.num_computed_tokens <= num_slots, "computed tokens without slots"
-        for group in self._waiting:
-            assert group.sequences, "an ended group waits"
-            for sequence in group.sequences.values():
-                if sequence.status is SequenceStatus.SWAPPED:
-                    swapped_ids.add(sequence.sequence_id)
-                    assert 0 <= sequence.num_computed_tokens < sequence.num_tokens
-                    assert sequence.num_pending_tokens == 0
-                else:
-                    self._check_waiting(sequence)
-        assert running_ids == self._group_of.keys(), "sequences and groups disagree"
-        assert running_ids == self._blocks.sequence_ids, "blocks without a running sequence"
-        assert swapped_ids == self._blocks.swapped_sequence_ids, "host blocks of nobody"
-
-    def _check_waiting(self, sequence: Sequence) -> None:
-        assert sequence.status is SequenceStatus.WAITING
-        assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0
-        assert not sequence.is_mirrored
+        self._residency.check_invariants(self._running, self._waiting)

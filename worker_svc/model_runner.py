@@ -9,11 +9,12 @@ import numpy.typing as npt
 import torch
 
 from quire.outputs import TokenLogprobs
+from worker_svc.batch import StepBatch
 from worker_svc.cache_engine import CacheEngine
-from worker_svc.inputs import SequenceMirror, StepBatch
 from worker_svc.layers.attention import AttentionMetadata
 from worker_svc.loader import LoadedModel
 from worker_svc.logprobs import token_logprobs
+from worker_svc.mirror import SequenceMirror
 from worker_svc.sampler import sample_on_first_rank
 from worker_svc.steps import IntArray, PromptLogprobs, SchedulerOutputs, StepOutcome
 
