@@ -25,6 +25,7 @@ class Batch:
         self,
         group: SequenceGroup,
         sequence: Sequence,
+        num_tokens: int,
         block_table: tuple[int, ...] | None,
         slots: AppendedSlots | None,
     ) -> None:
@@ -34,27 +35,24 @@ class Batch:
 
         Args:
             group: that it belongs to.
-            sequence: has something to compute, and slots for it.
+            sequence: has slots for what it computes.
+            num_tokens: that it has yet to compute, at least one.
             block_table: all of its blocks, if the workers do not hold it; else None.
             slots: what has changed in its table since the last step; None for nothing.
         """
-        num_tokens = (
-            len(sequence.token_ids) + sequence.num_pending_tokens - sequence.num_computed_tokens
-        )
-        assert num_tokens > 0, f"sequence {sequence.sequence_id} has nothing to compute"
-        orders = self.orders
-        new_block_ids = []
-        if slots is not None:
-            orders.blocks_to_copy.extend(slots.copies)
+        orders, num_new_blocks = self.orders, 0
         if block_table is not None:
             orders.new_sequences.append(_state(group, sequence, block_table))
             sequence.is_mirrored = True
-        elif slots is not None:
-            new_block_ids = slots.new_block_ids
-            orders.replaced_blocks.extend(
-                (sequence.sequence_id, place, copy)
-                for place, (_, copy) in enumerate(slots.copies, slots.first_copied)
-            )
+        if slots is not None:
+            orders.blocks_to_copy.extend(slots.copies)
+            if block_table is None:
+                num_new_blocks = len(slots.new_block_ids)
+                orders.new_block_ids.extend(slots.new_block_ids)
+                orders.replaced_blocks.extend(
+                    (sequence.sequence_id, place, copy)
+                    for place, (_, copy) in enumerate(slots.copies, slots.first_copied)
+                )
         if num_tokens > self.token_budget:
             num_tokens = self.token_budget
         else:
@@ -63,8 +61,7 @@ class Batch:
         self.token_budget -= num_tokens
         orders.sequence_ids.append(sequence.sequence_id)
         orders.num_scheduled_tokens.append(num_tokens)
-        orders.num_new_blocks.append(len(new_block_ids))
-        orders.new_block_ids.extend(new_block_ids)
+        orders.num_new_blocks.append(num_new_blocks)
 
 
 def _state(group: SequenceGroup, sequence: Sequence, block_table: tuple[int, ...]) -> SequenceState:

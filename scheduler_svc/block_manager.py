@@ -169,6 +169,14 @@ class BlockSpaceManager:
         """Return how many blocks hold `num_tokens`."""
         return -(-num_tokens // self.block_size)
 
+    def has_slots(self, sequence_id: int, start: int, end: int) -> bool:
+        """Say whether slots [start, end) of a sequence exist and are its own."""
+        table = self._tables[sequence_id]
+        if end > len(table) * self.block_size:
+            return False
+        # Whatever follows a block that a sequence wrote to is its own.
+        return self._ref_counts[table[start // self.block_size]] == 1
+
     def num_blocks_to_append(self, ranges: AbstractSequence[tuple[int, int, int]]) -> int:
         """Return how many free blocks `append_slots` takes for sequences of one group together.
 
@@ -179,10 +187,10 @@ class BlockSpaceManager:
         writers: Counter[int] = Counter()
         for sequence_id, start, end in ranges:
             table = self._tables[sequence_id]
-            first, last = start // self.block_size, (end - 1) // self.block_size
+            first, end_block = start // self.block_size, self.num_blocks_for(end)
             if first < len(table) and self._ref_counts[table[first]] > 1:
-                writers.update(table[first : last + 1])
-            num_needed += max(0, last + 1 - len(table))
+                writers.update(table[first:end_block])
+            num_needed += max(0, end_block - len(table))
         for block_id, num_writers in writers.items():
             # If all who share a block write to it, the last one needs no copy.
             num_needed += min(num_writers, self._ref_counts[block_id] - 1)

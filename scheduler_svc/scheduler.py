@@ -296,30 +296,31 @@ class Scheduler:
 
     def _schedule_group(self, group: SequenceGroup, batch: Batch) -> None:
         """Schedule the sequences of a running group, or preempt it if there is no room for them."""
-        blocks, wanted = self._blocks, []
+        blocks, ready, has_slots = self._blocks, [], True
         for sequence in group.sequences.values():
             if sequence.status is not SequenceStatus.RUNNING:
                 continue
-            if sequence.num_pending_tokens and group.beam_search is not None:
+            num_pending = sequence.num_pending_tokens
+            if num_pending and group.beam_search is not None:
                 continue
-            start = sequence.num_computed_tokens
-            end = len(sequence.token_ids) + sequence.num_pending_tokens
+            start, end = sequence.num_computed_tokens, len(sequence.token_ids) + num_pending
             # At the largest length, the pending token is its last.
             if start < end < group.max_num_tokens:
-                wanted.append((sequence, start, end))
-        num_needed = blocks.num_blocks_to_append(
-            [(sequence.sequence_id, start, end) for sequence, start, end in wanted]
-        )
-        if num_needed and not self._make_room(num_needed, group, batch):
-            return
-        for sequence, start, end in wanted:
+                ready.append((sequence, start, end))
+                has_slots = has_slots and blocks.has_slots(sequence.sequence_id, start, end)
+        if not has_slots:
+            ranges = [(sequence.sequence_id, start, end) for sequence, start, end in ready]
+            if not self._make_room(blocks.num_blocks_to_append(ranges), group, batch):
+                return
+        for sequence, start, end in ready:
             if not batch.token_budget:
                 return
-            sequence_id, table = sequence.sequence_id, None
-            slots = blocks.append_slots(sequence_id, start, end) if num_needed else None
+            slots = table = None
+            if not has_slots:
+                slots = blocks.append_slots(sequence.sequence_id, start, end)
             if not sequence.is_mirrored:
-                table = tuple(blocks.block_table(sequence_id))
-            batch.schedule(group, sequence, table, slots)
+                table = tuple(blocks.block_table(sequence.sequence_id))
+            batch.schedule(group, sequence, end - start, table, slots)
             if sequence.num_computed_tokens // blocks.block_size > sequence.num_published_blocks:
                 self.prefix_cache.publish(sequence, group.cache_salt)
         if len(group.sequences) > 1:
