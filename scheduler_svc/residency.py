@@ -38,6 +38,8 @@ class Residency:
         self._blocks_to_swap_out: list[tuple[int, int]] = []
         self._blocks_to_swap_in: list[tuple[int, int]] = []
         self.groups: dict[int, SequenceGroup] = {}
+        # The same for those in the host's memory.
+        self._swapped: dict[int, SequenceGroup] = {}
 
     def take_orders(self, orders: SchedulerOutputs) -> None:
         """Move what the workers are to be told into the orders of a step.
@@ -64,14 +66,21 @@ class Residency:
     def num_idle_slots(self) -> int:
         """Slots of blocks in use that hold no token yet: what the cache wastes."""
         block_size = self._blocks.block_size
-        # Filled slots by block: sequences of a group may share one that is not full.
+        # Filled slots by block, of blocks that may not be full: sequences of a group may share one.
         filled: dict[int, int] = {}
         for sequence_id, group in self.groups.items():
-            rest = group.sequences[sequence_id].num_computed_tokens
-            for block_id in self._blocks.block_table(sequence_id):
+            num_computed = group.sequences[sequence_id].num_computed_tokens
+            first = max(num_computed - 1, 0) // block_size
+            rest = num_computed - first * block_size
+            for block_id in self._blocks.block_table(sequence_id)[first:]:
                 filled[block_id] = max(filled.get(block_id, 0), min(max(rest, 0), block_size))
                 rest -= block_size
         return len(filled) * block_size - sum(filled.values())
+
+    @property
+    def swapped_groups(self) -> list[SequenceGroup]:
+        """Groups whose blocks are in the host's memory."""
+        return list({group.group_id: group for group in self._swapped.values()}.values())
 
     # ------------------------------------------------------------------ ways in
 
@@ -157,6 +166,7 @@ class Residency:
     def _set_running(self, group: SequenceGroup, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.RUNNING
         self.groups[sequence.sequence_id] = group
+        self._swapped.pop(sequence.sequence_id, None)
 
     # ------------------------------------------------------------------ ways out
 
@@ -176,6 +186,7 @@ class Residency:
             sequence = group.sequences[sequence_id]
             self._forget(sequence, SequenceStatus.SWAPPED)
             sequence.num_computed_tokens = num_tokens
+            self._swapped[sequence_id] = group
 
     def reset(self, group: SequenceGroup) -> None:
         """Take all blocks from a group that no longer runs: it begins again, output kept."""
@@ -194,6 +205,7 @@ class Residency:
             self._blocks.free(sequence.sequence_id)
         elif sequence.status is SequenceStatus.SWAPPED:
             self._blocks.free_host(sequence.sequence_id)
+            del self._swapped[sequence.sequence_id]
         self._forget(sequence, status)
 
     def _forget(self, sequence: Sequence, status: SequenceStatus) -> None:
@@ -214,7 +226,7 @@ class Residency:
     ) -> None:
         """Raise AssertionError unless statuses, block tables and counts agree."""
         self._blocks.check_invariants()
-        resident, swapped_ids = {}, set()
+        resident, swapped = {}, {}
         for group in running:
             for sequence in group.sequences.values():
                 if sequence.status is SequenceStatus.WAITING:
@@ -227,13 +239,14 @@ class Residency:
                 if sequence.status is SequenceStatus.WAITING:
                     _check_waiting(sequence)
                 else:
-                    swapped_ids.add(sequence.sequence_id)
+                    swapped[sequence.sequence_id] = group
                     assert sequence.status is SequenceStatus.SWAPPED
                     assert 0 <= sequence.num_computed_tokens < sequence.num_tokens
                     assert sequence.num_pending_tokens == 0
         assert resident == self.groups, "sequences and groups disagree"
         assert resident.keys() == self._blocks.sequence_ids, "blocks without a running sequence"
-        assert swapped_ids == self._blocks.swapped_sequence_ids, "host blocks of nobody"
+        assert swapped == self._swapped, "swapped sequences and groups disagree"
+        assert swapped.keys() == self._blocks.swapped_sequence_ids, "host blocks of nobody"
 
     def _check_running(self, sequence: Sequence) -> None:
         assert sequence.status is SequenceStatus.RUNNING

@@ -97,7 +97,7 @@ class Scheduler:
     @property
     def num_swapped(self) -> int:
         """Groups among them that wait in the host's memory."""
-        return sum(group.is_swapped for group in self._waiting)
+        return len(self._residency.swapped_groups)
 
     @property
     def num_running(self) -> int:
@@ -265,9 +265,8 @@ class Scheduler:
         """Send every group back to the waiting queue: the workers have lost their state."""
         while self._running:
             self._preempt_last(may_swap=False)
-        for group in self._waiting:
-            if group.is_swapped:
-                self._residency.reset(group)
+        for group in self._residency.swapped_groups:
+            self._residency.reset(group)
         self._chosen_tokens.clear()
         self._residency.forget_workers()
 

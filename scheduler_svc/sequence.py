@@ -153,11 +153,6 @@ class SequenceGroup:
         """Return the sequences of a status, in order of their ids."""
         return [each for each in self.sequences.values() if each.status is status]
 
-    @property
-    def is_swapped(self) -> bool:
-        """Whether the group comes back from the host's memory."""
-        return any(each.status is SequenceStatus.SWAPPED for each in self.sequences.values())
-
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """Return why `sequence` ends with its last token, or None if it goes on."""
         if sequence.token_ids[-1] in self.stop_token_ids:
