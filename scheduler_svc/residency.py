@@ -66,21 +66,23 @@ class Residency:
     def num_idle_slots(self) -> int:
         """Slots of blocks in use that hold no token yet: what the cache wastes."""
         block_size = self._blocks.block_size
-        # Filled slots by block, of blocks that may not be full: sequences of a group may share one.
+        # Filled slots by block: sequences of a group may share one that is not full. All before the
+        # least computed of them are.
         filled: dict[int, int] = {}
-        for sequence_id, group in self.groups.items():
-            num_computed = group.sequences[sequence_id].num_computed_tokens
-            first = max(num_computed - 1, 0) // block_size
-            rest = num_computed - first * block_size
-            for block_id in self._blocks.block_table(sequence_id)[first:]:
-                filled[block_id] = max(filled.get(block_id, 0), min(max(rest, 0), block_size))
-                rest -= block_size
+        for group in _distinct(self.groups):
+            running = group.in_status(SequenceStatus.RUNNING)
+            first = min(each.num_computed_tokens for each in running) // block_size
+            for sequence in running:
+                rest = sequence.num_computed_tokens - first * block_size
+                for block_id in self._blocks.block_table(sequence.sequence_id)[first:]:
+                    filled[block_id] = max(filled.get(block_id, 0), min(max(rest, 0), block_size))
+                    rest -= block_size
         return len(filled) * block_size - sum(filled.values())
 
     @property
     def swapped_groups(self) -> list[SequenceGroup]:
         """Groups whose blocks are in the host's memory."""
-        return list({group.group_id: group for group in self._swapped.values()}.values())
+        return _distinct(self._swapped)
 
     # ------------------------------------------------------------------ ways in
 
@@ -256,6 +258,10 @@ class Residency:
         num_blocks = len(self._blocks.block_table(sequence.sequence_id))
         num_slots = num_blocks * self._blocks.block_size
         assert sequence.num_computed_tokens <= num_slots, "computed tokens without slots"
+
+
+def _distinct(groups: Mapping[int, SequenceGroup]) -> list[SequenceGroup]:
+    return list({group.group_id: group for group in groups.values()}.values())
 
 
 def _check_waiting(sequence: Sequence) -> None:

@@ -71,6 +71,19 @@ def check_outputs(cell: Cell, group_id: int, prompt: list[int], params: Sampling
         assert cell.ends[group_id, index] is reason
 
 
+def count_idle_slots(cell: Cell) -> int:
+    """Slots without a token, looked for in every block of every table."""
+    filled: dict[int, int] = {}
+    for sequence_id in cell.blocks.sequence_ids:
+        group = cell.scheduler._residency.groups[sequence_id]
+        num_computed = group.sequences[sequence_id].num_computed_tokens
+        for place, block_id in enumerate(cell.blocks.block_table(sequence_id)):
+            num_here = num_computed - place * cell.blocks.block_size
+            num_here = min(max(num_here, 0), cell.blocks.block_size)
+            filled[block_id] = max(filled.get(block_id, 0), num_here)
+    return sum(cell.blocks.block_size - num_here for num_here in filled.values())
+
+
 @pytest.mark.parametrize("mode", PreemptionMode)
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
@@ -119,6 +132,7 @@ def test_random_workload_equals_an_unconstrained_run(
             cell.lose_workers()
         if cell.scheduler.has_unfinished:
             outputs = cell.step()
+            assert cell.scheduler.num_idle_slots == count_idle_slots(cell)
             assert sum(outputs.num_scheduled_tokens) <= cell.scheduler._max_num_batched_tokens
     cell.run()  # what is still in flight
     counters = cell.scheduler.counters
