@@ -11,7 +11,7 @@ from quire.sampling_params import SamplingParams
 from worker_svc.loader import LoadSpec, load_model
 from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import ParallelGroup
-from worker_svc.steps import PromptLogprobs, SchedulerOutputs, SequenceState
+from worker_svc.steps import IntArray, PromptLogprobs, SchedulerOutputs, SequenceState
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 
@@ -24,11 +24,12 @@ def load_runner(
     num_blocks: int = 400,
     max_model_len: int | None = None,
     parallel: ParallelGroup | None = None,
+    swap_space_bytes: int = 0,
 ) -> ModelRunner:
     """A runner of one rank, alone unless `parallel` says otherwise."""
     spec = LoadSpec(str(directory), dtype, max_model_len)
     loaded = load_model(spec, "test", parallel or ParallelGroup())
-    return ModelRunner(loaded, block_size, num_blocks)
+    return ModelRunner(loaded, block_size, num_blocks, swap_space_bytes)
 
 
 class Driver:
@@ -51,6 +52,9 @@ class Driver:
         self._blocks: dict[int, list[int]] = {}
         self._new: list[SequenceState] = []
         self._released: list[int] = []
+        self._params: dict[int, SamplingParams] = {}
+        self._swapped_out: list[tuple[int, int]] = []
+        self._swapped_in: list[tuple[int, int]] = []
         order = np.random.default_rng(0).permutation(runner.cache_engine.num_blocks)
         self._free = order.tolist()
         self._step_id = 0
@@ -73,17 +77,8 @@ class Driver:
         self.tokens[sequence_id] = list(tokens)
         self._computed[sequence_id] = 0
         self._blocks[sequence_id] = []
-        self._new.append(
-            SequenceState(
-                sequence_id,
-                np.array(tokens, np.int64),
-                num_prompt_tokens or len(tokens),
-                0,
-                np.empty(0, np.int64),
-                params,
-                0,
-            )
-        )
+        self._params[sequence_id] = params
+        self._hand_over(sequence_id, num_prompt_tokens or len(tokens))
 
     def release(self, sequence_id: int) -> list[int]:
         """Let a sequence go and return its tokens."""
@@ -91,6 +86,30 @@ class Driver:
         self._free.extend(self._blocks.pop(sequence_id))
         del self._computed[sequence_id]
         return self.tokens.pop(sequence_id)
+
+    def swap(self, sequence_id: int) -> None:
+        """Move a sequence to host blocks 0, 1 ... and back to other blocks, at the next step."""
+        old_blocks = self._blocks[sequence_id]
+        new_blocks = [self._free.pop() for _ in old_blocks]
+        self._swapped_out += [(block, host) for host, block in enumerate(old_blocks)]
+        self._swapped_in += list(enumerate(new_blocks))
+        self._free.extend(old_blocks)
+        self._blocks[sequence_id] = new_blocks
+        self._released.append(sequence_id)
+        self._hand_over(sequence_id, len(self.tokens[sequence_id]))
+
+    def _hand_over(self, sequence_id: int, num_prompt_tokens: int) -> None:
+        self._new.append(
+            SequenceState(
+                sequence_id,
+                np.array(self.tokens[sequence_id], np.int64),
+                num_prompt_tokens,
+                self._computed[sequence_id],
+                np.array(self._blocks[sequence_id], np.int64),
+                self._params[sequence_id],
+                0,
+            )
+        )
 
     @torch.inference_mode()
     def step(self, scheduled: Mapping[int, int] | None = None) -> dict[int, int]:
@@ -115,13 +134,16 @@ class Driver:
             step_id=self._step_id,
             released_sequence_ids=tuple(self._released),
             new_sequences=tuple(self._new),
-            blocks_to_copy=np.empty((0, 2), np.int64),
+            blocks_to_swap_out=_pairs(self._swapped_out),
+            blocks_to_swap_in=_pairs(self._swapped_in),
+            blocks_to_copy=_pairs([]),
             sequence_ids=tuple(scheduled),
             num_scheduled_tokens=np.array(list(scheduled.values()), np.int64),
             num_new_blocks=np.array([len(blocks) for blocks in new_blocks], np.int64),
             new_block_ids=np.array([b for blocks in new_blocks for b in blocks], np.int64),
         )
         self._new, self._released = [], []
+        self._swapped_out, self._swapped_in = [], []
         batch = self.runner.begin_step(outputs)
         hidden = self.runner.forward(batch)
         logits = self.runner.compute_logits(hidden, batch.sample_rows)
@@ -146,3 +168,7 @@ class Driver:
         return [
             self.tokens[sequence_id][len(prompt) :] for sequence_id, prompt in enumerate(prompts)
         ]
+
+
+def _pairs(pairs: Sequence[tuple[int, int]]) -> IntArray:
+    return np.array(pairs, np.int64).reshape(-1, 2)
