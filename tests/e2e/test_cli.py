@@ -65,6 +65,8 @@ def test_serve_generate_and_ctrl_c() -> None:
         assert re.search(r"\[\d+ tokens, .* seed 5\]", first.stderr)
         assert quire(*arguments, "The list class").stdout == first.stdout
 
+        check_every_mode(target[1])
+
         bad = quire(*arguments, "--temperature", "nan", "x")
         assert bad.returncode == 1
         assert bad.stderr.startswith("error: temperature: ")
@@ -72,6 +74,43 @@ def test_serve_generate_and_ctrl_c() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 0
         assert not [pid for pid in pids if is_running(pid)]
+
+
+def check_every_mode(target: str) -> None:
+    """Options of `quire generate` have the effects that their names promise."""
+
+    def generate(*options: str) -> "subprocess.CompletedProcess[str]":
+        common = ("--target", target, "--max-tokens", "8", "--ignore-eos", "--seed", "5")
+        result = quire("generate", *common, *options, "The list class")
+        assert result.returncode == 0, result.stderr
+        return result
+
+    best = generate("-n", "2", "--best-of", "3").stderr
+    assert [best.count(f"[output {index}, 8 tokens, length") for index in range(3)] == [1, 1, 0]
+
+    beams = generate("-n", "2", "--best-of", "4", "--use-beam-search", "--length-penalty", "0")
+    totals = [float(each) for each in re.findall(r"log-probability (\S+)\]", beams.stderr)]
+    assert len(totals) == 2
+    assert totals == sorted(totals, reverse=True)
+    eager = generate("--best-of", "4", "--use-beam-search", "--early-stopping", "true").stderr
+    assert eager.count("[8 tokens, length") == 1
+
+    reported = generate("--logprobs", "2", "--prompt-logprobs", "1").stderr
+    assert len(re.findall(r"^\[0: token \d+ -\S+ rank \d+, best (\S+ ?){2}\]", reported, re.M)) == 8
+    assert re.search(r"^\[prompt token \d+ -\S+ rank \d+, best \S+\]", reported, re.M)
+
+    only = generate(
+        "--allowed-token-id", "40", "--allowed-token-id", "41", "--logprobs", "0"
+    ).stderr
+    assert re.fullmatch(r"4[01] " * 8, "".join(re.findall(r"^\[0: token (\d+ )", only, re.M)))
+    biased = generate("--logit-bias", "40:100", "--logprobs", "0").stderr
+    assert set(re.findall(r"^\[0: token (\d+)", biased, re.M)) == {"40"}
+
+    urgent = generate("--priority", "-3", "--cache-salt", "mine", "--truncate-prompt-tokens", "2")
+    assert urgent.stdout.strip()
+    refused = quire("generate", "--target", target, "--logit-bias", "40", "x")
+    assert refused.returncode == 2
+    assert "ID:BIAS" in refused.stderr
 
 
 def test_children_die_with_a_killed_supervisor() -> None:
