@@ -16,7 +16,8 @@ def read_qwen3_moe(hf: HfConfig) -> RotaryDecoderConfig:
     """
     decoder = read_qwen3(hf)
     sparse_step = hf.integer("decoder_sparse_step", 1)
-    dense = {int(index) for index in hf.numbers("mlp_only_layers")} if _has_dense(hf) else set()
+    listed = hf.numbers("mlp_only_layers") if "mlp_only_layers" in hf else []
+    dense = {int(index) for index in listed}
     dense |= {index for index in range(decoder.num_layers) if (index + 1) % sparse_step != 0}
     # transformers 5 writes the first name, the published checkpoints have the second.
     key = "num_local_experts" if "num_local_experts" in hf else "num_experts"
@@ -30,7 +31,3 @@ def read_qwen3_moe(hf: HfConfig) -> RotaryDecoderConfig:
         dense_layers=frozenset(dense),
     )
     return replace(decoder, moe=moe)
-
-
-def _has_dense(hf: HfConfig) -> bool:
-    return "mlp_only_layers" in hf
