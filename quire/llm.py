@@ -357,9 +357,11 @@ def _as_prompt(prompt: Prompt) -> str | Sequence[int]:
 
 def _by_token(position: TokenLogprobs) -> dict[int, Logprob]:
     """Return the most probable tokens of a position, best first, and the sampled one."""
-    top = zip(position.token_ids[1:], position.logprobs[1:], strict=True)
-    found = {token: Logprob(logprob, rank) for rank, (token, logprob) in enumerate(top, 1)}
-    found[position.token_ids[0]] = Logprob(position.logprobs[0], position.sampled_rank)
+    sampled, *top = zip(position.token_ids, position.logprobs, position.texts, strict=True)
+    found = {
+        token: Logprob(logprob, rank, text) for rank, (token, logprob, text) in enumerate(top, 1)
+    }
+    found[sampled[0]] = Logprob(sampled[1], position.sampled_rank, sampled[2])
     return found
 
 

@@ -92,11 +92,14 @@ class TokenLogprobs:
         token_ids: the token that was sampled, then the most probable ones, best first.
         logprobs: of each, natural logarithm.
         sampled_rank: place of the sampled token among all, 1 for the most probable.
+        texts: what each token reads as on its own, U+FFFD for part of a character; empty until a
+            router adds them.
     """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     sampled_rank: int = 0
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +208,17 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probability of a token at one position, and its place there (1 for the most probable)."""
+    """A token at one position.
+
+    Attributes:
+        logprob: its log-probability there.
+        rank: its place among all tokens, 1 for the most probable.
+        decoded_token: what it reads as on its own.
+    """
 
     logprob: float
     rank: int
+    decoded_token: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,12 +147,18 @@ def token_logprobs_to_proto(logprobs: TokenLogprobs) -> common_pb2.TokenLogprobs
         token_ids=logprobs.token_ids,
         logprobs=logprobs.logprobs,
         sampled_rank=logprobs.sampled_rank,
+        texts=logprobs.texts,
     )
 
 
 def token_logprobs_from_proto(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
     """Return the log-probabilities of a message."""
-    return TokenLogprobs(tuple(message.token_ids), tuple(message.logprobs), message.sampled_rank)
+    return TokenLogprobs(
+        tuple(message.token_ids),
+        tuple(message.logprobs),
+        message.sampled_rank,
+        tuple(message.texts),
+    )
 
 
 def model_info_to_proto(info: ModelInfo) -> common_pb2.ModelInfo:

@@ -58,6 +58,7 @@ class DetokenizerFactory:
             if added.special
         }
         self._make = _maker(backend, tokens, special)
+        self._token_texts: dict[int, str] = {}
 
     def make(
         self, context: Sequence[int], skip_special_tokens: bool, spaces: bool = True
@@ -65,13 +66,20 @@ class DetokenizerFactory:
         """Return a detokenizer of the tokens that follow `context`.
 
         Args:
-            context: tokens before the first, e.g. the prompt; not empty. Their text is not given
-                out.
+            context: tokens before the first, e.g. the prompt. Their text is not given out.
             skip_special_tokens: give special tokens no text.
             spaces: between special tokens and others, where the tokenizer's decoder puts them;
                 those of byte-level and byte-fallback tokenizers put none.
         """
         return self._make(context[-CONTEXT_TOKENS:], skip_special_tokens, spaces)
+
+    def token_text(self, token_id: int) -> str:
+        """Return what a token reads as on its own, U+FFFD for part of a character."""
+        text = self._token_texts.get(token_id)
+        if text is None:
+            alone = self._make((), False, True)
+            text = self._token_texts[token_id] = alone.push(token_id) + alone.flush()
+        return text
 
 
 def _maker(

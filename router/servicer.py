@@ -1,9 +1,11 @@
 """InferenceService: from proto, call the router, to proto."""
 
 from contextlib import aclosing
+from dataclasses import replace
 
 import grpc
 
+from quire.outputs import Delta, Event, TokenLogprobs
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire import cell_status_to_proto, event_to_proto, model_info_to_proto
 from router.cells import CellPool
@@ -43,9 +45,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         try:
             async with aclosing(stream.events()) as events:
                 async for event in events:
-                    await context.write(event_to_proto(event))
+                    await context.write(event_to_proto(self._with_texts(event)))
         finally:
             self._cells.close(stream)
+
+    def _with_texts(self, event: Event) -> Event:
+        """Say what the tokens of log-probabilities read as."""
+        if not isinstance(event, Delta) or not (event.logprobs or event.prompt_logprobs):
+            return event
+        return replace(
+            event,
+            logprobs=tuple(map(self._position_with_texts, event.logprobs)),
+            prompt_logprobs=tuple(map(self._position_with_texts, event.prompt_logprobs)),
+        )
+
+    def _position_with_texts(self, position: TokenLogprobs) -> TokenLogprobs:
+        return replace(position, texts=tuple(map(self._codec.token_text, position.token_ids)))
 
     async def Abort(  # noqa: N802
         self, request: inference_pb2.AbortRequest, context: grpc.aio.ServicerContext

@@ -33,6 +33,10 @@ class TextCodec(Protocol):
         """Return an incremental detokenizer of what follows the tokens of `context`."""
         ...
 
+    def token_text(self, token_id: int) -> str:
+        """Return what a token reads as on its own."""
+        ...
+
 
 class Tokenizer:
     """A model's tokenizer, behind a few threads and a bounded queue.
@@ -113,6 +117,10 @@ class Tokenizer:
             spaces: between special tokens and others, where the tokenizer's decoder puts them.
         """
         return self._detokenizers.make(context, skip_special_tokens, spaces)
+
+    def token_text(self, token_id: int) -> str:
+        """Return what a token reads as on its own, U+FFFD for part of a character."""
+        return self._detokenizers.token_text(token_id)
 
     def close(self) -> None:
         """Let the threads end; calls that have not begun are dropped."""

@@ -71,10 +71,14 @@ class StreamPrinter:
 
 
 def _logprobs(position: TokenLogprobs) -> str:
-    sampled, *top = zip(position.token_ids, position.logprobs, strict=True)
-    text = f"token {sampled[0]} {sampled[1]:.3f} rank {position.sampled_rank}"
-    best = " ".join(f"{token_id}:{logprob:.3f}" for token_id, logprob in top)
-    return f"{text}, best {best}" if best else text
+    texts = [
+        f"{text!r} ({token_id}) {logprob:.3f}"
+        for token_id, logprob, text in zip(
+            position.token_ids, position.logprobs, position.texts, strict=True
+        )
+    ]
+    line = f"{texts[0]} rank {position.sampled_rank}"
+    return f"{line}; best {', '.join(texts[1:])}" if texts[1:] else line
 
 
 def _say(line: str) -> None:

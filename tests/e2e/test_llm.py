@@ -66,12 +66,14 @@ def test_logprobs(llm: LLM) -> None:
     [output] = llm.generate(PROMPTS[0], params, use_tqdm=False)
     [completion] = output.outputs
     assert completion.logprobs is not None
-    chosen = []
+    chosen, text = [], ""
     for token, position in zip(completion.token_ids, completion.logprobs, strict=True):
         assert len(position) in (2, 3)
         assert {found.rank for found in position.values()} >= {1, 2}
         assert position[token].logprob <= max(found.logprob for found in position.values()) <= 0
         chosen.append(position[token].logprob)
+        text += position[token].decoded_token
+    assert text == completion.text
     assert completion.cumulative_logprob == sum(chosen)
     [plain] = llm.generate(PROMPTS[0], PARAMS, use_tqdm=False)
     assert plain.outputs[0].logprobs is plain.outputs[0].cumulative_logprob is None
@@ -126,6 +128,7 @@ def test_prompt_logprobs(llm: LLM) -> None:
             assert position is not None
             assert token in position
             assert {each.rank for each in position.values()} >= {1, 2}
+            assert position[token].decoded_token in PROMPTS[1]
 
 
 def test_truncated_prompts_and_banned_words(llm: LLM) -> None:

@@ -60,7 +60,11 @@ model_infos = st.builds(
 # Some of the fields are 32 bits wide on the wire.
 cell_states = st.builds(CellState, **{field.name: u32 for field in fields(CellState)})
 token_logprobs = st.builds(
-    TokenLogprobs, ids, st.lists(st.floats(-1e6, 0, width=32), max_size=5).map(tuple), u32
+    TokenLogprobs,
+    ids,
+    st.lists(st.floats(-1e6, 0, width=32), max_size=5).map(tuple),
+    u32,
+    st.lists(st.text(max_size=5), max_size=5).map(tuple),
 )
 events = st.one_of(
     st.builds(Started, st.text(max_size=8), u32, u64),

@@ -53,6 +53,16 @@ def test_each_tokenizer_gets_its_kind(name: str, kind: type[Detokenizer]) -> Non
     assert type(FACTORIES[name].make([5], True)) is kind
 
 
+def test_a_token_alone_reads_as_what_it_spells() -> None:
+    for name, word in (("byte level", " list"), ("byte fallback", " list"), ("metaspace", "list")):
+        tokenizer, factory = TOKENIZERS[name], FACTORIES[name]
+        spelled = "".join(map(factory.token_text, tokenizer.encode("The list").ids))
+        assert spelled.endswith(word), name
+    half, *_ = BYTE_LEVEL.encode("\u20ac").ids
+    assert FACTORIES["byte level"].token_text(half) == "\ufffd"
+    assert FACTORIES["byte level"].token_text(10**6) == ""
+
+
 @pytest.mark.parametrize("name", ["byte level", "byte fallback"])
 @given(text=any_text)
 def test_pieces_of_a_text_are_that_text(name: str, text: str) -> None:
