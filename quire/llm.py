@@ -1,17 +1,15 @@
 """The offline API: a list of prompts in, a list of outputs out. Names and shapes are vLLM's."""
 
-import asyncio
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
+from quire.cli.cluster import ClusterConfig, embedded_model
+from quire.cli.cluster_thread import ClusterThread
 from quire.client import Client
 from quire.collect import Collector
 from quire.errors import ConfigError, InvalidRequestError, OverloadedError
@@ -25,14 +23,14 @@ from quire.outputs import (
     RequestOutput,
     TokenLogprobs,
 )
+from quire.progress import progress_bar
+from quire.prompts import ParsedPrompt, Prompt, parse_prompts
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
 # As many threads wait for answers; more prompts than this wait here rather than in the cluster.
 MAX_CONCURRENT_REQUESTS = 256
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
-T = TypeVar("T")
 
 
 class LLM:
@@ -83,7 +81,7 @@ class LLM:
             UnavailableError: a service died without a word.
         """
         self._model = Path(model) if model is not None else None
-        self._cluster: _ClusterThread | None = None
+        self._cluster: ClusterThread | None = None
         if target is None:
             options = {
                 "--dtype": dtype,
@@ -96,7 +94,7 @@ class LLM:
             }
             prefix_caching = "enable" if enable_prefix_caching else "no-enable"
             self._model = self._model or embedded_model()
-            self._cluster = _ClusterThread(
+            self._cluster = ClusterThread(
                 ClusterConfig(
                     model=self._model,
                     port=0,
@@ -121,14 +119,16 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts, all at once; the cluster batches them.
 
         Args:
-            prompts: one or many; each a text, token ids, or {"prompt": text} or
-                {"prompt_token_ids": ids}.
+            prompts: one or many; each a text, token ids, or a mapping that has "prompt" or
+                "prompt_token_ids" and may have "cache_salt".
             sampling_params: for all, or one for each prompt; None for the defaults.
             use_tqdm: show a progress bar on the terminal.
+            priority: of each prompt, in [-100, 100]; smaller goes first.
 
         Returns:
             One output for each prompt, in their order.
@@ -137,25 +137,27 @@ class LLM:
             InvalidRequestError: a prompt or parameter is out of bounds; the others are given up.
             UnavailableError: the cluster cannot be reached.
         """
-        wanted = _as_prompts(prompts)
+        wanted = parse_prompts(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(wanted)
         else:
             params = list(sampling_params)
-        if len(params) != len(wanted):
-            raise InvalidRequestError(
-                "sampling_params", f"one for each of {len(wanted)} prompts, got {len(params)}"
-            )
+        priorities = [0] * len(wanted) if priority is None else list(priority)
+        for field, values in (("sampling_params", params), ("priority", priorities)):
+            if len(values) != len(wanted):
+                raise InvalidRequestError(
+                    field, f"needs one for each of {len(wanted)} prompts, got {len(values)}"
+                )
         if not wanted:
             return []
         given_up = threading.Event()
         with (
             ThreadPoolExecutor(min(len(wanted), MAX_CONCURRENT_REQUESTS)) as pool,
-            _progress_bar(len(wanted), use_tqdm) as advance,
+            progress_bar(len(wanted), use_tqdm) as advance,
         ):
             futures: list[Future[RequestOutput]] = [
-                pool.submit(self._run, prompt, each, given_up)
-                for prompt, each in zip(wanted, params, strict=True)
+                pool.submit(self._run, *each, given_up)
+                for each in zip(wanted, params, priorities, strict=True)
             ]
             try:
                 for future in as_completed(futures):
@@ -265,23 +267,36 @@ class LLM:
         self.close()
 
     def _run(
-        self, prompt: str | Sequence[int], params: SamplingParams, given_up: threading.Event
+        self,
+        prompt: ParsedPrompt,
+        params: SamplingParams,
+        priority: int,
+        given_up: threading.Event,
     ) -> RequestOutput:
-        """Run one prompt to its end; what is given up meanwhile finishes with ABORT."""
-        text = prompt if isinstance(prompt, str) else None
-        ids = self._client.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        """Run one prompt to its end, with patience for a cluster that is full."""
         while True:
             try:
-                return self._collect(text, ids, params, given_up)
+                return self._collect(prompt, params, priority, given_up)
             except OverloadedError as error:
                 if given_up.wait(error.retry_after_ms / 1e3):
                     raise
 
     def _collect(
-        self, text: str | None, ids: list[int], params: SamplingParams, given_up: threading.Event
+        self,
+        prompt: ParsedPrompt,
+        params: SamplingParams,
+        priority: int,
+        given_up: threading.Event,
     ) -> RequestOutput:
+        """Run one prompt to its end; what is given up meanwhile is not finished."""
+        if isinstance(prompt.content, str):
+            text, ids = prompt.content, self._client.tokenize(prompt.content)
+        else:
+            text, ids = None, list(prompt.content)
         collector = Collector()
-        with contextlib.closing(self._client.stream(ids, params)) as events:
+        with contextlib.closing(
+            self._client.stream(ids, params, priority=priority, cache_salt=prompt.cache_salt)
+        ) as events:
             for event in events:
                 if given_up.is_set():
                     return RequestOutput("", text, tuple(ids), (), finished=False)
@@ -298,61 +313,6 @@ class LLM:
             finished=all(each.finish_reason != FinishReason.ABORT for each in completions),
             prompt_logprobs=prompt_logprobs,
         )
-
-
-class _ClusterThread:
-    """A cluster kept by an event loop in a thread of its own."""
-
-    def __init__(self, config: ClusterConfig) -> None:
-        self._loop = asyncio.new_event_loop()
-        # A daemon: if this process ends without `stop`, its children end with it.
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="quire-cluster", daemon=True
-        )
-        self._thread.start()
-        self._cluster = Cluster(config)
-        try:
-            self._call(self._cluster.start())
-        except BaseException:
-            self._end_loop()
-            raise
-
-    @property
-    def address(self) -> str:
-        """Where the router listens."""
-        return self._cluster.router.address
-
-    def stop(self) -> None:
-        """Stop every service, and the thread."""
-        self._call(self._cluster.stop())
-        self._end_loop()
-
-    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | Sequence[int]]:
-    """Return a list of texts and lists of token ids, whichever way they were given."""
-    if isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [_as_prompt(prompts)]  # type: ignore[arg-type]
-    return [_as_prompt(prompt) for prompt in prompts]  # type: ignore[arg-type]
-
-
-def _as_prompt(prompt: Prompt) -> str | Sequence[int]:
-    if not isinstance(prompt, Mapping):
-        return prompt
-    for key in ("prompt_token_ids", "prompt"):
-        if key in prompt:
-            value: str | Sequence[int] = prompt[key]
-            return value
-    raise InvalidRequestError(
-        "prompts", f"a mapping needs prompt or prompt_token_ids, got {', '.join(prompt)}"
-    )
 
 
 def _by_token(position: TokenLogprobs) -> dict[int, Logprob]:
@@ -382,38 +342,3 @@ def _completion_output(completion: Completion, params: SamplingParams) -> Comple
         finish_reason=completion.finish_reason.value,
         stop_reason=stop_reason,
     )
-
-
-@contextmanager
-def _progress_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
-    """Yield what is called with the number of output tokens whenever a prompt is done."""
-    if not show:
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("Processed prompts"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[speed]:,.0f} output tokens/s"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=total, speed=0.0)
-        began, num_tokens = time.monotonic(), 0
-
-        def advance(tokens: int) -> None:
-            nonlocal num_tokens
-            num_tokens += tokens
-            speed = num_tokens / max(1e-9, time.monotonic() - began)
-            progress.update(task, advance=1, speed=speed)
-
-        yield advance

@@ -96,9 +96,7 @@ def check_every_mode(target: str) -> None:
     assert eager.count("[8 tokens, length") == 1
 
     reported = generate("--logprobs", "2", "--prompt-logprobs", "1").stderr
-    assert (
-        len(re.findall(r"^\[0: .+ \(\d+\) -\S+ rank \d+; best .+, .+\]", reported, re.M)) == 8
-    )
+    assert len(re.findall(r"^\[0: .+ \(\d+\) -\S+ rank \d+; best .+, .+\]", reported, re.M)) == 8
     assert re.search(r"^\[prompt .+ \(\d+\) -\S+ rank \d+; best .+\]", reported, re.M)
 
     only = generate(

@@ -168,10 +168,16 @@ def test_chat(llm: LLM) -> None:
 def test_a_bad_request_is_named_and_the_others_are_given_up(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="prompt: token ids must be in"):
         llm.generate([[5], [10**6], [7]], SamplingParams(max_tokens=200), use_tqdm=False)
-    with pytest.raises(InvalidRequestError, match="one for each of 3 prompts, got 2"):
+    with pytest.raises(InvalidRequestError, match="needs one for each of 3 prompts, got 2"):
         llm.generate(PROMPTS, [PARAMS, PARAMS])
-    with pytest.raises(InvalidRequestError, match="prompt or prompt_token_ids, got text"):
+    with pytest.raises(InvalidRequestError, match="may have cache_salt, got text"):
         llm.generate({"text": "x"})
+    with pytest.raises(InvalidRequestError, match="got prompt, cache_sold"):
+        llm.generate({"prompt": "x", "cache_sold": "x"})
+    with pytest.raises(InvalidRequestError, match="priority: needs one for each of 1 prompts"):
+        llm.generate("x", priority=[1, 2])
+    with pytest.raises(InvalidRequestError, match="priority: must be in"):
+        llm.generate("x", priority=[101], use_tqdm=False)
     assert len(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == 3
 
 
