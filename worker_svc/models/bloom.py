@@ -60,28 +60,22 @@ def read_bloom(hf: HfConfig) -> BloomConfig:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class NormedResidualLayer:
     """norm(x) + attention(norm(x)), then the same with the MLP: x itself goes no further."""
 
-    def __init__(
-        self,
-        attention_norm: LayerNorm,
-        attention: SelfAttention,
-        mlp_norm: LayerNorm,
-        mlp: PlainMLP,
-    ) -> None:
-        self._attention_norm = attention_norm
-        self._attention = attention
-        self._mlp_norm = mlp_norm
-        self._mlp = mlp
+    attention_norm: LayerNorm
+    attention: SelfAttention
+    mlp_norm: LayerNorm
+    mlp: PlainMLP
 
     def __call__(
         self, residual: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
     ) -> torch.Tensor:
         """Return the residual stream [rows, hidden_size] after this layer."""
-        normed = self._attention_norm(residual)
-        normed = self._mlp_norm(normed + self._attention(normed, positions, metadata))
-        return normed + self._mlp(normed)
+        normed = self.attention_norm(residual)
+        normed = self.mlp_norm(normed + self.attention(normed, positions, metadata))
+        return normed + self.mlp(normed)
 
 
 def build_bloom(
