@@ -8,6 +8,10 @@
 #include "cpu/isa.h"
 #include "ops.h"
 #include "tensor_caster.h"
+#if defined(QUIRE_EMULATED_CUDA)
+#include "cuda/cuda_backend.h"
+#include "machine.h"
+#endif
 
 namespace py = pybind11;
 
@@ -19,11 +23,37 @@ quire::cpu::CpuBackend& backend() {
   return *instance;
 }
 
+#if defined(QUIRE_EMULATED_CUDA)
+
+// The emulator's device memory is the host's, so that its backend can take the CPU's place.
+constexpr const char* kEmulated = "cuda";
+bool is_emulating = false;
+
+quire::Backend& active_backend() {
+  static quire::cuda::CudaBackend cuda;
+  if (is_emulating) return cuda;
+  return backend();
+}
+
+void set_emulator_order(int order, unsigned seed) {
+  quire::check_range("order", order, 0, 3);
+  emu::Machine::order = static_cast<emu::Order>(order);
+  emu::Machine::seed = seed;
+}
+
+#else
+
+quire::Backend& active_backend() {
+  return backend();
+}
+
+#endif
+
 // Binds an operation of ops.h to the backend and releases the GIL while it runs.
 template <typename... Args>
 void define(py::module_& module, const char* name, void (*op)(quire::Backend&, Args...)) {
   module.def(
-      name, [op](Args... args) { op(backend(), args...); },
+      name, [op](Args... args) { op(active_backend(), args...); },
       py::call_guard<py::gil_scoped_release>());
 }
 
@@ -32,7 +62,7 @@ void define_activation(py::module_& module, const char* name, quire::Activation 
   module.def(
       name,
       [activation, gated](const quire::Tensor& out, const quire::Tensor& x) {
-        quire::ops::activation(backend(), out, x, activation, gated);
+        quire::ops::activation(active_backend(), out, x, activation, gated);
       },
       py::call_guard<py::gil_scoped_release>());
 }
@@ -40,7 +70,25 @@ void define_activation(py::module_& module, const char* name, quire::Activation 
 std::vector<std::string> available_isas() {
   std::vector<std::string> names;
   for (const auto* table : quire::cpu::available_kernel_tables()) names.emplace_back(table->name);
+#if defined(QUIRE_EMULATED_CUDA)
+  names.emplace_back(kEmulated);
+#endif
   return names;
+}
+
+std::string isa() {
+#if defined(QUIRE_EMULATED_CUDA)
+  if (is_emulating) return kEmulated;
+#endif
+  return backend().kernels().name;
+}
+
+void set_isa(const std::string& name) {
+#if defined(QUIRE_EMULATED_CUDA)
+  is_emulating = name == kEmulated;
+  if (is_emulating) return;
+#endif
+  backend().set_isa(name);
 }
 
 void set_num_threads(int num_threads) {
@@ -92,11 +140,14 @@ PYBIND11_MODULE(_C, module) {
   define_activation(module, "quick_gelu", quire::Activation::kQuickGelu, false);
   define(module, "sample", quire::ops::sample);
 
-  module.def("isa", [] { return backend().kernels().name; });
+  module.def("isa", isa);
   module.def("available_isas", available_isas);
-  module.def("set_isa", [](const std::string& name) { backend().set_isa(name); });
+  module.def("set_isa", set_isa);
   module.def("set_num_threads", set_num_threads);
   module.def("advise_huge_pages", advise_huge_pages);
   module.def("stream_read", stream_read, py::call_guard<py::gil_scoped_release>());
   module.def("philox4x32", philox4x32);
+#if defined(QUIRE_EMULATED_CUDA)
+  module.def("set_emulator_order", set_emulator_order);
+#endif
 }

@@ -136,6 +136,7 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
   p.query_start_loc = static_cast<const int32_t*>(query_start_loc.data);
   p.alibi_slopes = alibi_slopes ? static_cast<const float*>(alibi_slopes->data) : nullptr;
   p.block_table_stride = block_tables.stride[0];
+  p.num_tokens = query.shape[0];
   p.num_seqs = block_tables.shape[0];
   p.num_heads = query.shape[1];
   p.num_kv_heads = key_cache.shape[1];

@@ -65,6 +65,7 @@ struct PagedAttentionParams {
   const int32_t* query_start_loc;  // [N + 1]
   const float* alibi_slopes;       // [H], or null
   int64_t block_table_stride;
+  int64_t num_tokens;  // T; rows from query_start_loc[N] on are left alone
   int64_t num_seqs;
   int64_t num_heads;
   int64_t num_kv_heads;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the kernel tests against a build with AddressSanitizer and UndefinedBehaviorSanitizer: csrc/sanitized_tests.sh [pytest options...]
+# Runs the kernel tests, and those of the CUDA kernels in the emulator, against a build with AddressSanitizer and
+# UndefinedBehaviorSanitizer: csrc/sanitized_tests.sh [pytest options...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/sanitized
@@ -11,7 +12,7 @@ if [ ! -e "$runtime" ]; then
   exit 1
 fi
 
-csrc/dev_build.sh "$build" -DQUIRE_SANITIZE=ON -DQUIRE_CUDA=OFF
+csrc/dev_build.sh "$build" -DQUIRE_SANITIZE=ON -DQUIRE_EMULATE_CUDA=ON
 kernels=$(find "$PWD/$build/csrc" -maxdepth 1 -name '_C*.so')
 
 # The interpreter is not instrumented, so the runtimes are preloaded; and since torch and the interpreter allocate

@@ -7,18 +7,35 @@ import pytest
 
 from worker_svc import ops
 
-ALL_ISAS = ("scalar", "avx2", "avx512", "avx512_bf16")
+CPU_ISAS = ("scalar", "avx2", "avx512", "avx512_bf16")
+# Orders in which the emulator's threads take turns, in a build that has it.
+EMULATED = ("cuda_forward", "cuda_reverse", "cuda_shuffled")
+ALL_ISAS = CPU_ISAS + (EMULATED if "cuda" in ops.available_isas() else ())
 
 
 @pytest.fixture(params=ALL_ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Force an instruction set for the length of a test."""
-    name: str = request.param
-    if name not in ops.available_isas():
-        pytest.skip(f"this machine cannot run {name}")
+    """Force an instruction set, or the emulated GPU, for the length of a test."""
+    yield from forced(request.param)
+
+
+@pytest.fixture(params=CPU_ISAS)
+def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Force an instruction set, for a test that would take the emulator minutes."""
+    yield from forced(request.param)
+
+
+def forced(name: str) -> Iterator[str]:
+    """Force what kernels run on until the iterator goes on."""
     before = ops.isa()
-    ops.set_isa(name)
-    assert ops.isa() == name
+    if name in EMULATED:
+        ops._C.set_emulator_order(EMULATED.index(name), 1)
+        ops.set_isa("cuda")
+    elif name in ops.available_isas():
+        ops.set_isa(name)
+    else:
+        pytest.skip(f"this machine cannot run {name}")
+    assert name.startswith(ops.isa())
     yield name
     ops.set_isa(before)
 

@@ -128,12 +128,12 @@ def test_greedy_takes_the_first_of_the_largest(isa: str, vocab_size: int) -> Non
     ],
     ids=str,
 )
-def test_frequencies(isa: str, params: dict[str, Any]) -> None:
+def test_frequencies(cpu_isa: str, params: dict[str, Any]) -> None:
     logits = random_logits(1, 70, scale=1.5)[0]
     assert_follows(draws(logits, **params), filtered(logits, **params))
 
 
-def test_chi_square_test_can_fail(isa: str) -> None:
+def test_chi_square_test_can_fail(cpu_isa: str) -> None:
     logits = random_logits(1, 70, scale=1.5)[0]
     with pytest.raises(AssertionError):
         assert_follows(draws(logits, temperature=1.0), filtered(logits, 1.1))
@@ -152,7 +152,7 @@ def test_chi_square_test_can_fail(isa: str) -> None:
     ],
     ids=str,
 )
-def test_equal_tokens_are_kept_by_id(isa: str, params: dict[str, Any], num_kept: int) -> None:
+def test_equal_tokens_are_kept_by_id(cpu_isa: str, params: dict[str, Any], num_kept: int) -> None:
     drawn = draws(torch.full((64,), -7.25), 4000, **params)
     assert set(drawn.tolist()) == set(range(num_kept))
 
@@ -168,7 +168,7 @@ def test_equal_tokens_are_kept_by_id(isa: str, params: dict[str, Any], num_kept:
     ],
     ids=str,
 )
-def test_kept_set_is_exact(isa: str, params: dict[str, Any]) -> None:
+def test_kept_set_is_exact(cpu_isa: str, params: dict[str, Any]) -> None:
     """Logits are flat enough for each token to be drawn sooner or later, save for a filter."""
     logits = (random_logits(1, 150, scale=0.4)[0] * 8).round() / 8
     probabilities = filtered(logits, 1.0, **params)
@@ -184,7 +184,7 @@ def test_kept_set_is_exact(isa: str, params: dict[str, Any]) -> None:
     [{"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_k": 4, "top_p": 0.7, "min_p": 0.1}],
     ids=str,
 )
-def test_only_kept_tokens_are_drawn(isa: str, vocab_size: int, params: dict[str, Any]) -> None:
+def test_only_kept_tokens_are_drawn(cpu_isa: str, vocab_size: int, params: dict[str, Any]) -> None:
     """With many ties, so that the order among equals matters."""
     logits = (random_logits(1, vocab_size)[0] * 2).round() / 2
     probabilities = filtered(logits, 1.0, **params)
@@ -193,7 +193,7 @@ def test_only_kept_tokens_are_drawn(isa: str, vocab_size: int, params: dict[str,
     assert drawn[probabilities * 2000 > 20].all(), "a kept token is never drawn"
 
 
-def test_minus_infinity_forbids_a_token(isa: str) -> None:
+def test_minus_infinity_forbids_a_token(cpu_isa: str) -> None:
     logits = torch.zeros(40)
     logits[::2] = -torch.inf
     assert set(draws(logits).tolist()) == set(range(1, 40, 2))
@@ -238,13 +238,38 @@ def test_a_draw_depends_on_seed_sequence_and_position_alone(isa: str) -> None:
         assert not torch.equal(other, together)
 
 
-def test_every_instruction_set_draws_the_same_tokens() -> None:
-    logits = random_logits(200, 1000)
+@pytest.mark.parametrize("vocab_size", [1, 5, 700, 4099])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"top_k": 4},
+        {"top_p": 0.6},
+        {"min_p": 0.2},
+        {"top_k": 50, "top_p": 0.95, "min_p": 0.01, "temperature": 0.7},
+        {"top_p": 0.0},
+        {"top_p": 0.999999, "temperature": 30.0},
+        {"temperature": 0.02, "top_p": 0.9},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("has_ties", [False, True])
+def test_every_instruction_set_draws_the_same_tokens(
+    vocab_size: int, params: dict[str, Any], has_ties: bool
+) -> None:
+    """The emulated GPU among them, where it is there, whose way to the cut is another."""
+    logits = random_logits(24, vocab_size)
+    if has_ties:
+        logits = logits.round()
+    logits[1::5, ::3] = -torch.inf
+    logits[1::5, -1] = 0.5
     before, results = ops.isa(), []
     for name in ops.available_isas():
         ops.set_isa(name)
-        rows = Rows(logits, temperature=0.8, top_p=0.9, position=torch.arange(200))
-        results.append(rows.sample()[0])
+        rows = Rows(logits, position=torch.arange(24), **{"temperature": 1.0, **params})
+        token_ids, ok = rows.sample()
+        assert ok.all()
+        results.append(token_ids)
     ops.set_isa(before)
     assert all(torch.equal(result, results[0]) for result in results)
 

@@ -1,0 +1,56 @@
+#include "cuda/attention.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/kernels.h"
+
+namespace quire::cuda {
+namespace {
+
+// Of what the calling thread starts.
+thread_local cudaStream_t stream = nullptr;
+thread_local Workspace workspace;
+
+}  // namespace
+
+void CudaBackend::set_stream(uintptr_t handle) {
+  stream = reinterpret_cast<cudaStream_t>(handle);
+}
+
+void CudaBackend::reshape_and_cache(const CacheIoParams& p) {
+  cuda::reshape_and_cache(p, stream);
+}
+void CudaBackend::gather_cached_kv(const CacheIoParams& p) {
+  cuda::gather_cached_kv(p, stream);
+}
+void CudaBackend::copy_blocks(const CopyBlocksParams& p) {
+  cuda::copy_blocks(p, stream);
+}
+void CudaBackend::swap_blocks(const SwapBlocksParams& p) {
+  cuda::swap_blocks(p, stream);
+}
+void CudaBackend::paged_attention(const PagedAttentionParams& p) {
+  if (attention_mma_serves(p)) {
+    attention_mma(p, workspace, stream);
+  } else {
+    attention_plain(p, stream);
+  }
+}
+void CudaBackend::rms_norm(const NormParams& p) {
+  cuda::rms_norm(p, stream);
+}
+void CudaBackend::fused_add_rms_norm(const NormParams& p) {
+  cuda::fused_add_rms_norm(p, stream);
+}
+void CudaBackend::layer_norm(const NormParams& p) {
+  cuda::layer_norm(p, stream);
+}
+void CudaBackend::rotary_embedding(const RotaryParams& p) {
+  cuda::rotary_embedding(p, stream);
+}
+void CudaBackend::activation(const ActivationParams& p) {
+  cuda::activation(p, stream);
+}
+void CudaBackend::sample(const SampleParams& p) {
+  cuda::sample(p, stream);
+}
+
+}  // namespace quire::cuda

@@ -1,0 +1,26 @@
+// The CUDA backend: every operation a kernel on the calling thread's stream.
+#pragma once
+
+#include "backend.h"
+
+namespace quire::cuda {
+
+class CudaBackend final : public Backend {
+ public:
+  void reshape_and_cache(const CacheIoParams& params) override;
+  void gather_cached_kv(const CacheIoParams& params) override;
+  void copy_blocks(const CopyBlocksParams& params) override;
+  void swap_blocks(const SwapBlocksParams& params) override;
+  void paged_attention(const PagedAttentionParams& params) override;
+  void rms_norm(const NormParams& params) override;
+  void fused_add_rms_norm(const NormParams& params) override;
+  void layer_norm(const NormParams& params) override;
+  void rotary_embedding(const RotaryParams& params) override;
+  void activation(const ActivationParams& params) override;
+  void sample(const SampleParams& params) override;
+
+  // The stream of what the calling thread starts from now on: a cudaStream_t, 0 for the default.
+  static void set_stream(uintptr_t stream);
+};
+
+}  // namespace quire::cuda

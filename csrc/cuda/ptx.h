@@ -1,0 +1,92 @@
+// The instructions that CUDA C++ has no words for, one function each. Their emulation, for a
+// compiler that is not nvcc, is in tests/emu/include.
+#pragma once
+
+#include "cuda/device.h"
+
+#if !defined(__CUDACC__)
+#include "emulated_ptx.h"
+#else
+
+namespace quire::cuda::ptx {
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Begins to copy 16 bytes from global to shared memory, or to fill them with zeros.
+__device__ __forceinline__ void async_copy_16(void* shared, const void* global, bool is_valid) {
+  const int bytes = is_valid ? 16 : 0;
+  asm volatile(
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+      "l"(global), "r"(bytes));
+}
+
+// Closes a group of this thread's copies.
+__device__ __forceinline__ void async_commit() {
+  asm volatile("cp.async.commit_group;");
+}
+
+// Waits until at most the last `kGroups` groups of this thread are still on their way.
+template <int kGroups>
+__device__ __forceinline__ void async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements, whose rows the lanes name: lane l that of row l % 8 of
+// matrix l / 8. Lane l gets elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4 of each.
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row)));
+}
+
+// The same of the transposed matrices.
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row)));
+}
+
+// Transposes an 8x8 matrix that the warp holds, two elements of a row in each lane.
+__device__ __forceinline__ uint32_t transpose(uint32_t pair) {
+  uint32_t result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
+}
+
+// c += a b, with a [16, 16] by rows, b [16, 8] by columns, c [16, 8] float32.
+template <typename T>
+__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4],
+                                             const uint32_t (&b)[2]);
+
+template <>
+__device__ __forceinline__ void multiply_add<bf16>(float (&c)[4], const uint32_t (&a)[4],
+                                                   const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+template <>
+__device__ __forceinline__ void multiply_add<f16>(float (&c)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// 2^x by the special function unit: relative error 2^-22, exactly 1 at 0.
+__device__ __forceinline__ float exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+}  // namespace quire::cuda::ptx
+
+#endif

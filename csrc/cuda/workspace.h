@@ -1,0 +1,49 @@
+// Device memory that operations use while they run, kept from one to the next.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "cuda/launch.h"
+
+namespace quire::cuda {
+
+// Grows and never shrinks. What runs on one stream may share one; what runs at once may not.
+class Workspace {
+ public:
+  Workspace() = default;
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace() { cudaFree(data_); }
+
+  // Hands out pieces from the beginning again; at least `bytes` together, each rounded up to 256.
+  void begin(size_t bytes, cudaStream_t stream) {
+    used_ = 0;
+    if (bytes <= bytes_) return;
+    check(cudaStreamSynchronize(stream), "workspace");  // what was there may be in use
+    check(cudaFree(data_), "workspace");
+    data_ = nullptr;
+    bytes_ = 0;
+    check(cudaMalloc(&data_, bytes), "workspace");
+    bytes_ = bytes;
+  }
+
+  template <typename T>
+  T* take(size_t count) {
+    T* piece = reinterpret_cast<T*>(static_cast<char*>(data_) + used_);
+    used_ += piece_bytes<T>(count);
+    return piece;
+  }
+
+  template <typename T>
+  static size_t piece_bytes(size_t count) {
+    return (count * sizeof(T) + 255) / 256 * 256;
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+  size_t used_ = 0;
+};
+
+}  // namespace quire::cuda

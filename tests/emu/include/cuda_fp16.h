@@ -1,0 +1,23 @@
+// float16 as CUDA names it.
+#pragma once
+
+#include "cuda_runtime.h"
+
+struct __half {
+  uint16_t bits;
+};
+
+inline float __half2float(__half x) {
+  _Float16 value;
+  memcpy(&value, &x.bits, sizeof value);
+  return static_cast<float>(value);
+}
+
+// Round to nearest even; NaN becomes the one that the hardware makes.
+inline __half __float2half_rn(float x) {
+  if (x != x) return {0x7fff};
+  const auto value = static_cast<_Float16>(x);
+  __half result;
+  memcpy(&result.bits, &value, sizeof value);
+  return result;
+}

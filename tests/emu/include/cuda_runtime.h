@@ -1,0 +1,205 @@
+// The part of CUDA's language and runtime that csrc/cuda uses, on the CPU: device memory is host
+// memory, a stream is done with everything at once, and kernels run in the emulator.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <tuple>
+
+#include "machine.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(bytes) alignas(bytes)
+
+#define threadIdx (::emu::Machine::current().thread_index())
+#define blockIdx (::emu::Machine::current().block_index())
+#define blockDim (::emu::Machine::current().block_size())
+#define gridDim (::emu::Machine::current().grid_size())
+
+// ---------------------------------------------------------------- runtime
+
+using cudaStream_t = struct EmulatedStream*;
+using cudaError_t = int;
+constexpr cudaError_t cudaSuccess = 0;
+constexpr cudaError_t cudaErrorMemoryAllocation = 2;
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
+
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+// Small, so that tests see work both split and not.
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 4;
+  return cudaSuccess;
+}
+
+inline const char* cudaGetErrorString(cudaError_t) {
+  return "out of memory";
+}
+
+inline cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  *pointer = std::malloc(bytes);
+  return *pointer != nullptr || bytes == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+inline cudaError_t cudaFree(void* pointer) {
+  std::free(pointer);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes,
+                                   cudaMemcpyKind, cudaStream_t) {
+  if (bytes > 0) memcpy(destination, source, bytes);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return cudaSuccess;
+}
+
+// ---------------------------------------------------------------- barriers and collectives
+
+inline void __syncthreads() {
+  emu::Machine::current().block_barrier();
+}
+
+inline void __syncwarp(uint32_t mask = emu::kFullMask) {
+  emu::Machine::current().warp_barrier(mask);
+}
+
+inline void __threadfence() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+template <typename T>
+T __shfl_sync(uint32_t mask, T value, int source, int width = emu::kWarpSize) {
+  auto& machine = emu::Machine::current();
+  const int first = machine.lane() & ~(width - 1);
+  return emu::shown<T>(machine.exchange(mask, value), first | (source & (width - 1)));
+}
+
+template <typename T>
+T __shfl_xor_sync(uint32_t mask, T value, int flipped) {
+  auto& machine = emu::Machine::current();
+  return emu::shown<T>(machine.exchange(mask, value), machine.lane() ^ flipped);
+}
+
+template <typename T>
+T __shfl_up_sync(uint32_t mask, T value, unsigned distance) {
+  auto& machine = emu::Machine::current();
+  const int source = machine.lane() - static_cast<int>(distance);
+  const auto* slots = machine.exchange(mask, value);
+  return source < 0 ? value : emu::shown<T>(slots, source);
+}
+
+template <typename T>
+T __shfl_down_sync(uint32_t mask, T value, unsigned distance) {
+  auto& machine = emu::Machine::current();
+  const int source = machine.lane() + static_cast<int>(distance);
+  const auto* slots = machine.exchange(mask, value);
+  return source >= emu::kWarpSize ? value : emu::shown<T>(slots, source);
+}
+
+inline uint32_t __ballot_sync(uint32_t mask, int predicate) {
+  const auto* slots = emu::Machine::current().exchange(mask, predicate);
+  uint32_t votes = 0;
+  for (int lane = 0; lane < emu::kWarpSize; ++lane) {
+    const bool votes_yes = (mask >> lane & 1) != 0 && emu::shown<int>(slots, lane) != 0;
+    votes |= static_cast<uint32_t>(votes_yes) << lane;
+  }
+  return votes;
+}
+
+inline int __any_sync(uint32_t mask, int predicate) {
+  return __ballot_sync(mask, predicate) != 0;
+}
+
+// ---------------------------------------------------------------- memory
+
+template <typename T>
+T __ldg(const T* pointer) {
+  return *pointer;
+}
+
+// Threads take turns only where they wait, so a plain read and write is atomic.
+template <typename T, typename U>
+T atomicAdd(T* address, U value) {
+  const T old = *address;
+  *address = old + static_cast<T>(value);
+  return old;
+}
+
+template <typename T, typename U>
+T atomicMax(T* address, U value) {
+  const T old = *address;
+  *address = std::max(old, static_cast<T>(value));
+  return old;
+}
+
+template <typename T, typename U>
+T atomicMin(T* address, U value) {
+  const T old = *address;
+  *address = std::min(old, static_cast<T>(value));
+  return old;
+}
+
+template <typename T, typename U>
+T atomicOr(T* address, U value) {
+  const T old = *address;
+  *address = old | static_cast<T>(value);
+  return old;
+}
+
+// Types of several words, aligned as the hardware wants them.
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+
+// ---------------------------------------------------------------- arithmetic
+
+using std::max;
+using std::min;
+
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline float rsqrtf(float x) {
+  return 1.f / std::sqrt(x);
+}
+
+inline int __popc(uint32_t x) {
+  return __builtin_popcount(x);
+}
+
+inline int __ffs(int x) {
+  return __builtin_ffs(x);
+}

@@ -1,0 +1,181 @@
+#include "machine.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace emu {
+namespace {
+
+constexpr size_t kStackBytes = 128 << 10;
+constexpr size_t kSharedAlignment = 1024;
+constexpr int kPoison = 0xff;  // NaN as floating point of any size
+
+thread_local Machine* running = nullptr;
+
+size_t round_up(size_t bytes, size_t multiple) {
+  return (bytes + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+Order Machine::order = Order::kForward;
+unsigned Machine::seed = 1;
+
+Machine& Machine::current() {
+  return *running;
+}
+
+Machine::Machine(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body)
+    : grid_size_(grid),
+      block_size_(block),
+      body_(body),
+      shared_bytes_(shared_bytes),
+      shared_(static_cast<char*>(
+                  aligned_alloc(kSharedAlignment, round_up(shared_bytes + 1, kSharedAlignment))),
+              free),
+      random_(seed) {
+  const size_t num_threads = size_t{block.x} * block.y * block.z;
+  // Kept from launch to launch: a stack costs more than most kernels.
+  static thread_local std::vector<std::unique_ptr<CudaThread>> pool;
+  while (pool.size() < num_threads) pool.push_back(std::make_unique<CudaThread>(kStackBytes));
+  for (size_t i = 0; i < num_threads; ++i) threads_.push_back(pool[i].get());
+  warps_.resize((num_threads + kWarpSize - 1) / kWarpSize);
+}
+
+void Machine::launch(dim3 grid, dim3 block, size_t shared_bytes,
+                     const std::function<void()>& body) {
+  Machine machine(grid, block, shared_bytes, body);
+  Machine* outer = std::exchange(running, &machine);
+  try {
+    for (unsigned z = 0; z < grid.z; ++z)
+      for (unsigned y = 0; y < grid.y; ++y)
+        for (unsigned x = 0; x < grid.x; ++x) machine.run_block({x, y, z});
+  } catch (...) {
+    running = outer;
+    throw;
+  }
+  running = outer;
+}
+
+void Machine::run_block(dim3 index) {
+  block_index_ = index;
+  num_live_ = static_cast<int>(threads_.size());
+  num_at_barrier_ = 0;
+  static_shared_.clear();
+  for (Warp& warp : warps_) warp.arrived = 0;
+  memset(shared_.get(), kPoison, shared_bytes_);
+#if defined(__SANITIZE_ADDRESS__)
+  const size_t allocated = round_up(shared_bytes_ + 1, kSharedAlignment);
+  ASAN_POISON_MEMORY_REGION(shared_.get() + shared_bytes_, allocated - shared_bytes_);
+#endif
+  for (size_t i = 0; i < threads_.size(); ++i) {
+    CudaThread& thread = *threads_[i];
+    const unsigned number = static_cast<unsigned>(i);
+    thread.number = static_cast<int>(i);
+    thread.index = {number % block_size_.x, number / block_size_.x % block_size_.y,
+                    number / (block_size_.x * block_size_.y)};
+    thread.state = CudaThread::State::kReady;
+    thread.parity = 0;
+    thread.open_copies.clear();
+    thread.copy_groups.clear();
+    thread.fiber.start(
+        [](void* self) {
+          auto* machine = static_cast<Machine*>(self);
+          machine->body_();
+          machine->current_->state = CudaThread::State::kDone;
+          --machine->num_live_;
+          machine->release_block_barrier();  // who has left is not waited for
+        },
+        this);
+  }
+  take_turns();
+#if defined(__SANITIZE_ADDRESS__)
+  ASAN_UNPOISON_MEMORY_REGION(shared_.get() + shared_bytes_, allocated - shared_bytes_);
+#endif
+  if (!error_.empty()) throw KernelError(error_);
+}
+
+void Machine::take_turns() {
+  std::vector<size_t> turns(threads_.size());
+  std::iota(turns.begin(), turns.end(), size_t{0});
+  if (order == Order::kReverse) std::reverse(turns.begin(), turns.end());
+  while (num_live_ > 0 && error_.empty()) {
+    if (order == Order::kShuffled) std::shuffle(turns.begin(), turns.end(), random_);
+    bool any = false;
+    for (const size_t i : turns) {
+      if (threads_[i]->state != CudaThread::State::kReady) continue;
+      any = true;
+      current_ = threads_[i];
+      current_->fiber.resume();
+      if (!error_.empty()) return;
+    }
+    if (!any) error_ = "deadlock: " + whereabouts();
+  }
+}
+
+std::string Machine::whereabouts() const {
+  int at_warp_barrier = 0;
+  for (const CudaThread* thread : threads_)
+    at_warp_barrier += thread->state == CudaThread::State::kAtWarpBarrier;
+  return "of " + std::to_string(num_live_) + " threads of block (" +
+         std::to_string(block_index_.x) + ", " + std::to_string(block_index_.y) + ", " +
+         std::to_string(block_index_.z) + ") " + std::to_string(num_at_barrier_) +
+         " wait at __syncthreads and " + std::to_string(at_warp_barrier) + " in a warp";
+}
+
+void Machine::fail(const std::string& message) {
+  error_ = message + " (thread " + std::to_string(current_->number) + ")";
+  current_->state = CudaThread::State::kDone;
+  current_->fiber.yield();  // for good: an exception cannot leave a fiber's stack
+  std::abort();
+}
+
+void* Machine::static_shared(const void* tag, size_t bytes) {
+  std::vector<uint64_t>& memory = static_shared_[tag];
+  if (memory.empty()) memory.assign((bytes + 7) / 8, ~uint64_t{0});
+  return memory.data();
+}
+
+void Machine::block_barrier() {
+  current_->state = CudaThread::State::kAtBlockBarrier;
+  ++num_at_barrier_;
+  release_block_barrier();
+  if (current_->state == CudaThread::State::kAtBlockBarrier) current_->fiber.yield();
+}
+
+void Machine::release_block_barrier() {
+  if (num_live_ == 0 || num_at_barrier_ < num_live_) return;
+  num_at_barrier_ = 0;
+  for (CudaThread* thread : threads_) {
+    if (thread->state == CudaThread::State::kAtBlockBarrier)
+      thread->state = CudaThread::State::kReady;
+  }
+}
+
+void Machine::warp_barrier(uint32_t mask) {
+  const uint32_t bit = 1u << lane();
+  if ((mask & bit) == 0) fail("a warp collective is called by a lane that its mask leaves out");
+  Warp& warp = own_warp();
+  warp.arrived |= bit;
+  if ((warp.arrived & mask) != mask) {
+    current_->state = CudaThread::State::kAtWarpBarrier;
+    current_->fiber.yield();
+    return;
+  }
+  warp.arrived &= ~mask;
+  const size_t first = static_cast<size_t>(current_->number - lane());
+  for (int i = 0; i < kWarpSize && first + i < threads_.size(); ++i) {
+    if ((mask >> i & 1) == 0) continue;
+    CudaThread& other = *threads_[first + i];
+    if (other.parity != current_->parity)
+      fail("lanes meet in a collective that have been in different ones before");
+    if (other.state == CudaThread::State::kAtWarpBarrier) other.state = CudaThread::State::kReady;
+  }
+}
+
+}  // namespace emu
