@@ -206,6 +206,7 @@ class Driver:
                 await self._set_serving(False)
                 self._scheduler.preempt_all()
                 formation = await self._form_again()
+                self._blocks.set_num_host_blocks(formation.num_host_blocks)
                 self._counters = replace(self._counters, epoch=formation.epoch)
         finally:
             reporter.cancel()
