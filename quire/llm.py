@@ -1,6 +1,5 @@
 """The offline API: a list of prompts in, a list of outputs out. Names and shapes are vLLM's."""
 
-import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -11,7 +10,6 @@ from typing import Any
 from quire.cli.cluster import ClusterConfig, embedded_model
 from quire.cli.cluster_thread import ClusterThread
 from quire.client import Client
-from quire.collect import Collector
 from quire.errors import ConfigError, InvalidRequestError, OverloadedError
 from quire.outputs import (
     BeamSearchOutput,
@@ -111,6 +109,7 @@ class LLM:
                 )
             )
             target = self._cluster.address
+        self._target = target
         self._client = Client(target)
 
     def generate(
@@ -152,11 +151,13 @@ class LLM:
             return []
         given_up = threading.Event()
         with (
+            # Of its own: closing it ends every request that still runs, whatever it waits for.
+            Client(self._target) as client,
             ThreadPoolExecutor(min(len(wanted), MAX_CONCURRENT_REQUESTS)) as pool,
             progress_bar(len(wanted), use_tqdm) as advance,
         ):
             futures: list[Future[RequestOutput]] = [
-                pool.submit(self._run, *each, given_up)
+                pool.submit(_run, client, *each, given_up)
                 for each in zip(wanted, params, priorities, strict=True)
             ]
             try:
@@ -165,6 +166,7 @@ class LLM:
             except BaseException:
                 given_up.set()
                 pool.shutdown(wait=False, cancel_futures=True)
+                client.close()
                 raise
         return [future.result() for future in futures]
 
@@ -266,53 +268,44 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(
-        self,
-        prompt: ParsedPrompt,
-        params: SamplingParams,
-        priority: int,
-        given_up: threading.Event,
-    ) -> RequestOutput:
-        """Run one prompt to its end, with patience for a cluster that is full."""
-        while True:
-            try:
-                return self._collect(prompt, params, priority, given_up)
-            except OverloadedError as error:
-                if given_up.wait(error.retry_after_ms / 1e3):
-                    raise
 
-    def _collect(
-        self,
-        prompt: ParsedPrompt,
-        params: SamplingParams,
-        priority: int,
-        given_up: threading.Event,
-    ) -> RequestOutput:
-        """Run one prompt to its end; what is given up meanwhile is not finished."""
-        if isinstance(prompt.content, str):
-            text, ids = prompt.content, self._client.tokenize(prompt.content)
-        else:
-            text, ids = None, list(prompt.content)
-        collector = Collector()
-        with contextlib.closing(
-            self._client.stream(ids, params, priority=priority, cache_salt=prompt.cache_salt)
-        ) as events:
-            for event in events:
-                if given_up.is_set():
-                    return RequestOutput("", text, tuple(ids), (), finished=False)
-                collector.add(event)
-        completions = collector.completions()
-        prompt_logprobs = None
-        if params.prompt_logprobs is not None:
-            prompt_logprobs = (None, *map(_by_token, completions[0].prompt_logprobs))
-        return RequestOutput(
-            request_id=completions[0].request_id,
-            prompt=text,
-            prompt_token_ids=tuple(ids),
-            outputs=tuple(_completion_output(each, params) for each in completions),
-            finished=all(each.finish_reason != FinishReason.ABORT for each in completions),
-            prompt_logprobs=prompt_logprobs,
-        )
+def _run(
+    client: Client,
+    prompt: ParsedPrompt,
+    params: SamplingParams,
+    priority: int,
+    given_up: threading.Event,
+) -> RequestOutput:
+    """Run one prompt to its end, with patience for a cluster that is full."""
+    while True:
+        try:
+            return _generate(client, prompt, params, priority)
+        except OverloadedError as error:
+            if given_up.wait(error.retry_after_ms / 1e3):
+                raise
+
+
+def _generate(
+    client: Client, prompt: ParsedPrompt, params: SamplingParams, priority: int
+) -> RequestOutput:
+    if isinstance(prompt.content, str):
+        text, ids = prompt.content, client.tokenize(prompt.content)
+    else:
+        text, ids = None, list(prompt.content)
+    if params.truncate_prompt_tokens is not None:
+        ids = ids[-params.truncate_prompt_tokens :]
+    completions = client.generate_all(ids, params, priority=priority, cache_salt=prompt.cache_salt)
+    prompt_logprobs = None
+    if params.prompt_logprobs is not None:
+        prompt_logprobs = (None, *map(_by_token, completions[0].prompt_logprobs))
+    return RequestOutput(
+        request_id=completions[0].request_id,
+        prompt=text,
+        prompt_token_ids=tuple(ids),
+        outputs=tuple(_completion_output(each, params) for each in completions),
+        finished=all(each.finish_reason != FinishReason.ABORT for each in completions),
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
 def _by_token(position: TokenLogprobs) -> dict[int, Logprob]:

@@ -219,6 +219,8 @@ def _check_count(field: str, values: Sized, most: int) -> None:
 
 
 def _check_texts(field: str, texts: Sequence[str], most: int) -> None:
+    if isinstance(texts, str):  # else each of its characters would be one
+        raise InvalidRequestError(field, f"must be a tuple of strings, got {texts!r}")
     if len(texts) > most:
         raise InvalidRequestError(field, f"at most {most} strings, got {len(texts)}")
     for text in texts:

@@ -56,7 +56,8 @@ class BeamSearch:
 
     Attributes:
         num_candidates: tokens that the workers must report for each beam: enough that, even if
-            every stop token is among the best of every beam, a full set of beams can go on.
+            every stop token is among its best, it alone can fill a full set of beams; and as many
+            as the request wants to see.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class BeamSearch:
         self._early_stopping = params.early_stopping
         self._num_top_logprobs = params.logprobs
         self._num_prompt_tokens = num_prompt_tokens
-        self.num_candidates = max(2, 1 + num_stop_token_ids) * params.width
+        self.num_candidates = max(params.width + num_stop_token_ids, params.logprobs or 0)
         # In order of their rank, which decides between candidates of equal scores.
         self._beams = {sequence_id: _Beam(0.0, ())}
         self._candidates: dict[int, TokenLogprobs] = {}
@@ -111,8 +112,7 @@ class BeamSearch:
         Returns:
             Best first; empty when the search is over.
         """
-        candidates = self._best_candidates()
-        self._candidates = {}
+        candidates = self._ranked_candidates()
         num_tokens = 1 + len(next(iter(token_ids_of.values())))
         is_last = num_tokens >= max_num_tokens
         continuations: list[Continuation] = []
@@ -120,9 +120,11 @@ class BeamSearch:
             if is_last or candidate.token_id in stop_token_ids:
                 # One that the beams of this step would not have kept is no result either.
                 if place < self._width:
-                    self._finish(candidate, token_ids_of[candidate.sequence_id], stop_token_ids)
+                    last = self._with_logprobs(candidate)
+                    self._finish(last, token_ids_of[candidate.sequence_id], stop_token_ids)
             elif len(continuations) < self._width:
-                continuations.append(candidate)
+                continuations.append(self._with_logprobs(candidate))
+        self._candidates = {}
         if not continuations or self._is_over(
             continuations[0].cumulative_logprob, num_tokens, max_num_tokens
         ):
@@ -144,7 +146,7 @@ class BeamSearch:
         """Return the texts found, best first, at most as many as were asked for."""
         return [finished.hypothesis for finished in self._finished[: self._num_returned]]
 
-    def _best_candidates(self) -> list[Continuation]:
+    def _ranked_candidates(self) -> list[Continuation]:
         found = [
             Continuation(sequence_id, token_id, beam.cumulative_logprob + logprob, None)
             for sequence_id, beam in self._beams.items()
@@ -156,7 +158,7 @@ class BeamSearch:
             if logprob > float("-inf")  # banned
         ]
         found.sort(key=lambda each: -each.cumulative_logprob)
-        return [self._with_logprobs(each) for each in found[: self.num_candidates]]
+        return found
 
     def _with_logprobs(self, each: Continuation) -> Continuation:
         if self._num_top_logprobs is None:

@@ -235,6 +235,11 @@ class BlockSpaceManager:
 
     # ------------------------------------------------------------------ host memory
 
+    def set_num_host_blocks(self, num_host_blocks: int) -> None:
+        """Have another number of blocks in the host's memory, where no sequence may be."""
+        assert not self._host_tables, "sequences are on the host"
+        self._host_allocator = BlockAllocator(num_host_blocks)
+
     def num_blocks_held(self, lengths: Mapping[int, int]) -> int:
         """Return how many distinct blocks hold the first tokens of sequences, by sequence id."""
         return len(self._distinct_blocks(lengths))

@@ -168,6 +168,8 @@ class Driver:
         self, session: RouterSession, request_number: int, sequence_index: int
     ) -> None:
         """Abort one sequence of a request; the router, which has ended it, is told nothing."""
+        # The others may have ended with the last step: its end would go unheard with the route.
+        self._route()
         group_id = session.groups.get(request_number)
         if group_id is not None and not self._scheduler.abort_sequence(group_id, sequence_index):
             self._routes.remove(group_id)
@@ -204,6 +206,7 @@ class Driver:
                 await self._set_serving(False)
                 self._scheduler.preempt_all()
                 formation = await self._form_again()
+                self._blocks.set_num_host_blocks(formation.num_host_blocks)
                 self._counters = replace(self._counters, epoch=formation.epoch)
         finally:
             reporter.cancel()

@@ -79,6 +79,10 @@ class Residency:
                     rest -= block_size
         return len(filled) * block_size - sum(filled.values())
 
+    def find(self, sequence_id: int) -> SequenceGroup | None:
+        """Return the group of a sequence that keeps what it has computed, here or on the host."""
+        return self.groups.get(sequence_id) or self._swapped.get(sequence_id)
+
     @property
     def swapped_groups(self) -> list[SequenceGroup]:
         """Groups whose blocks are in the host's memory."""

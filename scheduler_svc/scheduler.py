@@ -231,6 +231,11 @@ class Scheduler:
     def update(self, result: StepResult) -> StepOutcome:
         """Take what the workers sampled: extend sequences and end those that are complete."""
         outcome, groups = StepOutcome(), self._residency.groups
+        # First, since their sequences may end with this step's tokens.
+        for prompt_logprobs in result.prompt_logprobs:
+            group = self._residency.find(prompt_logprobs.sequence_id)
+            if group is not None:
+                outcome.prompt_logprobs.append((group.group_id, prompt_logprobs))
         tokens = zip(result.sequence_ids, result.token_ids, strict=True)
         for index, (sequence_id, token_id) in enumerate(tokens):
             group = groups.get(sequence_id)
@@ -251,10 +256,6 @@ class Scheduler:
             reason = group.finish_reason(sequence)
             if reason is not None:
                 self._finish_sequence(group, sequence, reason, outcome)
-        for prompt_logprobs in result.prompt_logprobs:
-            group = groups.get(prompt_logprobs.sequence_id)
-            if group is not None:
-                outcome.prompt_logprobs.append((group.group_id, prompt_logprobs))
         for sequence_id in result.failed_sequence_ids:
             group = groups.get(sequence_id)
             if group is not None:

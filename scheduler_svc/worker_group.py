@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Formation:
-    """What a formed group is. Stays the same when the group is formed again, but for the epoch.
+    """What a formed group is. What routers were told stays the same when it is formed again.
 
     Attributes:
         epoch: larger than any these workers have seen.
@@ -125,12 +125,12 @@ class WorkerGroup:
             swap_space_bytes=self._config.swap_space_bytes,
         )
         caches = await self._on_all(lambda rank: rank.init_cache(request))
-        if self._formation is None:
-            formation = replace(
-                formation,
-                num_host_blocks=min(cache.num_host_blocks for cache in caches),
-                swap_block_us=max(cache.swap_block_us for cache in caches),
-            )
+        # Asked for no size, a worker takes a share of what is free: another one than before.
+        formation = replace(
+            formation,
+            num_host_blocks=min(cache.num_host_blocks for cache in caches),
+            swap_block_us=max(cache.swap_block_us for cache in caches),
+        )
         self._open_streams()
         self._formation, self._loaded_model = formation, loaded
         return formation

@@ -29,7 +29,9 @@ class BlockMover:
                 strict=True,
             )
         )
-        self._caches = caches
+        # Not `caches` itself, which knows this mover: a cycle would keep the memory of a cache that
+        # nobody uses any more until it is collected, and what is frozen never is.
+        self._keys, self._values = caches.keys, caches.values
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="block-mover")
         # Of each layer, the time in microseconds that its move took; empty when all is still.
         self._moves: list[Future[float]] = []
@@ -44,7 +46,7 @@ class BlockMover:
         if len(swap_out) == len(swap_in) == 0:
             if len(copy) > 0:
                 # A block or two: not worth a thread.
-                ops.copy_blocks(self._caches.keys, self._caches.values, orders[2])
+                ops.copy_blocks(self._keys, self._values, orders[2])
             return
         self._moves = [
             self._thread.submit(self._move_layer, layer, *orders)

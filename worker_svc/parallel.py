@@ -9,11 +9,15 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from quire.errors import ModelLoadError, UnavailableError
 from worker_svc.hf_config import one_line
 
 RENDEZVOUS_TIMEOUT_S = 60
+
+# Rank 0's own, open as long as its process: the others find it there whenever they come.
+_meeting_places: dict[str, TCPStore] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +83,17 @@ class ParallelGroup:
         return parts
 
 
-def join_group(rank: int, size: int, init_address: str) -> ParallelGroup:
+def join_group(rank: int, size: int, init_address: str, epoch: int = 0) -> ParallelGroup:
     """Meet the other ranks and return the group.
 
-    A process belongs to at most one group at a time; joining a second one leaves the first.
+    A process belongs to at most one group at a time; joining a second one leaves the first, and
+    ends whatever its other ranks wait for.
 
     Args:
         rank: in [0, size).
         size: number of ranks.
         init_address: "host:port" where the ranks meet; unused when `size` is 1.
+        epoch: ranks meet only those of the same one.
 
     Raises:
         UnavailableError: not all ranks came in time.
@@ -97,7 +103,7 @@ def join_group(rank: int, size: int, init_address: str) -> ParallelGroup:
         try:
             dist.init_process_group(
                 "gloo",
-                init_method=f"tcp://{init_address}",
+                store=PrefixStore(str(epoch), _meeting_place(rank, init_address)),
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S),
@@ -108,6 +114,22 @@ def join_group(rank: int, size: int, init_address: str) -> ParallelGroup:
                 f"{one_line(error)}"
             ) from error
     return ParallelGroup(rank, size)
+
+
+def _meeting_place(rank: int, address: str) -> TCPStore:
+    if rank == 0 and address in _meeting_places:
+        return _meeting_places[address]
+    host, _, port = address.rpartition(":")
+    store = TCPStore(
+        host,
+        int(port),
+        is_master=rank == 0,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S),
+    )
+    if rank == 0:
+        _meeting_places[address] = store
+    return store
 
 
 def leave_group() -> None:

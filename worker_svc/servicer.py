@@ -54,7 +54,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Load this rank's slice of a model."""
         self._epochs.admit(request.epoch)
         spec = wire.load_spec_from_proto(request)
-        info = await self._run(self._worker.load_model, spec, request.served_model_name)
+        info = await self._run(
+            self._worker.load_model, spec, request.served_model_name, request.epoch
+        )
         return worker_pb2.LoadModelResponse(model=model_info_to_proto(info))
 
     async def ProfileCache(  # noqa: N802

@@ -90,8 +90,8 @@ class Worker:
             num_blocks=0 if runner is None else runner.cache_engine.num_blocks,
         )
 
-    def load_model(self, spec: LoadSpec, served_model_name: str) -> ModelInfo:
-        """Load this rank's slice of a model; at once if it is loaded already.
+    def load_model(self, spec: LoadSpec, served_model_name: str, epoch: int = 0) -> ModelInfo:
+        """Meet the other ranks of an epoch and load this rank's slice, unless it is loaded already.
 
         Another model, and its cache, are dropped first.
 
@@ -100,14 +100,19 @@ class Worker:
             UnavailableError: the other ranks did not come.
         """
         name = served_model_name or spec.model
+        # Anew each time: another rank may be back after its death, or hang in a step that this one
+        # was never told of.
+        parallel = join_group(
+            spec.tensor_parallel_rank,
+            spec.tensor_parallel_size,
+            spec.distributed_init_address,
+            epoch,
+        )
         if self._loaded is not None and self._loaded.spec == spec:
             self._loaded = replace(self._loaded, info=replace(self._loaded.info, name=name))
             return self._loaded.info
         self._runner = None
         self._loaded = None
-        parallel = join_group(
-            spec.tensor_parallel_rank, spec.tensor_parallel_size, spec.distributed_init_address
-        )
         self._loaded = load_model(spec, name, parallel)
         info = self._loaded.info
         log.info(

@@ -1,7 +1,10 @@
 """The offline API, over a cluster of its own and over one that runs."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +141,11 @@ def test_truncated_prompts_and_banned_words(llm: LLM) -> None:
     whole = SamplingParams(temperature=0.0, max_tokens=8)
     [same] = llm.generate(ids[-7:], whole, use_tqdm=False)
     assert cut.outputs[0].token_ids == same.outputs[0].token_ids
+    assert list(cut.prompt_token_ids) == ids[-7:]
+    reporting = replace(params, prompt_logprobs=0)
+    [cut] = llm.generate(ids, reporting, use_tqdm=False)
+    assert cut.prompt_logprobs is not None
+    assert [each and next(iter(each)) for each in cut.prompt_logprobs] == [None, *ids[-6:]]
     [free] = llm.generate(PROMPTS[0], whole, use_tqdm=False)
     first, second = free.outputs[0].token_ids[:2]
     banned = SamplingParams(temperature=0.0, max_tokens=8, bad_words_token_ids=((first, second),))
@@ -179,6 +187,31 @@ def test_a_bad_request_is_named_and_the_others_are_given_up(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="priority: must be in"):
         llm.generate("x", priority=[101], use_tqdm=False)
     assert len(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == 3
+
+
+def test_an_interrupt_waits_for_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for searches either, which show nothing before their end."""
+
+    @contextmanager
+    def interrupting(total: int, show: bool) -> Iterator[Callable[[int], None]]:
+        def advance(num_tokens: int) -> None:
+            raise KeyboardInterrupt
+
+        yield advance
+
+    monkeypatch.setattr("quire.llm.progress_bar", interrupting)
+    search = SamplingParams(
+        n=5, use_beam_search=True, temperature=0.0, max_tokens=900, ignore_eos=True
+    )
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, [search, search, PARAMS])
+    monkeypatch.undo()
+    assert time.monotonic() - began < 3, "the searches take several times as long"
+    for (cell,) in llm._client.watch_cluster():
+        if cell.state.num_running == cell.state.num_waiting == 0:
+            break
+    assert llm.generate(PROMPTS[0], PARAMS, use_tqdm=False)[0].finished
 
 
 def test_target_is_a_running_cluster(llm: LLM) -> None:

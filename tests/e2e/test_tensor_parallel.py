@@ -1,8 +1,13 @@
 """Two workers share each layer and give the tokens of one."""
 
+import asyncio
+import os
+import signal
+
 import pytest
 
 from quire import AsyncClient, SamplingParams
+from quire.outputs import Delta
 from tests.e2e.conftest import StartCluster
 
 PROMPTS = ("The list class", "Return a copy of the string", "A function definition")
@@ -21,3 +26,25 @@ async def test_two_ranks_give_the_tokens_of_one(
         ):
             answers.append([(await client.generate(p, params)).token_ids for p in PROMPTS])
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("victim", ["worker 0", "worker 1", "scheduler"])
+async def test_killing_any_of_them_changes_no_token(
+    victim: str, start_cluster: StartCluster
+) -> None:
+    """The rank that is left meets the one that comes back."""
+    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    async with (
+        start_cluster(None, tensor_parallel_size=2) as cluster,
+        AsyncClient(cluster.router.address) as client,
+    ):
+        expected = (await client.generate(PROMPTS[0], params)).token_ids
+        service = next(service for service in cluster.services if service.name == victim)
+        tokens: list[int] = []
+        async with asyncio.timeout(40):
+            async for event in client.stream(PROMPTS[0], params):
+                if isinstance(event, Delta):
+                    if not tokens:
+                        os.kill(service.pid, signal.SIGKILL)
+                    tokens += event.token_ids
+        assert tuple(tokens) == expected

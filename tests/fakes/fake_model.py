@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from quire.outputs import TokenLogprobs
 from quire.sampling_params import SamplingParams
-from scheduler_svc.step import SchedulerOutputs, SequenceState, StepResult
+from scheduler_svc.step import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
 
 
 class WrongOrderError(Exception):
@@ -198,6 +198,8 @@ class FakeModel:
             for position in range(sequence.num_computed_tokens, end):
                 block = self._cache[sequence.block_ids[position // self.block_size]]
                 block[position % self.block_size] = sequence.token_ids[position]
+            if sequence.state.sampling_params.prompt_logprobs is not None:
+                self._report_prompt(sequence_id, sequence, end, result)
             sequence.num_computed_tokens = end
             self.num_computed += num_tokens
             if end == len(sequence.token_ids):
@@ -205,6 +207,16 @@ class FakeModel:
         if not any(logprobs.token_ids for logprobs in result.logprobs):
             result.logprobs.clear()
         return result
+
+    def _report_prompt(
+        self, sequence_id: int, sequence: MirroredSequence, end: int, result: StepResult
+    ) -> None:
+        """Report the tokens of the prompt that this step predicts, all of them as certain."""
+        first = sequence.num_computed_tokens + 1
+        tokens = sequence.token_ids[first : min(end + 1, sequence.state.num_prompt_tokens)]
+        if tokens:
+            logprobs = [TokenLogprobs((token,), (0.0,), 1) for token in tokens]
+            result.prompt_logprobs.append(PromptLogprobs(sequence_id, first, logprobs))
 
     def _sample(self, sequence_id: int, sequence: MirroredSequence, result: StepResult) -> None:
         context = [

@@ -44,6 +44,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     Args:
         num_blocks: what ProfileCache answers.
+        num_host_blocks: what InitCache answers.
         model: what LoadModel answers; a given max_model_len replaces its own.
         version: what Describe answers.
         port: to listen on; 0 takes a free one.
@@ -63,6 +64,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self,
         *,
         num_blocks: int = 64,
+        num_host_blocks: int = 0,
         model: ModelInfo = FAKE_MODEL,
         version: str = __version__,
         port: int = 0,
@@ -78,6 +80,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.steps_allowed.set()
         self.step_seen = asyncio.Condition()
         self._num_blocks = num_blocks
+        self._num_host_blocks = num_host_blocks
         self._model = model
         self._version = version
         self._port = port
@@ -149,8 +152,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.InitCacheRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.InitCacheResponse:
         self._obey(request)
-        self.fake = FakeModel(request.block_size, request.num_blocks, self._model.vocab_size)
-        return worker_pb2.InitCacheResponse()
+        self.fake = FakeModel(
+            request.block_size, request.num_blocks, self._model.vocab_size, self._num_host_blocks
+        )
+        return worker_pb2.InitCacheResponse(num_host_blocks=self._num_host_blocks)
 
     def _obey(self, request: Message) -> None:
         epoch = request.epoch  # type: ignore[attr-defined]

@@ -10,7 +10,9 @@ from quire.errors import ConfigError, ModelLoadError, StaleEpochError
 from quire.rpc import open_channel
 from quire.sampling_params import SamplingParams
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
+from quire.wire import sampling_params_to_proto
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.step import SchedulerOutputs
 from scheduler_svc.worker_group import WorkerGroup
 from tests.fakes.fake_model import fake_generate
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
@@ -175,6 +177,44 @@ async def test_cancel_frees_blocks_in_the_next_step() -> None:
         await router.finish(2)
         assert router.tokens[2] == reference([6], LONG)
         assert len(router.tokens[1]) == received
+
+
+async def test_a_sequence_cancelled_right_after_the_last_of_the_others_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The router, which has ended one by a stop string, must still hear of the other's end."""
+    params = SamplingParams(n=2, seed=1, max_tokens=8, ignore_eos=True)
+    outputs = [
+        scheduler_pb2.SequenceOutput(sequence_index=index, token_ids=[5] * count)
+        for index, count in enumerate((1, 6))
+    ]
+    submit = scheduler_pb2.SubmitRequest(
+        request_number=1,
+        prompt_token_ids=[5, 6],
+        outputs=outputs,
+        sampling_params=sampling_params_to_proto(params),
+    )
+    async with (
+        FakeWorker() as worker,
+        running_scheduler(worker.address) as (scheduler, at),
+        open_session(at) as router,
+    ):
+        driver = scheduler._driver
+        send = driver._group.send
+
+        async def cancel_and_send(orders: SchedulerOutputs) -> None:
+            if driver._untold.finished:
+                (session,) = driver._sessions
+                driver.cancel_sequence(session, 1, 0)
+            await send(orders)
+
+        monkeypatch.setattr(driver._group, "send", cancel_and_send)
+        await router.send(scheduler_pb2.SessionRequest(submit=submit))
+        await router.finish(1)
+        assert router.finished == {1: common_pb2.FINISH_REASON_LENGTH}
+        assert len(router.tokens[1]) == 3 + 2
+        await router.until(lambda r: bool(r.states) and r.states[-1].num_free_blocks == 64)
+        assert not driver._routes._routes
 
 
 async def test_the_end_of_a_session_aborts_its_requests() -> None:

@@ -115,6 +115,24 @@ async def test_one_rank_killed_re_forms_the_group_and_the_other_keeps_its_place(
             assert first.load_requests[0].epoch < first.load_requests[1].epoch
 
 
+async def test_a_restarted_worker_may_have_less_host_memory() -> None:
+    async with FakeWorker(num_blocks=30, num_host_blocks=60) as worker:
+        port = int(worker.address.rpartition(":")[2])
+        async with (
+            running_scheduler(worker.address, preemption_mode="swap") as (_, at),
+            open_session(at) as router,
+        ):
+            await submit_all(router)
+            await worker.wait_steps(30)
+            await worker.kill()
+            async with FakeWorker(port=port, num_host_blocks=8) as restarted:
+                await check_all(router, max_model_len=120)
+                await router.until(lambda r: r.states[-1].num_running == 0)
+                assert router.states[-1].num_host_blocks == 8
+                assert router.states[-1].num_free_host_blocks == 8
+                assert len(restarted.load_requests) == 1, "it was lost once"
+
+
 async def test_a_gap_re_forms_the_group() -> None:
     class Forgetful(FakeWorker):
         """Loses its place once, at step 10."""

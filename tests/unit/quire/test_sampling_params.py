@@ -39,6 +39,8 @@ from quire.sampling_params import MAX_SEED, MAX_TOKENS, SamplingParams
         ("stop", ("x",) * 17, ("16", "17")),
         ("stop", ("",), ("256", "0")),
         ("stop", ("x" * 257,), ("256", "257")),
+        ("stop", "\n\n", ("tuple of strings", "'\\n\\n'")),
+        ("bad_words", "word", ("tuple of strings", "'word'")),
         ("stop_token_ids", (1,) * 65, ("64", "65")),
         ("stop_token_ids", (-1,), ("[0,", "-1")),
     ],

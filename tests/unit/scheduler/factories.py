@@ -47,6 +47,7 @@ class Cell:
         outputs: tokens of every sequence so far, by group and index.
         ends: of the sequences that have ended.
         hypotheses: of the beam searches that have ended, by group.
+        reported_prompts: tokens of each prompt that log-probabilities came for, from its second on.
         ended: groups that have ended.
 
     Args:
@@ -82,6 +83,7 @@ class Cell:
         self.outputs: dict[tuple[int, int], list[int]] = {}
         self.ends: dict[tuple[int, int], FinishReason] = {}
         self.hypotheses: dict[int, list[Hypothesis]] = {}
+        self.reported_prompts: dict[int, list[int]] = {}
         self.ended: set[int] = set()
         self.num_steps = 0
         self._max_steps_in_flight = max_steps_in_flight
@@ -145,6 +147,11 @@ class Cell:
         for group_id, index, token_id in tokens:
             assert group_id not in self.ended
             self.outputs[group_id, index].append(token_id)
+        for group_id, part in outcome.prompt_logprobs:
+            reported = self.reported_prompts.setdefault(group_id, [])
+            num_again = len(reported) - (part.first_position - 1)
+            assert num_again >= 0, f"positions before {part.first_position} are missing"
+            reported += [each.token_ids[0] for each in part.logprobs[num_again:]]
         for finished in outcome.finished:
             key = finished.group_id, finished.sequence_index
             assert key not in self.ends

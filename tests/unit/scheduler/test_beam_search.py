@@ -1,6 +1,7 @@
 """The decisions of a beam search, on made-up log-probabilities."""
 
 import math
+import random
 
 import pytest
 
@@ -32,7 +33,7 @@ def candidates(**logprobs: float) -> TokenLogprobs:
 
 def test_the_best_sums_go_on_whichever_beam_they_come_from() -> None:
     beams = search()
-    assert beams.num_candidates == 4
+    assert beams.num_candidates == 3
     assert beams.report(100, candidates(t7=-1.0, t8=-1.2, t9=-3.0, t10=-4.0))
     first, second = beams.advance({100: PROMPT}, {STOP}, 50)
     assert [(each.token_id, each.cumulative_logprob) for each in (first, second)] == [
@@ -74,6 +75,56 @@ def test_a_banned_token_is_no_candidate() -> None:
     beams = search()
     beams.report(100, candidates(t7=-1.0, t8=-math.inf, t9=-math.inf, t10=-math.inf))
     assert [each.token_id for each in beams.advance({100: PROMPT}, {STOP}, 50)] == [7]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_as_many_candidates_are_reported_as_can_matter(seed: int) -> None:
+    """With every token of a small vocabulary for a candidate, the search is the same."""
+    rng = random.Random(seed)
+    width, stops = 3, set(range(rng.randint(1, 5)))
+    params = SamplingParams(
+        n=width, use_beam_search=True, temperature=0.0, early_stopping=rng.choice([True, "never"])
+    )
+    searches = [BeamSearch(params, 0, len(stops), len(PROMPT)) for _ in range(2)]
+    token_ids_of = {0: PROMPT}
+    for _ in range(8):
+        found = []
+        # Few values, so that many are equal.
+        ranked = {
+            beam: sorted(((-rng.randint(1, 9) / 2, token) for token in range(12)), reverse=True)
+            for beam in token_ids_of
+        }
+        for beams, count in zip(searches, (searches[0].num_candidates, 12), strict=True):
+            for beam, best in ranked.items():
+                logprobs, tokens = zip(*best[:count], strict=True)
+                beams.report(beam, TokenLogprobs((0, *tokens), (0.0, *logprobs), 1))
+            found.append(beams.advance(token_ids_of, stops, len(PROMPT) + 8))
+        assert found[0] == found[1]
+        assert searches[0].hypotheses() == searches[1].hypotheses()
+        if not found[0]:
+            return
+        kept = dict(enumerate(found[0]))
+        for beams in searches:
+            beams.rename(kept)
+        token_ids_of = {
+            beam: [*token_ids_of[each.sequence_id], each.token_id] for beam, each in kept.items()
+        }
+    raise AssertionError("at the greatest length it is over")
+
+
+def test_the_cost_of_a_search_is_bounded() -> None:
+    """However many tokens end a text: what all its beams report is read between two steps."""
+    params = SamplingParams(n=64, use_beam_search=True, temperature=0.0)
+    assert BeamSearch(params, 100, 65, 3).num_candidates <= 2 * 65
+
+
+def test_as_many_logprobs_as_were_asked_for() -> None:
+    cell = Cell()
+    params = make_params(use_beam_search=True, temperature=0.0, n=2, max_tokens=4, logprobs=20)
+    group_id = cell.add(make_prompt(3), params)
+    cell.run()
+    for found in cell.hypotheses[group_id]:
+        assert [len(position.token_ids) for position in found.logprobs] == [21] * 4
 
 
 def test_beams_are_not_run_ahead_and_share_blocks() -> None:

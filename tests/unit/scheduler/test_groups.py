@@ -1,5 +1,7 @@
 """Groups of several sequences: what they share, when they fork, how they end."""
 
+from typing import Any
+
 import pytest
 
 from quire.errors import InvalidRequestError
@@ -204,3 +206,39 @@ def test_a_low_priority_is_overtaken_for_a_limited_time() -> None:
         cell.step()
         assert now < 2 * 60 + 100, "two levels of priority are worth two minutes"
     assert now > 100, "the urgent ones went first"
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, {"n": 2}, {"n": 2, "use_beam_search": True, "temperature": 0}]
+)
+@pytest.mark.parametrize("max_tokens", [1, 4])
+def test_log_probabilities_of_the_prompt_come_before_its_sequences_end(
+    max_tokens: int, kind: dict[str, Any]
+) -> None:
+    cell = Cell(max_num_batched_tokens=6)
+    prompt = make_prompt(11)
+    group_id = cell.add(prompt, make_params(max_tokens=max_tokens, prompt_logprobs=0, **kind))
+    cell.run()
+    assert cell.reported_prompts[group_id] == prompt[1:]
+
+
+@pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 4])
+def test_log_probabilities_in_flight_at_a_preemption_are_not_lost(
+    num_steps: int, mode: PreemptionMode
+) -> None:
+    cell = Cell(
+        max_num_batched_tokens=6,
+        max_num_seqs=1,
+        max_steps_in_flight=2,
+        num_host_blocks=64,
+        preemption_mode=mode,
+    )
+    prompt = make_prompt(23)
+    group_id = cell.add(prompt, make_params(max_tokens=3, prompt_logprobs=0), priority=1)
+    for _ in range(num_steps):
+        cell.step()
+    cell.add(make_prompt(4), make_params(max_tokens=2))
+    cell.run()
+    assert cell.scheduler.counters.preemptions == 1
+    assert cell.reported_prompts[group_id] == prompt[1:]

@@ -37,6 +37,7 @@ def random_request(rng: random.Random) -> tuple[list[int], SamplingParams]:
         max_tokens=rng.choice([None, 1, 3, rng.randint(1, 30)]),
         stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), rng.randint(0, 2))),
         ignore_eos=rng.random() < 0.7,
+        prompt_logprobs=rng.choice([None, None, 0]),
         **kind,
     )
     return prompt, params
@@ -53,6 +54,8 @@ def beam_search(prompt: list[int], params: SamplingParams) -> list[Hypothesis]:
 
 def check_outputs(cell: Cell, group_id: int, prompt: list[int], params: SamplingParams) -> None:
     """The outputs of a group that has ended are those of its sequences run alone."""
+    if params.prompt_logprobs is not None:
+        assert cell.reported_prompts.get(group_id, []) == prompt[1:]
     if params.use_beam_search:
         assert cell.hypotheses[group_id] == beam_search(prompt, params)
         return

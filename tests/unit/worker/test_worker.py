@@ -1,0 +1,21 @@
+"""A worker over its life: what it keeps and what it lets go."""
+
+import weakref
+
+from quire.cli.cluster import embedded_model
+from worker_svc.loader import LoadSpec
+from worker_svc.worker import Worker
+
+
+def test_a_new_cache_takes_the_place_of_the_one_before() -> None:
+    """A scheduler that comes back allocates again; the worker must not hold both caches."""
+    worker = Worker(num_threads=1)
+    worker.load_model(LoadSpec(str(embedded_model())), "demo")
+    caches = []
+    for _ in range(3):
+        assert worker.init_cache(16, 32, swap_space_bytes=2**20).num_blocks > 0
+        runner = worker._runner
+        assert runner is not None
+        caches.append(weakref.ref(runner.cache_engine.caches.keys[0]))
+        del runner
+    assert [cache() is None for cache in caches] == [True, True, False]
