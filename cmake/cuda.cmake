@@ -23,7 +23,8 @@ endif()
 # cudart is linked statically, so the module imports on machines without CUDA.
 enable_language(CUDA)
 set_target_properties(_C PROPERTIES
-  CUDA_STANDARD 17 CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Static)
+  CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CUDA_STANDARD 17
+  CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Static)
 target_sources(_C PRIVATE ${QUIRE_CUDA_SOURCES})
 # No contraction, as on the CPU: where a fused multiply-add is meant, it is written.
 target_compile_options(_C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-fmad=false>)
