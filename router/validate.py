@@ -17,6 +17,9 @@ from router.tokenize import TextCodec
 MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_CHARS = 256
 MAX_PRIORITY = 100
+# A beam search hands over all it has found at once: token ids and log-probabilities, which must fit
+# a message.
+MAX_BEAM_ENTRIES = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,26 +143,33 @@ class Validator:
                 f"must be at most {capped}, the tokens that fit after the prompt, "
                 f"got {params.min_tokens}",
             )
+        params = dataclasses.replace(params, max_tokens=capped)
+        if params.use_beam_search:
+            _check_beam_entries(params, capped)
         return ValidGenerateRequest(
             request.request_id or uuid.uuid4().hex,
             model,
             tuple(token_ids),
-            dataclasses.replace(
-                params, max_tokens=capped, bad_words_token_ids=await self._bad_words(params)
-            ),
+            await self._with_bad_words(params, model),
             request.priority,
             request.cache_salt,
         )
 
-    async def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Return the tokens of what the output must not hold, at the start of a word and inside."""
+    async def _with_bad_words(self, params: SamplingParams, model: ModelInfo) -> SamplingParams:
+        """Add the tokens of what the output must not hold, at the start of a word and inside."""
+        if not params.bad_words:
+            return params
         found = dict.fromkeys(params.bad_words_token_ids)
         for word in params.bad_words:
             for text in (word, f" {word.lstrip()}"):
                 token_ids = tuple(await self._codec.encode(text, False))
-                if token_ids:
+                # What the model has no row for, it cannot say.
+                if token_ids and max(token_ids) < model.vocab_size:
                     found[token_ids] = None
-        return tuple(found)
+        try:
+            return dataclasses.replace(params, bad_words_token_ids=tuple(found))
+        except InvalidRequestError as error:
+            raise InvalidRequestError("bad_words", f"as tokens: {error.description}") from error
 
     async def tokenize(self, model: str, text: str, add_special_tokens: bool) -> Sequence[int]:
         """Check a Tokenize request and return its token ids; raises as `generate`."""
@@ -196,6 +206,17 @@ def _check_prompt_length(token_ids: Sequence[int], model: ModelInfo) -> None:
             "prompt",
             f"at most {limit} tokens (model length {model.max_model_len}, less one to generate), "
             f"got {len(token_ids)}",
+        )
+
+
+def _check_beam_entries(params: SamplingParams, max_tokens: int) -> None:
+    each = 1 if params.logprobs is None else 2 + params.logprobs
+    entries = params.n * max_tokens * each
+    if entries > MAX_BEAM_ENTRIES:
+        raise InvalidRequestError(
+            "max_tokens",
+            f"n beams of max_tokens token ids, each with its logprobs, must be at most "
+            f"{MAX_BEAM_ENTRIES} numbers together, got {entries}",
         )
 
 

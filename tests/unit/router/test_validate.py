@@ -1,6 +1,7 @@
 """Every refusal names field, limit and value; whatever passes can be run."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,27 @@ async def test_refusal_names_field_limit_and_value(
     assert caught.value.field == field
     assert limit in caught.value.description
     assert value in caught.value.description
+
+
+async def test_beams_hand_over_no_more_than_fits_a_message() -> None:
+    async def find_long_model(name: str) -> ModelInfo:
+        return replace(MODEL, max_model_len=2**20)
+
+    validator = Validator(WordCodec(), find_long_model, max_prompt_bytes=1000)
+    beams = {"use_beam_search": True, "temperature": 0.0, "n": 4}
+    await validator.generate(request(max_tokens=2**17, logprobs=6, **beams))
+    with pytest.raises(InvalidRequestError, match=r"max_tokens.*4194304.*4718592"):
+        await validator.generate(request(max_tokens=2**17, logprobs=7, **beams))
+    await validator.generate(request(max_tokens=2**17, logprobs=7, n=4))
+
+
+async def test_bad_words_are_refused_by_their_own_name() -> None:
+    validator, _ = make()
+    valid = await validator.generate(request(bad_words=("aa bbb", "x" * 200)))
+    assert valid.sampling_params.bad_words_token_ids == ((2, 3),)  # 200 is no token of the model
+    most = tuple((1 + i % 90, 1 + i // 90) for i in range(512))
+    with pytest.raises(InvalidRequestError, match=r"bad_words: as tokens: .*512.*513"):
+        await validator.generate(request(bad_words=("a",), bad_words_token_ids=most))
 
 
 async def test_a_text_that_is_too_long_is_never_tokenized() -> None:
