@@ -1,11 +1,13 @@
-"""Whether a request can ever run here, and how long its sequences may become."""
+"""From requests to groups: whether one can ever run here, and how long its sequences may become."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 
 from quire.errors import InvalidRequestError
 from quire.sampling_params import SamplingParams
 from scheduler_svc.block_manager import BlockSpaceManager
+from scheduler_svc.sequence import Sequence, SequenceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +18,15 @@ class Request:
         prompt_token_ids: of all its sequences.
         sampling_params: of all its sequences.
         outputs: tokens so far of the sequences that go on, by index; None for a new request.
+        priority: smaller goes first.
+        cache_salt: share cached prefixes with requests of the same salt only.
     """
 
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
-    outputs: Mapping[int, Iterable[int]] | None
+    outputs: Mapping[int, Iterable[int]] | None = None
+    priority: int = 0
+    cache_salt: bytes = b""
 
     def sequences(self) -> Iterator[tuple[int, Iterable[int]]]:
         """Yield index and output so far of every sequence that the request begins with."""
@@ -30,6 +36,67 @@ class Request:
             yield 0, ()  # forks as the search goes on
         else:
             yield from ((index, ()) for index in range(self.sampling_params.width))
+
+
+class Admission:
+    """Makes a group of each request that can run here.
+
+    Args:
+        block_manager: of the workers' cache.
+        max_num_seqs: sequences that run at once.
+        max_model_len: tokens, prompt and output, of one sequence.
+        eos_token_ids: end-of-text ids of the model.
+        priority_ageing_s: how much later a group counts as come for each level of priority.
+    """
+
+    def __init__(
+        self,
+        block_manager: BlockSpaceManager,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        eos_token_ids: Collection[int],
+        priority_ageing_s: float,
+    ) -> None:
+        self._blocks = block_manager
+        self._max_num_seqs = max_num_seqs
+        self._max_model_len = max_model_len
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._priority_ageing_s = priority_ageing_s
+        self._group_ids = count(1)
+        self._sequence_ids = count(1)
+
+    def next_sequence_id(self) -> int:
+        """Return an id that no sequence has had."""
+        return next(self._sequence_ids)
+
+    def make_group(self, request: Request, now: float) -> SequenceGroup:
+        """Return the group of a request.
+
+        Args:
+            request: to be run.
+            now: seconds, never less than at an earlier call.
+
+        Raises:
+            InvalidRequestError: it can never run here; names field, limit and value.
+        """
+        check_request(request, self._blocks, self._max_num_seqs, self._max_model_len)
+        params, group_id = request.sampling_params, next(self._group_ids)
+        stop_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_token_ids |= self._eos_token_ids
+        return SequenceGroup(
+            group_id,
+            (now + request.priority * self._priority_ageing_s, group_id),
+            [
+                Sequence(self.next_sequence_id(), index, request.prompt_token_ids, output)
+                for index, output in request.sequences()
+            ],
+            params,
+            stop_token_ids,
+            max_num_tokens(request, self._blocks, self._max_model_len),
+            request.cache_salt,
+        )
 
 
 def check_request(

@@ -1,11 +1,10 @@
 """The pure scheduler: decides what every step computes. No clock, no I/O, no logging."""
 
 from collections.abc import Collection, Iterable, Mapping
-from itertools import count
 
 from quire.outputs import FinishReason
 from quire.sampling_params import SamplingParams
-from scheduler_svc.admission import Request, check_request, max_num_tokens
+from scheduler_svc.admission import Admission, Request
 from scheduler_svc.batch import Batch
 from scheduler_svc.beam_search import Continuation
 from scheduler_svc.block_manager import BlockSpaceManager
@@ -72,18 +71,20 @@ class Scheduler:
         self._blocks = block_manager
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
-        self._max_model_len = max_model_len
-        self._eos_token_ids = frozenset(eos_token_ids)
         self._preemption_mode = preemption_mode
-        self._priority_ageing_s = priority_ageing_s
         self._running = GroupQueue()
         # Preempted groups are here too, and come back before those that arrived after them.
         self._waiting = GroupQueue()
         self._num_running_seqs = 0
         # What beams have chosen since the last step.
         self._chosen_tokens: list[tuple[int, int]] = []
-        self._next_group_id = count(1)
-        self._next_sequence_id = count(1)
+        self._admission = Admission(
+            block_manager,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            eos_token_ids=eos_token_ids,
+            priority_ageing_s=priority_ageing_s,
+        )
         self.prefix_cache = PrefixCache(block_manager, enable_prefix_caching)
         self.preemption_costs = PreemptionCosts()
         self.counters = PreemptionCounters()
@@ -145,25 +146,8 @@ class Scheduler:
         Raises:
             InvalidRequestError: it can never run here; names field, limit and value.
         """
-        request = Request(list(prompt_token_ids), sampling_params, outputs)
-        check_request(request, self._blocks, self._max_num_seqs, self._max_model_len)
-        params = sampling_params
-        stop_token_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_token_ids |= self._eos_token_ids
-        group_id = next(self._next_group_id)
-        group = SequenceGroup(
-            group_id,
-            (now + priority * self._priority_ageing_s, group_id),
-            [
-                Sequence(next(self._next_sequence_id), index, request.prompt_token_ids, output)
-                for index, output in request.sequences()
-            ],
-            params,
-            stop_token_ids,
-            max_num_tokens(request, self._blocks, self._max_model_len),
-            cache_salt,
-        )
+        request = Request(list(prompt_token_ids), sampling_params, outputs, priority, cache_salt)
+        group = self._admission.make_group(request, now)
         outcome = StepOutcome()
         for sequence in list(group.sequences.values()):
             if sequence.num_output_tokens and (reason := group.finish_reason(sequence)):
@@ -171,8 +155,8 @@ class Scheduler:
         if group.sequences:
             self._waiting.add(group)
         else:
-            outcome.ended_group_ids.append(group_id)
-        return group_id, outcome
+            outcome.ended_group_ids.append(group.group_id)
+        return group.group_id, outcome
 
     def abort(self, group_id: int) -> bool:
         """End a group now; its blocks are free for the next step.
@@ -377,7 +361,7 @@ class Scheduler:
             is_first = each.sequence_id not in kept
             beam = beams[each.sequence_id]
             if not is_first:
-                beam = self._residency.fork(group, beam, next(self._next_sequence_id))
+                beam = self._residency.fork(group, beam, self._admission.next_sequence_id())
             kept[beam.sequence_id] = each
         for sequence_id in beams.keys() - kept.keys():
             self._drop_sequence(group, beams[sequence_id])
