@@ -101,21 +101,39 @@ void Machine::run_block(dim3 index) {
 }
 
 void Machine::take_turns() {
-  std::vector<size_t> turns(threads_.size());
-  std::iota(turns.begin(), turns.end(), size_t{0});
-  if (order == Order::kReverse) std::reverse(turns.begin(), turns.end());
-  while (num_live_ > 0 && error_.empty()) {
-    if (order == Order::kShuffled) std::shuffle(turns.begin(), turns.end(), random_);
-    bool any = false;
-    for (const size_t i : turns) {
-      if (threads_[i]->state != CudaThread::State::kReady) continue;
-      any = true;
-      current_ = threads_[i];
-      current_->fiber.resume();
+  std::vector<size_t> numbers(threads_.size());
+  std::iota(numbers.begin(), numbers.end(), size_t{0});
+  if (order == Order::kReverse) std::reverse(numbers.begin(), numbers.end());
+  const size_t at_a_time = order == Order::kShuffled ? numbers.size() : kWarpSize;
+  while (num_live_ > 0) {
+    if (order == Order::kShuffled) std::shuffle(numbers.begin(), numbers.end(), random_);
+    for (size_t i = 0; i < numbers.size(); i += at_a_time) {
+      const size_t count = std::min(at_a_time, numbers.size() - i);
+      while (resume_ready(&numbers[i], count) && order != Order::kShuffled) {
+      }
       if (!error_.empty()) return;
     }
-    if (!any) error_ = "deadlock: " + whereabouts();
+    const bool can_go_on = std::any_of(
+        threads_.begin(), threads_.end(),
+        [](const CudaThread* thread) { return thread->state == CudaThread::State::kReady; });
+    if (num_live_ > 0 && !can_go_on) {
+      error_ = "deadlock: " + whereabouts();
+      return;
+    }
   }
+}
+
+// Gives a turn to those threads that can go on; says whether there were any.
+bool Machine::resume_ready(const size_t* numbers, size_t count) {
+  bool any = false;
+  for (size_t i = 0; i < count && error_.empty(); ++i) {
+    CudaThread* thread = threads_[numbers[i]];
+    if (thread->state != CudaThread::State::kReady) continue;
+    any = true;
+    current_ = thread;
+    thread->fiber.resume();
+  }
+  return any && error_.empty();
 }
 
 std::string Machine::whereabouts() const {
@@ -141,7 +159,13 @@ void* Machine::static_shared(const void* tag, size_t bytes) {
   return memory.data();
 }
 
-void Machine::block_barrier() {
+void Machine::block_barrier(const char* file, int line) {
+  if (num_at_barrier_ > 0 && (line != barrier_line_ || strcmp(file, barrier_file_) != 0)) {
+    fail("deadlock: threads wait at lines " + std::to_string(barrier_line_) + " and " +
+         std::to_string(line));
+  }
+  barrier_file_ = file;
+  barrier_line_ = line;
   current_->state = CudaThread::State::kAtBlockBarrier;
   ++num_at_barrier_;
   release_block_barrier();

@@ -30,6 +30,8 @@ namespace emu {
 constexpr int kWarpSize = 32;
 constexpr uint32_t kFullMask = 0xffffffffu;
 
+// Warp by warp, each as far as it can go before the next one begins, from the first or from the
+// last; or thread by thread at random.
 enum class Order { kForward, kReverse, kShuffled };
 
 // A kernel did what no GPU allows; says what and where.
@@ -92,7 +94,8 @@ class Machine {
   // Memory that all threads of the block name by the same tag.
   void* static_shared(const void* tag, size_t bytes);
 
-  void block_barrier();
+  // Waits for all threads of the block, at one place in the program.
+  void block_barrier(const char* file, int line);
 
   // Waits for the lanes of `mask`, of which the caller must be one.
   void warp_barrier(uint32_t mask);
@@ -118,6 +121,7 @@ class Machine {
 
   void run_block(dim3 index);
   void take_turns();
+  bool resume_ready(const size_t* numbers, size_t count);
   void release_block_barrier();
   Warp& own_warp() { return warps_[current_->number / kWarpSize]; }
   std::string whereabouts() const;
@@ -134,6 +138,8 @@ class Machine {
   CudaThread* current_ = nullptr;
   int num_live_ = 0;
   int num_at_barrier_ = 0;
+  const char* barrier_file_ = nullptr;
+  int barrier_line_ = 0;
   std::string error_;
   std::mt19937 random_;
 };

@@ -71,8 +71,8 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
 
 // ---------------------------------------------------------------- barriers and collectives
 
-inline void __syncthreads() {
-  emu::Machine::current().block_barrier();
+inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  emu::Machine::current().block_barrier(file, line);
 }
 
 inline void __syncwarp(uint32_t mask = emu::kFullMask) {

@@ -1,0 +1,127 @@
+"""Bugs planted in the attention kernel: the emulator must notice each of them."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EMULATOR = ROOT / "tests" / "emu"
+KERNEL = Path("csrc/cuda/attention_mma.cuh")
+FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas")
+
+# What is wrong: the text of the kernel that is replaced, and by what.
+MUTANTS = {
+    "no barrier before warps are merged": (
+        "warp.publish(warps_acc, columns);\n    __syncthreads();",
+        "warp.publish(warps_acc, columns);",
+    ),
+    "no barrier before the next partition is shown": (
+        "__syncthreads();  // all have read before the next partition is shown",
+        "",
+    ),
+    "a barrier that half of the block skips": (
+        "warp.publish(warps_acc, columns);\n    __syncthreads();",
+        "warp.publish(warps_acc, columns);\n    if (thread < 64) __syncthreads();",
+    ),
+    "a shuffle that half of the warp skips": (
+        "sum += __shfl_xor_sync(kFullMask, sum, flipped);",
+        "if (lane_ < 16) sum += __shfl_xor_sync(kFullMask, sum, flipped);",
+    ),
+    "too few copies waited for": (
+        "ptx::async_wait<Shape::kStages - 1>();",
+        "ptx::async_wait<Shape::kStages>();",
+    ),
+    "a misaligned copy": ("keys_ + from_key + chunk * 8", "keys_ + from_key + chunk * 8 + 1"),
+    "the future is seen": ("distance <= 0 && ", ""),
+    "no window": ("&& -distance < p_.sliding_window", ""),
+    "what is outside is read": (
+        "const bool exists = first + row >= keys_begin_ && first + row < keys_end_;",
+        "const bool exists = true;",
+    ),
+    "another block's tokens": ("(token >> block_shift_)", "((token >> block_shift_) / 2)"),
+    "another slot's token": ("const int64_t slot = token &", "const int64_t slot = ~token &"),
+    "columns change places": (
+        "const int column = g * 8 + lane_ % 4 * 2 + j;",
+        "const int column = g * 8 + lane_ % 4 * 2 + 1 - j;",
+    ),
+    "queries' elements change places": ("step * 16 + i * 8", "step * 16 + (1 - i) * 8"),
+    "keys' rows change places": ("Shape::offset(lane_ % 16,", "Shape::offset((lane_ + 8) % 16,"),
+    "values not transposed": ("load_matrices_transposed(", "load_matrices("),
+    "no rescaling of values": ("acc_[g][step][j] *= factor;", ""),
+    "no rescaling of the sum": ("sum_[g][j] *= factor;", ""),
+    "no new beginning after a partition": ("    }\n    reset();\n  }", "    }\n  }"),
+    "a warp's state left out": ("w < kMmaWarps; ++w)\n", "w < kMmaWarps - 1; ++w)\n"),
+    "partitions in one slot": ("partition - item.partition_begin) * Shape", "0) * Shape"),
+    "the last slot left out": ("i < work.num_slots;", "i < work.num_slots - 1;"),
+    "not normalised": ("acc[e] / columns.total[column]", "acc[e]"),
+    "scaled in another base": ("p_.scale * kLog2E", "p_.scale"),
+    "another head's slope": ("+ own % bounds.group]", "]"),
+}
+
+
+class Builder:
+    """Compiles the driver against a kernel; what does not change is compiled once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._compiler = os.environ.get("CXX", "c++")
+        self._directory = directory
+        sources = (
+            EMULATOR / "fiber.cpp",
+            EMULATOR / "machine.cpp",
+            ROOT / "csrc/check.cpp",
+            ROOT / "csrc/cuda/attention_plain.cu",
+            ROOT / "csrc/cuda/attention_plan.cu",
+        )
+        self._objects = [self._compile(source, directory) for source in sources]
+
+    def build(self, name: str, kernel: str) -> Path:
+        """Return a driver with this text of the kernel."""
+        directory = self._directory / name.replace(" ", "_").replace("'", "")
+        header = directory / KERNEL.relative_to("csrc")
+        header.parent.mkdir(parents=True)
+        header.write_text(kernel)
+        driver = self._compile(EMULATOR / "attention_driver.cpp", directory, f"-I{directory}")
+        program = directory / "driver"
+        subprocess.run([self._compiler, driver, *self._objects, "-o", program], check=True)
+        return program
+
+    def _compile(self, source: Path, directory: Path, *options: str) -> Path:
+        target = directory / f"{source.name}.o"
+        includes = (EMULATOR / "include", EMULATOR, ROOT / "csrc")
+        subprocess.run(
+            [
+                *(self._compiler, *FLAGS, *options, *(f"-I{include}" for include in includes)),
+                *("-x", "c++", "-c", source, "-o", target),
+            ],
+            check=True,
+        )
+        return target
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    return Builder(tmp_path_factory.mktemp("mutants"))
+
+
+def run(program: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_kernel_itself_passes(builder: Builder) -> None:
+    result = run(builder.build("none", (ROOT / KERNEL).read_text()))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
+    old, new = MUTANTS[name]
+    kernel = (ROOT / KERNEL).read_text()
+    assert old in kernel, "the kernel has changed: the mutant needs another text"
+    result = run(builder.build(name, kernel.replace(old, new)))
+    assert result.returncode != 0
+    if "skips" in name:
+        assert "deadlock" in result.stderr
+    if "misaligned" in name:
+        assert "misaligned" in result.stderr
