@@ -18,8 +18,9 @@ setup: .venv/.ready ## Make .venv, install and build
 demo: .venv/.ready ## Start a cluster on the embedded model, stream three completions, stop
 	@$(BIN)/python examples/demo.py
 
-test: .venv/.ready ## Run every test (kernels once more under ASan and UBSan)
+test: .venv/.ready ## Run every test (CUDA kernels in an emulator, all kernels once more under ASan and UBSan)
 	@$(BIN)/python -m pytest -q
+	@csrc/emulated_tests.sh
 	@csrc/sanitized_tests.sh
 
 lint: .venv/.ready ## Check style, types, protos and the dependency rule

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Runs the kernel tests of the CUDA kernels in the emulator (tests/emu), in each order of turns:
+# csrc/emulated_tests.sh [pytest options...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=build/emulated
+
+csrc/dev_build.sh "$build" -DQUIRE_EMULATE_CUDA=ON >/dev/null
+kernels=$(find "$PWD/$build/csrc" -maxdepth 1 -name '_C*.so')
+QUIRE_KERNELS="$kernels" .venv/bin/python -m pytest -q -p no:cacheprovider tests/kernels -k "cuda_ or every_instruction_set" "$@"
+echo "CUDA kernels in the emulator: ok"
