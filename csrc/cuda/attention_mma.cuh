@@ -248,7 +248,8 @@ class WarpAttention {
         value_offset = block * p_.value_cache.block_stride + slot * p_.value_cache.token_stride;
       }
       constexpr int kCopies = kTileTokens * Shape::kChunks;
-#pragma unroll
+      constexpr int kUnrolled = kHeadSize <= 128 ? 8 : 2;  // else their addresses take all registers
+#pragma unroll kUnrolled
       for (int i = 0; i < kCopies; i += kWarpSize) {
         const int row = (i + lane_) / Shape::kChunks;
         const int chunk = (i + lane_) % Shape::kChunks;
@@ -374,7 +375,7 @@ class WarpAttention {
 };
 
 template <typename T, int kHeadSize, int kColumnTiles>
-__global__ void __launch_bounds__(kMmaThreads)
+__global__ void __launch_bounds__(kMmaThreads, 2)
     attention_mma_kernel(const PagedAttentionParams p, const AttentionItem* items,
                          PartialResults partials) {
   using Shape = MmaShape<T, kHeadSize, kColumnTiles>;

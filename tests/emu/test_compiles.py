@@ -1,0 +1,44 @@
+"""The attention kernel on tensor cores compiles for every architecture that is served."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCHITECTURES = (80, 89, 90)
+
+
+def find_nvcc() -> str | None:
+    """The compiler, which is often installed without being on PATH."""
+    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
+def test_no_attention_kernel_spills_registers(tmp_path: Path) -> None:
+    nvcc = find_nvcc()
+    if nvcc is None:
+        pytest.skip("there is no nvcc here")
+    result = subprocess.run(
+        [
+            *(nvcc, "-std=c++17", "-O3", "-fmad=false", "-Xptxas", "-v", "--threads", "2"),
+            *(f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in ARCHITECTURES),
+            *("-I", ROOT / "csrc", "-c", ROOT / "csrc/cuda/attention_mma.cu"),
+            *("-o", tmp_path / "attention.o"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    kernels = re.findall(
+        r"Compiling entry function '(\w+)' for 'sm_(\d+)'.*?(\d+) bytes spill stores",
+        result.stderr,
+        re.DOTALL,
+    )
+    names = {name for name, _, _ in kernels}
+    assert len(kernels) == len(ARCHITECTURES) * len(names) > 0
+    assert any("attention_mma_kernel" in name for name in names)
+    spilling = [(name, arch, spilt) for name, arch, spilt in kernels if int(spilt) > 0]
+    assert not spilling
