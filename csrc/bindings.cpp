@@ -8,8 +8,10 @@
 #include "cpu/isa.h"
 #include "ops.h"
 #include "tensor_caster.h"
-#if defined(QUIRE_EMULATED_CUDA)
+#if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
 #include "cuda/cuda_backend.h"
+#endif
+#if defined(QUIRE_EMULATED_CUDA)
 #include "machine.h"
 #endif
 
@@ -23,37 +25,57 @@ quire::cpu::CpuBackend& backend() {
   return *instance;
 }
 
-#if defined(QUIRE_EMULATED_CUDA)
+#if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
+quire::Backend& cuda_backend() {
+  static auto* instance = new quire::cuda::CudaBackend;
+  return *instance;
+}
+#else
+quire::Backend& cuda_backend() {
+  quire::fail("this build has no CUDA kernels");
+}
+#endif
 
+#if defined(QUIRE_EMULATED_CUDA)
 // The emulator's device memory is the host's, so that its backend can take the CPU's place.
 constexpr const char* kEmulated = "cuda";
 bool is_emulating = false;
-
-quire::Backend& active_backend() {
-  static quire::cuda::CudaBackend cuda;
-  if (is_emulating) return cuda;
-  return backend();
-}
 
 void set_emulator_order(int order, unsigned seed) {
   quire::check_range("order", order, 0, 3);
   emu::Machine::order = static_cast<emu::Order>(order);
   emu::Machine::seed = seed;
 }
+#endif
 
-#else
-
-quire::Backend& active_backend() {
-  return backend();
+bool is_on_gpu(const quire::Tensor& tensor) {
+  return tensor.device == quire::Device::kCuda;
 }
 
+bool is_on_gpu(const std::vector<quire::Tensor>& tensors) {
+  return !tensors.empty() && is_on_gpu(tensors.front());
+}
+
+template <typename T>
+bool is_on_gpu(const T&) {
+  return false;
+}
+
+// The backend of the device that an operation's operands are on: the GPU's if any of them is.
+template <typename... Args>
+quire::Backend& backend_for(const Args&... args) {
+#if defined(QUIRE_EMULATED_CUDA)
+  if (is_emulating) return cuda_backend();
 #endif
+  if ((is_on_gpu(args) || ...)) return cuda_backend();
+  return backend();
+}
 
 // Binds an operation of ops.h to the backend and releases the GIL while it runs.
 template <typename... Args>
 void define(py::module_& module, const char* name, void (*op)(quire::Backend&, Args...)) {
   module.def(
-      name, [op](Args... args) { op(active_backend(), args...); },
+      name, [op](Args... args) { op(backend_for(args...), args...); },
       py::call_guard<py::gil_scoped_release>());
 }
 
@@ -62,7 +84,7 @@ void define_activation(py::module_& module, const char* name, quire::Activation 
   module.def(
       name,
       [activation, gated](const quire::Tensor& out, const quire::Tensor& x) {
-        quire::ops::activation(active_backend(), out, x, activation, gated);
+        quire::ops::activation(backend_for(out), out, x, activation, gated);
       },
       py::call_guard<py::gil_scoped_release>());
 }
@@ -98,7 +120,7 @@ void set_num_threads(int num_threads) {
 
 int64_t contiguous_bytes(const quire::Tensor& tensor) {
   quire::check_contiguous("tensor", tensor);
-  quire::check_cpu("tensor", tensor);
+  quire::check_device("tensor", tensor, quire::Device::kCpu);
   int64_t bytes = quire::element_size(tensor.dtype);
   for (int i = 0; i < tensor.ndim; ++i) bytes *= tensor.shape[i];
   return bytes;
@@ -147,6 +169,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("advise_huge_pages", advise_huge_pages);
   module.def("stream_read", stream_read, py::call_guard<py::gil_scoped_release>());
   module.def("philox4x32", philox4x32);
+#if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
+  module.def("set_stream", quire::cuda::CudaBackend::set_stream);
+#endif
 #if defined(QUIRE_EMULATED_CUDA)
   module.def("set_emulator_order", set_emulator_order);
 #endif

@@ -90,8 +90,9 @@ void check_activation_dtype(const char* name, const Tensor& tensor) {
        dtype_name(tensor.dtype));
 }
 
-void check_cpu(const char* name, const Tensor& tensor) {
-  if (tensor.device != Device::kCpu) fail(std::string(name) + " must be on the CPU");
+void check_device(const char* name, const Tensor& tensor, Device device) {
+  if (tensor.device == device) return;
+  fail(std::string(name) + " must be on the " + (device == Device::kCpu ? "CPU" : "GPU"));
 }
 
 void check_unit_stride(const char* name, const Tensor& tensor) {

@@ -21,7 +21,7 @@ void check_shape(const char* name, const Tensor& tensor, std::initializer_list<i
 void check_dtype(const char* name, const Tensor& tensor, DType dtype);
 // fp32, bf16 or fp16.
 void check_activation_dtype(const char* name, const Tensor& tensor);
-void check_cpu(const char* name, const Tensor& tensor);
+void check_device(const char* name, const Tensor& tensor, Device device);
 // Unit stride along the last dimension.
 void check_unit_stride(const char* name, const Tensor& tensor);
 void check_contiguous(const char* name, const Tensor& tensor);

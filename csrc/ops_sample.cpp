@@ -9,11 +9,11 @@ namespace quire::ops {
 namespace {
 
 template <typename T>
-const T* row_values(const char* name, const Tensor& tensor, DType dtype, int64_t rows) {
-  check_shape(name, tensor, {rows}, "[N]");
+const T* row_values(const char* name, const Tensor& tensor, DType dtype, const Tensor& logits) {
+  check_shape(name, tensor, {logits.shape[0]}, "[N]");
   check_dtype(name, tensor, dtype);
   check_contiguous(name, tensor);
-  check_cpu(name, tensor);
+  check_device(name, tensor, logits.device);
   return static_cast<const T*>(tensor.data);
 }
 
@@ -26,6 +26,17 @@ void check_between(const char* name, const float* values, int64_t rows, float lo
   }
 }
 
+void check_values(const SampleParams& p) {
+  check_between("temperature", p.temperature, p.num_rows, 0.f, 3.4e38f);
+  check_between("top_p", p.top_p, p.num_rows, 0.f, 1.f);
+  check_between("min_p", p.min_p, p.num_rows, 0.f, 1.f);
+  for (int64_t i = 0; i < p.num_rows; ++i) {
+    if (p.top_k[i] >= 0) continue;
+    fail("top_k[" + std::to_string(i) + "] must not be negative, got " +
+         std::to_string(p.top_k[i]));
+  }
+}
+
 }  // namespace
 
 void sample(Backend& backend, const Tensor& token_ids, const Tensor& ok, const Tensor& logits,
@@ -35,34 +46,25 @@ void sample(Backend& backend, const Tensor& token_ids, const Tensor& ok, const T
   check_shape("logits", logits, {-1, -1}, "[N, V]");
   check_dtype("logits", logits, DType::kFloat32);
   check_unit_stride("logits", logits);
-  check_cpu("logits", logits);
-  const int64_t rows = logits.shape[0];
   if (logits.shape[1] < 1) fail("logits must have at least one column, got " + shape_text(logits));
 
   SampleParams p{};
   p.logits = static_cast<const float*>(logits.data);
   p.row_stride = logits.stride[0];
-  p.num_rows = rows;
+  p.num_rows = logits.shape[0];
   p.vocab_size = logits.shape[1];
-  p.temperature = row_values<float>("temperature", temperature, DType::kFloat32, rows);
-  p.top_k = row_values<int32_t>("top_k", top_k, DType::kInt32, rows);
-  p.top_p = row_values<float>("top_p", top_p, DType::kFloat32, rows);
-  p.min_p = row_values<float>("min_p", min_p, DType::kFloat32, rows);
-  p.seed = row_values<int64_t>("seed", seed, DType::kInt64, rows);
-  p.sequence_index = row_values<int32_t>("sequence_index", sequence_index, DType::kInt32, rows);
-  p.position = row_values<int64_t>("position", position, DType::kInt64, rows);
+  p.temperature = row_values<float>("temperature", temperature, DType::kFloat32, logits);
+  p.top_k = row_values<int32_t>("top_k", top_k, DType::kInt32, logits);
+  p.top_p = row_values<float>("top_p", top_p, DType::kFloat32, logits);
+  p.min_p = row_values<float>("min_p", min_p, DType::kFloat32, logits);
+  p.seed = row_values<int64_t>("seed", seed, DType::kInt64, logits);
+  p.sequence_index = row_values<int32_t>("sequence_index", sequence_index, DType::kInt32, logits);
+  p.position = row_values<int64_t>("position", position, DType::kInt64, logits);
   p.token_ids =
-      const_cast<int64_t*>(row_values<int64_t>("token_ids", token_ids, DType::kInt64, rows));
-  p.ok = const_cast<bool*>(row_values<bool>("ok", ok, DType::kBool, rows));
-  check_between("temperature", p.temperature, rows, 0.f, 3.4e38f);
-  check_between("top_p", p.top_p, rows, 0.f, 1.f);
-  check_between("min_p", p.min_p, rows, 0.f, 1.f);
-  for (int64_t i = 0; i < rows; ++i) {
-    if (p.top_k[i] < 0) {
-      fail("top_k[" + std::to_string(i) + "] must not be negative, got " +
-           std::to_string(p.top_k[i]));
-    }
-  }
+      const_cast<int64_t*>(row_values<int64_t>("token_ids", token_ids, DType::kInt64, logits));
+  p.ok = const_cast<bool*>(row_values<bool>("ok", ok, DType::kBool, logits));
+  // What lies on a GPU cannot be looked at without waiting for it.
+  if (logits.device == Device::kCpu) check_values(p);
   backend.sample(p);
 }
 

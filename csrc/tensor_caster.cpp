@@ -14,6 +14,7 @@ const TorchNames& TorchNames::get() {
                           PyUnicode_InternFromString("stride"),
                           PyUnicode_InternFromString("dtype"),
                           PyUnicode_InternFromString("is_cpu"),
+                          PyUnicode_InternFromString("is_cuda"),
                           {{dtype("float32"), DType::kFloat32},
                            {dtype("bfloat16"), DType::kBFloat16},
                            {dtype("float16"), DType::kFloat16},
@@ -42,6 +43,15 @@ void copy_sizes(const object& sizes, int ndim, int64_t* out) {
   }
 }
 
+quire::Device device_of(handle tensor, const quire::TorchNames& names) {
+  if (checked(PyObject_GetAttr(tensor.ptr(), names.is_cpu)).ptr() == Py_True)
+    return quire::Device::kCpu;
+  if (checked(PyObject_GetAttr(tensor.ptr(), names.is_cuda)).ptr() == Py_True)
+    return quire::Device::kCuda;
+  throw value_error("tensors must be on the CPU or a GPU, got one on " +
+                    str(tensor.attr("device")).cast<std::string>());
+}
+
 quire::DType dtype_of(handle tensor, const quire::TorchNames& names) {
   const object dtype = checked(PyObject_GetAttr(tensor.ptr(), names.dtype));
   for (const auto& known : names.dtypes) {
@@ -61,7 +71,6 @@ bool type_caster<quire::Tensor>::load(handle src, bool) {
   }
   const object stride = checked(PyObject_CallMethodNoArgs(src.ptr(), names.stride));
   const object data = checked(PyObject_CallMethodNoArgs(src.ptr(), names.data_ptr));
-  const object is_cpu = checked(PyObject_GetAttr(src.ptr(), names.is_cpu));
   const auto ndim = PyTuple_GET_SIZE(shape.ptr());
   if (ndim > quire::kMaxDims) {
     throw value_error("tensors must have at most " + std::to_string(quire::kMaxDims) +
@@ -69,7 +78,7 @@ bool type_caster<quire::Tensor>::load(handle src, bool) {
   }
   value.data = PyLong_AsVoidPtr(data.ptr());
   value.dtype = dtype_of(src, names);
-  value.device = is_cpu.ptr() == Py_True ? quire::Device::kCpu : quire::Device::kCuda;
+  value.device = device_of(src, names);
   value.ndim = static_cast<int>(ndim);
   copy_sizes(shape, value.ndim, value.shape);
   copy_sizes(stride, value.ndim, value.stride);

@@ -17,6 +17,7 @@ struct TorchNames {
   PyObject* stride;
   PyObject* dtype;
   PyObject* is_cpu;
+  PyObject* is_cuda;
   struct {
     PyObject* object;
     DType dtype;

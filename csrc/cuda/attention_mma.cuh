@@ -248,7 +248,8 @@ class WarpAttention {
         value_offset = block * p_.value_cache.block_stride + slot * p_.value_cache.token_stride;
       }
       constexpr int kCopies = kTileTokens * Shape::kChunks;
-      constexpr int kUnrolled = kHeadSize <= 128 ? 8 : 2;  // else their addresses take all registers
+      // Of long heads a few at a time: their addresses would take all registers.
+      [[maybe_unused]] constexpr int kUnrolled = kHeadSize <= 128 ? 8 : 2;
 #pragma unroll kUnrolled
       for (int i = 0; i < kCopies; i += kWarpSize) {
         const int row = (i + lane_) / Shape::kChunks;
