@@ -4,13 +4,19 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 
+from tests.kernels.gpu_proxy import KernelsElsewhere
 from worker_svc import ops
 
 CPU_ISAS = ("scalar", "avx2", "avx512", "avx512_bf16")
 # Orders in which the emulator's threads take turns, in a build that has it.
 EMULATED = ("cuda_forward", "cuda_reverse", "cuda_shuffled")
-ALL_ISAS = CPU_ISAS + (EMULATED if "cuda" in ops.available_isas() else ())
+ALL_ISAS = (
+    *CPU_ISAS,
+    *(EMULATED if "cuda" in ops.available_isas() else ()),
+    *(("gpu",) if torch.cuda.is_available() else ()),
+)
 
 
 @pytest.fixture(params=ALL_ISAS)
@@ -27,6 +33,12 @@ def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def forced(name: str) -> Iterator[str]:
     """Force what kernels run on until the iterator goes on."""
+    if name == "gpu":
+        kernels = ops._C
+        ops._C = KernelsElsewhere(kernels, "cuda")
+        yield name
+        ops._C = kernels
+        return
     before = ops.isa()
     if name in EMULATED:
         ops._C.set_emulator_order(EMULATED.index(name), 1)

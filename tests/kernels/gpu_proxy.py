@@ -1,0 +1,57 @@
+"""The kernels on a GPU, for tests whose tensors are on the CPU."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Arguments that stay on the host, by operation: block mappings.
+HOST_ARGUMENTS = {"copy_blocks": {2}, "swap_blocks": {2}}
+
+
+class KernelsElsewhere:
+    """Takes the operands of an operation to a device and back, with their strides.
+
+    Args:
+        kernels: the compiled module.
+        device: where operations run.
+    """
+
+    def __init__(self, kernels: ModuleType, device: str) -> None:
+        self._kernels = kernels
+        self._device = device
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operation: Callable[..., Any] = getattr(self._kernels, name)
+
+        def run(*arguments: Any) -> Any:
+            # One copy of what is given twice: operations in place must stay so.
+            copies: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+
+            def move(argument: Any) -> Any:
+                if isinstance(argument, list):
+                    return [move(each) for each in argument]
+                if not isinstance(argument, Tensor):
+                    return argument
+                key = (argument.data_ptr(), argument.shape, argument.stride(), argument.dtype)
+                if key not in copies:
+                    copy = torch.empty_strided(
+                        argument.shape,
+                        argument.stride(),
+                        dtype=argument.dtype,
+                        device=self._device,
+                    )
+                    copies[key] = argument, copy.copy_(argument)
+                return copies[key][1]
+
+            stay = HOST_ARGUMENTS.get(name, set())
+            result = operation(
+                *(each if i in stay else move(each) for i, each in enumerate(arguments))
+            )
+            for argument, copy in copies.values():
+                argument.copy_(copy)
+            return result
+
+        return run
