@@ -25,7 +25,7 @@ enable_language(CUDA)
 set_target_properties(_C PROPERTIES
   CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CUDA_STANDARD 17
   CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Static)
-target_sources(_C PRIVATE ${QUIRE_CUDA_SOURCES})
+target_sources(_C PRIVATE ${QUIRE_CUDA_SOURCES} ops_seed_attention.cpp)
 # No contraction, as on the CPU: where a fused multiply-add is meant, it is written.
 target_compile_options(_C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-fmad=false>)
 target_compile_definitions(_C PRIVATE QUIRE_WITH_CUDA=1)

@@ -9,7 +9,7 @@
 #include "ops.h"
 #include "tensor_caster.h"
 #if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
-#include "cuda/cuda_backend.h"
+#include "ops_seed_attention.h"
 #endif
 #if defined(QUIRE_EMULATED_CUDA)
 #include "machine.h"
@@ -26,7 +26,7 @@ quire::cpu::CpuBackend& backend() {
 }
 
 #if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
-quire::Backend& cuda_backend() {
+quire::cuda::CudaBackend& cuda_backend() {
   static auto* instance = new quire::cuda::CudaBackend;
   return *instance;
 }
@@ -171,6 +171,18 @@ PYBIND11_MODULE(_C, module) {
   module.def("philox4x32", philox4x32);
 #if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
   module.def("set_stream", quire::cuda::CudaBackend::set_stream);
+  module.def(
+      "paged_attention_v1",
+      [](const quire::Tensor& out, const quire::Tensor& query, const quire::Tensor& key_cache,
+         const quire::Tensor& value_cache, const quire::Tensor& block_tables,
+         const quire::Tensor& seq_lens, double scale,
+         const std::optional<quire::Tensor>& alibi_slopes, int64_t max_seq_len,
+         bool is_partitioned) {
+        quire::ops::paged_attention_v1(cuda_backend(), out, query, key_cache, value_cache,
+                                       block_tables, seq_lens, scale, alibi_slopes, max_seq_len,
+                                       is_partitioned);
+      },
+      py::call_guard<py::gil_scoped_release>());
 #endif
 #if defined(QUIRE_EMULATED_CUDA)
   module.def("set_emulator_order", set_emulator_order);

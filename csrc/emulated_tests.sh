@@ -7,5 +7,5 @@ build=build/emulated
 
 csrc/dev_build.sh "$build" -DQUIRE_EMULATE_CUDA=ON >/dev/null
 kernels=$(find "$PWD/$build/csrc" -maxdepth 1 -name '_C*.so')
-QUIRE_KERNELS="$kernels" .venv/bin/python -m pytest -q -p no:cacheprovider tests/kernels -k "cuda_ or every_instruction_set" "$@"
+QUIRE_KERNELS="$kernels" .venv/bin/python -m pytest -q -p no:cacheprovider tests/kernels -k "cuda_ or every_instruction_set or seed_attention" "$@"
 echo "CUDA kernels in the emulator: ok"

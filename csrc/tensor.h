@@ -11,7 +11,7 @@ enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat64, kInt32, kI
 
 enum class Device : uint8_t { kCpu, kCuda };
 
-constexpr int kMaxDims = 4;
+constexpr int kMaxDims = 5;
 
 struct Tensor {
   void* data;

@@ -1,4 +1,5 @@
 #include "cuda/attention.h"
+#include "cuda/attention_v1.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/kernels.h"
 
@@ -33,6 +34,9 @@ void CudaBackend::paged_attention(const PagedAttentionParams& p) {
   } else {
     attention_plain(p, stream);
   }
+}
+void CudaBackend::seed_attention(const SeedAttentionParams& p) {
+  cuda::seed_attention(p, workspace, stream);
 }
 void CudaBackend::rms_norm(const NormParams& p) {
   cuda::rms_norm(p, stream);

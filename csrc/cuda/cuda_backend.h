@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend.h"
+#include "cuda/seed_params.h"
 
 namespace quire::cuda {
 
@@ -18,6 +19,9 @@ class CudaBackend final : public Backend {
   void rotary_embedding(const RotaryParams& params) override;
   void activation(const ActivationParams& params) override;
   void sample(const SampleParams& params) override;
+
+  // Not an operation of every backend: for benchmarks and tests.
+  void seed_attention(const SeedAttentionParams& params);
 
   // The stream of what the calling thread starts from now on: a cudaStream_t, 0 for the default.
   static void set_stream(uintptr_t stream);
