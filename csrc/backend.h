@@ -8,6 +8,12 @@
 
 namespace quire {
 
+// What a backend has worked out for the attention of a step, once for all of its layers.
+class AttentionPlan {
+ public:
+  virtual ~AttentionPlan() = default;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -16,6 +22,9 @@ class Backend {
   virtual void gather_cached_kv(const CacheIoParams& params) = 0;
   virtual void copy_blocks(const CopyBlocksParams& params) = 0;
   virtual void swap_blocks(const SwapBlocksParams& params) = 0;
+  // Null where there is nothing to work out beforehand. The arrays of `params` are the host's; its
+  // tensors say only how they are laid out.
+  virtual std::unique_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& params) = 0;
   virtual void paged_attention(const PagedAttentionParams& params) = 0;
   virtual void rms_norm(const NormParams& params) = 0;
   virtual void fused_add_rms_norm(const NormParams& params) = 0;

@@ -149,6 +149,16 @@ PYBIND11_MODULE(_C, module) {
   define(module, "gather_cached_kv", quire::ops::gather_cached_kv);
   define(module, "copy_blocks", quire::ops::copy_blocks);
   define(module, "swap_blocks", quire::ops::swap_blocks);
+  py::class_<quire::AttentionPlan>(module, "AttentionPlan");
+  module.def(
+      "plan_attention",
+      [](const quire::Tensor& query, const quire::Tensor& key_cache,
+         const quire::Tensor& value_cache, const quire::Tensor& seq_lens,
+         const quire::Tensor& query_start_loc, std::optional<int64_t> sliding_window) {
+        return quire::ops::plan_attention(backend_for(query), query, key_cache, value_cache,
+                                          seq_lens, query_start_loc, sliding_window);
+      },
+      py::call_guard<py::gil_scoped_release>());
   define(module, "paged_attention", quire::ops::paged_attention);
   define(module, "rms_norm", quire::ops::rms_norm);
   define(module, "fused_add_rms_norm", quire::ops::fused_add_rms_norm);

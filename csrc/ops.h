@@ -2,6 +2,7 @@
 // raw pointers.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -21,11 +22,17 @@ void copy_blocks(Backend& backend, const std::vector<Tensor>& key_caches,
 void swap_blocks(Backend& backend, const Tensor& src_cache, const Tensor& dst_cache,
                  const Tensor& block_mapping);
 
+// `seq_lens` and `query_start_loc` are the host's; null where the backend has nothing to plan.
+std::unique_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& query,
+                                              const Tensor& key_cache, const Tensor& value_cache,
+                                              const Tensor& seq_lens, const Tensor& query_start_loc,
+                                              std::optional<int64_t> sliding_window);
 void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
                      const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_tables,
                      const Tensor& seq_lens, const Tensor& query_start_loc, double scale,
                      const std::optional<Tensor>& alibi_slopes,
-                     std::optional<int64_t> sliding_window, std::optional<double> soft_cap);
+                     std::optional<int64_t> sliding_window, std::optional<double> soft_cap,
+                     const AttentionPlan* plan);
 
 void rms_norm(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
               double eps);

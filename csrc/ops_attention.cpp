@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "check.h"
 #include "ops.h"
@@ -101,13 +102,68 @@ void check_sequences(const PagedAttentionParams& p, int64_t num_tokens, int64_t 
   }
 }
 
+// What a plan and a call have in common.
+PagedAttentionParams layout(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+                            const Tensor& seq_lens, const Tensor& query_start_loc) {
+  PagedAttentionParams p{};
+  p.query = {query.data, query.stride[0], query.stride[1]};
+  p.key_cache = {key_cache.data, key_cache.stride[0], key_cache.stride[1], key_cache.stride[2]};
+  p.value_cache = {value_cache.data, value_cache.stride[0], value_cache.stride[1],
+                   value_cache.stride[2]};
+  p.seq_lens = static_cast<const int32_t*>(seq_lens.data);
+  p.query_start_loc = static_cast<const int32_t*>(query_start_loc.data);
+  p.num_tokens = query.shape[0];
+  p.num_seqs = seq_lens.shape[0];
+  p.num_heads = query.shape[1];
+  p.num_kv_heads = key_cache.shape[1];
+  p.head_size = query.shape[2];
+  p.block_size = key_cache.shape[2];
+  p.dtype = query.dtype;
+  return p;
+}
+
+void check_window(std::optional<int64_t> sliding_window) {
+  if (sliding_window && *sliding_window < 1)
+    fail("sliding_window must be at least 1, got " + std::to_string(*sliding_window));
+}
+
 }  // namespace
+
+std::unique_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& query,
+                                              const Tensor& key_cache, const Tensor& value_cache,
+                                              const Tensor& seq_lens, const Tensor& query_start_loc,
+                                              std::optional<int64_t> sliding_window) {
+  check_shape("query", query, {-1, -1, -1}, "[T, H, D]");
+  check_shape("key_cache", key_cache, {-1, -1, -1, query.shape[2]}, "[B, Hkv, BS, D]");
+  check_shape("value_cache", value_cache, {-1, key_cache.shape[1], -1, query.shape[2]},
+              "[B, Hkv, BS, D]");
+  check_sizes(query, key_cache);
+  check_shape("seq_lens", seq_lens, {-1}, "[N]");
+  check_shape("query_start_loc", query_start_loc, {seq_lens.shape[0] + 1}, "[N + 1]");
+  for (const auto& [name, tensor] : {std::pair<const char*, const Tensor&>{"seq_lens", seq_lens},
+                                     {"query_start_loc", query_start_loc}}) {
+    check_dtype(name, tensor, DType::kInt32);
+    check_contiguous(name, tensor);
+    check_device(name, tensor, Device::kCpu);
+  }
+  check_window(sliding_window);
+  PagedAttentionParams p = layout(query, key_cache, value_cache, seq_lens, query_start_loc);
+  p.sliding_window = sliding_window.value_or(std::numeric_limits<int64_t>::max());
+  for (int64_t i = 0; i < p.num_seqs; ++i) {
+    const int64_t rows = p.query_start_loc[i + 1] - p.query_start_loc[i];
+    check_range("query_start_loc[" + std::to_string(i + 1) + "]", p.query_start_loc[i + 1],
+                p.query_start_loc[i], p.num_tokens + 1);
+    check_range("seq_lens[" + std::to_string(i) + "]", p.seq_lens[i], rows, INT32_MAX);
+  }
+  return backend.plan_attention(p);
+}
 
 void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
                      const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_tables,
                      const Tensor& seq_lens, const Tensor& query_start_loc, double scale,
                      const std::optional<Tensor>& alibi_slopes,
-                     std::optional<int64_t> sliding_window, std::optional<double> soft_cap) {
+                     std::optional<int64_t> sliding_window, std::optional<double> soft_cap,
+                     const AttentionPlan* plan) {
   check_tensors(out, query, key_cache, value_cache, block_tables, seq_lens, query_start_loc);
   check_sizes(query, key_cache);
   if (!std::isfinite(scale)) fail("scale must be finite, got " + std::to_string(scale));
@@ -117,34 +173,20 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
     check_contiguous("alibi_slopes", *alibi_slopes);
     check_device("alibi_slopes", *alibi_slopes, query.device);
   }
-  if (sliding_window && *sliding_window < 1) {
-    fail("sliding_window must be at least 1, got " + std::to_string(*sliding_window));
-  }
+  check_window(sliding_window);
   if (soft_cap && !(*soft_cap > 0 && std::isfinite(*soft_cap))) {
     fail("soft_cap must be positive and finite, got " + std::to_string(*soft_cap));
   }
 
-  PagedAttentionParams p{};
+  PagedAttentionParams p = layout(query, key_cache, value_cache, seq_lens, query_start_loc);
   p.out = {out.data, out.stride[0], out.stride[1]};
-  p.query = {query.data, query.stride[0], query.stride[1]};
-  p.key_cache = {key_cache.data, key_cache.stride[0], key_cache.stride[1], key_cache.stride[2]};
-  p.value_cache = {value_cache.data, value_cache.stride[0], value_cache.stride[1],
-                   value_cache.stride[2]};
   p.block_tables = static_cast<const int32_t*>(block_tables.data);
-  p.seq_lens = static_cast<const int32_t*>(seq_lens.data);
-  p.query_start_loc = static_cast<const int32_t*>(query_start_loc.data);
   p.alibi_slopes = alibi_slopes ? static_cast<const float*>(alibi_slopes->data) : nullptr;
   p.block_table_stride = block_tables.stride[0];
-  p.num_tokens = query.shape[0];
-  p.num_seqs = block_tables.shape[0];
-  p.num_heads = query.shape[1];
-  p.num_kv_heads = key_cache.shape[1];
-  p.head_size = query.shape[2];
-  p.block_size = key_cache.shape[2];
   p.sliding_window = sliding_window.value_or(std::numeric_limits<int64_t>::max());
   p.scale = static_cast<float>(scale);
   p.soft_cap = static_cast<float>(soft_cap.value_or(0.0));
-  p.dtype = query.dtype;
+  p.plan = plan;
   // What lies on a GPU cannot be looked at without waiting for it.
   if (query.device == Device::kCpu)
     check_sequences(p, query.shape[0], block_tables.shape[1], key_cache.shape[0]);

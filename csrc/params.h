@@ -55,6 +55,8 @@ struct SwapBlocksParams {
   int64_t num_pairs;
 };
 
+class AttentionPlan;
+
 struct PagedAttentionParams {
   RowsView out;    // [T, H, D]
   RowsView query;  // [T, H, D]
@@ -73,7 +75,8 @@ struct PagedAttentionParams {
   int64_t block_size;
   int64_t sliding_window;  // keys with q_pos - k_pos < window; INT64_MAX without one
   float scale;
-  float soft_cap;  // 0 without one
+  float soft_cap;             // 0 without one
+  const AttentionPlan* plan;  // of the same backend and step; or null
   DType dtype;
 };
 

@@ -36,8 +36,21 @@ def paged_attention(
     alibi_slopes: Tensor | None,
     sliding_window: int | None,
     soft_cap: float | None,
+    plan: AttentionPlan | None,
     /,
 ) -> None: ...
+
+class AttentionPlan: ...
+
+def plan_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    sliding_window: int | None,
+    /,
+) -> AttentionPlan | None: ...
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, /) -> None: ...
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, /) -> None: ...
 def layer_norm(

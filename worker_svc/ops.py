@@ -2,8 +2,9 @@
 
 Every operation writes into tensors that the caller gives, runs without the GIL and checks all of
 its arguments first: a wrong shape, dtype, stride or index raises ValueError naming the argument and
-the values. Tensors live on the CPU and have unit stride in their last dimension; other dimensions
-may be strided, so views of a fused projection are fine.
+the values. An operation runs where its tensors live, on the CPU or a GPU, and what lies on a GPU is
+not looked at: indices are then the caller's to check. Tensors have unit stride in their last
+dimension; other dimensions may be strided, so views of a fused projection are fine.
 
 Symbols: T tokens of the step, N sequences, H query heads, Hkv key/value heads, D head size,
 B blocks, BS block size, MB blocks in the longest table. Activations, weights and caches share one
@@ -27,6 +28,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from worker_svc import _C
+    from worker_svc._C import AttentionPlan
 else:
 
     def _load_kernels() -> ModuleType:
@@ -116,6 +118,35 @@ def swap_blocks(src_cache: Tensor, dst_cache: Tensor, block_mapping: Tensor) -> 
     _C.swap_blocks(src_cache, dst_cache, block_mapping)
 
 
+def plan_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    sliding_window: int | None = None,
+) -> AttentionPlan | None:
+    """Share out the attention of a step, once for all layers that are alike.
+
+    How it is shared out changes no result.
+
+    Args:
+        query: [T, H, D]; here and in the caches only shapes, strides and dtypes count.
+        key_cache: [B, Hkv, BS, D].
+        value_cache: [B, Hkv, BS, D].
+        seq_lens: [N] int32, on the CPU.
+        query_start_loc: [N + 1] int32, on the CPU.
+        sliding_window: as for `paged_attention`.
+
+    Returns:
+        For `paged_attention` over these sequences; None where there is nothing to plan.
+    """
+    return _C.plan_attention(
+        query, key_cache, value_cache, seq_lens, query_start_loc, sliding_window
+    )
+
+
 def paged_attention(
     out: Tensor,
     query: Tensor,
@@ -129,6 +160,7 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    plan: AttentionPlan | None = None,
 ) -> None:
     """Causal attention of a ragged batch over paged keys and values: decode, prefill, chunks.
 
@@ -148,6 +180,8 @@ def paged_attention(
         alibi_slopes: [H] float32; adds slope * (key position - query position) (Press et al. 2022).
         sliding_window: Only keys with query position - key position < window are seen.
         soft_cap: Logits become cap * tanh(logit / cap).
+        plan: what `plan_attention` returned for this step; without one each call makes its own, for
+            which the CPU waits on a GPU.
 
     Mutates:
         out.
@@ -164,6 +198,7 @@ def paged_attention(
         alibi_slopes,
         sliding_window,
         soft_cap,
+        plan,
     )
 
 

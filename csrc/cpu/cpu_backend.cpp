@@ -46,8 +46,12 @@ void CpuBackend::swap_blocks(const SwapBlocksParams& params) {
   cpu::swap_blocks(params, *pool_);
 }
 
+// Each call plans for itself: that takes a few microseconds.
+std::unique_ptr<AttentionPlan> CpuBackend::plan_attention(const PagedAttentionParams&) {
+  return nullptr;
+}
 void CpuBackend::paged_attention(const PagedAttentionParams& params) {
-  const std::vector<AttentionItem> items = plan_attention(params, pool_->num_threads());
+  const std::vector<AttentionItem> items = cpu::plan_attention(params, pool_->num_threads());
   kernels_->paged_attention(params, items.data(), static_cast<int64_t>(items.size()), *pool_);
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/device.h"
-#include "cuda/workspace.h"
+#include "cuda/device_plan.h"
 #include "params.h"
 
 namespace quire::cuda {
@@ -60,7 +60,7 @@ __device__ const T* token_address(const PagedAttentionParams& p, const CacheView
 // Each kind of kernel. Dtypes, sizes and arguments were checked.
 void attention_plain(const PagedAttentionParams& p, cudaStream_t stream);
 // `attention_mma_serves` must have said so.
-void attention_mma(const PagedAttentionParams& p, Workspace& workspace, cudaStream_t stream);
+void attention_mma(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream);
 // Whether there is a kernel on tensor cores for these types, sizes and alignments.
 bool attention_mma_serves(const PagedAttentionParams& p);
 

@@ -16,16 +16,10 @@
 
 #include "cuda/attention.h"
 #include "cuda/attention_plan.h"
+#include "cuda/device_plan.h"
 #include "cuda/ptx.h"
 
 namespace quire::cuda {
-
-// The partitions that blocks have computed for others to merge.
-struct PartialResults {
-  float* acc;  // [slots, columns, D]
-  float* max;  // [slots, columns]
-  float* sum;  // [slots, columns]
-};
 
 constexpr int kTileTokens = 16;
 constexpr int kMmaWarps = 4;

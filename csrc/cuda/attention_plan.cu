@@ -32,8 +32,8 @@ void for_each_tile(const PagedAttentionParams& p, const int32_t* seq_lens,
 
 }  // namespace
 
-AttentionPlan plan_attention(const PagedAttentionParams& p, const int32_t* seq_lens,
-                             const int32_t* query_start_loc, int columns, int num_blocks_at_once) {
+WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
+                   const int32_t* query_start_loc, int columns, int num_blocks_at_once) {
   int64_t num_tiles = 0;
   int64_t num_partitions = 0;
   for_each_tile(p, seq_lens, query_start_loc, columns,
@@ -46,7 +46,7 @@ AttentionPlan plan_attention(const PagedAttentionParams& p, const int32_t* seq_l
   const int64_t share =
       splits ? std::max<int64_t>(1, ceil_div(num_partitions, num_blocks_at_once)) : INT32_MAX;
 
-  AttentionPlan plan;
+  WorkPlan plan;
   for_each_tile(
       p, seq_lens, query_start_loc, columns,
       [&](int64_t seq, int64_t column, int64_t begin, int64_t end) {

@@ -28,7 +28,7 @@ struct AttentionMerge {
   int32_t num_slots;
 };
 
-struct AttentionPlan {
+struct WorkPlan {
   std::vector<AttentionItem> items;  // longest first
   std::vector<AttentionMerge> merges;
   int64_t num_slots = 0;
@@ -38,7 +38,7 @@ struct AttentionPlan {
 // changes no result: pieces end where partitions do, and partitions are merged in order.
 //
 // `seq_lens` and `query_start_loc` are the host's; `columns` is what a block computes together.
-AttentionPlan plan_attention(const PagedAttentionParams& p, const int32_t* seq_lens,
-                             const int32_t* query_start_loc, int columns, int num_blocks_at_once);
+WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
+                   const int32_t* query_start_loc, int columns, int num_blocks_at_once);
 
 }  // namespace quire::cuda

@@ -12,6 +12,7 @@ class CudaBackend final : public Backend {
   void gather_cached_kv(const CacheIoParams& params) override;
   void copy_blocks(const CopyBlocksParams& params) override;
   void swap_blocks(const SwapBlocksParams& params) override;
+  std::unique_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& params) override;
   void paged_attention(const PagedAttentionParams& params) override;
   void rms_norm(const NormParams& params) override;
   void fused_add_rms_norm(const NormParams& params) override;

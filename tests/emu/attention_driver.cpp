@@ -96,8 +96,8 @@ struct Problem {
 
 void run_mma(const PagedAttentionParams& p, int blocks_at_once) {
   using Shape = MmaShape<bf16, kHeadSize, kColumnTiles>;
-  const AttentionPlan plan =
-      plan_attention(p, p.seq_lens, p.query_start_loc, Shape::kColumns, blocks_at_once);
+  const WorkPlan plan =
+      plan_work(p, p.seq_lens, p.query_start_loc, Shape::kColumns, blocks_at_once);
   const size_t rows = size_t(plan.num_slots) * Shape::kColumns;
   std::vector<float> acc(rows * kHeadSize), max(rows), sum(rows);
   const PartialResults partials{acc.data(), max.data(), sum.data()};

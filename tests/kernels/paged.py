@@ -104,14 +104,22 @@ def attend(
     lengths = [span.end - span.begin for span in spans]
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
     out = query.new_full((len(query), heads, head_size), 7.0)
+    seq_lens = torch.tensor([span.end for span in spans], dtype=torch.int32)
+    # A plan, or none, changes nothing.
+    plan = None
+    if len(spans) > 1:
+        plan = ops.plan_attention(
+            query, *caches, seq_lens, starts, sliding_window=options.get("sliding_window")
+        )
     ops.paged_attention(
         out,
         query,
         caches[0],
         caches[1],
         tables,
-        torch.tensor([span.end for span in spans], dtype=torch.int32),
+        seq_lens,
         starts,
+        plan=plan,
         **{"scale": head_size**-0.5, **options},
     )
     assert (out[-1] == 7.0).all(), "a row beyond the batch was written"
