@@ -8,7 +8,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt tools/bootstrap.sh \
 .venv/.ready: $(BUILD_INPUTS)
 	@tools/bootstrap.sh
 
-.PHONY: help setup demo test lint format bench-smoke bench-sched bench-kv bench-kernels clean
+.PHONY: help setup demo test lint format bench-smoke bench-sched bench-kv bench-kernels gpu-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,11 @@ bench-kv: .venv/.ready ## KV cache: share that holds tokens, savings by sharing,
 
 bench-kernels: .venv/.ready ## Paged attention against the memory bandwidth of the same process
 	@$(BIN)/python bench/kernels_cpu.py
+
+# Not from .venv: a machine with a GPU may have no network, and has its own torch.
+PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+gpu-check: ## On a machine with a GPU: build, test, sanitize and measure the CUDA kernels
+	@$(PYTHON) bench/gpu_check.py
 
 clean: ## Remove .venv and everything built
 	rm -rf .venv build quire/v1

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Builds worker_svc._C in place, for work on the kernels: csrc/dev_build.sh [build folder] [cmake options...]
+# PYTHON names an interpreter other than that of .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
 build=${1:-build/dev}
 mkdir -p "$(dirname "$build")"
 shift || true
-bin=$root/.venv/bin
-export PATH="$bin:$PATH"
+python=${PYTHON:-$root/.venv/bin/python}
+export PATH="$(dirname "$python"):$PATH"
 
 cmake -S . -B "$build" -G Ninja -Wno-author -DCMAKE_BUILD_TYPE=Release \
-  -DPython_EXECUTABLE="$bin/python" \
-  -Dpybind11_DIR="$("$bin/python" -m pybind11 --cmakedir)" "$@" >"$build.log" 2>&1 ||
+  -DPython_EXECUTABLE="$python" \
+  -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" "$@" >"$build.log" 2>&1 ||
   { cat "$build.log" >&2; exit 1; }
 cmake --build "$build" --target _C
 
@@ -25,6 +26,6 @@ place() {
 }
 if [ "$build" = build/dev ]; then
   place worker_svc
-  installed=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/worker_svc
+  installed=$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/worker_svc
   if [ -d "$installed" ]; then place "$installed"; fi
 fi

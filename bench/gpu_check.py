@@ -1,0 +1,143 @@
+"""All that needs a GPU, in one command and without a network: `make gpu-check`.
+
+Builds the kernels for the GPU at hand, runs their tests on it, some of them under the sanitizer of
+CUDA, and the benchmarks. What came of it goes to bench/results as JSON, named by device and commit.
+Exits with 1 if there is no GPU or a step failed. Needs torch, pybind11, pytest, CMake and ninja.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+BUILD = ROOT / "build" / "gpu"
+# Small shapes: under the sanitizer a launch takes a thousand times as long.
+SANITIZED_TESTS = (
+    "tests/kernels/test_bounds.py",
+    "-k",
+    "gpu and (cache_moves or norms or rotary or sample or (paged_attention and 64))",
+)
+SANITIZER_S = 120
+
+
+def run(
+    *command: str | Path, env: dict[str, str] | None = None, timeout_s: float = 400
+) -> dict[str, Any]:
+    """Run a command from the root; return its status, the end of its output, and its time."""
+    print("+", *command, flush=True)
+    began = time.perf_counter()
+    try:
+        process = subprocess.run(
+            [str(word) for word in command],
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        status, output = process.returncode, process.stdout
+    except subprocess.TimeoutExpired as error:
+        status, output = 124, str(error.stdout or "")
+    tail = output[-3000:]
+    print(tail, flush=True)
+    return {"ok": status == 0, "s": round(time.perf_counter() - began, 1), "output": tail}
+
+
+def describe() -> dict[str, Any]:
+    """The device, its driver and what is checked on it."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        "device": properties.name,
+        "capability": f"{properties.major}{properties.minor}",
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "driver": driver.stdout.strip(),
+        "torch": torch.__version__,
+        "commit": commit.stdout.strip() or "unknown",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def check_kernels(capability: str) -> dict[str, Any]:
+    """Build, test, sanitize and measure; a step that failed ends it."""
+    steps: dict[str, Any] = {}
+    steps["build"] = run(
+        "csrc/dev_build.sh",
+        BUILD.relative_to(ROOT),
+        "-DQUIRE_KERNELS_ONLY=ON",
+        f"-DCMAKE_CUDA_ARCHITECTURES={capability}-real",
+        env={"PYTHON": sys.executable},
+    )
+    if not steps["build"]["ok"]:
+        return steps
+    (kernels,) = (BUILD / "csrc").glob("_C*.so")
+    env = {"QUIRE_KERNELS": str(kernels), "PYTHONPATH": str(ROOT)}
+    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    steps["tests"] = run(*pytest, "tests/kernels", "-k", "gpu or seed_attention", env=env)
+    if (sanitizer := shutil.which("compute-sanitizer")) is not None:
+        for tool in ("memcheck", "racecheck"):
+            steps[tool] = run(
+                *(sanitizer, "--tool", tool, "--error-exitcode", "9"),
+                *(*pytest, *SANITIZED_TESTS),
+                env=env,
+                timeout_s=SANITIZER_S,
+            )
+    figures = BUILD / "kernels.json"
+    steps["bench"] = run(
+        sys.executable, "-m", "bench.kernels_gpu", "--json", figures, env=env, timeout_s=300
+    )
+    if figures.exists():
+        steps["bench"]["figures"] = json.loads(figures.read_text())
+    return steps
+
+
+def main() -> int:
+    """Run every step and write the results."""
+    try:
+        import torch
+    except ImportError:
+        print(f"gpu-check: {sys.executable} has no torch", file=sys.stderr)
+        return 1
+    if not torch.cuda.is_available():
+        print("gpu-check: there is no GPU here", file=sys.stderr)
+        return 1
+    about = describe()
+    steps = check_kernels(about["capability"])
+    RESULTS.mkdir(exist_ok=True)
+    name = re.sub(r"[^a-z0-9]+", "-", f"{about['device']}-{about['commit']}".lower())
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({**about, "steps": steps}, indent=1) + "\n")
+    for step, found in steps.items():
+        print(f"{step:>10}  {'ok' if found['ok'] else 'FAILED'}  {found['s']} s")
+    print(path.relative_to(ROOT))
+    return 0 if all(found["ok"] for found in steps.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

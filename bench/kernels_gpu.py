@@ -1,0 +1,201 @@
+"""Decode attention on a GPU against its memory, and other kernels measured in the same process.
+
+Prints a line for each case: time, bytes of keys and values over time, and that as a share of what a
+copy reaches on the same device. FlashInfer is compared with where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker_svc import ops
+
+BLOCK_SIZE = 16
+HEAD_SIZE = 128
+COPY_BYTES = 2**32
+# Name: lengths of the sequences, key/value heads.
+CASES = {
+    "64 x 4k": ([4096] * 64, 8),
+    "16 x 4k": ([4096] * 16, 8),
+    "8 x 32k": ([32768] * 8, 8),
+    "1 x 128k": ([131072], 8),
+    "mixed": ([512, 1024, 2048, 4096, 8192, 16384, 300, 50] * 4, 8),
+}
+GROUPS = (1, 4, 8)
+# The first version keeps the logits of a whole context in shared memory.
+V1_MAX_LENGTH = 40_000
+
+
+def microseconds(body: Callable[[], object], repeats: int = 20) -> float:
+    """Return the median time on the device of one call, over several rounds of calls."""
+    body()
+    rounds: list[float] = []
+    new_event: Any = torch.cuda.Event  # not annotated
+    for _ in range(7):
+        start, end = (new_event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(repeats):
+            body()
+        end.record()
+        end.synchronize()
+        rounds.append(1e3 * start.elapsed_time(end) / repeats)
+    return statistics.median(rounds)
+
+
+def memory_rates() -> dict[str, float]:
+    """Return bytes per second, read and written, of a copy, and read of a sum."""
+    source = torch.empty(COPY_BYTES // 2, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    words = source.view(torch.int64)
+    copied = 2 * source.numel() / (1e-6 * microseconds(lambda: target.copy_(source)))
+    read = source.numel() / (1e-6 * microseconds(words.sum))
+    return {"copy": copied, "read": read}
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """One query token of each sequence, over scattered blocks."""
+
+    query: Tensor
+    caches: tuple[Tensor, Tensor]
+    tables: Tensor
+    lengths: list[int]
+
+    @classmethod
+    def random(cls, lengths: list[int], kv_heads: int, group: int, dtype: torch.dtype) -> Decode:
+        """Fill caches that hold exactly these sequences."""
+        counts = [-(-length // BLOCK_SIZE) for length in lengths]
+        shape = (sum(counts), kv_heads, BLOCK_SIZE, HEAD_SIZE)
+        keys, values = (torch.empty(shape, dtype=dtype, device="cuda").normal_() for _ in range(2))
+        order = torch.randperm(sum(counts), dtype=torch.int32)
+        tables = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
+        used = 0
+        for row, count in enumerate(counts):
+            tables[row, :count] = order[used : used + count]
+            used += count
+        query = torch.randn(len(lengths), kv_heads * group, HEAD_SIZE, device="cuda").to(dtype)
+        return cls(query, (keys, values), tables.cuda(), lengths)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of keys and values."""
+        keys = self.caches[0]
+        return 2 * sum(self.lengths) * keys.shape[1] * HEAD_SIZE * keys.element_size()
+
+    def ours(self) -> Callable[[], None]:
+        """The kernel that serves."""
+        out = torch.empty_like(self.query)
+        seq_lens = torch.tensor(self.lengths, dtype=torch.int32)
+        starts = torch.arange(len(self.lengths) + 1, dtype=torch.int32)
+        plan = ops.plan_attention(self.query, *self.caches, seq_lens, starts)
+        on_device = seq_lens.cuda(), starts.cuda()
+        return lambda: ops.paged_attention(
+            out, self.query, *self.caches, self.tables, *on_device, HEAD_SIZE**-0.5, plan=plan
+        )
+
+    def seed(self, version: int) -> Callable[[], None]:
+        """The first kernels of the field, on a cache of their layout."""
+        kernels: Any = importlib.import_module("worker_svc._C")
+        out = torch.empty_like(self.query)
+        keys, values = self.caches
+        x = 16 // keys.element_size()
+        keys = keys.view(*keys.shape[:3], -1, x).permute(0, 1, 3, 2, 4).contiguous()
+        values = values.transpose(2, 3).contiguous()
+        seq_lens = torch.tensor(self.lengths, dtype=torch.int32).cuda()
+        return lambda: kernels.paged_attention_v1(
+            *(out, self.query, keys, values, self.tables, seq_lens),
+            *(HEAD_SIZE**-0.5, None, max(self.lengths), version == 2),
+        )
+
+    def flashinfer(self) -> Callable[[], object] | None:
+        """FlashInfer's paged decode on tensor cores; None where it is not installed."""
+        if importlib.util.find_spec("flashinfer") is None:
+            return None
+        flashinfer: Any = importlib.import_module("flashinfer")
+        keys, values = self.caches
+        counts = [-(-length // BLOCK_SIZE) for length in self.lengths]
+        workspace = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "HND", use_tensor_cores=True
+        )
+        wrapper.plan(
+            torch.tensor([0, *counts]).cumsum(0).int().cuda(),
+            torch.cat([row[:count] for row, count in zip(self.tables, counts, strict=True)]),
+            torch.tensor([(length - 1) % BLOCK_SIZE + 1 for length in self.lengths]).int().cuda(),
+            self.query.shape[1],
+            keys.shape[1],
+            HEAD_SIZE,
+            BLOCK_SIZE,
+            q_data_type=self.query.dtype,
+            kv_data_type=keys.dtype,
+        )
+        run: Callable[[Tensor, tuple[Tensor, Tensor]], object] = wrapper.run
+        return lambda: run(self.query, (keys, values))
+
+
+def bench_case(name: str, group: int, dtype: torch.dtype, copy_rate: float) -> dict[str, Any]:
+    """Measure one case; rates are of keys and values, shares those of a copy."""
+    lengths, kv_heads = CASES[name]
+    decode = Decode.random(lengths, kv_heads, group, dtype)
+    bodies: dict[str, Callable[[], object]] = {"ours": decode.ours(), "v2": decode.seed(2)}
+    if max(lengths) <= V1_MAX_LENGTH:
+        bodies["v1"] = decode.seed(1)
+    if (other := decode.flashinfer()) is not None:
+        bodies["flashinfer"] = other
+    times = {kernel: microseconds(body) for kernel, body in bodies.items()}
+    rates = {kernel: decode.bytes_read / (1e-6 * us) for kernel, us in times.items()}
+    return {
+        "case": name,
+        "group": group,
+        "dtype": str(dtype).removeprefix("torch."),
+        "us": times,
+        "share_of_copy": {kernel: rate / copy_rate for kernel, rate in rates.items()},
+    }
+
+
+def print_case(found: dict[str, Any]) -> None:
+    """Print the line of a case."""
+    columns = "  ".join(
+        f"{kernel} {us:8.1f} us {found['share_of_copy'][kernel]:4.0%}"
+        for kernel, us in found["us"].items()
+    )
+    print(f"{found['case']:>9}  G={found['group']}  {found['dtype']}  {columns}", flush=True)
+
+
+def main() -> int:
+    """Print every case, and all of it as JSON where --json says; 1 without a GPU."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", help="file to write")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("there is no GPU here", file=sys.stderr)
+        return 1
+    rates = memory_rates()
+    print(
+        f"copy {rates['copy'] / 1e12:.2f} TB/s (read and written), read {rates['read'] / 1e12:.2f}"
+    )
+    cases = []
+    for name in CASES:
+        for group in GROUPS:
+            cases.append(bench_case(name, group, torch.bfloat16, rates["copy"]))
+            print_case(cases[-1])
+            torch.cuda.empty_cache()
+    if args.json:
+        Path(args.json).write_text(json.dumps({"memory": rates, "cases": cases}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
