@@ -47,6 +47,7 @@ class LLM:
         *,
         target: str | None = None,
         dtype: str = "auto",
+        load_format: str = "safetensors",
         tensor_parallel_size: int = 1,
         max_model_len: int | None = None,
         max_num_seqs: int = 256,
@@ -63,6 +64,7 @@ class LLM:
                 only `chat` reads it, for its template.
             target: router of a running cluster, "host:port"; the options below are then its own.
             dtype: "auto", "float32", "bfloat16" or "float16".
+            load_format: "safetensors", or "dummy" for weights that are made up, for benchmarks.
             tensor_parallel_size: workers that share the model.
             max_model_len: tokens of one sequence; None takes what model and cache allow.
             max_num_seqs: sequences running at once.
@@ -83,6 +85,7 @@ class LLM:
         if target is None:
             options = {
                 "--dtype": dtype,
+                "--load-format": load_format,
                 "--max-model-len": max_model_len,
                 "--max-num-seqs": max_num_seqs,
                 "--max-num-batched-tokens": max_num_batched_tokens,

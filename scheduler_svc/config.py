@@ -6,6 +6,7 @@ from quire.errors import ConfigError
 from quire.log import LEVELS
 from scheduler_svc.preemption import PreemptionMode
 
+LOAD_FORMATS = ("safetensors", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PREEMPTION_MODES = tuple(PreemptionMode)
 MAX_AGEING_S = 1e6
@@ -22,6 +23,7 @@ class SchedulerConfig:
         host: address to listen on, and no other.
         port: to listen on; 0 takes a free one.
         dtype: "auto", "float32", "bfloat16" or "float16".
+        load_format: "safetensors", or "dummy" for weights that are made up.
         distributed_init_address: where several ranks meet, "host:port"; empty with one worker.
         block_size: slots of a cache block.
         num_gpu_blocks_override: blocks of the cache; None asks the workers to profile.
@@ -53,6 +55,7 @@ class SchedulerConfig:
     host: str = "127.0.0.1"
     port: int = 50052
     dtype: str = "auto"
+    load_format: str = "safetensors"
     distributed_init_address: str = ""
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
@@ -89,6 +92,10 @@ class SchedulerConfig:
             )
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype: one of {', '.join(DTYPES)}, got {self.dtype}")
+        if self.load_format not in LOAD_FORMATS:
+            raise ConfigError(
+                f"load_format: one of {', '.join(LOAD_FORMATS)}, got {self.load_format}"
+            )
         _check("port", self.port, 0, 65535)
         _check("block_size", self.block_size, 1, 1024)
         _check("num_gpu_blocks_override", self.num_gpu_blocks_override, 1, 2**31 - 1)

@@ -235,6 +235,7 @@ class WorkerGroup:
                     tensor_parallel_rank=rank.rank,
                     tensor_parallel_size=config.tensor_parallel_size,
                     distributed_init_address=config.distributed_init_address,
+                    load_format=config.load_format,
                 )
             )
 

@@ -7,12 +7,14 @@ import torch
 
 from quire.errors import ModelLoadError
 from quire.outputs import ModelInfo
+from worker_svc.dummy_weights import DummyCheckpoint
 from worker_svc.hf_config import HfConfig
 from worker_svc.models.interface import CausalLM
-from worker_svc.models.registry import find_family
+from worker_svc.models.registry import FAMILIES, find_family
 from worker_svc.parallel import ParallelGroup
 from worker_svc.weights import SafetensorsCheckpoint, Weights
 
+LOAD_FORMATS = ("safetensors", "dummy")
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -31,6 +33,8 @@ class LoadSpec:
         tensor_parallel_rank: of this worker.
         tensor_parallel_size: number of workers that share each layer.
         distributed_init_address: "host:port" where ranks meet; empty for one.
+        load_format: "safetensors", or "dummy" for weights that are made up: only the configuration
+            is read.
 
     Raises:
         ModelLoadError: a value is out of bounds; names field, limit and value.
@@ -42,11 +46,16 @@ class LoadSpec:
     tensor_parallel_rank: int = 0
     tensor_parallel_size: int = 1
     distributed_init_address: str = ""
+    load_format: str = "safetensors"
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise ModelLoadError(
                 f"dtype: must be one of auto, {', '.join(DTYPES)}, got {self.dtype!r}"
+            )
+        if self.load_format not in LOAD_FORMATS:
+            raise ModelLoadError(
+                f"load_format: must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}"
             )
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ModelLoadError(f"max_model_len: must be at least 1, got {self.max_model_len}")
@@ -109,7 +118,11 @@ def load_model(spec: LoadSpec, served_model_name: str, parallel: ParallelGroup) 
     eos_token_ids = _eos_token_ids(directory, hf)
 
     sizes: dict[str, int] = {}
-    weights = Weights(SafetensorsCheckpoint(directory), DTYPES[dtype_name], count=sizes.__setitem__)
+    is_dummy = spec.load_format == "dummy"
+    if is_dummy and architecture not in FAMILIES:
+        raise ModelLoadError(f"load_format: dummy is not served for {architecture}")
+    reader = DummyCheckpoint() if is_dummy else SafetensorsCheckpoint(directory)
+    weights = Weights(reader, DTYPES[dtype_name], count=sizes.__setitem__)
     model = family.build(config, weights, parallel, max_model_len)
     info = ModelInfo(
         name=served_model_name or spec.model,

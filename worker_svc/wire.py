@@ -48,6 +48,7 @@ def load_spec_from_proto(message: worker_pb2.LoadModelRequest) -> LoadSpec:
         tensor_parallel_rank=message.tensor_parallel_rank,
         tensor_parallel_size=message.tensor_parallel_size or 1,
         distributed_init_address=message.distributed_init_address,
+        load_format=message.load_format or "safetensors",
     )
 
 

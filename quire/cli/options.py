@@ -15,6 +15,13 @@ class DType(StrEnum):
     FLOAT16 = "float16"
 
 
+class LoadFormat(StrEnum):
+    """Where weights come from."""
+
+    SAFETENSORS = "safetensors"
+    DUMMY = "dummy"
+
+
 class PreemptionModeName(StrEnum):
     """What becomes of the cache of a preempted request."""
 
@@ -51,6 +58,10 @@ ServedModelName = Annotated[
     typer.Option(help="Name that requests use.", show_default="name of the directory"),
 ]
 DTypeOption = Annotated[DType, typer.Option("--dtype", help="'auto' takes the model's own type.")]
+LoadFormatOption = Annotated[
+    LoadFormat,
+    typer.Option("--load-format", help="'dummy' makes weights up, for benchmarks."),
+]
 BlockSize = Annotated[
     int, typer.Option(help="Tokens in a block of the KV cache: a power of two, 8 to 256.")
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from quire.cli import options
-from quire.cli.options import DType, LogLevel, PreemptionModeName
+from quire.cli.options import DType, LoadFormat, LogLevel, PreemptionModeName
 
 
 def serve(
@@ -19,6 +19,7 @@ def serve(
     ] = 1,
     served_model_name: options.ServedModelName = None,
     dtype: options.DTypeOption = DType.AUTO,
+    load_format: options.LoadFormatOption = LoadFormat.SAFETENSORS,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = 256,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
@@ -49,7 +50,8 @@ def serve(
         "--swap-space": swap_space,
     }
     scheduler_args = [
-        *["--dtype", dtype.value, "--block-size", str(block_size)],
+        *["--dtype", dtype.value, "--load-format", load_format.value],
+        *["--block-size", str(block_size)],
         *["--max-num-seqs", str(max_num_seqs), "--max-waiting", str(max_waiting)],
         *["--max-steps-in-flight", str(max_steps_in_flight)],
         "--enable-prefix-caching" if enable_prefix_caching else "--no-enable-prefix-caching",

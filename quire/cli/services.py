@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from quire.cli import options
-from quire.cli.options import DType, LogLevel, PreemptionModeName
+from quire.cli.options import DType, LoadFormat, LogLevel, PreemptionModeName
 
 # On one machine the step goes first: what the router does with the tokens of a step can wait until
 # the workers compute the next, while every core it takes from the hand-over delays all sequences.
@@ -91,6 +91,7 @@ def scheduler(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50052,
     served_model_name: options.ServedModelName = None,
     dtype: options.DTypeOption = DType.AUTO,
+    load_format: options.LoadFormatOption = LoadFormat.SAFETENSORS,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = 256,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
@@ -120,6 +121,7 @@ def scheduler(
             model=str(directory),
             served_model_name=served_model_name or directory.name,
             dtype=dtype.value,
+            load_format=load_format.value,
             workers=tuple(workers),
             distributed_init_address=distributed_init_address,
             max_model_len=max_model_len,

@@ -24,7 +24,9 @@ from tests.factories import (
     save_model,
 )
 from tests.models.driver import Driver, load_runner
+from worker_svc.dummy_weights import DummyCheckpoint
 from worker_svc.loader import LoadedModel, LoadSpec, load_model
+from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import ParallelGroup
 
 PROMPT = [5, 9, 77, 30]
@@ -290,6 +292,7 @@ def test_missing_directory(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"dtype": "int8"}, "dtype: must be one of auto, float32"),
+        ({"load_format": "pt"}, "load_format: must be one of safetensors, dummy, got 'pt'"),
         ({"max_model_len": 0}, "max_model_len: must be at least 1, got 0"),
         ({"tensor_parallel_rank": 2, "tensor_parallel_size": 2}, "tensor_parallel_rank.*2 of 2"),
         ({"tensor_parallel_size": 2}, "distributed_init_address: needed"),
@@ -298,3 +301,26 @@ def test_missing_directory(tmp_path: Path) -> None:
 def test_bad_spec(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         LoadSpec("model", **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "mixtral", "gpt_neox"])
+def test_dummy_weights_need_a_configuration_alone(family: str, tmp_path: Path) -> None:
+    save_model(tmp_path, CONFIGS[family]())
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"no model\.safetensors"):
+        load(tmp_path)
+    tokens = []
+    for _ in range(2):
+        loaded = load(tmp_path, load_format="dummy")
+        assert loaded.info.num_parameters > 10_000
+        driver = Driver(ModelRunner(loaded, 16, 20))
+        tokens.append(driver.generate([PROMPT], 12))
+        assert driver.logits[0].isfinite().all()
+    assert tokens[0] == tokens[1]
+
+
+def test_dummy_weights_of_a_part_are_those_of_the_whole() -> None:
+    whole = DummyCheckpoint().read("layers.0.weight", (8, 6), ())
+    part = DummyCheckpoint().read("layers.0.weight", (8, 6), (range(2, 4), range(1, 5)))
+    assert torch.equal(part, whole[2:4, 1:5])
+    assert not torch.equal(DummyCheckpoint().read("layers.1.weight", (8, 6), ()), whole)

@@ -1,0 +1,33 @@
+"""Weights made up on the spot, for benchmarks of models whose checkpoint is not at hand."""
+
+import zlib
+
+import torch
+
+
+class DummyCheckpoint:
+    """Holds every tensor that is asked for, of any shape.
+
+    A tensor depends on its name and shape alone, so that ranks cut their parts from the same one.
+    Matrices keep the size of what they multiply, norms leave it, so that logits stay finite.
+    """
+
+    def has(self, name: str) -> bool:
+        """Return True: whatever a family may look for is there."""
+        return True
+
+    def read(self, name: str, shape: tuple[int, ...], part: tuple[range, ...]) -> torch.Tensor:
+        """Return part of a tensor.
+
+        Args:
+            name: as in a checkpoint.
+            shape: of the whole tensor.
+            part: indices of each leading dimension; of those not named, all.
+        """
+        if len(shape) == 1:
+            whole = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+        else:
+            random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            bound = (3 / shape[-1]) ** 0.5
+            whole = torch.empty(shape).uniform_(-bound, bound, generator=random)
+        return whole[tuple(slice(item.start, item.stop) for item in part) or ...]
