@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) cache_io_kernel(const CacheIoParams 
 // What one launch copies, small enough to be passed by value: nothing has to be on the device
 // before it.
 struct CopyWave {
-  static constexpr int kMaxCaches = 128;
+  static constexpr int kMaxCaches = 256;
   static constexpr int kMaxPairs = 192;
 
   char* caches[kMaxCaches];

@@ -52,14 +52,25 @@ void Machine::launch(dim3 grid, dim3 block, size_t shared_bytes,
   Machine machine(grid, block, shared_bytes, body);
   Machine* outer = std::exchange(running, &machine);
   try {
-    for (unsigned z = 0; z < grid.z; ++z)
-      for (unsigned y = 0; y < grid.y; ++y)
-        for (unsigned x = 0; x < grid.x; ++x) machine.run_block({x, y, z});
+    for (const uint64_t number : machine.block_numbers()) {
+      const auto x = static_cast<unsigned>(number % grid.x);
+      const auto y = static_cast<unsigned>(number / grid.x % grid.y);
+      const auto z = static_cast<unsigned>(number / grid.x / grid.y);
+      machine.run_block({x, y, z});
+    }
   } catch (...) {
     running = outer;
     throw;
   }
   running = outer;
+}
+
+std::vector<uint64_t> Machine::block_numbers() {
+  std::vector<uint64_t> numbers(uint64_t{grid_size_.x} * grid_size_.y * grid_size_.z);
+  std::iota(numbers.begin(), numbers.end(), uint64_t{0});
+  if (order == Order::kReverse) std::reverse(numbers.begin(), numbers.end());
+  if (order == Order::kShuffled) std::shuffle(numbers.begin(), numbers.end(), random_);
+  return numbers;
 }
 
 void Machine::run_block(dim3 index) {

@@ -31,7 +31,8 @@ constexpr int kWarpSize = 32;
 constexpr uint32_t kFullMask = 0xffffffffu;
 
 // Warp by warp, each as far as it can go before the next one begins, from the first or from the
-// last; or thread by thread at random.
+// last; or thread by thread at random. Blocks of a grid come in the same order, from the first,
+// from the last, or at random.
 enum class Order { kForward, kReverse, kShuffled };
 
 // A kernel did what no GPU allows; says what and where.
@@ -119,6 +120,7 @@ class Machine {
  private:
   Machine(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
 
+  std::vector<uint64_t> block_numbers();
   void run_block(dim3 index);
   void take_turns();
   bool resume_ready(const size_t* numbers, size_t count);

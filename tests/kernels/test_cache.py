@@ -70,6 +70,22 @@ def test_copy_blocks_in_every_layer(isa: str, dtype: torch.dtype, token_first: b
         assert torch.equal(cache, wanted)
 
 
+def test_copies_depend_on_each_other_in_every_way(isa: str, dtype: torch.dtype) -> None:
+    """Pairs read what was written, write what was read, and write what was written before."""
+    rng = torch.Generator().manual_seed(0)
+    for num_blocks in (12, 2000):  # most pairs depend on others; hardly any do
+        keys = [new_cache(num_blocks, 1, 8, 8, dtype, False) for _ in range(2)]
+        values = [new_cache(num_blocks, 1, 8, 8, dtype, False) + 1 for _ in range(2)]
+        expected = [cache.clone() for cache in (*keys, *values)]
+        pairs = torch.randint(num_blocks, (300, 2), generator=rng)
+        for cache in expected:
+            for source, destination in pairs.tolist():
+                cache[destination] = cache[source].clone()
+        ops.copy_blocks(keys, values, pairs)
+        for cache, wanted in zip((*keys, *values), expected, strict=True):
+            assert torch.equal(cache, wanted)
+
+
 def test_copy_no_blocks(isa: str, dtype: torch.dtype) -> None:
     cache = new_cache(2, 1, 8, 8, dtype, False)
     before = cache.clone()
