@@ -27,14 +27,22 @@ SANITIZED_TESTS = (
     "-k",
     "gpu and (cache_moves or norms or rotary or sample or (paged_attention and 64))",
 )
-SANITIZER_S = 120
+SANITIZER_S = 90
+# All of it: what was found is written before a limit of ten minutes ends the command.
+TOTAL_S = 570
+BEGAN = time.monotonic()
 
 
 def run(
-    *command: str | Path, env: dict[str, str] | None = None, timeout_s: float = 400
+    *command: str | Path, env: dict[str, str] | None = None, timeout_s: float = 240
 ) -> dict[str, Any]:
-    """Run a command from the root; return its status, the end of its output, and its time."""
+    """Run a command from the root, within the time that is left.
+
+    Returns:
+        Whether it succeeded, the end of its output, and its time.
+    """
     print("+", *command, flush=True)
+    timeout_s = min(timeout_s, max(1.0, TOTAL_S - (time.monotonic() - BEGAN)))
     began = time.perf_counter()
     try:
         process = subprocess.run(
@@ -49,7 +57,9 @@ def run(
         )
         status, output = process.returncode, process.stdout
     except subprocess.TimeoutExpired as error:
-        status, output = 124, str(error.stdout or "")
+        partial: bytes | str = error.stdout or ""
+        output = partial if isinstance(partial, str) else partial.decode(errors="replace")
+        status, output = 124, f"{output}\nended after {timeout_s:.0f} s"
     tail = output[-3000:]
     print(tail, flush=True)
     return {"ok": status == 0, "s": round(time.perf_counter() - began, 1), "output": tail}
@@ -84,9 +94,11 @@ def describe() -> dict[str, Any]:
     }
 
 
-def check_kernels(capability: str) -> dict[str, Any]:
-    """Build, test, sanitize and measure; a step that failed ends it."""
-    steps: dict[str, Any] = {}
+def check_kernels(capability: str, steps: dict[str, Any]) -> None:
+    """Build, test, sanitize and measure; a build that fails ends it.
+
+    Mutates: steps, by what came of each.
+    """
     steps["build"] = run(
         "csrc/dev_build.sh",
         BUILD.relative_to(ROOT),
@@ -95,7 +107,7 @@ def check_kernels(capability: str) -> dict[str, Any]:
         env={"PYTHON": sys.executable},
     )
     if not steps["build"]["ok"]:
-        return steps
+        return
     (kernels,) = (BUILD / "csrc").glob("_C*.so")
     env = {"QUIRE_KERNELS": str(kernels), "PYTHONPATH": str(ROOT)}
     pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
@@ -110,11 +122,10 @@ def check_kernels(capability: str) -> dict[str, Any]:
             )
     figures = BUILD / "kernels.json"
     steps["bench"] = run(
-        sys.executable, "-m", "bench.kernels_gpu", "--json", figures, env=env, timeout_s=300
+        sys.executable, "-m", "bench.kernels_gpu", "--json", figures, env=env, timeout_s=200
     )
     if figures.exists():
         steps["bench"]["figures"] = json.loads(figures.read_text())
-    return steps
 
 
 def main() -> int:
@@ -128,11 +139,14 @@ def main() -> int:
         print("gpu-check: there is no GPU here", file=sys.stderr)
         return 1
     about = describe()
-    steps = check_kernels(about["capability"])
+    steps: dict[str, Any] = {}
     RESULTS.mkdir(exist_ok=True)
     name = re.sub(r"[^a-z0-9]+", "-", f"{about['device']}-{about['commit']}".lower())
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({**about, "steps": steps}, indent=1) + "\n")
+    try:
+        check_kernels(about["capability"], steps)
+    finally:
+        path.write_text(json.dumps({**about, "steps": steps}, indent=1) + "\n")
     for step, found in steps.items():
         print(f"{step:>10}  {'ok' if found['ok'] else 'FAILED'}  {found['s']} s")
     print(path.relative_to(ROOT))

@@ -10,6 +10,7 @@ are the same in every run; the weights are not, since the clock decides the numb
 
 import argparse
 import itertools
+import json
 import math
 import platform
 import random
@@ -22,6 +23,8 @@ from pathlib import Path
 
 import torch
 from demo_corpus import VOCAB_SIZE, Corpus, build_corpus, encode, train_tokenizer
+from safetensors import safe_open
+from safetensors.torch import load_model, save_model
 from torch.nn import functional
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -73,15 +76,13 @@ def build_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def batches(
-    documents: list[list[int]], first_epoch: int
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+def batches(documents: list[list[int]]) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """Yield (epoch, inputs, targets) without end, reshuffling the documents at each epoch.
 
     Inputs and targets are [windows, length] int64; the targets are one token ahead.
     """
     lengths = itertools.cycle(WINDOW_LENGTHS)
-    for epoch in itertools.count(first_epoch):
+    for epoch in itertools.count():
         order = documents.copy()
         random.Random(epoch).shuffle(order)
         stream = torch.tensor(list(itertools.chain.from_iterable(order)))
@@ -130,41 +131,44 @@ def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
+def save_checkpoint(model: LlamaForCausalLM, at: Progress, path: Path) -> None:
+    """Write weights, and where the run stands."""
+    save_model(model, str(path), metadata={"progress": json.dumps(asdict(at))})
+
+
+def load_checkpoint(model: LlamaForCausalLM, path: Path) -> Progress:
+    """Read what `save_checkpoint` wrote.
+
+    Mutates: model.
+    """
+    load_model(model, path)
+    with safe_open(path, framework="pt") as file:
+        return Progress(**json.loads(file.metadata()["progress"]))
+
+
 def train(
     model: LlamaForCausalLM,
     documents: list[list[int]],
     held_out: list[list[int]],
     minutes: float,
     work: Path,
-    resume: bool,
 ) -> None:
-    """Train until the budget is spent, keeping ``last.pt`` and ``best.pt`` in ``work``.
+    """Train until the budget is spent, keeping the ``last`` and the ``best`` weights in ``work``.
 
     Args:
         model: mutated.
         documents: tokens of each training document.
         held_out: tokens of each document that only measures.
-        minutes: wall-clock budget of the whole run, what went before a resume included.
+        minutes: wall-clock budget.
         work: folder of the checkpoints.
-        resume: continue from ``work/last.pt``.
     """
     optimizers = build_optimizers(model)
     at, best_loss = Progress(), math.inf
-    if resume:
-        saved = torch.load(work / "last.pt", weights_only=True)
-        model.load_state_dict(saved["model"])
-        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        at = Progress(**saved["progress"])
-        at.epoch += 1
-        best_loss = torch.load(work / "best.pt", weights_only=True)["progress"]["held_out_loss"]
-
     budget = minutes * 60
-    began, began_tokens = time.monotonic() - at.seconds, at.tokens
-    resumed_at = at.seconds
+    began = time.monotonic()
     recent: list[float] = []
     model.train()
-    for epoch, inputs, targets in batches(documents, at.epoch):
+    for epoch, inputs, targets in batches(documents):
         for group in itertools.chain.from_iterable(o.param_groups for o in optimizers):
             group["lr"] = learning_rate(at.seconds / budget)
         loss = loss_of(model, inputs, targets)
@@ -178,7 +182,7 @@ def train(
         at.seconds = time.monotonic() - began
         done = at.seconds >= budget
         if at.step % 20 == 0:
-            speed = (at.tokens - began_tokens) / (at.seconds - resumed_at)
+            speed = at.tokens / at.seconds
             print(
                 f"step {at.step} epoch {epoch} loss {sum(recent) / len(recent):.3f}"
                 f" {speed:.0f} tokens/s ETA {max(0.0, budget - at.seconds) / 60:.1f} min",
@@ -188,13 +192,11 @@ def train(
             at.train_loss = sum(recent) / len(recent)
             at.held_out_loss = evaluate(model, held_out)
             print(f"step {at.step} held-out loss {at.held_out_loss:.3f}", flush=True)
-            state = {"model": model.state_dict(), "progress": asdict(at)}
             if at.held_out_loss < best_loss:
                 best_loss = at.held_out_loss
-                torch.save(state, work / "best.pt")
+                save_checkpoint(model, at, work / "best.safetensors")
             if done or at.step % SAVE_EVERY == 0:
-                states = {"optimizers": [o.state_dict() for o in optimizers]}
-                torch.save(state | states, work / "last.pt")
+                save_checkpoint(model, at, work / "last.safetensors")
         if done:
             return
 
@@ -246,7 +248,6 @@ def main() -> None:
     """Read the command line; train unless told only to export, then export and sample."""
     parser = argparse.ArgumentParser(description="Train and export the demo model.")
     parser.add_argument("--minutes", type=float, default=40.0, help="wall-clock budget")
-    parser.add_argument("--resume", action="store_true", help="continue from WORK/last.pt")
     parser.add_argument("--export-only", action="store_true", help="export a checkpoint")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="last")
     parser.add_argument("--work", type=Path, default=Path("build/demo_model"))
@@ -263,11 +264,10 @@ def main() -> None:
     model = build_model()
     print(f"{corpus.n_bytes} bytes, {corpus_tokens} tokens, {model.num_parameters()} parameters")
     if not args.export_only:
-        train(model, documents, held_out, args.minutes, args.work, args.resume)
-    saved = torch.load(args.work / f"{args.checkpoint}.pt", weights_only=True)
-    model.load_state_dict(saved["model"])
+        train(model, documents, held_out, args.minutes, args.work)
+    at = load_checkpoint(model, args.work / f"{args.checkpoint}.safetensors")
     tokenizer.save_pretrained(args.out)
-    export(model, Progress(**saved["progress"]), corpus, corpus_tokens, args.out)
+    export(model, at, corpus, corpus_tokens, args.out)
     show_samples(args.out)
 
 

@@ -12,24 +12,20 @@ constexpr int kPartitionTokens = 512;
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-// Turns raw scores into base-2 logits: scale, then soft cap, then ALiBi.
-struct LogitTransform {
-  float scale;
-  float cap;    // 0 without one
-  float slope;  // in base 2; 0 without ALiBi
+// ALiBi's slope of a query head in base 2; 0 without ALiBi.
+__device__ __forceinline__ float slope_of(const PagedAttentionParams& p, int64_t head) {
+  return p.alibi_slopes != nullptr ? p.alibi_slopes[head] * kLog2E : 0.f;
+}
 
-  __device__ LogitTransform(const PagedAttentionParams& p, int64_t head)
-      : scale(p.scale),
-        cap(p.soft_cap),
-        slope(p.alibi_slopes != nullptr ? p.alibi_slopes[head] * kLog2E : 0.f) {}
-
-  // `distance`: position of the key minus that of the query.
-  __device__ float apply(float score, float distance) const {
-    const float logit =
-        cap != 0.f ? tanhf(score * (scale / cap)) * (cap * kLog2E) : score * (scale * kLog2E);
-    return slope != 0.f ? fmaf(slope, distance, logit) : logit;
-  }
-};
+// A raw score as a base-2 logit: scale, then soft cap, then ALiBi. `distance` is the position of
+// the key minus that of the query.
+__device__ __forceinline__ float to_logit(const PagedAttentionParams& p, float slope, float score,
+                                          float distance) {
+  const float logit = p.soft_cap != 0.f
+                          ? tanhf(score * (p.scale / p.soft_cap)) * (p.soft_cap * kLog2E)
+                          : score * (p.scale * kLog2E);
+  return slope != 0.f ? fmaf(slope, distance, logit) : logit;
+}
 
 // Softmax over the keys seen so far, in base 2, and as many columns of the weighted values.
 template <int kColumns>

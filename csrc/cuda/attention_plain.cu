@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) attention_plain_kernel(const PagedAt
   const int64_t position = p.seq_lens[seq] - (p.query_start_loc[seq + 1] - row);
   const int64_t keys_end = position + 1;
   const int64_t keys_begin = keys_end > p.sliding_window ? keys_end - p.sliding_window : 0;
-  const LogitTransform transform(p, head);
+  const float slope = slope_of(p, head);
 
   QUIRE_SHARED(float, query, kMaxHeadSize);
   QUIRE_SHARED(float, scores, kPartitionTokens);
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) attention_plain_kernel(const PagedAt
       const T* k = token_address<T>(p, p.key_cache, table, kv_head, key);
       float dot = 0.f;
       for (int64_t d = 0; d < p.head_size; ++d) dot = fmaf(query[d], to_float(k[d]), dot);
-      scores[key - begin] = transform.apply(dot, static_cast<float>(key - position));
+      scores[key - begin] = to_logit(p, slope, dot, static_cast<float>(key - position));
     }
     __syncthreads();
 

@@ -113,9 +113,7 @@ class WarpAttention {
         const bool own_exists = own < bounds.num_columns;
         position_[g][j] = own_exists ? bounds.first_position + own / bounds.group : -1;
         slope_[g][j] =
-            own_exists && p_.alibi_slopes != nullptr
-                ? p_.alibi_slopes[item.kv_head * bounds.group + own % bounds.group] * kLog2E
-                : 0.f;
+            own_exists ? slope_of(p_, item.kv_head * bounds.group + own % bounds.group) : 0.f;
       }
     }
   }
@@ -194,11 +192,7 @@ class WarpAttention {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int distance = token + i / 2 * 8 - position_[g][i % 2];
-      float logit = p_.soft_cap != 0.f
-                        ? tanhf(s[i] * (p_.scale / p_.soft_cap)) * (p_.soft_cap * kLog2E)
-                        : s[i] * (p_.scale * kLog2E);
-      if (slope_[g][i % 2] != 0.f)
-        logit = fmaf(slope_[g][i % 2], static_cast<float>(distance), logit);
+      const float logit = to_logit(p_, slope_[g][i % 2], s[i], static_cast<float>(distance));
       const bool seen = distance <= 0 && -distance < p_.sliding_window;
       s[i] = seen ? logit : -INFINITY;
     }

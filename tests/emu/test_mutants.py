@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = ROOT / "tests" / "emu"
 # The kernel, in pieces.
 KERNEL = [
-    ROOT / "csrc/cuda" / name for name in ("attention_mma.cuh", "mma_warp.cuh", "mma_columns.cuh")
+    ROOT / "csrc/cuda" / name
+    for name in ("attention_mma.cuh", "mma_warp.cuh", "mma_columns.cuh", "attention.h")
 ]
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas")
 
@@ -59,8 +60,8 @@ MUTANTS = {
     "partitions in one slot": ("partition - item.partition_begin) * Shape", "0) * Shape"),
     "the last slot left out": ("i < work.num_slots;", "i < work.num_slots - 1;"),
     "not normalised": ("acc[e] / columns.total[column]", "acc[e]"),
-    "scaled in another base": ("p_.scale * kLog2E", "p_.scale"),
-    "another head's slope": ("+ own % bounds.group]", "]"),
+    "scaled in another base": ("p.scale * kLog2E", "p.scale"),
+    "another head's slope": (" + own % bounds.group)", ")"),
 }
 
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -30,7 +29,7 @@ using cudaStream_t = struct EmulatedStream*;
 using cudaError_t = int;
 constexpr cudaError_t cudaSuccess = 0;
 constexpr cudaError_t cudaErrorMemoryAllocation = 2;
-enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
+enum cudaMemcpyKind { cudaMemcpyDefault };
 
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
 
@@ -79,10 +78,6 @@ inline void __syncwarp(uint32_t mask = emu::kFullMask) {
   emu::Machine::current().warp_barrier(mask);
 }
 
-inline void __threadfence() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-}
-
 template <typename T>
 T __shfl_sync(uint32_t mask, T value, int source, int width = emu::kWarpSize) {
   auto& machine = emu::Machine::current();
@@ -102,14 +97,6 @@ T __shfl_up_sync(uint32_t mask, T value, unsigned distance) {
   const int source = machine.lane() - static_cast<int>(distance);
   const auto* slots = machine.exchange(mask, value);
   return source < 0 ? value : emu::shown<T>(slots, source);
-}
-
-template <typename T>
-T __shfl_down_sync(uint32_t mask, T value, unsigned distance) {
-  auto& machine = emu::Machine::current();
-  const int source = machine.lane() + static_cast<int>(distance);
-  const auto* slots = machine.exchange(mask, value);
-  return source >= emu::kWarpSize ? value : emu::shown<T>(slots, source);
 }
 
 inline uint32_t __ballot_sync(uint32_t mask, int predicate) {
@@ -141,38 +128,9 @@ T atomicAdd(T* address, U value) {
   return old;
 }
 
-template <typename T, typename U>
-T atomicMax(T* address, U value) {
-  const T old = *address;
-  *address = std::max(old, static_cast<T>(value));
-  return old;
-}
-
-template <typename T, typename U>
-T atomicMin(T* address, U value) {
-  const T old = *address;
-  *address = std::min(old, static_cast<T>(value));
-  return old;
-}
-
-template <typename T, typename U>
-T atomicOr(T* address, U value) {
-  const T old = *address;
-  *address = old | static_cast<T>(value);
-  return old;
-}
-
-// Types of several words, aligned as the hardware wants them.
+// Aligned as the hardware wants it.
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
-};
-
-struct alignas(8) uint2 {
-  uint32_t x, y;
-};
-
-struct alignas(16) float4 {
-  float x, y, z, w;
 };
 
 // ---------------------------------------------------------------- arithmetic
@@ -190,14 +148,6 @@ inline uint32_t __float_as_uint(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
-}
-
-inline float rsqrtf(float x) {
-  return 1.f / std::sqrt(x);
-}
-
-inline int __popc(uint32_t x) {
-  return __builtin_popcount(x);
 }
 
 inline int __ffs(int x) {
