@@ -23,8 +23,13 @@ class Backend {
   virtual void copy_blocks(const CopyBlocksParams& params) = 0;
   virtual void swap_blocks(const SwapBlocksParams& params) = 0;
   // Null where there is nothing to work out beforehand. The arrays of `params` are the host's; its
-  // tensors say only how they are laid out.
-  virtual std::unique_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& params) = 0;
+  // tensors say only how they are laid out. `earlier`, if there is one, is worked out anew and
+  // returned, and keeps its memory. With a `max_seq_len`, which only steps of at most one row to a
+  // sequence may have, a plan keeps its addresses and the size of its launches, whatever the
+  // lengths up to that one: what a captured graph needs; 0 without one.
+  virtual std::shared_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& params,
+                                                        int64_t max_seq_len,
+                                                        std::shared_ptr<AttentionPlan> earlier) = 0;
   virtual void paged_attention(const PagedAttentionParams& params) = 0;
   virtual void rms_norm(const NormParams& params) = 0;
   virtual void fused_add_rms_norm(const NormParams& params) = 0;

@@ -149,14 +149,16 @@ PYBIND11_MODULE(_C, module) {
   define(module, "gather_cached_kv", quire::ops::gather_cached_kv);
   define(module, "copy_blocks", quire::ops::copy_blocks);
   define(module, "swap_blocks", quire::ops::swap_blocks);
-  py::class_<quire::AttentionPlan>(module, "AttentionPlan");
+  py::class_<quire::AttentionPlan, std::shared_ptr<quire::AttentionPlan>>(module, "AttentionPlan");
   module.def(
       "plan_attention",
       [](const quire::Tensor& query, const quire::Tensor& key_cache,
          const quire::Tensor& value_cache, const quire::Tensor& seq_lens,
-         const quire::Tensor& query_start_loc, std::optional<int64_t> sliding_window) {
+         const quire::Tensor& query_start_loc, std::optional<int64_t> sliding_window,
+         std::optional<int64_t> max_seq_len, std::shared_ptr<quire::AttentionPlan> earlier) {
         return quire::ops::plan_attention(backend_for(query), query, key_cache, value_cache,
-                                          seq_lens, query_start_loc, sliding_window);
+                                          seq_lens, query_start_loc, sliding_window, max_seq_len,
+                                          std::move(earlier));
       },
       py::call_guard<py::gil_scoped_release>());
   define(module, "paged_attention", quire::ops::paged_attention);

@@ -23,10 +23,12 @@ void swap_blocks(Backend& backend, const Tensor& src_cache, const Tensor& dst_ca
                  const Tensor& block_mapping);
 
 // `seq_lens` and `query_start_loc` are the host's; null where the backend has nothing to plan.
-std::unique_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& query,
+std::shared_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& query,
                                               const Tensor& key_cache, const Tensor& value_cache,
                                               const Tensor& seq_lens, const Tensor& query_start_loc,
-                                              std::optional<int64_t> sliding_window);
+                                              std::optional<int64_t> sliding_window,
+                                              std::optional<int64_t> max_seq_len,
+                                              std::shared_ptr<AttentionPlan> earlier);
 void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
                      const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_tables,
                      const Tensor& seq_lens, const Tensor& query_start_loc, double scale,

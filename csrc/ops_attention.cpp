@@ -129,10 +129,12 @@ void check_window(std::optional<int64_t> sliding_window) {
 
 }  // namespace
 
-std::unique_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& query,
+std::shared_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& query,
                                               const Tensor& key_cache, const Tensor& value_cache,
                                               const Tensor& seq_lens, const Tensor& query_start_loc,
-                                              std::optional<int64_t> sliding_window) {
+                                              std::optional<int64_t> sliding_window,
+                                              std::optional<int64_t> max_seq_len,
+                                              std::shared_ptr<AttentionPlan> earlier) {
   check_shape("query", query, {-1, -1, -1}, "[T, H, D]");
   check_shape("key_cache", key_cache, {-1, -1, -1, query.shape[2]}, "[B, Hkv, BS, D]");
   check_shape("value_cache", value_cache, {-1, key_cache.shape[1], -1, query.shape[2]},
@@ -155,7 +157,9 @@ std::unique_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& qu
                 p.query_start_loc[i], p.num_tokens + 1);
     check_range("seq_lens[" + std::to_string(i) + "]", p.seq_lens[i], rows, INT32_MAX);
   }
-  return backend.plan_attention(p);
+  if (max_seq_len && *max_seq_len < 1)
+    fail("max_seq_len must be at least 1, got " + std::to_string(*max_seq_len));
+  return backend.plan_attention(p, max_seq_len.value_or(0), std::move(earlier));
 }
 
 void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,

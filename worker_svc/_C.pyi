@@ -49,6 +49,8 @@ def plan_attention(
     seq_lens: Tensor,
     query_start_loc: Tensor,
     sliding_window: int | None,
+    max_seq_len: int | None,
+    earlier: AttentionPlan | None,
     /,
 ) -> AttentionPlan | None: ...
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, /) -> None: ...

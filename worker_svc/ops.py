@@ -126,10 +126,15 @@ def plan_attention(
     query_start_loc: Tensor,
     *,
     sliding_window: int | None = None,
+    max_seq_len: int | None = None,
+    earlier: AttentionPlan | None = None,
 ) -> AttentionPlan | None:
     """Share out the attention of a step, once for all layers that are alike.
 
     How it is shared out changes no result.
+
+    Mutates:
+        earlier.
 
     Args:
         query: [T, H, D]; here and in the caches only shapes, strides and dtypes count.
@@ -138,12 +143,23 @@ def plan_attention(
         seq_lens: [N] int32, on the CPU.
         query_start_loc: [N + 1] int32, on the CPU.
         sliding_window: as for `paged_attention`.
+        max_seq_len: makes a plan for a captured graph, whose sequences have at most one row each:
+            made again of the same sizes, for any lengths up to this one, it keeps what the graph
+            was captured with. All such plans of a thread are for one stream.
+        earlier: a plan that is no longer needed, whose memory this one takes over.
 
     Returns:
         For `paged_attention` over these sequences; None where there is nothing to plan.
     """
     return _C.plan_attention(
-        query, key_cache, value_cache, seq_lens, query_start_loc, sliding_window
+        query,
+        key_cache,
+        value_cache,
+        seq_lens,
+        query_start_loc,
+        sliding_window,
+        max_seq_len,
+        earlier,
     )
 
 

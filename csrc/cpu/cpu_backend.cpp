@@ -47,7 +47,8 @@ void CpuBackend::swap_blocks(const SwapBlocksParams& params) {
 }
 
 // Each call plans for itself: that takes a few microseconds.
-std::unique_ptr<AttentionPlan> CpuBackend::plan_attention(const PagedAttentionParams&) {
+std::shared_ptr<AttentionPlan> CpuBackend::plan_attention(const PagedAttentionParams&, int64_t,
+                                                          std::shared_ptr<AttentionPlan>) {
   return nullptr;
 }
 void CpuBackend::paged_attention(const PagedAttentionParams& params) {

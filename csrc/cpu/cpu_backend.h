@@ -19,7 +19,9 @@ class CpuBackend final : public Backend {
   void gather_cached_kv(const CacheIoParams& params) override;
   void copy_blocks(const CopyBlocksParams& params) override;
   void swap_blocks(const SwapBlocksParams& params) override;
-  std::unique_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& params) override;
+  std::shared_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& params,
+                                                int64_t max_seq_len,
+                                                std::shared_ptr<AttentionPlan> earlier) override;
   void paged_attention(const PagedAttentionParams& params) override;
   void rms_norm(const NormParams& params) override;
   void fused_add_rms_norm(const NormParams& params) override;

@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   auto& columns = *reinterpret_cast<SharedColumns<Shape::kColumns>*>(
       warps_acc + kMmaWarps * Shape::kColumns * Shape::kAccStride);
   const AttentionItem item = items[blockIdx.x];
+  if (item.seq == kNoWork) return;
   const ItemBounds bounds(p, item, Shape::kColumns);
   WarpAttention<T, kHeadSize, kColumnTiles> warp(p, item, bounds, shared);
   const int thread = static_cast<int>(threadIdx.x);
@@ -89,6 +90,7 @@ __global__ void __launch_bounds__(kMmaThreads)
                            PartialResults partials) {
   constexpr int kColumns = MmaShape<T, kHeadSize, kColumnTiles>::kColumns;
   const AttentionMerge work = merges[blockIdx.x];
+  if (work.seq == kNoWork) return;
   const AttentionItem item{work.seq, work.kv_head, work.column, 0, 0, 0};
   const ItemBounds bounds(p, item, kColumns);
   const int column = static_cast<int>(blockIdx.y);

@@ -33,7 +33,8 @@ void for_each_tile(const PagedAttentionParams& p, const int32_t* seq_lens,
 }  // namespace
 
 WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
-                   const int32_t* query_start_loc, int columns, int num_blocks_at_once) {
+                   const int32_t* query_start_loc, int columns, int num_blocks_at_once,
+                   bool may_split) {
   int64_t num_tiles = 0;
   int64_t num_partitions = 0;
   for_each_tile(p, seq_lens, query_start_loc, columns,
@@ -42,7 +43,7 @@ WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
                   num_partitions += (end - begin) * p.num_kv_heads;
                 });
   // Where there are blocks enough, to split costs more than it brings.
-  const bool splits = num_tiles < num_blocks_at_once;
+  const bool splits = may_split && num_tiles < num_blocks_at_once;
   const int64_t share =
       splits ? std::max<int64_t>(1, ceil_div(num_partitions, num_blocks_at_once)) : INT32_MAX;
 
@@ -70,6 +71,16 @@ WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
         return a.partition_end - a.partition_begin > b.partition_end - b.partition_begin;
       });
   return plan;
+}
+
+WorkBounds bound_work(const PagedAttentionParams& p, int64_t max_seq_len, int columns,
+                      int num_blocks_at_once) {
+  const int64_t group = p.num_heads / p.num_kv_heads;
+  const int64_t num_tiles = p.num_seqs * p.num_kv_heads * ceil_div(group, columns);
+  if (num_tiles >= num_blocks_at_once) return {num_tiles, 0, 0, false};
+  // Of each tile's pieces all but the last are whole shares, of which there are as many as blocks.
+  return {num_tiles + num_blocks_at_once, num_tiles,
+          num_tiles * ceil_div(max_seq_len, kPartitionTokens), true};
 }
 
 }  // namespace quire::cuda

@@ -11,6 +11,7 @@ namespace {
 // Of what the calling thread starts.
 thread_local cudaStream_t stream = nullptr;
 thread_local Workspace workspace;
+thread_local LastingMemory lasting_partials;
 
 // The values of a device array, once what the stream does with it is done.
 std::vector<int32_t> fetch(const int32_t* device, int64_t count) {
@@ -40,9 +41,18 @@ void CudaBackend::copy_blocks(const CopyBlocksParams& p) {
 void CudaBackend::swap_blocks(const SwapBlocksParams& p) {
   cuda::swap_blocks(p, stream);
 }
-std::unique_ptr<AttentionPlan> CudaBackend::plan_attention(const PagedAttentionParams& p) {
+std::shared_ptr<AttentionPlan> CudaBackend::plan_attention(const PagedAttentionParams& p,
+                                                           int64_t max_seq_len,
+                                                           std::shared_ptr<AttentionPlan> earlier) {
   if (!attention_mma_serves(p)) return nullptr;
-  return std::make_unique<DevicePlan>(p, p.seq_lens, p.query_start_loc, stream);
+  auto plan = std::static_pointer_cast<DevicePlan>(std::move(earlier));
+  if (plan == nullptr) plan = std::make_shared<DevicePlan>();
+  if (max_seq_len == 0) {
+    plan->make(p, p.seq_lens, p.query_start_loc, stream);
+  } else {
+    plan->make_fixed(p, p.seq_lens, p.query_start_loc, max_seq_len, lasting_partials, stream);
+  }
+  return plan;
 }
 void CudaBackend::paged_attention(const PagedAttentionParams& p) {
   if (!attention_mma_serves(p)) {
@@ -52,8 +62,9 @@ void CudaBackend::paged_attention(const PagedAttentionParams& p) {
   } else {
     const std::vector<int32_t> seq_lens = fetch(p.seq_lens, p.num_seqs);
     const std::vector<int32_t> query_start_loc = fetch(p.query_start_loc, p.num_seqs + 1);
-    attention_mma(p, DevicePlan(p, seq_lens.data(), query_start_loc.data(), stream), stream);
-    check(cudaStreamSynchronize(stream), "attention");  // before the plan goes
+    static thread_local DevicePlan plan;
+    plan.make(p, seq_lens.data(), query_start_loc.data(), stream);
+    attention_mma(p, plan, stream);
   }
 }
 void CudaBackend::seed_attention(const SeedAttentionParams& p) {

@@ -46,4 +46,30 @@ class Workspace {
   size_t used_ = 0;
 };
 
+// Pieces that stay where they are as long as this lives, as what a captured graph refers to must.
+// Everybody is handed the same memory until somebody wants more.
+class LastingMemory {
+ public:
+  LastingMemory() = default;
+  LastingMemory(const LastingMemory&) = delete;
+  LastingMemory& operator=(const LastingMemory&) = delete;
+  ~LastingMemory() {
+    for (void* piece : pieces_) cudaFree(piece);
+  }
+
+  void* take(size_t bytes) {
+    if (pieces_.empty() || bytes > bytes_) {
+      void* piece = nullptr;
+      check(cudaMalloc(&piece, bytes), "lasting memory");
+      pieces_.push_back(piece);
+      bytes_ = bytes;
+    }
+    return pieces_.back();
+  }
+
+ private:
+  std::vector<void*> pieces_;
+  size_t bytes_ = 0;  // of the last
+};
+
 }  // namespace quire::cuda

@@ -43,9 +43,18 @@ class Span:
     end: int
 
 
+@dataclass(slots=True)
+class FixedPlan:
+    """A plan that serves batch after batch of as many sequences, up to a length."""
+
+    max_seq_len: int
+    plan: Any = None
+
+
 def attend(
     spans: Sequence[Span],
     *,
+    fixed_plan: FixedPlan | None = None,
     block_size: int = 16,
     token_first: bool = False,
     fused_query: bool = False,
@@ -59,6 +68,7 @@ def attend(
 
     Args:
         spans: of the batch.
+        fixed_plan: to make again and use; None makes one where there are several spans.
         block_size: tokens of a block.
         token_first: lay blocks out as [BS, Hkv, D] instead of [Hkv, BS, D].
         fused_query: give queries as a view of a wider projection.
@@ -107,10 +117,19 @@ def attend(
     seq_lens = torch.tensor([span.end for span in spans], dtype=torch.int32)
     # A plan, or none, changes nothing.
     plan = None
-    if len(spans) > 1:
-        plan = ops.plan_attention(
-            query, *caches, seq_lens, starts, sliding_window=options.get("sliding_window")
+    window_option = options.get("sliding_window")
+    if fixed_plan is not None:
+        plan = fixed_plan.plan = ops.plan_attention(
+            query,
+            *caches,
+            seq_lens,
+            starts,
+            sliding_window=window_option,
+            max_seq_len=fixed_plan.max_seq_len,
+            earlier=fixed_plan.plan,
         )
+    elif len(spans) > 1:
+        plan = ops.plan_attention(query, *caches, seq_lens, starts, sliding_window=window_option)
     ops.paged_attention(
         out,
         query,

@@ -68,6 +68,36 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
   return cudaSuccess;
 }
 
+inline cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
+  return cudaMalloc(pointer, bytes);
+}
+
+inline cudaError_t cudaFreeHost(void* pointer) {
+  return cudaFree(pointer);
+}
+
+using cudaEvent_t = struct EmulatedEvent*;
+constexpr unsigned cudaEventDisableTiming = 2;
+
+// Never null, as a real one is not.
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  static char anything;
+  *event = reinterpret_cast<cudaEvent_t>(&anything);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaEventDestroy(cudaEvent_t) {
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
+  return cudaSuccess;
+}
+
 // ---------------------------------------------------------------- barriers and collectives
 
 inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
