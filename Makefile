@@ -8,7 +8,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt tools/bootstrap.sh \
 .venv/.ready: $(BUILD_INPUTS)
 	@tools/bootstrap.sh
 
-.PHONY: help setup demo test lint format bench-smoke bench-sched bench-kv bench-kernels gpu-check clean
+.PHONY: help setup demo test lint format bench-smoke bench-sched bench-kv bench-kernels bench-gpu gpu-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,9 +48,15 @@ bench-kv: .venv/.ready ## KV cache: share that holds tokens, savings by sharing,
 
 bench-kernels: .venv/.ready ## Paged attention against the memory bandwidth of the same process
 	@$(BIN)/python bench/kernels_cpu.py
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+		$(BIN)/python -m bench.kernels_gpu; \
+	else echo 'kernels on a GPU: not measured, there is none here'; fi
 
 # Not from .venv: a machine with a GPU may have no network, and has its own torch.
 PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+bench-gpu: ## On a machine with a GPU: output tokens per second of a Llama-3-8B with made-up weights
+	@$(PYTHON) -m bench.gpu
+
 gpu-check: ## On a machine with a GPU: build, test, sanitize and measure the CUDA kernels
 	@$(PYTHON) bench/gpu_check.py
 

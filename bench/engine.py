@@ -1,6 +1,7 @@
 """Scheduler and worker in one process, joined by their messages: for benchmarks without sockets."""
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,11 +10,14 @@ from quire.v1 import worker_pb2
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.preemption import PreemptionMode
 from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.step import SchedulerOutputs
 from scheduler_svc.wire import execute_request_to_proto, step_report_from_proto
 from worker_svc.cache_engine import block_bytes
+from worker_svc.device import Device
 from worker_svc.loader import LoadSpec, load_model
 from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import ParallelGroup
+from worker_svc.pending_step import PendingStep
 from worker_svc.steps import StepResult
 from worker_svc.wire import execute_response_to_proto, scheduler_outputs_from_proto
 
@@ -23,19 +27,25 @@ class Run:
     """What a run of requests took.
 
     Attributes:
+        num_requests: how many there were.
         seconds: of all steps.
         num_steps: of them.
         blocks_used: summed over the steps.
         blocks_saved: by sharing, summed over the steps.
         swap_us: time spent on moving blocks, beside the model.
+        device_us: time spent on forward passes and sampling.
+        decode_us: the same, of each step that computed one token of every request.
         outputs: tokens of every sequence, by group and index; of beams, of the texts found.
     """
 
+    num_requests: int = 0
     seconds: float = 0.0
     num_steps: int = 0
     blocks_used: int = 0
     blocks_saved: int = 0
     swap_us: int = 0
+    device_us: int = 0
+    decode_us: list[int] = field(default_factory=list)
     outputs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
 
@@ -47,6 +57,11 @@ class Engine:
         block_size: tokens of a block.
         num_blocks: of the cache.
         mode: of preemption; there is host memory for four times the cache.
+        max_num_seqs: that run at once.
+        max_steps_in_flight: 2 starts a step before the one before it has ended.
+        device: of the worker; None for the CPU.
+        spec: what to load and how, beside the model; None for all as it is.
+        enforce_eager: whether a GPU is to do without graphs.
     """
 
     def __init__(
@@ -56,16 +71,31 @@ class Engine:
         block_size: int = 16,
         num_blocks: int,
         mode: PreemptionMode = PreemptionMode.AUTO,
+        max_num_seqs: int = 256,
+        max_steps_in_flight: int = 1,
+        device: Device | None = None,
+        spec: LoadSpec | None = None,
+        enforce_eager: bool = False,
     ) -> None:
-        loaded = load_model(LoadSpec(str(model)), "bench", ParallelGroup())
+        self._max_steps_in_flight = max_steps_in_flight
+        loaded = load_model(spec or LoadSpec(str(model)), "bench", ParallelGroup(), device)
         swap_space = 4 * num_blocks * block_bytes(loaded, block_size)
-        self.runner = ModelRunner(loaded, block_size, num_blocks, swap_space)
+        self.runner = ModelRunner(
+            loaded,
+            block_size,
+            num_blocks,
+            swap_space,
+            max_num_seqs,
+            enforce_eager=enforce_eager,
+        )
+        self.runner.capture_graphs()
+        self.loaded = loaded
         cache = self.runner.cache_engine
         self.blocks = BlockSpaceManager(block_size, num_blocks, 0.0, cache.num_host_blocks)
         self.scheduler = Scheduler(
             self.blocks,
             max_num_batched_tokens=2048,
-            max_num_seqs=256,
+            max_num_seqs=max_num_seqs,
             max_model_len=loaded.info.max_model_len,
             eos_token_ids=loaded.info.eos_token_ids,
             enable_prefix_caching=False,
@@ -75,24 +105,37 @@ class Engine:
 
     def run(self, prompts: list[list[int]], params: SamplingParams) -> Run:
         """Run requests to their end."""
-        run, began, step_id = Run(), time.perf_counter(), 0
+        run, began = Run(len(prompts)), time.perf_counter()
         for prompt in prompts:
             self.scheduler.add(prompt, params)
-        while self.scheduler.has_unfinished:
-            orders = self.scheduler.schedule()
-            if orders is None:
-                continue  # what ran was preempted, and comes back with the next call
-            step_id += 1
-            message = execute_request_to_proto(1, step_id, orders).scheduler_outputs
-            outcome = self.runner.execute(scheduler_outputs_from_proto(message))
-            response = execute_response_to_proto(StepResult(1, step_id, outcome, 0))
-            self._update(response.result, sum(orders.num_scheduled_tokens), run)
-            num_moved = len(orders.blocks_to_swap_out) + len(orders.blocks_to_swap_in)
-            if num_moved:
-                self.scheduler.preemption_costs.observe_swap(num_moved, outcome.swap_us)
-            run.swap_us += outcome.swap_us
-        run.num_steps, run.seconds = step_id, time.perf_counter() - began
+        under_way: deque[tuple[SchedulerOutputs, PendingStep]] = deque()
+        while self.scheduler.has_unfinished or under_way:
+            while len(under_way) < self._max_steps_in_flight:
+                orders = self.scheduler.schedule()
+                if orders is None:
+                    break  # nothing to run, or what ran was preempted and comes back later
+                run.num_steps += 1
+                message = execute_request_to_proto(1, run.num_steps, orders).scheduler_outputs
+                step = self.runner.execute(scheduler_outputs_from_proto(message))
+                under_way.append((orders, step))
+            if under_way:
+                self._finish(*under_way.popleft(), run)
+        run.seconds = time.perf_counter() - began
         return run
+
+    def _finish(self, orders: SchedulerOutputs, step: PendingStep, run: Run) -> None:
+        """Wait for a step and tell the scheduler."""
+        outcome = step.result()
+        response = execute_response_to_proto(StepResult(1, 0, outcome, 0))
+        self._update(response.result, sum(orders.num_scheduled_tokens), run)
+        num_moved = len(orders.blocks_to_swap_out) + len(orders.blocks_to_swap_in)
+        if num_moved:
+            self.scheduler.preemption_costs.observe_swap(num_moved, outcome.swap_us)
+        run.swap_us += outcome.swap_us
+        device_us = outcome.model_us + outcome.sample_us
+        run.device_us += device_us
+        if sum(orders.num_scheduled_tokens) == run.num_requests:
+            run.decode_us.append(device_us)
 
     def _update(self, result: worker_pb2.StepResult, num_tokens: int, run: Run) -> None:
         self.scheduler.preemption_costs.observe_step(num_tokens, result.model_us)

@@ -1,13 +1,15 @@
 """All that needs a GPU, in one command and without a network: `make gpu-check`.
 
-Builds the kernels for the GPU at hand, runs their tests on it, some of them under the sanitizer of
-CUDA, and the benchmarks. What came of it goes to bench/results as JSON, named by device and commit.
-Exits with 1 if there is no GPU or a step failed. Needs torch, pybind11, pytest, CMake and ninja.
+Builds the kernels for the GPU at hand, runs their tests and the worker's on it, the benchmarks, and
+some tests under the sanitizer of CUDA. What came of it goes to bench/results as JSON, named by
+device and commit. Exits with 1 if there is no GPU or a step failed. Needs torch, pybind11, pytest,
+CMake and ninja; for the worker also transformers, grpcio-tools and structlog.
 """
 
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
 import os
 import re
@@ -27,7 +29,9 @@ SANITIZED_TESTS = (
     "-k",
     "gpu and (cache_moves or norms or rotary or sample or (paged_attention and 64))",
 )
-SANITIZER_S = 90
+SANITIZER_S = 60
+BENCH_S = 170
+WORKER_NEEDS = ("transformers", "grpc_tools", "structlog")
 # All of it: what was found is written before a limit of ten minutes ends the command.
 TOTAL_S = 570
 BEGAN = time.monotonic()
@@ -112,6 +116,8 @@ def check_kernels(capability: str, steps: dict[str, Any]) -> None:
     env = {"QUIRE_KERNELS": str(kernels), "PYTHONPATH": str(ROOT)}
     pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     steps["tests"] = run(*pytest, "tests/kernels", "-k", "gpu or seed_attention", env=env)
+    check_worker(pytest, env, steps)
+    steps["bench"] = bench("bench.kernels_gpu", env)
     if (sanitizer := shutil.which("compute-sanitizer")) is not None:
         for tool in ("memcheck", "racecheck"):
             steps[tool] = run(
@@ -120,12 +126,36 @@ def check_kernels(capability: str, steps: dict[str, Any]) -> None:
                 env=env,
                 timeout_s=SANITIZER_S,
             )
-    figures = BUILD / "kernels.json"
-    steps["bench"] = run(
-        sys.executable, "-m", "bench.kernels_gpu", "--json", figures, env=env, timeout_s=200
-    )
+
+
+def check_worker(pytest: tuple[str, ...], env: dict[str, str], steps: dict[str, Any]) -> None:
+    """Test and measure scheduler and worker; they need more than the kernels do.
+
+    Mutates: steps, by what came of each.
+    """
+    missing = [name for name in WORKER_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        reason = f"not run: this Python has no {', '.join(missing)}"
+        steps["worker"] = {"ok": False, "s": 0.0, "output": reason}
+        print(reason)
+        return
+    protos: list[str | Path] = [
+        path.relative_to(ROOT) for path in (ROOT / "protos/quire/v1").glob("*.proto")
+    ]
+    protoc = (sys.executable, "-m", "grpc_tools.protoc", "--proto_path=protos")
+    steps["protos"] = run(*protoc, "--python_out=.", "--grpc_python_out=.", *protos)
+    files = ("tests/emu/test_gpu_worker.py", "tests/emu/test_gpu_engine.py")
+    steps["worker"] = run(*pytest, *files, env=env, timeout_s=120)
+    steps["bench-gpu"] = bench("bench.gpu", env)
+
+
+def bench(module: str, env: dict[str, str]) -> dict[str, Any]:
+    """Run a benchmark that writes its figures as JSON."""
+    figures = BUILD / f"{module}.json"
+    found = run(sys.executable, "-m", module, "--json", figures, env=env, timeout_s=BENCH_S)
     if figures.exists():
-        steps["bench"]["figures"] = json.loads(figures.read_text())
+        found["figures"] = json.loads(figures.read_text())
+    return found
 
 
 def main() -> int:

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Runs the kernel tests of the CUDA kernels in the emulator (tests/emu), in each order of turns:
-# csrc/emulated_tests.sh [pytest options...]
+# Runs the kernel tests of the CUDA kernels in the emulator (tests/emu), in each order of turns, and the worker on an
+# emulated GPU: csrc/emulated_tests.sh [pytest options...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/emulated
 
 csrc/dev_build.sh "$build" -DQUIRE_EMULATE_CUDA=ON >/dev/null
 kernels=$(find "$PWD/$build/csrc" -maxdepth 1 -name '_C*.so')
-QUIRE_KERNELS="$kernels" .venv/bin/python -m pytest -q -p no:cacheprovider tests/kernels -k "cuda_ or every_instruction_set or seed_attention" "$@"
+export QUIRE_KERNELS="$kernels"
+.venv/bin/python -m pytest -q -p no:cacheprovider tests/kernels -k "cuda_ or every_instruction_set or seed_attention" "$@"
+.venv/bin/python -m pytest -q -p no:cacheprovider tests/emu/test_gpu_*.py "$@"
 echo "CUDA kernels in the emulator: ok"

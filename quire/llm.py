@@ -48,6 +48,7 @@ class LLM:
         target: str | None = None,
         dtype: str = "auto",
         load_format: str = "safetensors",
+        device: str = "auto",
         tensor_parallel_size: int = 1,
         max_model_len: int | None = None,
         max_num_seqs: int = 256,
@@ -56,6 +57,9 @@ class LLM:
         kv_cache_gib: float | None = None,
         swap_space: float | None = None,
         enable_prefix_caching: bool = True,
+        gpu_memory_utilization: float = 0.9,
+        enforce_eager: bool = False,
+        invariant: bool = False,
     ) -> None:
         """Start a cluster and return when it takes requests, or connect to one.
 
@@ -65,6 +69,7 @@ class LLM:
             target: router of a running cluster, "host:port"; the options below are then its own.
             dtype: "auto", "float32", "bfloat16" or "float16".
             load_format: "safetensors", or "dummy" for weights that are made up, for benchmarks.
+            device: "cpu", "cuda" or "cuda:N"; "auto" takes a GPU if there is one.
             tensor_parallel_size: workers that share the model.
             max_model_len: tokens of one sequence; None takes what model and cache allow.
             max_num_seqs: sequences running at once.
@@ -75,6 +80,9 @@ class LLM:
             swap_space: host memory of each worker for preempted requests, in GiB; None takes a
                 share of what is free.
             enable_prefix_caching: let prompts share the cache of a prefix computed before.
+            gpu_memory_utilization: share of a GPU's memory for weights, activations and cache.
+            enforce_eager: no CUDA graphs.
+            invariant: a token's bits depend on its company on no GPU either; slower there.
 
         Raises:
             ConfigError: the cluster cannot start; one line that says why.
@@ -92,16 +100,20 @@ class LLM:
                 "--block-size": block_size,
                 "--kv-cache-gib": kv_cache_gib,
                 "--swap-space": swap_space,
+                "--gpu-memory-utilization": gpu_memory_utilization,
             }
+            flags = {"--enforce-eager": enforce_eager, "--invariant": invariant}
             prefix_caching = "enable" if enable_prefix_caching else "no-enable"
             self._model = self._model or embedded_model()
             self._cluster = ClusterThread(
                 ClusterConfig(
                     model=self._model,
                     port=0,
+                    device=device,
                     tensor_parallel_size=tensor_parallel_size,
                     scheduler_args=(
                         f"--{prefix_caching}-prefix-caching",
+                        *(flag for flag, is_set in flags.items() if is_set),
                         *(
                             text
                             for flag, value in options.items()

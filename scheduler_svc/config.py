@@ -24,10 +24,13 @@ class SchedulerConfig:
         port: to listen on; 0 takes a free one.
         dtype: "auto", "float32", "bfloat16" or "float16".
         load_format: "safetensors", or "dummy" for weights that are made up.
+        invariant: whether a token's bits depend on its company on no GPU either, at a cost there.
+        enforce_eager: whether workers on GPUs do without CUDA graphs.
+        gpu_memory_utilization: share of a GPU's memory for weights, activations and cache together.
         distributed_init_address: where several ranks meet, "host:port"; empty with one worker.
         block_size: slots of a cache block.
         num_gpu_blocks_override: blocks of the cache; None asks the workers to profile.
-        kv_cache_memory_bytes: memory for the cache of a CPU worker; None leaves it to the worker.
+        kv_cache_memory_bytes: memory for the cache of each worker; None leaves it to the worker.
         max_model_len: tokens, prompt and output, of one sequence; None takes what the model allows
             and the cache can hold.
         max_num_batched_tokens: tokens of one step, over all sequences.
@@ -56,6 +59,9 @@ class SchedulerConfig:
     port: int = 50052
     dtype: str = "auto"
     load_format: str = "safetensors"
+    invariant: bool = False
+    enforce_eager: bool = False
+    gpu_memory_utilization: float = 0.9
     distributed_init_address: str = ""
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
@@ -105,6 +111,10 @@ class SchedulerConfig:
         _check("max_num_seqs", self.max_num_seqs, 1, 2**16)
         _check("max_waiting", self.max_waiting, 1, 2**20)
         _check("max_steps_in_flight", self.max_steps_in_flight, 1, 2)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization: must be in (0, 1], got {self.gpu_memory_utilization}"
+            )
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark: must be in [0, 1), got {self.watermark}")
         if self.preemption_mode not in PREEMPTION_MODES:

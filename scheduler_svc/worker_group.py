@@ -123,6 +123,8 @@ class WorkerGroup:
             block_size=self._config.block_size,
             num_blocks=formation.num_blocks,
             swap_space_bytes=self._config.swap_space_bytes,
+            max_num_seqs=self._config.max_num_seqs,
+            enforce_eager=self._config.enforce_eager,
         )
         caches = await self._on_all(lambda rank: rank.init_cache(request))
         # Asked for no size, a worker takes a share of what is free: another one than before.
@@ -236,6 +238,7 @@ class WorkerGroup:
                     tensor_parallel_size=config.tensor_parallel_size,
                     distributed_init_address=config.distributed_init_address,
                     load_format=config.load_format,
+                    invariant=config.invariant,
                 )
             )
 
@@ -252,6 +255,7 @@ class WorkerGroup:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
             kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+            gpu_memory_utilization=config.gpu_memory_utilization,
         )
         profiles = await self._on_all(lambda rank: rank.profile_cache(request))
         num_blocks = min(profile.num_blocks for profile in profiles)

@@ -5,12 +5,12 @@ number: at 64 decoding sequences that is tens of microseconds, where rebuilding 
 and tokens takes milliseconds.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
-from worker_svc.layers.invariant_linear import padded_rows
 from worker_svc.sequence_rows import SequenceRows
 from worker_svc.steps import IntArray
 
@@ -36,41 +36,49 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """A ragged batch, tokens of all sequences back to back.
+    """A ragged batch, tokens of all sequences back to back, on the host.
 
-    Rows from `num_tokens` on pad the batch; see `padded_rows`.
+    Rows from `num_tokens` on pad the batch; see Device.padded_rows.
 
     Attributes:
         num_tokens: real rows.
-        input_ids: [rows] int64.
+        input_codes: [rows] int64 token ids; of a token that only the device knows, -1 - the row of
+            the mirror whose last one it is.
         positions: [rows] int64.
         slot_mapping: [num_tokens] int64.
-        block_tables: [num_sequences, blocks of the longest] int32.
+        table_width: blocks of the longest sequence.
         seq_lens: [num_sequences] int32.
         query_start_loc: [num_sequences + 1] int32.
         sample_rows: [num_sampling] int64, the batch rows whose logits are needed.
         rows: [num_sequences] rows of the mirror.
         num_scheduled_tokens: [num_sequences].
         sampling_rows: [num_sampling] rows of the mirror of the sequences that sample.
+        sampled_positions: [num_sampling] index in its sequence of the token each will sample.
         sampling_ids: [num_sampling] their ids.
         failed_ids: sequences of the batch that failed in an earlier step and were left out.
         prompt_parts: parts of prompts in it whose log-probabilities are wanted.
     """
 
     num_tokens: int
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    block_tables: torch.Tensor
-    seq_lens: torch.Tensor
-    query_start_loc: torch.Tensor
-    sample_rows: torch.Tensor
+    input_codes: IntArray
+    positions: IntArray
+    slot_mapping: IntArray
+    table_width: int
+    seq_lens: npt.NDArray[np.int32]
+    query_start_loc: npt.NDArray[np.int32]
+    sample_rows: IntArray
     rows: IntArray
     num_scheduled_tokens: IntArray
     sampling_rows: IntArray
+    sampled_positions: IntArray
     sampling_ids: tuple[int, ...]
     failed_ids: tuple[int, ...] = ()
     prompt_parts: tuple[PromptPart, ...] = ()
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each sequence computes one token and samples the next."""
+        return 0 < self.num_tokens == len(self.rows) == len(self.sampling_rows)
 
 
 def gather_batch(
@@ -78,7 +86,7 @@ def gather_batch(
     sequence_ids: tuple[int, ...],
     rows: IntArray,
     counts: IntArray,
-    dtype: torch.dtype,
+    padded_rows: Callable[[int], int],
 ) -> StepBatch:
     """Lay out the next tokens of some sequences back to back.
 
@@ -86,8 +94,8 @@ def gather_batch(
         held: every sequence.
         sequence_ids: [num_sequences] that the step computes.
         rows: [num_sequences] where each is held.
-        counts: [num_sequences] tokens of each; all are known and have slots.
-        dtype: of the model, which decides how the batch is padded.
+        counts: [num_sequences] tokens of each; all have slots.
+        padded_rows: returns how many rows to compute for a number of tokens.
 
     Returns:
         The batch, without `failed_ids` and `prompt_parts`.
@@ -104,30 +112,34 @@ def gather_batch(
     slots = held.block_tables[token_rows, blocks].astype(np.int64)
     slots *= held.block_size
     slots += offsets
-    num_rows = padded_rows(num_tokens, dtype) if num_tokens > 0 else 0
-    padded_ids = np.zeros(num_rows, np.int64)
-    padded_ids[:num_tokens] = held.token_ids[token_rows, positions]
+    num_rows = padded_rows(num_tokens) if num_tokens > 0 else 0
+    codes = np.zeros(num_rows, np.int64)
+    codes[:num_tokens] = held.token_ids[token_rows, positions]
+    unknown = codes < 0
+    if unknown.any():
+        codes[unknown] = -1 - token_rows[unknown[:num_tokens]]
     padded_positions = np.zeros(num_rows, np.int64)
     padded_positions[:num_tokens] = positions
 
-    widest = -(-int(seq_lens.max(initial=0)) // held.block_size)
-    samples = seq_lens == held.num_tokens[rows]
+    num_known = held.num_tokens[rows]
+    samples = seq_lens == num_known
     if samples.all():
-        sampling_rows, sampling_ids = rows, sequence_ids
+        sampling_rows, sampling_ids, sampled_positions = rows, sequence_ids, num_known
     else:
-        sampling_rows = rows[samples]
+        sampling_rows, sampled_positions = rows[samples], num_known[samples]
         sampling_ids = tuple(np.array(sequence_ids, np.int64)[samples].tolist())
     return StepBatch(
         num_tokens=num_tokens,
-        input_ids=torch.from_numpy(padded_ids),
-        positions=torch.from_numpy(padded_positions),
-        slot_mapping=torch.from_numpy(slots),
-        block_tables=torch.from_numpy(held.block_tables[rows, :widest]),
-        seq_lens=torch.from_numpy(seq_lens.astype(np.int32)),
-        query_start_loc=torch.from_numpy(query_start_loc),
-        sample_rows=torch.from_numpy(query_start_loc[1:][samples].astype(np.int64) - 1),
+        input_codes=codes,
+        positions=padded_positions,
+        slot_mapping=slots,
+        table_width=-(-int(seq_lens.max(initial=0)) // held.block_size),
+        seq_lens=seq_lens.astype(np.int32),
+        query_start_loc=query_start_loc,
+        sample_rows=query_start_loc[1:][samples].astype(np.int64) - 1,
         rows=rows,
         num_scheduled_tokens=counts,
         sampling_rows=sampling_rows,
+        sampled_positions=sampled_positions,
         sampling_ids=sampling_ids,
     )

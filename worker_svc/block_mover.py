@@ -4,6 +4,7 @@ Moving layer 5 overlaps computing layer 4: the model waits only for the layer it
 """
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -53,15 +54,21 @@ class BlockMover:
             for layer in range(len(self._layers))
         ]
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether layers must be awaited."""
+        return bool(self._moves)
+
     def await_layer(self, layer: int) -> None:
         """Return when the blocks of a layer are where they should be."""
         if self._moves:
             self._moves[layer].result()
 
-    def finish(self) -> int:
-        """Wait for all layers; return the time in microseconds that moving took."""
+    def finish(self) -> Callable[[], int]:
+        """Wait for all layers; return what tells the microseconds that moving took."""
         moves, self._moves = self._moves, []
-        return round(sum(move.result() for move in moves))
+        elapsed_us = round(sum(move.result() for move in moves))
+        return lambda: elapsed_us
 
     def _move_layer(
         self, layer: int, swap_out: torch.Tensor, swap_in: torch.Tensor, copy: torch.Tensor

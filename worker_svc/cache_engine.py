@@ -1,13 +1,19 @@
 """The paged key/value cache of every layer, and its place for swapped blocks in host memory."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
+import torch
 
 from quire.errors import ConfigError, InvalidRequestError
 from worker_svc.block_mover import BlockMover
 from worker_svc.cache_shapes import empty_caches
+from worker_svc.cuda_device import CudaDevice
 from worker_svc.layers.attention import KVCaches
 from worker_svc.loader import LoadedModel
 from worker_svc.steps import IntArray
+from worker_svc.stream_block_mover import StreamBlockMover
 
 # What the attention kernels serve; powers of two between them.
 MIN_BLOCK_SIZE = 8
@@ -46,7 +52,8 @@ def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KV
         ConfigError: there is not enough memory.
     """
     try:
-        caches = _empty_caches(loaded, block_size, num_blocks)
+        device = loaded.device.torch_device
+        caches = _empty_caches(loaded, block_size, num_blocks, partial(torch.empty, device=device))
         for cache in (*caches.keys, *caches.values):
             cache.zero_()
         return caches
@@ -58,15 +65,18 @@ def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KV
         ) from error
 
 
-def _empty_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KVCaches:
+def _empty_caches(
+    loaded: LoadedModel, block_size: int, num_blocks: int, empty: Callable[..., torch.Tensor]
+) -> KVCaches:
     model = loaded.model
-    return empty_caches(model.num_layers, model.heads, loaded.dtype, block_size, num_blocks)
+    return empty_caches(model.num_layers, model.heads, loaded.dtype, block_size, num_blocks, empty)
 
 
 class CacheEngine:
     """Owns the caches and moves blocks within and between them.
 
-    Host memory is taken from the operating system only when blocks are moved there.
+    On a CPU host memory is taken from the operating system only when blocks are moved there; beside
+    a GPU it is pinned, and taken at once.
 
     Args:
         loaded: the model.
@@ -98,9 +108,15 @@ class CacheEngine:
             MAX_HOST_BLOCKS_PER_BLOCK * num_blocks,
         )
         self.caches = allocate_caches(loaded, block_size, num_blocks)
-        host_caches = _empty_caches(loaded, block_size, self.num_host_blocks)
-        self.mover = BlockMover(self.caches, host_caches)
+        self.mover = self._make_mover(loaded)
         self.caches.before_layer = self.mover.await_layer
+
+    def _make_mover(self, loaded: LoadedModel) -> BlockMover | StreamBlockMover:
+        device, sizes = loaded.device, (self.block_size, self.num_host_blocks)
+        if isinstance(device, CudaDevice):
+            host_caches = _empty_caches(loaded, *sizes, device.pinned)
+            return StreamBlockMover(device, self.caches, host_caches)
+        return BlockMover(self.caches, _empty_caches(loaded, *sizes, torch.empty))
 
     def move(self, swap_out: IntArray, swap_in: IntArray, copy: IntArray) -> None:
         """Begin to move blocks, in this order; each layer waits for its own.
@@ -130,7 +146,7 @@ class CacheEngine:
         times = []
         for _ in range(5):  # the first ones wait for memory
             self.mover.start(pair, nothing, nothing)
-            times.append(self.mover.finish())
+            times.append(self.mover.finish()())
         return float(min(times))
 
 

@@ -1,5 +1,7 @@
 """The shape of the paged caches."""
 
+from collections.abc import Callable
+
 import torch
 
 from worker_svc.layers.attention import KVCaches
@@ -7,9 +9,23 @@ from worker_svc.layers.linear import HeadShare
 
 
 def empty_caches(
-    num_layers: int, heads: HeadShare, dtype: torch.dtype, block_size: int, num_blocks: int
+    num_layers: int,
+    heads: HeadShare,
+    dtype: torch.dtype,
+    block_size: int,
+    num_blocks: int,
+    empty: Callable[..., torch.Tensor] = torch.empty,
 ) -> KVCaches:
-    """Return caches of this rank's heads, whose contents mean nothing yet."""
+    """Return caches of this rank's heads, whose contents mean nothing yet.
+
+    Args:
+        num_layers: how many caches.
+        heads: of every layer.
+        dtype: of keys and values.
+        block_size: tokens of a block.
+        num_blocks: of each layer.
+        empty: makes a tensor of a shape and a dtype, where it is to be.
+    """
     shape = (num_blocks, heads.num_kv_heads, block_size, heads.head_dim)
-    keys, values = ([torch.empty(shape, dtype=dtype) for _ in range(num_layers)] for _ in range(2))
+    keys, values = ([empty(shape, dtype=dtype) for _ in range(num_layers)] for _ in range(2))
     return KVCaches(keys, values)

@@ -1,5 +1,6 @@
 """Settings of a worker process."""
 
+import re
 from dataclasses import dataclass
 
 from quire.errors import ConfigError
@@ -16,7 +17,7 @@ class WorkerConfig:
     Attributes:
         host: address to bind, and no other.
         port: 0 takes a free one.
-        device: "cpu".
+        device: "cpu", "cuda" or "cuda:N"; "auto" or "auto:N" takes that GPU if there is one.
         num_threads: threads of the kernels and dense layers; None takes one per available core.
         log_level: one of quire.log.LEVELS.
 
@@ -35,8 +36,8 @@ class WorkerConfig:
             raise ConfigError("host: must not be empty")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: must be in [0, 65535], got {self.port}")
-        if self.device != "cpu":
-            raise ConfigError(f"device: must be cpu, got {self.device!r}")
+        if re.fullmatch(r"cpu|(cuda|auto)(:\d+)?", self.device) is None:
+            raise ConfigError(f"device: must be cpu, cuda, cuda:N or auto, got {self.device!r}")
         if self.num_threads is not None and not 1 <= self.num_threads <= MAX_THREADS:
             raise ConfigError(f"num_threads: must be in [1, {MAX_THREADS}], got {self.num_threads}")
         if self.log_level not in LEVELS:

@@ -10,7 +10,14 @@ class DummyCheckpoint:
 
     A tensor depends on its name and shape alone, so that ranks cut their parts from the same one.
     Matrices keep the size of what they multiply, norms leave it, so that logits stay finite.
+
+    Args:
+        device: of the model.
     """
+
+    def __init__(self, device: torch.device) -> None:
+        # Billions of numbers are made where they are needed, if there are generators there.
+        self._device = device if device.type == "cuda" else torch.device("cpu")
 
     def has(self, name: str) -> bool:
         """Return True: whatever a family may look for is there."""
@@ -25,9 +32,11 @@ class DummyCheckpoint:
             part: indices of each leading dimension; of those not named, all.
         """
         if len(shape) == 1:
-            whole = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+            make = torch.zeros if name.endswith("bias") else torch.ones
+            whole = make(shape, device=self._device)
         else:
-            random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            random = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
             bound = (3 / shape[-1]) ** 0.5
-            whole = torch.empty(shape).uniform_(-bound, bound, generator=random)
+            whole = torch.empty(shape, device=self._device)
+            whole.uniform_(-bound, bound, generator=random)
         return whole[tuple(slice(item.start, item.stop) for item in part) or ...]

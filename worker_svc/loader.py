@@ -7,8 +7,10 @@ import torch
 
 from quire.errors import ModelLoadError
 from quire.outputs import ModelInfo
+from worker_svc.device import CpuDevice, Device
 from worker_svc.dummy_weights import DummyCheckpoint
 from worker_svc.hf_config import HfConfig
+from worker_svc.layers.device_linear import fixed_tiles
 from worker_svc.models.interface import CausalLM
 from worker_svc.models.registry import FAMILIES, find_family
 from worker_svc.parallel import ParallelGroup
@@ -35,6 +37,8 @@ class LoadSpec:
         distributed_init_address: "host:port" where ranks meet; empty for one.
         load_format: "safetensors", or "dummy" for weights that are made up: only the configuration
             is read.
+        invariant: whether linear layers on a GPU are of fixed tiles, so that a token's bits do not
+            depend on its company there either; on the CPU they never do.
 
     Raises:
         ModelLoadError: a value is out of bounds; names field, limit and value.
@@ -47,6 +51,7 @@ class LoadSpec:
     tensor_parallel_size: int = 1
     distributed_init_address: str = ""
     load_format: str = "safetensors"
+    invariant: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
@@ -81,6 +86,7 @@ class LoadedModel:
         model: ready to compute.
         dtype: of activations and cache.
         parallel: the group it computes with.
+        device: where it is.
     """
 
     spec: LoadSpec
@@ -88,20 +94,28 @@ class LoadedModel:
     model: CausalLM
     dtype: torch.dtype
     parallel: ParallelGroup
+    device: Device
 
 
 @torch.inference_mode()
-def load_model(spec: LoadSpec, served_model_name: str, parallel: ParallelGroup) -> LoadedModel:
+def load_model(
+    spec: LoadSpec,
+    served_model_name: str,
+    parallel: ParallelGroup,
+    device: Device | None = None,
+) -> LoadedModel:
     """Read a model directory.
 
     Args:
         spec: which slice of which model.
         served_model_name: name that requests use; empty takes the directory's path.
         parallel: the group, already joined.
+        device: where the model is to be; None for the CPU.
 
     Raises:
         ModelLoadError: the directory cannot be served; one line that says why.
     """
+    device = device or CpuDevice()
     directory = Path(spec.model)
     if not directory.is_dir():
         raise ModelLoadError(f"{directory}: no such directory")
@@ -121,9 +135,10 @@ def load_model(spec: LoadSpec, served_model_name: str, parallel: ParallelGroup) 
     is_dummy = spec.load_format == "dummy"
     if is_dummy and architecture not in FAMILIES:
         raise ModelLoadError(f"load_format: dummy is not served for {architecture}")
-    reader = DummyCheckpoint() if is_dummy else SafetensorsCheckpoint(directory)
-    weights = Weights(reader, DTYPES[dtype_name], count=sizes.__setitem__)
-    model = family.build(config, weights, parallel, max_model_len)
+    reader = DummyCheckpoint(device.torch_device) if is_dummy else SafetensorsCheckpoint(directory)
+    weights = Weights(reader, DTYPES[dtype_name], device.torch_device, count=sizes.__setitem__)
+    with fixed_tiles(spec.invariant):
+        model = family.build(config, weights, parallel, max_model_len)
     info = ModelInfo(
         name=served_model_name or spec.model,
         architecture=architecture,
@@ -133,7 +148,7 @@ def load_model(spec: LoadSpec, served_model_name: str, parallel: ParallelGroup) 
         eos_token_ids=eos_token_ids,
         num_parameters=sum(sizes.values()),
     )
-    return LoadedModel(spec, info, model, DTYPES[dtype_name], parallel)
+    return LoadedModel(spec, info, model, DTYPES[dtype_name], parallel, device)
 
 
 def _refuse_quantized(hf: HfConfig) -> None:

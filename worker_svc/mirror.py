@@ -1,16 +1,16 @@
 """The mirror of live sequences: what the orders of each step change, and nothing else."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from quire.errors import InvalidRequestError
 from worker_svc.batch import PromptPart, StepBatch, gather_batch
 from worker_svc.row_options import RowOptions
 from worker_svc.sampler import SamplingTable
-from worker_svc.sequence_rows import SequenceRows
+from worker_svc.sequence_rows import PENDING, SequenceRows
 from worker_svc.steps import IntArray, MirroredSequence, SchedulerOutputs, SequenceState
 
 
@@ -22,8 +22,9 @@ class SequenceMirror:
         num_blocks: block ids are in [0, num_blocks).
         max_model_len: limit of a sequence.
         vocab_size: token ids are in [0, vocab_size).
-        dtype: of the model, which decides how batches are padded.
+        padded_rows: returns how many rows to compute for a number of tokens.
         eos_token_ids: end-of-text ids of the model.
+        num_rows: sequences to have room for from the beginning; None for a few.
     """
 
     def __init__(
@@ -32,24 +33,35 @@ class SequenceMirror:
         num_blocks: int,
         max_model_len: int,
         vocab_size: int,
-        dtype: torch.dtype,
+        padded_rows: Callable[[int], int],
         eos_token_ids: tuple[int, ...],
+        num_rows: int | None = None,
     ) -> None:
         self._eos_token_ids = eos_token_ids
         self._cache_blocks = num_blocks
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
-        self._dtype = dtype
+        self._padded_rows = padded_rows
         self._row_of: dict[int, int] = {}
         # Of the rows that have any.
         self._options: dict[int, RowOptions] = {}
         # One token more than the limit: a step sent ahead may sample past a sequence's end.
-        self._held = SequenceRows(block_size, max_model_len + 1)
+        max_num_tokens = max_model_len + 1
+        self._held = (
+            SequenceRows(block_size, max_num_tokens)
+            if num_rows is None
+            else SequenceRows(block_size, max_num_tokens, num_rows)
+        )
 
     @property
     def sampling(self) -> SamplingTable:
         """Sampling parameters of the sequences held."""
         return self._held.sampling
+
+    @property
+    def held(self) -> SequenceRows:
+        """The rows; others read them."""
+        return self._held
 
     def sequences(self) -> list[MirroredSequence]:
         """Return what is known of every sequence held."""
@@ -121,7 +133,7 @@ class SequenceMirror:
             sequence_ids = tuple(np.array(sequence_ids)[~failed].tolist())
             rows, counts = rows[~failed], counts[~failed]
         self._check_batch(sequence_ids, rows, counts)
-        batch = gather_batch(self._held, sequence_ids, rows, counts, self._dtype)
+        batch = gather_batch(self._held, sequence_ids, rows, counts, self._padded_rows)
         if failed_ids or self._options:
             parts = self._prompt_parts(sequence_ids, batch)
             batch = replace(batch, failed_ids=failed_ids, prompt_parts=parts)
@@ -161,28 +173,41 @@ class SequenceMirror:
         return [(index, self._options[row]) for index, row in rows if row in self._options]
 
     def token_ids(self, row: int) -> npt.NDArray[np.int32]:
-        """Return [num_tokens] the tokens of the sequence in a row; a view, not a copy."""
+        """Return [num_tokens] the tokens of the sequence in a row; a view, not a copy.
+
+        Those of steps that are not settled are PENDING.
+        """
         return self._held.token_ids[row, : self._held.num_tokens[row]]
 
-    def sampled_positions(self, batch: StepBatch) -> IntArray:
-        """Return [num_sampling] the index in its sequence of each token about to be sampled."""
-        return self._held.num_tokens[batch.sampling_rows]
-
-    def commit(self, batch: StepBatch, token_ids: IntArray, ok: npt.NDArray[np.bool_]) -> None:
-        """Record that a batch was computed and what it sampled.
+    def advance(self, batch: StepBatch) -> None:
+        """Record that a batch is computed, and that its sequences gain a token yet unknown.
 
         Args:
             batch: of the last `build_batch`.
-            token_ids: [num_sampling].
-            ok: [num_sampling] False marks a sequence that failed and gains no token.
         """
         held, rows = self._held, batch.sampling_rows
         held.num_computed[batch.rows] += batch.num_scheduled_tokens
+        held.token_ids[rows, batch.sampled_positions] = PENDING
+        held.num_tokens[rows] += 1
+
+    def settle(self, batch: StepBatch, token_ids: IntArray, ok: npt.NDArray[np.bool_]) -> None:
+        """Record what a batch has sampled, of the sequences that still wait for it.
+
+        Args:
+            batch: that `advance` was told of.
+            token_ids: [num_sampling].
+            ok: [num_sampling] False marks a sequence that failed: its token means nothing, and it
+                is not computed again.
+        """
+        held, rows, positions = self._held, batch.sampling_rows, batch.sampled_positions
+        # A sequence may have been released since, and its row be another's, who knows its tokens.
+        waits = held.token_ids[rows, positions] == PENDING
+        if not waits.all():
+            rows, positions = rows[waits], positions[waits]
+            token_ids, ok = token_ids[waits], ok[waits]
+        held.token_ids[rows, positions] = token_ids
         if not ok.all():
             held.has_failed[rows[~ok]] = True
-            rows, token_ids = rows[ok], token_ids[ok]
-        held.token_ids[rows, held.num_tokens[rows]] = token_ids
-        held.num_tokens[rows] += 1
 
     def _add(self, state: SequenceState) -> None:
         if state.sequence_id in self._row_of:
@@ -236,7 +261,7 @@ class SequenceMirror:
             raise InvalidRequestError(
                 "replaced_block_ids", f"must be below {self._cache_blocks}, got {block_id}"
             )
-        self._held.block_tables[row, place] = block_id
+        self._held.replace_block(row, place, block_id)
 
     def _rows(self, sequence_ids: tuple[int, ...]) -> IntArray:
         try:

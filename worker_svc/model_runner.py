@@ -1,43 +1,39 @@
 """Runs steps: orders in, tokens out."""
 
-import itertools
-import time
-from dataclasses import dataclass
+from collections import deque
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from quire.outputs import TokenLogprobs
 from worker_svc.batch import StepBatch
 from worker_svc.cache_engine import CacheEngine
-from worker_svc.layers.attention import AttentionMetadata
+from worker_svc.cuda_device import CudaDevice
+from worker_svc.decode_graphs import DecodeGraphs
+from worker_svc.device_placement import DevicePlacement
 from worker_svc.loader import LoadedModel
 from worker_svc.logprobs import token_logprobs
 from worker_svc.mirror import SequenceMirror
+from worker_svc.pending_step import PendingStep, StepMarks
 from worker_svc.sampler import sample_on_first_rank
-from worker_svc.steps import IntArray, PromptLogprobs, SchedulerOutputs, StepOutcome
+from worker_svc.step_inputs import HostPlacement, Placement, SamplerInputs, StepInputs
+from worker_svc.steps import PromptLogprobs, SchedulerOutputs
 
 PROMPT_LOGITS_ROWS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
-    """What a step sampled.
-
-    Attributes:
-        token_ids: [num_sampling].
-        ok: [num_sampling] False where logits were not finite; the token then means nothing.
-        logprobs: parallel to `token_ids` if any of the sequences asked for them, else empty.
-    """
-
-    token_ids: IntArray
-    ok: npt.NDArray[np.bool_]
-    logprobs: tuple[TokenLogprobs, ...]
-
-
 class ModelRunner:
     """A model, its cache and the mirror of its live sequences.
+
+    On a GPU a step is started before the one before it has ended: `execute` returns at once, and
+    tokens that only the GPU knows are settled in the mirror when they have come.
+
+    Args:
+        loaded: the model.
+        block_size: tokens of a block.
+        num_blocks: of the cache.
+        swap_space_bytes: host memory for swapped blocks.
+        max_num_seqs: of a step; None where no more than some will come. Graphs need it.
+        enforce_eager: whether a GPU is to do without graphs.
 
     Attributes:
         cache_engine: the paged cache.
@@ -45,23 +41,52 @@ class ModelRunner:
     """
 
     def __init__(
-        self, loaded: LoadedModel, block_size: int, num_blocks: int, swap_space_bytes: int = 0
+        self,
+        loaded: LoadedModel,
+        block_size: int,
+        num_blocks: int,
+        swap_space_bytes: int = 0,
+        max_num_seqs: int | None = None,
+        *,
+        enforce_eager: bool = False,
     ) -> None:
         self._model = loaded.model
         self._parallel = loaded.parallel
+        self._device = device = loaded.device
         self.cache_engine = CacheEngine(loaded, block_size, num_blocks, swap_space_bytes)
         self.mirror = SequenceMirror(
             block_size,
             num_blocks,
             loaded.info.max_model_len,
             loaded.info.vocab_size,
-            loaded.dtype,
+            lambda num_rows: device.padded_rows(num_rows, loaded.dtype),
             loaded.info.eos_token_ids,
+            max_num_seqs,
         )
+        # Started, and not yet settled in the mirror.
+        self._pending: deque[PendingStep] = deque()
+        self._graphs: DecodeGraphs | None = None
+        self._placement: Placement
+        caches, held = self.cache_engine.caches, self.mirror.held
+        if isinstance(device, CudaDevice):
+            placement = DevicePlacement(device, held, caches)
+            self._placement = placement
+            if max_num_seqs is not None and loaded.model.is_capturable and not enforce_eager:
+                self._graphs = DecodeGraphs(
+                    device, loaded.model, caches, held, placement.rows, max_num_seqs
+                )
+        else:
+            self._placement = HostPlacement(device, held, caches)
 
     @torch.inference_mode()
-    def execute(self, outputs: SchedulerOutputs) -> StepOutcome:
-        """Apply the orders of a step, run its batch and sample.
+    def capture_graphs(self) -> None:
+        """Capture decode steps as graphs, where they are used."""
+        if self._graphs is not None:
+            self._graphs.capture()
+
+    @torch.inference_mode()
+    def execute(self, outputs: SchedulerOutputs) -> PendingStep:
+        """Apply the orders of a step, start its batch and sample.
 
         Mutates: mirror and cache.
 
@@ -69,68 +94,64 @@ class ModelRunner:
             InvalidRequestError: the orders do not fit what is held; the mirror is then undefined.
         """
         batch = self.begin_step(outputs)
-        started = time.perf_counter_ns()
-        hidden = self.forward(batch)
-        logits = self.compute_logits(hidden, batch.sample_rows)
-        computed = time.perf_counter_ns()
+        started = self._device.mark()
+        hidden, logits, sampler = self._start(batch)
+        computed = self._device.mark()
         prompt_logprobs = self.prompt_logprobs(batch, hidden)
-        sampled = self.finish_step(batch, logits)
-        finished = time.perf_counter_ns()
-        times = (
-            (computed - started) // 1000,
-            (finished - computed) // 1000,
+        token_ids, ok, logprobs = self.sample(batch, logits, sampler)
+        marks = StepMarks(started, computed, self._device.mark())
+        step = PendingStep(
+            self._device,
+            batch,
+            self._device.fetch((token_ids, ok)),  # after the marks: when it has come, they have
+            marks,
             self.cache_engine.mover.finish(),
+            reports=self._parallel.rank == 0,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
-        if self._parallel.rank > 0:
-            return StepOutcome((), (), (), (), *times)
-        ok, failed_ids, sampling_ids = sampled.ok, batch.failed_ids, batch.sampling_ids
-        token_ids, logprobs = sampled.token_ids, sampled.logprobs
-        if not ok.all():
-            ids = np.array(sampling_ids, np.int64)
-            failed_ids += tuple(ids[~ok].tolist())
-            sampling_ids, token_ids = tuple(ids[ok].tolist()), token_ids[ok]
-            logprobs = tuple(itertools.compress(logprobs, ok))
-        return StepOutcome(
-            sampling_ids,
-            tuple(token_ids.tolist()),
-            failed_ids,
-            logprobs,
-            *times,
-            prompt_logprobs,
-        )
+        self.mirror.advance(batch)
+        self._pending.append(step)
+        if self._device.is_immediate:
+            self._settle()
+        return step
+
+    def forget_sequences(self) -> None:
+        """Forget every sequence, and what steps under way sample for them."""
+        self._pending.clear()
+        self.mirror.clear()
 
     def begin_step(self, outputs: SchedulerOutputs) -> StepBatch:
         """Apply the orders, begin to move blocks, and return the batch to run.
 
         Mutates: mirror and cache.
         """
+        # Of two steps under way one has ended by now, or will before a third is of any use. And
+        # what is forked must be known.
+        self._settle(leave=0 if len(outputs.forks) > 0 else 1)
         self.mirror.apply(outputs)
         self.cache_engine.move(
             outputs.blocks_to_swap_out, outputs.blocks_to_swap_in, outputs.blocks_to_copy
         )
         return self.mirror.build_batch(outputs)
 
-    def forward(self, batch: StepBatch) -> torch.Tensor:
+    def place(self, batch: StepBatch) -> StepInputs:
+        """Bring a batch to where the model computes."""
+        return self._placement.place(batch)
+
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Return the last hidden states [rows, hidden_size].
 
         Mutates: the cache.
         """
-        if batch.num_tokens == 0:
-            return torch.empty(0, 0)
-        metadata = AttentionMetadata(
-            caches=self.cache_engine.caches,
-            num_tokens=batch.num_tokens,
-            slot_mapping=batch.slot_mapping,
-            block_tables=batch.block_tables,
-            seq_lens=batch.seq_lens,
-            query_start_loc=batch.query_start_loc,
-        )
-        return self._model.forward(batch.input_ids, batch.positions, metadata)
+        if inputs.metadata.num_tokens == 0:
+            return torch.empty(0, 0, device=self._device.torch_device)
+        return self._model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
 
     def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return logits [len(rows), vocab_size] float32 of some rows of the batch."""
         if len(rows) == 0:
-            return torch.empty(0, self._model.vocab_size)
+            return torch.empty(0, self._model.vocab_size, device=self._device.torch_device)
         return self._model.compute_logits(hidden.index_select(0, rows))
 
     def prompt_logprobs(self, batch: StepBatch, hidden: torch.Tensor) -> tuple[PromptLogprobs, ...]:
@@ -141,43 +162,63 @@ class ModelRunner:
             # Piece by piece: the logits of a long prompt would take gigabytes.
             for start in range(0, len(part.rows), PROMPT_LOGITS_ROWS):
                 rows = part.rows[start : start + PROMPT_LOGITS_ROWS]
-                logits = self.compute_logits(hidden, torch.tensor(rows))
+                where = torch.arange(rows.start, rows.stop, device=hidden.device)
+                logits = self.compute_logits(hidden, where).cpu()
                 token_ids = part.token_ids[start : start + PROMPT_LOGITS_ROWS]
                 for row, token_id in zip(logits, token_ids, strict=True):
                     logprobs.append(token_logprobs(row, token_id, part.num_top))
             found.append(PromptLogprobs(part.sequence_id, part.first_position, tuple(logprobs)))
         return tuple(found)
 
-    def finish_step(self, batch: StepBatch, logits: torch.Tensor) -> SampledTokens:
-        """Sample and record the outcome.
+    def sample(
+        self, batch: StepBatch, logits: torch.Tensor, sampler: SamplerInputs
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[TokenLogprobs, ...]]:
+        """Choose the next tokens.
 
-        Mutates: mirror, and the logits of sequences that have rules for them.
+        Mutates: the logits of sequences that have rules for them.
+
+        Returns:
+            token_ids [num_sampling] int64 and ok [num_sampling] bool where the model computes, and
+            the log-probabilities of each if any of the sequences asked for them.
         """
-        logprobs: list[TokenLogprobs] = []
         if len(batch.sampling_rows) == 0:
-            token_ids, ok = np.empty(0, np.int64), np.empty(0, np.bool_)
-        else:
-            # Only rank 0 knows what is sampled, and needs to.
-            options = self.mirror.sampling_options(batch) if self._parallel.rank == 0 else []
-            reporting = [(index, each) for index, each in options if each.reports]
-            # A copy: reports are of the logits before rules change them.
-            raw_logits = logits[[index for index, _ in reporting]]
-            for index, each in options:
-                each.apply_rules(
-                    logits[index], self.mirror.token_ids(int(batch.sampling_rows[index]))
-                )
-            token_ids, ok = sample_on_first_rank(
-                self._parallel,
-                self.mirror.sampling,
-                logits,
-                batch.sampling_rows,
-                self.mirror.sampled_positions(batch),
-            )
-            if reporting:
-                logprobs = [TokenLogprobs()] * len(token_ids)
+            return sampler.rows, sampler.rows.bool(), ()
+        # Only rank 0 knows what is sampled, and needs to.
+        options = self.mirror.sampling_options(batch) if self._parallel.rank == 0 else []
+        if options:
+            self._settle()  # rules are about the tokens so far
+        reporting = [(index, each) for index, each in options if each.reports]
+        # Copies: reports are of the logits before rules change them.
+        raw_logits = [logits[index].to("cpu", copy=True) for index, _ in reporting]
+        for index, each in options:
+            row = logits[index].cpu()
+            each.apply_rules(row, self.mirror.token_ids(int(batch.sampling_rows[index])))
+            logits[index] = row
+        token_ids, ok = sample_on_first_rank(self._parallel, logits, sampler.columns)
+        self._placement.keep_sampled(sampler, token_ids)
+        logprobs: list[TokenLogprobs] = []
+        if reporting:
+            logprobs = [TokenLogprobs()] * len(token_ids)
+            sampled, is_finite = token_ids.cpu().tolist(), ok.cpu().tolist()
             for row, (index, each) in zip(raw_logits, reporting, strict=True):
-                if ok[index]:
+                if is_finite[index]:
                     tokens = self.mirror.token_ids(int(batch.sampling_rows[index]))
-                    logprobs[index] = each.report(row, int(token_ids[index]), tokens)
-        self.mirror.commit(batch, token_ids, ok)
-        return SampledTokens(token_ids, ok, tuple(logprobs))
+                    logprobs[index] = each.report(row, sampled[index], tokens)
+        return token_ids, ok, tuple(logprobs)
+
+    def _start(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor, SamplerInputs]:
+        """Return hidden states (none where nobody asks), logits, and what the sampler needs."""
+        # A graph does not wait for layers one by one: with blocks on their way it is not used.
+        if self._graphs is not None and not self.cache_engine.mover.is_moving:
+            started = self._graphs.run(batch)
+            if started is not None:
+                return started[0], *started
+        inputs = self.place(batch)
+        hidden = self.forward(inputs)
+        return hidden, self.compute_logits(hidden, inputs.sample_rows), inputs.sampler
+
+    def _settle(self, leave: int = 0) -> None:
+        """Wait for the steps under way but the last `leave`; write their tokens into the mirror."""
+        while len(self._pending) > leave:
+            step = self._pending.popleft()
+            self.mirror.settle(step.batch, *step.sampled())

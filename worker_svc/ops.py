@@ -218,6 +218,21 @@ def paged_attention(
     )
 
 
+def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Write x W^T + b to out, with the same bits for a row whatever rows come with it. GPUs only.
+
+    Args:
+        out: [M, N].
+        x: [M, K].
+        weight: [N, K].
+        bias: [N], or None.
+
+    Mutates:
+        out.
+    """
+    _C.linear(out, x, weight, bias)
+
+
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
     """Divide rows by their root mean square and scale them (Zhang and Sennrich 2019).
 
@@ -350,8 +365,8 @@ def sample(
         Token ids [N] int64, and [N] bool which is False where the logits hold NaN or +inf or no
         finite value, in which case the row's token means nothing.
     """
-    token_ids = torch.empty(logits.shape[0], dtype=torch.int64)
-    ok = torch.empty(logits.shape[0], dtype=torch.bool)
+    token_ids = logits.new_empty(logits.shape[0], dtype=torch.int64)
+    ok = logits.new_empty(logits.shape[0], dtype=torch.bool)
     _C.sample(
         token_ids,
         ok,
@@ -365,6 +380,22 @@ def sample(
         position,
     )
     return token_ids, ok
+
+
+def has_cuda() -> bool:
+    """Whether there are kernels for GPUs in this build."""
+    return hasattr(_C, "set_stream")
+
+
+def set_stream(stream: int) -> None:
+    """Start what the calling thread is told from now on, on a CUDA stream; 0 is the default one.
+
+    Only in builds with kernels for GPUs.
+
+    Args:
+        stream: a cudaStream_t.
+    """
+    _C.set_stream(stream)
 
 
 def isa() -> str:

@@ -83,7 +83,13 @@ class ParallelGroup:
         return parts
 
 
-def join_group(rank: int, size: int, init_address: str, epoch: int = 0) -> ParallelGroup:
+def join_group(
+    rank: int,
+    size: int,
+    init_address: str,
+    epoch: int = 0,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 - a constant
+) -> ParallelGroup:
     """Meet the other ranks and return the group.
 
     A process belongs to at most one group at a time; joining a second one leaves the first, and
@@ -94,6 +100,7 @@ def join_group(rank: int, size: int, init_address: str, epoch: int = 0) -> Paral
         size: number of ranks.
         init_address: "host:port" where the ranks meet; unused when `size` is 1.
         epoch: ranks meet only those of the same one.
+        device: of the activations: NCCL exchanges them between GPUs, Gloo between CPUs.
 
     Raises:
         UnavailableError: not all ranks came in time.
@@ -102,11 +109,12 @@ def join_group(rank: int, size: int, init_address: str, epoch: int = 0) -> Paral
     if size > 1:
         try:
             dist.init_process_group(
-                "gloo",
+                "gloo" if device.type == "cpu" else "nccl",
                 store=PrefixStore(str(epoch), _meeting_place(rank, init_address)),
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S),
+                device_id=None if device.type == "cpu" else device,
             )
         except (RuntimeError, ValueError) as error:
             raise UnavailableError(

@@ -2,25 +2,22 @@
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
+import numpy as np
 import torch
 
 from quire.errors import ConfigError
 from worker_svc.cache_engine import allocate_caches, block_bytes, check_block_size
 from worker_svc.layers.attention import AttentionMetadata, KVCaches
-from worker_svc.layers.invariant_linear import padded_rows
+from worker_svc.layers.attention_plans import AttentionPlans
 from worker_svc.loader import LoadedModel
+from worker_svc.memory import available_memory_bytes
 
-CACHE_SHARE_OF_FREE_MEMORY = 0.25
-MAX_DEFAULT_CACHE_BYTES = 4 * 2**30
 SWAP_SHARE_OF_FREE_MEMORY = 0.125
 MAX_DEFAULT_SWAP_BYTES = 2 * 2**30
 WARM_UP_MAX_TOKENS = 64
 WARM_UP_MAX_S = 1.0
-
-_CGROUP = Path("/sys/fs/cgroup")
-_MEMINFO = Path("/proc/meminfo")
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,8 @@ class ProfileSpec:
         block_size: tokens of a block.
         max_num_batched_tokens: most tokens of a step.
         max_num_seqs: most sequences of a step.
-        kv_cache_memory_bytes: of cache to use; None takes a share of the free memory.
+        kv_cache_memory_bytes: of cache to use; None takes a share of the memory.
+        gpu_memory_utilization: share of a GPU's memory for weights, activations and cache together.
 
     Raises:
         ConfigError: a value is out of bounds; names field, limit and value.
@@ -41,6 +39,7 @@ class ProfileSpec:
     max_num_batched_tokens: int
     max_num_seqs: int
     kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = DEFAULT_GPU_MEMORY_UTILIZATION
 
     def __post_init__(self) -> None:
         check_block_size(self.block_size)
@@ -50,6 +49,10 @@ class ProfileSpec:
             )
         if self.max_num_seqs < 1:
             raise ConfigError(f"max_num_seqs: must be at least 1, got {self.max_num_seqs}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization: must be in (0, 1], got {self.gpu_memory_utilization}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +76,26 @@ def profile_cache(loaded: LoadedModel, spec: ProfileSpec) -> CacheProfile:
     Raises:
         ConfigError: not one sequence of full length fits, or more is asked for than is free.
     """
-    _run_dummy_step(
-        loaded,
-        allocate_caches(loaded, spec.block_size, 1),
-        spec.block_size,
-        spec.max_num_batched_tokens,
-        spec.max_num_seqs,
-    )
+
+    def largest_step() -> None:
+        _run_dummy_step(
+            loaded,
+            allocate_caches(loaded, spec.block_size, 1),
+            spec.block_size,
+            spec.max_num_batched_tokens,
+            spec.max_num_seqs,
+        )
+
     bytes_per_block = block_bytes(loaded, spec.block_size)
-    free = available_memory_bytes()
+    memory = loaded.device.profile_memory(largest_step, spec.gpu_memory_utilization)
     if spec.kv_cache_memory_bytes is None:
-        budget = min(int(free * CACHE_SHARE_OF_FREE_MEMORY), MAX_DEFAULT_CACHE_BYTES)
+        budget = memory.default_bytes
     else:
         budget = spec.kv_cache_memory_bytes
-        if budget > free:
+        if budget > memory.free_bytes:
             raise ConfigError(
-                f"kv_cache_memory_bytes: {budget} is more than the {free} bytes that are free"
+                f"kv_cache_memory_bytes: {budget} is more than the {memory.free_bytes} bytes that "
+                "are free"
             )
     if budget < bytes_per_block:
         raise ConfigError(
@@ -124,6 +131,7 @@ def warm_up(loaded: LoadedModel, caches: KVCaches, block_size: int) -> None:
     Writes nothing to the caches.
     """
     deadline = time.monotonic() + WARM_UP_MAX_S
+    padded_rows = loaded.device.padded_rows
     sizes = {padded_rows(count, loaded.dtype) for count in range(1, WARM_UP_MAX_TOKENS + 1)}
     for num_tokens in sorted(sizes):
         _run_dummy_step(loaded, caches, block_size, num_tokens, num_tokens)
@@ -146,46 +154,37 @@ def _run_dummy_step(
     """
     num_seqs = min(num_seqs, num_tokens)
     share, rest = divmod(num_tokens, num_seqs)
-    lengths = torch.full((num_seqs,), share, dtype=torch.int32)
+    lengths = np.full(num_seqs, share, np.int32)
     lengths[:rest] += 1
-    lengths.clamp_(max=loaded.info.max_model_len)
+    lengths = lengths.clip(max=loaded.info.max_model_len)
     num_tokens = int(lengths.sum())
-    rows = padded_rows(num_tokens, loaded.dtype)
-    positions = torch.zeros(rows, dtype=torch.int64)
-    positions[:num_tokens] = torch.cat([torch.arange(length) for length in lengths.tolist()])
-    query_start_loc = torch.zeros(num_seqs + 1, dtype=torch.int32)
-    query_start_loc[1:] = lengths.cumsum(0)
+    rows = loaded.device.padded_rows(num_tokens, loaded.dtype)
+    positions = np.zeros(rows, np.int64)
+    positions[:num_tokens] = np.concatenate([np.arange(length) for length in lengths])
+    query_start_loc = np.zeros(num_seqs + 1, np.int32)
+    query_start_loc[1:] = lengths.cumsum()
     longest = -(-int(lengths.max()) // block_size)
+    placed = loaded.device.place(
+        {
+            "input_ids": np.zeros(rows, np.int64),
+            "positions": positions,
+            "slot_mapping": np.full(num_tokens, -1, np.int64),
+            "block_tables": np.zeros((num_seqs, longest), np.int32),
+            "seq_lens": lengths,
+            "query_start_loc": query_start_loc,
+            "last_rows": query_start_loc[1:].astype(np.int64) - 1,
+        }
+    )
+    plans = AttentionPlans()
+    plans.begin(torch.from_numpy(lengths), torch.from_numpy(query_start_loc))
     metadata = AttentionMetadata(
         caches=caches,
         num_tokens=num_tokens,
-        slot_mapping=torch.full((num_tokens,), -1, dtype=torch.int64),
-        block_tables=torch.zeros(num_seqs, longest, dtype=torch.int32),
-        seq_lens=lengths,
-        query_start_loc=query_start_loc,
+        slot_mapping=placed["slot_mapping"],
+        block_tables=placed["block_tables"],
+        seq_lens=placed["seq_lens"],
+        query_start_loc=placed["query_start_loc"],
+        plans=plans,
     )
-    hidden = loaded.model.forward(torch.zeros(rows, dtype=torch.int64), positions, metadata)
-    loaded.model.compute_logits(hidden[query_start_loc[1:].long() - 1])
-
-
-def available_memory_bytes() -> int:
-    """Return the bytes this process may still take: of the machine, or of its control group.
-
-    Raises:
-        ConfigError: the machine does not say.
-    """
-    try:
-        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError) as error:
-        raise ConfigError(
-            "kv_cache_memory_bytes: must be set, since this machine does not say how much is free"
-        ) from error
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        if limit != "max":
-            used = int((_CGROUP / "memory.current").read_text())
-            free = min(free, max(int(limit) - used, 0))
-    except (OSError, ValueError):
-        pass  # No control group here sets a limit.
-    return free
+    hidden = loaded.model.forward(placed["input_ids"], placed["positions"], metadata)
+    loaded.model.compute_logits(hidden.index_select(0, placed["last_rows"]))

@@ -1,5 +1,8 @@
 """From logits to tokens: parameters of the live sequences in columns, one call for the batch."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -54,49 +57,29 @@ class SamplingTable:
             column = getattr(self, f"_{name}")
             column[destination] = column[source]
 
-    def sample(
-        self, logits: torch.Tensor, rows: IntArray, positions: IntArray
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose a token for each row.
-
-        Args:
-            logits: [n, vocab_size] float32.
-            rows: [n] of this table.
-            positions: [n] index in its sequence of the token to choose.
-
-        Returns:
-            token_ids [n] int64 and whether the logits were finite [n] bool.
-        """
-        return ops.sample(
-            logits,
-            torch.from_numpy(self._temperature[rows]),
-            torch.from_numpy(self._top_k[rows]),
-            torch.from_numpy(self._top_p[rows]),
-            torch.from_numpy(self._min_p[rows]),
-            torch.from_numpy(self._seed[rows]),
-            torch.from_numpy(self._sequence_index[rows]),
-            torch.from_numpy(positions),
-        )
+    def columns(self, rows: IntArray) -> dict[str, npt.NDArray[Any]]:
+        """Return the parameters of some rows, [n] each, by the names that ops.sample has."""
+        return {name: getattr(self, f"_{name}")[rows] for name in _COLUMNS}
 
 
 def sample_on_first_rank(
-    parallel: ParallelGroup,
-    table: SamplingTable,
-    logits: torch.Tensor,
-    rows: IntArray,
-    positions: IntArray,
-) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-    """Sample on rank 0 and tell the other ranks, which keep the same tokens.
+    parallel: ParallelGroup, logits: torch.Tensor, columns: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose a token for each row on rank 0 and tell the other ranks, which keep the same.
+
+    Args:
+        parallel: the ranks.
+        logits: [n, vocab_size] float32; of ranks above 0 only the number of rows counts.
+        columns: the arguments of ops.sample beside the logits, by name.
 
     Returns:
-        token_ids [n] and whether each sequence's logits were finite [n].
+        token_ids [n] int64 and whether each sequence's logits were finite, [n] bool.
     """
     if parallel.size == 1:
-        token_ids, ok = table.sample(logits, rows, positions)
-        return token_ids.numpy(), ok.numpy()
-    message = torch.zeros(2, len(rows), dtype=torch.int64)
+        return ops.sample(logits, **columns)
+    message = torch.zeros(2, len(logits), dtype=torch.int64, device=logits.device)
     if parallel.rank == 0:
-        token_ids, ok = table.sample(logits, rows, positions)
+        token_ids, ok = ops.sample(logits, **columns)
         message[0], message[1] = token_ids, ok
     parallel.broadcast(message)
-    return message[0].numpy(), message[1].numpy().astype(np.bool_)
+    return message[0], message[1].bool()

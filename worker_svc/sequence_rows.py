@@ -5,6 +5,9 @@ import numpy as np
 from worker_svc.sampler import SamplingTable
 from worker_svc.steps import IntArray, SequenceState
 
+# Of a token that was sampled, but has not come from the device yet.
+PENDING = -1
+
 _INITIAL_ROWS = 64
 _ARRAYS = ("token_ids", "block_tables", "num_tokens", "num_computed", "num_blocks", "has_failed")
 
@@ -18,10 +21,11 @@ class SequenceRows:
     Args:
         block_size: tokens of a block.
         max_num_tokens: of a sequence.
+        num_rows: to begin with.
 
     Attributes:
         block_size: tokens of a block.
-        token_ids: [rows, max_num_tokens] int32.
+        token_ids: [rows, max_num_tokens] int32; PENDING where only a device knows the token.
         block_tables: [rows, blocks of max_num_tokens] int32.
         num_tokens: [rows] tokens known.
         num_computed: [rows] tokens whose keys and values are in the cache.
@@ -30,17 +34,20 @@ class SequenceRows:
         sampling: the parameters.
     """
 
-    def __init__(self, block_size: int, max_num_tokens: int) -> None:
+    def __init__(self, block_size: int, max_num_tokens: int, num_rows: int = _INITIAL_ROWS) -> None:
         max_blocks = -(-max_num_tokens // block_size)
         self.block_size = block_size
-        self.token_ids = np.zeros((_INITIAL_ROWS, max_num_tokens), np.int32)
-        self.block_tables = np.zeros((_INITIAL_ROWS, max_blocks), np.int32)
-        self.num_tokens = np.zeros(_INITIAL_ROWS, np.int64)
-        self.num_computed = np.zeros(_INITIAL_ROWS, np.int64)
-        self.num_blocks = np.zeros(_INITIAL_ROWS, np.int64)
-        self.has_failed = np.zeros(_INITIAL_ROWS, np.bool_)
-        self.sampling = SamplingTable(_INITIAL_ROWS)
-        self._free = list(range(_INITIAL_ROWS))
+        self.token_ids = np.zeros((num_rows, max_num_tokens), np.int32)
+        self.block_tables = np.zeros((num_rows, max_blocks), np.int32)
+        self.num_tokens = np.zeros(num_rows, np.int64)
+        self.num_computed = np.zeros(num_rows, np.int64)
+        self.num_blocks = np.zeros(num_rows, np.int64)
+        self.has_failed = np.zeros(num_rows, np.bool_)
+        self.sampling = SamplingTable(num_rows)
+        self._free = list(range(num_rows))
+        # Places in `block_tables`, flattened, that were written since somebody last asked; None
+        # until somebody has.
+        self._written: list[IntArray] | None = None
 
     def __len__(self) -> int:
         return len(self.num_tokens)
@@ -49,6 +56,11 @@ class SequenceRows:
     def max_blocks(self) -> int:
         """Blocks of a table at most."""
         return int(self.block_tables.shape[1])
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Tokens of a sequence at most."""
+        return int(self.token_ids.shape[1])
 
     @property
     def free(self) -> list[int]:
@@ -60,6 +72,7 @@ class SequenceRows:
         row, num_tokens, num_blocks = self._take(), len(state.token_ids), len(state.block_ids)
         self.token_ids[row, :num_tokens] = state.token_ids
         self.block_tables[row, :num_blocks] = state.block_ids
+        self._note_table(row, num_blocks)
         self.num_tokens[row] = num_tokens
         self.num_computed[row] = state.num_computed_tokens
         self.num_blocks[row] = num_blocks
@@ -74,6 +87,7 @@ class SequenceRows:
             array = getattr(self, name)
             array[child] = array[row]
         self.sampling.copy(row, child)
+        self._note_table(child, int(self.num_blocks[child]))
         return child
 
     def release(self, row: int) -> None:
@@ -94,8 +108,29 @@ class SequenceRows:
         """
         before, starts = self.num_blocks[rows], np.cumsum(counts) - counts
         columns = np.arange(len(block_ids)) + np.repeat(before - starts, counts)
-        self.block_tables[np.repeat(rows, counts), columns] = block_ids
+        token_rows = np.repeat(rows, counts)
+        self.block_tables[token_rows, columns] = block_ids
         self.num_blocks[rows] = before + counts
+        if self._written is not None and len(block_ids) > 0:
+            self._written.append(token_rows * self.max_blocks + columns)
+
+    def replace_block(self, row: int, place: int, block_id: int) -> None:
+        """Let another block take a place in a table."""
+        self.block_tables[row, place] = block_id
+        if self._written is not None:
+            self._written.append(np.array([row * self.max_blocks + place]))
+
+    def take_written(self) -> IntArray:
+        """Return the places in `block_tables`, flattened, written since the last call.
+
+        Each once; the first call returns none, and begins to watch.
+        """
+        written, self._written = self._written, []
+        return np.unique(np.concatenate(written)) if written else np.empty(0, np.int64)
+
+    def _note_table(self, row: int, num_blocks: int) -> None:
+        if self._written is not None and num_blocks > 0:
+            self._written.append(row * self.max_blocks + np.arange(num_blocks))
 
     def _take(self) -> int:
         if not self._free:

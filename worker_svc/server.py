@@ -5,6 +5,7 @@ from quire.log import configure, get_logger
 from quire.rpc import Server, announce, stop_signal
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from worker_svc.config import WorkerConfig
+from worker_svc.device import open_device
 from worker_svc.servicer import WorkerServicer
 from worker_svc.worker import Worker
 
@@ -22,7 +23,7 @@ class WorkerServer:
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._servicer = WorkerServicer(Worker(config.device, config.num_threads))
+        self._servicer = WorkerServicer(Worker(open_device(config.device), config.num_threads))
         self._server = Server([SERVICE_NAME])
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(
             self._servicer, self._server.grpc_server

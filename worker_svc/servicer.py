@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, TypeVarTuple
 
 import grpc
@@ -12,6 +14,7 @@ from quire.errors import StaleEpochError
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire.wire import model_info_to_proto
 from worker_svc import wire
+from worker_svc.pending_step import PendingStep
 from worker_svc.steps import SchedulerOutputs, StepGap, StepResult
 from worker_svc.streams import EpochGuard, StepStream
 from worker_svc.worker import Worker
@@ -19,9 +22,33 @@ from worker_svc.worker import Worker
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-_Result = asyncio.Future[StepResult | StepGap]
+_Result = asyncio.Future["_StartedStep | StepGap"]
 # What an Execute call waits for: a step under way, the end of the requests, or what ended them.
 _Event = _Result | None | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class _StartedStep:
+    """A step under way.
+
+    Attributes:
+        epoch: as ordered.
+        step_id: as ordered.
+        pending: the step.
+        thread_us: time the model's thread spent on it.
+    """
+
+    epoch: int
+    step_id: int
+    pending: PendingStep
+    thread_us: int
+
+    def result(self) -> StepResult:
+        """Wait for it."""
+        outcome = self.pending.result()
+        # A GPU may still be at it when the thread has long gone on.
+        worker_us = max(self.thread_us, outcome.model_us + outcome.sample_us)
+        return StepResult(self.epoch, self.step_id, outcome, worker_us)
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -37,10 +64,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._executor = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="model", initializer=worker.start_thread
         )
+        # Waits for what a GPU computes, while the model's thread starts the next step.
+        self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step-waiter")
 
     def close(self) -> None:
         """Let the step under way finish and stop the thread."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+        self._waiter.shutdown(wait=True, cancel_futures=True)
 
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext
@@ -74,7 +104,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._epochs.admit(request.epoch)
         swap_space = request.swap_space_bytes if request.HasField("swap_space_bytes") else None
         host = await self._run(
-            self._worker.init_cache, request.block_size, request.num_blocks, swap_space
+            partial(
+                self._worker.init_cache,
+                request.block_size,
+                request.num_blocks,
+                swap_space,
+                request.max_num_seqs or None,
+                enforce_eager=request.enforce_eager,
+            )
         )
         return worker_pb2.InitCacheResponse(
             num_host_blocks=host.num_blocks, swap_block_us=host.block_us
@@ -122,7 +159,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             while (event := await events.get()) is not None:
                 if isinstance(event, Exception):
                     raise event
-                response = await event
+                response = await self._finish(await event)
                 yield wire.execute_response_to_proto(response)
                 if isinstance(response, StepGap):
                     return
@@ -156,8 +193,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         except Exception as error:
             events.put_nowait(error)
 
-    def _run_step(self, stream: StepStream, outputs: SchedulerOutputs) -> StepResult | StepGap:
-        """Run a step in the model's thread."""
+    async def _finish(self, step: "_StartedStep | StepGap") -> StepResult | StepGap:
+        """Wait for a step without keeping the model's thread from the next."""
+        if isinstance(step, StepGap):
+            return step
+        if step.pending.is_done:
+            return step.result()
+        return await asyncio.get_running_loop().run_in_executor(self._waiter, step.result)
+
+    def _run_step(self, stream: StepStream, outputs: SchedulerOutputs) -> "_StartedStep | StepGap":
+        """Start a step in the model's thread."""
         started_ns = time.perf_counter_ns()
         is_first = stream.is_first(outputs.step_id)
         gap = stream.advance(outputs.step_id)
@@ -167,13 +212,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             # A new stream brings every sequence in full.
             self._worker.reset()
         try:
-            outcome = self._worker.execute(outputs)
+            pending = self._worker.execute(outputs)
         except Exception:
             # Steps that were sent ahead of this one's failure must not run.
             stream.is_ended = True
             raise
-        worker_us = (time.perf_counter_ns() - started_ns) // 1000
-        return StepResult(outputs.epoch, outputs.step_id, outcome, worker_us)
+        thread_us = (time.perf_counter_ns() - started_ns) // 1000
+        return _StartedStep(outputs.epoch, outputs.step_id, pending, thread_us)
 
     def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Queue a call for the model's thread."""

@@ -138,16 +138,26 @@ def _no_safetensors(directory: Path) -> str:
 
 
 class Weights:
-    """A view of a checkpoint below a name prefix, in the dtype the model computes in."""
+    """A view of a checkpoint below a name prefix, in the dtype and on the device of the model.
+
+    Args:
+        reader: of the checkpoint.
+        dtype: of what is loaded.
+        device: where that is to be.
+        prefix: of names.
+        count: told the name and the size of each whole tensor.
+    """
 
     def __init__(
         self,
         reader: TensorReader,
         dtype: torch.dtype,
+        device: torch.device,
         prefix: str = "",
         count: Callable[[str, int], None] = lambda name, size: None,
     ) -> None:
         self.dtype = dtype
+        self.device = device
         self._reader = reader
         self._prefix = prefix
         self._count = count
@@ -158,7 +168,7 @@ class Weights:
 
     def scope(self, name: str) -> "Weights":
         """Return the view below `name`; scopes nest with dots between."""
-        return Weights(self._reader, self.dtype, f"{self._prefix}{name}.", self._count)
+        return Weights(self._reader, self.dtype, self.device, f"{self._prefix}{name}.", self._count)
 
     def scope_if_present(self, name: str, probe: str) -> "Weights":
         """Return the view below `name` if it has the tensor `probe`, else this one.
@@ -190,4 +200,4 @@ class Weights:
             size *= extent
         self._count(full_name, size)
         # A copy, because what safetensors returns may still be backed by the file.
-        return tensor.to(self.dtype, copy=True).contiguous()
+        return tensor.to(self.device, self.dtype, copy=True).contiguous()

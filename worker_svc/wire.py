@@ -8,7 +8,7 @@ from quire.errors import InvalidRequestError
 from quire.v1 import worker_pb2
 from quire.wire import model_info_to_proto, sampling_params_from_proto, token_logprobs_to_proto
 from worker_svc.loader import LoadSpec
-from worker_svc.profile import CacheProfile, ProfileSpec
+from worker_svc.profile import DEFAULT_GPU_MEMORY_UTILIZATION, CacheProfile, ProfileSpec
 from worker_svc.steps import (
     IntArray,
     MirroredSequence,
@@ -49,6 +49,7 @@ def load_spec_from_proto(message: worker_pb2.LoadModelRequest) -> LoadSpec:
         tensor_parallel_size=message.tensor_parallel_size or 1,
         distributed_init_address=message.distributed_init_address,
         load_format=message.load_format or "safetensors",
+        invariant=message.invariant,
     )
 
 
@@ -64,6 +65,11 @@ def profile_spec_from_proto(message: worker_pb2.ProfileCacheRequest) -> ProfileS
         max_num_seqs=message.max_num_seqs,
         kv_cache_memory_bytes=(
             message.kv_cache_memory_bytes if message.HasField("kv_cache_memory_bytes") else None
+        ),
+        gpu_memory_utilization=(
+            message.gpu_memory_utilization
+            if message.HasField("gpu_memory_utilization")
+            else DEFAULT_GPU_MEMORY_UTILIZATION
         ),
     )
 

@@ -1,19 +1,17 @@
 """The worker behind the service: a model, its cache and its sequences, driven from one thread."""
 
 import gc
-import os
 from dataclasses import dataclass, replace
-
-import torch
 
 from quire import __version__
 from quire.errors import ConfigError
 from quire.log import get_logger
 from quire.outputs import ModelInfo
-from worker_svc import ops
+from worker_svc.device import CpuDevice, Device
 from worker_svc.loader import LoadedModel, LoadSpec, load_model
 from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import join_group
+from worker_svc.pending_step import PendingStep
 from worker_svc.profile import (
     CacheProfile,
     ProfileSpec,
@@ -21,7 +19,7 @@ from worker_svc.profile import (
     profile_cache,
     warm_up,
 )
-from worker_svc.steps import MirroredSequence, SchedulerOutputs, StepOutcome
+from worker_svc.steps import MirroredSequence, SchedulerOutputs
 
 log = get_logger()
 
@@ -32,7 +30,7 @@ class WorkerDescription:
 
     Attributes:
         version: of the software.
-        device: "cpu".
+        device: "cpu", "cuda:0" ...
         isa: instruction set the kernels run on.
         model: None until one is loaded.
         num_blocks: 0 until the cache is allocated.
@@ -64,28 +62,27 @@ class Worker:
     Every method but `describe` must be called from the same thread.
 
     Args:
-        device: "cpu".
+        device: to compute on; None for the CPU.
         num_threads: of kernels and dense layers; None takes one per available core.
     """
 
-    def __init__(self, device: str = "cpu", num_threads: int | None = None) -> None:
-        self._device = device
-        self._num_threads = num_threads or len(os.sched_getaffinity(0))
+    def __init__(self, device: Device | None = None, num_threads: int | None = None) -> None:
+        self._device = device or CpuDevice()
+        self._num_threads = num_threads
         self._loaded: LoadedModel | None = None
         self._runner: ModelRunner | None = None
 
     def start_thread(self) -> None:
-        """Prepare the calling thread for the other methods: torch counts threads for each."""
-        torch.set_num_threads(self._num_threads)
-        ops.set_num_threads(self._num_threads)
+        """Prepare the calling thread for the other methods."""
+        self._device.start_thread(self._num_threads)
 
     def describe(self) -> WorkerDescription:
         """Return what this worker is and holds; may be called from any thread."""
         loaded, runner = self._loaded, self._runner
         return WorkerDescription(
             version=__version__,
-            device=self._device,
-            isa=ops.isa(),
+            device=self._device.name,
+            isa=self._device.isa,
             model=None if loaded is None else loaded.info,
             num_blocks=0 if runner is None else runner.cache_engine.num_blocks,
         )
@@ -107,13 +104,14 @@ class Worker:
             spec.tensor_parallel_size,
             spec.distributed_init_address,
             epoch,
+            self._device.torch_device,
         )
         if self._loaded is not None and self._loaded.spec == spec:
             self._loaded = replace(self._loaded, info=replace(self._loaded.info, name=name))
             return self._loaded.info
         self._runner = None
         self._loaded = None
-        self._loaded = load_model(spec, name, parallel)
+        self._loaded = load_model(spec, name, parallel, self._device)
         info = self._loaded.info
         log.info(
             "model_loaded",
@@ -137,9 +135,22 @@ class Worker:
         return profile_cache(loaded, spec)
 
     def init_cache(
-        self, block_size: int, num_blocks: int, swap_space_bytes: int | None = 0
+        self,
+        block_size: int,
+        num_blocks: int,
+        swap_space_bytes: int | None = 0,
+        max_num_seqs: int | None = None,
+        *,
+        enforce_eager: bool = False,
     ) -> HostCache:
         """Allocate the cache, forget every sequence and get ready to execute.
+
+        Args:
+            block_size: tokens of a block.
+            num_blocks: of the cache.
+            swap_space_bytes: host memory for swapped blocks; None takes a share of what is free.
+            max_num_seqs: of a step; a GPU needs it to capture its steps as graphs.
+            enforce_eager: whether it is not to.
 
         Raises:
             ConfigError: no model is loaded, or the cache does not fit.
@@ -147,9 +158,15 @@ class Worker:
         loaded = self._require_model()
         self._runner = None
         runner = ModelRunner(
-            loaded, block_size, num_blocks, choose_swap_space_bytes(swap_space_bytes)
+            loaded,
+            block_size,
+            num_blocks,
+            choose_swap_space_bytes(swap_space_bytes),
+            max_num_seqs,
+            enforce_eager=enforce_eager,
         )
         warm_up(loaded, runner.cache_engine.caches, block_size)
+        runner.capture_graphs()
         self._runner = runner
         # What lives now lives as long as the process: collections need not walk it again.
         gc.collect()
@@ -165,8 +182,8 @@ class Worker:
         )
         return host_cache
 
-    def execute(self, outputs: SchedulerOutputs) -> StepOutcome:
-        """Run one step.
+    def execute(self, outputs: SchedulerOutputs) -> PendingStep:
+        """Start one step; on the CPU it is done on return.
 
         Raises:
             ConfigError: there is no cache yet.
@@ -181,7 +198,7 @@ class Worker:
     def reset(self) -> None:
         """Forget every sequence; keep weights and cache."""
         if self._runner is not None:
-            self._runner.mirror.clear()
+            self._runner.forget_sequences()
 
     def _require_model(self) -> LoadedModel:
         if self._loaded is None:

@@ -30,6 +30,7 @@ class ClusterConfig:
         host: address every service listens on.
         port: of the router; 0 takes a free one. The other services always take free ones.
         tensor_parallel_size: number of workers that share the model.
+        device: of the workers: "cpu", "cuda", "cuda:N" or "auto"; several take one GPU each.
         scheduler_args: further options of `quire scheduler`.
         worker_args: further options of `quire worker`.
         log_level: of all services.
@@ -39,6 +40,7 @@ class ClusterConfig:
     host: str = "127.0.0.1"
     port: int = 50051
     tensor_parallel_size: int = 1
+    device: str = "auto"
     scheduler_args: tuple[str, ...] = ()
     worker_args: tuple[str, ...] = ()
     log_level: str = "warning"
@@ -52,6 +54,10 @@ class ClusterConfig:
             raise ConfigError(
                 f"--tensor-parallel-size must be in [1, 64], got {self.tensor_parallel_size}"
             )
+
+    def device_of(self, rank: int) -> str:
+        """Return where a rank computes: on the GPU of its number unless one is named."""
+        return f"{self.device}:{rank}" if self.device in ("cuda", "auto") else self.device
 
 
 class Cluster:
@@ -97,7 +103,10 @@ class Cluster:
         config = self.config
         common = ["--host", config.host, "--log-level", config.log_level]
         workers = [
-            ServiceProcess(f"worker {rank}", ["worker", *common, *config.worker_args])
+            ServiceProcess(
+                f"worker {rank}",
+                ["worker", *common, "--device", config.device_of(rank), *config.worker_args],
+            )
             for rank in range(config.tensor_parallel_size)
         ]
         self.services.extend(workers)

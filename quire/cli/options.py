@@ -62,6 +62,30 @@ LoadFormatOption = Annotated[
     LoadFormat,
     typer.Option("--load-format", help="'dummy' makes weights up, for benchmarks."),
 ]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="Where workers compute: 'cpu', 'cuda' or 'cuda:N'. 'auto' takes a GPU if there is one."
+    ),
+]
+Invariant = Annotated[
+    bool,
+    typer.Option(
+        "--invariant",
+        help="Linear layers whose bits do not depend on the batch on a GPU either, so that nothing "
+        "changes an answer; slower there. On the CPU they never do.",
+    ),
+]
+EnforceEager = Annotated[
+    bool, typer.Option("--enforce-eager", help="No CUDA graphs: less memory, slower decoding.")
+]
+GpuMemoryUtilization = Annotated[
+    float,
+    typer.Option(
+        "--gpu-memory-utilization",
+        help="Share of a GPU's memory for weights, activations and KV cache together.",
+    ),
+]
 BlockSize = Annotated[
     int, typer.Option(help="Tokens in a block of the KV cache: a power of two, 8 to 256.")
 ]

@@ -20,6 +20,10 @@ def serve(
     served_model_name: options.ServedModelName = None,
     dtype: options.DTypeOption = DType.AUTO,
     load_format: options.LoadFormatOption = LoadFormat.SAFETENSORS,
+    device: options.Device = "auto",
+    invariant: options.Invariant = False,
+    enforce_eager: options.EnforceEager = False,
+    gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = 256,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
@@ -58,6 +62,9 @@ def serve(
         *["--max-num-batched-tokens", str(max_num_batched_tokens)],
         *["--preemption-mode", preemption_mode.value],
         *["--priority-ageing-s", str(priority_ageing_s)],
+        *["--gpu-memory-utilization", str(gpu_memory_utilization)],
+        *(["--invariant"] if invariant else []),
+        *(["--enforce-eager"] if enforce_eager else []),
     ]
     for name, value in optional.items():
         if value is not None:
@@ -70,6 +77,7 @@ def serve(
             host=host,
             port=port,
             tensor_parallel_size=tensor_parallel_size,
+            device=device,
             scheduler_args=tuple(scheduler_args),
             worker_args=tuple(worker_args),
             log_level=log_level.value,

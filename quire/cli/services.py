@@ -57,6 +57,7 @@ def _run(
 def worker(
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50053,
+    device: options.Device = "auto",
     num_threads: options.NumThreads = None,
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
@@ -71,7 +72,11 @@ def worker(
         from worker_svc.server import serve
 
         config = WorkerConfig(
-            host=host, port=port, num_threads=num_threads, log_level=log_level.value
+            host=host,
+            port=port,
+            device=device,
+            num_threads=num_threads,
+            log_level=log_level.value,
         )
         return lambda fd: serve(config, fd)
 
@@ -92,6 +97,9 @@ def scheduler(
     served_model_name: options.ServedModelName = None,
     dtype: options.DTypeOption = DType.AUTO,
     load_format: options.LoadFormatOption = LoadFormat.SAFETENSORS,
+    invariant: options.Invariant = False,
+    enforce_eager: options.EnforceEager = False,
+    gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = 256,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
@@ -122,6 +130,9 @@ def scheduler(
             served_model_name=served_model_name or directory.name,
             dtype=dtype.value,
             load_format=load_format.value,
+            invariant=invariant,
+            enforce_eager=enforce_eager,
+            gpu_memory_utilization=gpu_memory_utilization,
             workers=tuple(workers),
             distributed_init_address=distributed_init_address,
             max_model_len=max_model_len,

@@ -8,9 +8,14 @@ import torch
 
 from quire.outputs import TokenLogprobs
 from quire.sampling_params import SamplingParams
+from worker_svc.batch import StepBatch
+from worker_svc.device import Device
 from worker_svc.loader import LoadSpec, load_model
 from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import ParallelGroup
+from worker_svc.pending_step import PendingStep
+from worker_svc.sequence_rows import PENDING
+from worker_svc.step_inputs import SamplerInputs
 from worker_svc.steps import IntArray, PromptLogprobs, SchedulerOutputs, SequenceState
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)
@@ -25,11 +30,23 @@ def load_runner(
     max_model_len: int | None = None,
     parallel: ParallelGroup | None = None,
     swap_space_bytes: int = 0,
+    device: Device | None = None,
+    max_num_seqs: int | None = None,
+    enforce_eager: bool = False,
 ) -> ModelRunner:
     """A runner of one rank, alone unless `parallel` says otherwise."""
     spec = LoadSpec(str(directory), dtype, max_model_len)
-    loaded = load_model(spec, "test", parallel or ParallelGroup())
-    return ModelRunner(loaded, block_size, num_blocks, swap_space_bytes)
+    loaded = load_model(spec, "test", parallel or ParallelGroup(), device)
+    runner = ModelRunner(
+        loaded,
+        block_size,
+        num_blocks,
+        swap_space_bytes,
+        max_num_seqs,
+        enforce_eager=enforce_eager,
+    )
+    runner.capture_graphs()
+    return runner
 
 
 class Driver:
@@ -58,6 +75,20 @@ class Driver:
         order = np.random.default_rng(0).permutation(runner.cache_engine.num_blocks)
         self._free = order.tolist()
         self._step_id = 0
+        self._keep_logits()
+
+    def _keep_logits(self) -> None:
+        """Let `logits` be those that the runner samples from, rules applied."""
+        sample = self.runner.sample
+
+        def sample_and_keep(
+            batch: StepBatch, logits: torch.Tensor, sampler: SamplerInputs
+        ) -> tuple[torch.Tensor, torch.Tensor, tuple[TokenLogprobs, ...]]:
+            sampled = sample(batch, logits, sampler)
+            self.logits = dict(zip(batch.sampling_ids, logits.cpu().clone(), strict=True))
+            return sampled
+
+        self.runner.sample = sample_and_keep  # type: ignore[method-assign]
 
     def add(
         self,
@@ -111,9 +142,16 @@ class Driver:
             )
         )
 
-    @torch.inference_mode()
     def step(self, scheduled: Mapping[int, int] | None = None) -> dict[int, int]:
         """Run a step and return the sampled tokens.
+
+        Args:
+            scheduled: tokens to compute by sequence; None computes all that are left of all.
+        """
+        return self.finish(self.start(scheduled))
+
+    def start(self, scheduled: Mapping[int, int] | None = None) -> PendingStep:
+        """Start a step, perhaps before the one before it has been finished.
 
         Args:
             scheduled: tokens to compute by sequence; None computes all that are left of all.
@@ -144,27 +182,44 @@ class Driver:
         )
         self._new, self._released = [], []
         self._swapped_out, self._swapped_in = [], []
-        batch = self.runner.begin_step(outputs)
-        hidden = self.runner.forward(batch)
-        logits = self.runner.compute_logits(hidden, batch.sample_rows)
-        self.prompt_logprobs = self.runner.prompt_logprobs(batch, hidden)
-        result = self.runner.finish_step(batch, logits)
+        for sequence_id in scheduled:
+            if self._computed[sequence_id] == len(self.tokens[sequence_id]):
+                self.tokens[sequence_id].append(PENDING)
+        return self.runner.execute(outputs)
+
+    def finish(self, step: PendingStep) -> dict[int, int]:
+        """Wait for a step, the first of those started, and return the sampled tokens."""
+        outcome = step.result()
         self.runner.mirror.check_invariants()
-        assert result.ok.all()
-        self.logits = dict(zip(batch.sampling_ids, logits.clone(), strict=True))
-        logprobs = zip(batch.sampling_ids, result.logprobs, strict=False)
+        assert not outcome.failed_sequence_ids
+        self.prompt_logprobs = outcome.prompt_logprobs
+        logprobs = zip(outcome.sequence_ids, outcome.logprobs, strict=False)
         self.logprobs = {each: found for each, found in logprobs if found.token_ids}
-        sampled = dict(zip(batch.sampling_ids, result.token_ids.tolist(), strict=True))
+        sampled = dict(zip(outcome.sequence_ids, outcome.token_ids, strict=True))
         for sequence_id, token_id in sampled.items():
-            self.tokens[sequence_id].append(token_id)
+            tokens = self.tokens[sequence_id]
+            tokens[tokens.index(PENDING)] = token_id
         return sampled
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-        """Return the greedy continuations of prompts that run together from the first step."""
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, *, ahead: bool = False
+    ) -> list[list[int]]:
+        """Return the greedy continuations of prompts that run together from the first step.
+
+        Args:
+            prompts: of the sequences 0, 1 ...
+            num_tokens: of each continuation.
+            ahead: whether each step is started before the one before it is finished.
+        """
         for sequence_id, prompt in enumerate(prompts):
             self.add(sequence_id, prompt)
+        under_way: list[PendingStep] = []
         for _ in range(num_tokens):
-            self.step()
+            under_way.append(self.start())
+            if not ahead or len(under_way) > 1:
+                self.finish(under_way.pop(0))
+        for step in under_way:
+            self.finish(step)
         return [
             self.tokens[sequence_id][len(prompt) :] for sequence_id, prompt in enumerate(prompts)
         ]

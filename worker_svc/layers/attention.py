@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from worker_svc import ops
+from worker_svc.layers.attention_plans import AttentionPlans
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class AttentionMetadata:
         block_tables: [num_sequences, max blocks] int32.
         seq_lens: [num_sequences] int32, keys of each including this step's.
         query_start_loc: [num_sequences + 1] int32, rows of each: a half-open interval.
+        plans: how to share the work out; None on the CPU, where that costs next to nothing.
     """
 
     caches: KVCaches
@@ -45,6 +47,7 @@ class AttentionMetadata:
     block_tables: torch.Tensor
     seq_lens: torch.Tensor
     query_start_loc: torch.Tensor
+    plans: AttentionPlans | None = None
 
 
 class PagedAttention:
@@ -101,6 +104,9 @@ class PagedAttention:
         key_cache = metadata.caches.keys[self._layer_index]
         value_cache = metadata.caches.values[self._layer_index]
         ops.reshape_and_cache(key, value, key_cache, value_cache, metadata.slot_mapping)
+        plan = None
+        if metadata.plans is not None:
+            plan = metadata.plans.get(self._sliding_window, query, key_cache, value_cache)
         ops.paged_attention(
             real_out,
             query,
@@ -113,5 +119,6 @@ class PagedAttention:
             alibi_slopes=self._alibi_slopes,
             sliding_window=self._sliding_window,
             soft_cap=self._soft_cap,
+            plan=plan,
         )
         return out.view(rows, num_heads * head_dim)

@@ -67,6 +67,7 @@ class DecoderStack:
         vocab_size: number of token ids.
         num_layers: number of key/value caches.
         heads: of every layer, and this rank's share of them.
+        is_capturable: see CausalLM.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class DecoderStack:
     ) -> None:
         self.vocab_size = embedding.vocab_size
         self.num_layers = len(layers)
+        self.is_capturable = True
         self.heads = heads
         self._embedding = embedding
         self._embedding_norm = embedding_norm

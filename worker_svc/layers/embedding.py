@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as functional
 
-from worker_svc.layers.invariant_linear import InvariantLinear
+from worker_svc.layers.device_linear import make_linear
 from worker_svc.parallel import ParallelGroup
 from worker_svc.weights import Weights
 
@@ -77,7 +77,7 @@ class ParallelLMHead:
         if missing > 0:
             weight = functional.pad(weight, (0, 0, 0, missing))
             bias = None if bias is None else functional.pad(bias, (0, missing))
-        self._linear = InvariantLinear(weight, bias)
+        self._linear = make_linear(weight, bias)
         self._vocab_size = vocab_size
         self._parallel = parallel
 

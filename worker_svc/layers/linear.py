@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.errors import ModelLoadError
-from worker_svc.layers.invariant_linear import InvariantLinear
+from worker_svc.layers.device_linear import make_linear
 from worker_svc.parallel import ParallelGroup
 from worker_svc.weights import Weights
 
@@ -131,7 +131,7 @@ class MergedColumnParallelLinear:
                     for source in sources
                 ]
             )
-        self._linear = InvariantLinear(weight, merged_bias)
+        self._linear = make_linear(weight, merged_bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [tokens, this rank's output features of every source, in order]."""
@@ -253,7 +253,7 @@ class RowParallelLinear:
         own_bias = weights.load(f"{name}.bias", (out_features,)) if bias else None
         self._parallel = parallel
         self._late_bias = own_bias if parallel.size > 1 else None
-        self._linear = InvariantLinear(weight, own_bias if parallel.size == 1 else None)
+        self._linear = make_linear(weight, own_bias if parallel.size == 1 else None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [tokens, out_features], whole on every rank.
@@ -271,7 +271,7 @@ class ReplicatedLinear:
     def __init__(
         self, weights: Weights, name: str, in_features: int, out_features: int, *, bias: bool
     ) -> None:
-        self._linear = InvariantLinear(
+        self._linear = make_linear(
             weights.load(f"{name}.weight", (out_features, in_features)),
             weights.load(f"{name}.bias", (out_features,)) if bias else None,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from worker_svc.layers.activation import gated_activation
-from worker_svc.layers.invariant_linear import InvariantLinear
+from worker_svc.layers.device_linear import make_linear
 from worker_svc.layers.linear import LinearSource, MergedColumnParallelLinear, ReplicatedLinear
 from worker_svc.parallel import ParallelGroup
 from worker_svc.weights import Weights
@@ -55,7 +55,7 @@ class _Expert:
         self._gate_up = MergedColumnParallelLinear(weights, sources, hidden_size, bias=False)
         self._activation = gated_activation(activation)
         shape = (hidden_size, inner)
-        self._down = InvariantLinear(
+        self._down = make_linear(
             weights.load(f"{down}.weight", shape, (range(hidden_size), own)), None
         )
 
@@ -100,8 +100,8 @@ class SparseMoE:
         weights, picked = probabilities.topk(self._config.num_experts_per_token, dim=-1)
         if self._config.normalizes_weights:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        out = torch.zeros(hidden.shape, dtype=torch.float32)
-        for index in sorted(set(picked.flatten().tolist())):
+        out = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        for index in sorted(set(picked.flatten().cpu().tolist())):
             rows, places = (picked == index).nonzero(as_tuple=True)
             outputs = self._experts[index](hidden.index_select(0, rows)).float()
             out.index_add_(0, rows, outputs * weights[rows, places].unsqueeze(1))

@@ -56,7 +56,7 @@ class LayerNorm:
             if bias:
                 self._bias = weights.load(f"{name}.bias", (size,))
         else:
-            self._weight = torch.ones(size, dtype=weights.dtype)
+            self._weight = torch.ones(size, dtype=weights.dtype, device=weights.device)
         self._eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

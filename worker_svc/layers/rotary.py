@@ -16,17 +16,24 @@ class RotaryEmbedding:
         rope: how positions turn into angles.
         rotary_dim: the first features of a head, which are rotated; the others stay as they are.
         max_model_len: positions are in [0, max_model_len).
+        device: where queries and keys will be.
         is_neox: a pair is feature i of the first half and i of the second; else two neighbours.
     """
 
     def __init__(
-        self, rope: RopeParameters, rotary_dim: int, max_model_len: int, *, is_neox: bool = True
+        self,
+        rope: RopeParameters,
+        rotary_dim: int,
+        max_model_len: int,
+        device: torch.device,
+        *,
+        is_neox: bool = True,
     ) -> None:
         frequencies, scale = rope_frequencies(rope, rotary_dim, max_model_len)
         self._is_neox = is_neox
         angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
         # [max_model_len, rotary_dim] float32: cosines, then sines.
-        self._cos_sin_cache = torch.cat((angles.cos(), angles.sin()), dim=-1) * scale
+        self._cos_sin_cache = (torch.cat((angles.cos(), angles.sin()), dim=-1) * scale).to(device)
 
     def __call__(self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> None:
         """Rotate query [tokens, heads, head_dim] and key [tokens, kv_heads, head_dim].

@@ -163,6 +163,7 @@ class RotaryDecoder:
         vocab_size: number of token ids.
         num_layers: number of key/value caches.
         heads: of every layer, and this rank's share of them.
+        is_capturable: see CausalLM.
     """
 
     def __init__(
@@ -174,13 +175,14 @@ class RotaryDecoder:
     ) -> None:
         self.vocab_size = config.vocab_size
         self.num_layers = config.num_layers
+        self.is_capturable = config.moe is None
         self.heads = HeadShare(config.num_heads, config.num_kv_heads, config.head_dim, parallel)
         body = weights.scope_if_present("model", "embed_tokens.weight")
         self._embed_tokens = VocabParallelEmbedding(
             body, "embed_tokens", config.vocab_size, config.hidden_size, parallel
         )
         rotary_dim = config.rope.rotary_dim(config.head_dim)
-        rotary = RotaryEmbedding(config.rope, rotary_dim, max_model_len)
+        rotary = RotaryEmbedding(config.rope, rotary_dim, max_model_len, weights.device)
         layers = body.scope("layers")
         self._layers = [
             RotaryDecoderLayer(config, layers.scope(str(index)), self.heads, rotary, index)

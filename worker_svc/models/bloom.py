@@ -113,7 +113,9 @@ def _layer(
     attn = weights.scope("self_attention")
     attention = SelfAttention(
         QKVParallelLinear(attn, size, heads, ("query_key_value",), bias=True, grouped=True),
-        PagedAttention(layer_index, heads.head_dim**-0.5, alibi_slopes=alibi_slopes(heads)),
+        PagedAttention(
+            layer_index, heads.head_dim**-0.5, alibi_slopes=alibi_slopes(heads).to(weights.device)
+        ),
         RowParallelLinear(attn, "dense", size, size, heads.parallel, bias=True),
     )
     mlp = PlainMLP(

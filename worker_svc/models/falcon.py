@@ -101,7 +101,7 @@ def build_falcon(
     )
     rotary: RotaryEmbedding | None = None
     if config.rope is not None:
-        rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len)
+        rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, weights.device)
     layers = body.scope("h")
     return DecoderStack(
         heads,
@@ -128,7 +128,7 @@ def _layer(
     attn = weights.scope("self_attention")
     scale = heads.head_dim**-0.5
     # Falcon scales dot product and bias together.
-    slopes = alibi_slopes(heads) * scale if rotary is None else None
+    slopes = alibi_slopes(heads).to(weights.device) * scale if rotary is None else None
     attention = SelfAttention(
         QKVParallelLinear(attn, size, heads, ("query_key_value",), bias=bias, grouped=True),
         PagedAttention(layer_index, scale, alibi_slopes=slopes),

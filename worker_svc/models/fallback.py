@@ -112,6 +112,7 @@ class FallbackForCausalLM:
         vocab_size: number of token ids.
         num_layers: number of key/value caches.
         heads: of every layer.
+        is_capturable: False: nobody knows what such a model does beside starting kernels.
 
     Raises:
         ModelLoadError: it cannot be served; one line that says why.
@@ -129,12 +130,18 @@ class FallbackForCausalLM:
                 f"architecture {config.architecture} runs on one worker only, "
                 f"got tensor_parallel_size {parallel.size}"
             )
+        if weights.device.type != "cpu":
+            raise ModelLoadError(
+                f"architecture {config.architecture} is served on the CPU only, "
+                f"got device {weights.device}"
+            )
         from worker_svc.models import attention_interface
 
         self._interface = attention_interface
         self._config = config
         self.vocab_size = config.vocab_size
         self.num_layers = config.num_layers
+        self.is_capturable = False
         model = _load(config, weights.dtype)
         weights.count_parameters(sum(each.numel() for each in model.parameters()))
         self._body = model.base_model

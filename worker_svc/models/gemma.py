@@ -289,6 +289,7 @@ class GemmaForCausalLM:
         vocab_size: number of token ids.
         num_layers: number of key/value caches.
         heads: of every layer, and this rank's share of them.
+        is_capturable: see CausalLM.
     """
 
     def __init__(
@@ -296,6 +297,7 @@ class GemmaForCausalLM:
     ) -> None:
         self.vocab_size = config.vocab_size
         self.num_layers = len(config.layer_kinds)
+        self.is_capturable = True
         self.heads = HeadShare(config.num_heads, config.num_kv_heads, config.head_dim, parallel)
         body = weights.scope_if_present("model", "embed_tokens.weight")
         self._embed_tokens = VocabParallelEmbedding(
@@ -304,7 +306,7 @@ class GemmaForCausalLM:
         # Rounded to the model's type, as it was when the model was trained.
         self._embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype)
         rotaries = {
-            kind: RotaryEmbedding(rope, config.head_dim, max_model_len)
+            kind: RotaryEmbedding(rope, config.head_dim, max_model_len, weights.device)
             for kind, rope in config.ropes.items()
         }
         layers = body.scope("layers")

@@ -122,6 +122,7 @@ class GPT2LMHeadModel:
         vocab_size: number of token ids.
         num_layers: number of key/value caches.
         heads: of every layer, and this rank's share of them.
+        is_capturable: see CausalLM.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class GPT2LMHeadModel:
         size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.num_layers = config.num_layers
+        self.is_capturable = True
         self.heads = HeadShare(
             config.num_heads, config.num_heads, size // config.num_heads, parallel
         )

@@ -82,7 +82,7 @@ def build_gpt_neox(
         body, "embed_in", config.vocab_size, config.hidden_size, parallel
     )
     rotary_dim = config.rope.rotary_dim(config.head_dim)
-    rotary = RotaryEmbedding(config.rope, rotary_dim, max_model_len)
+    rotary = RotaryEmbedding(config.rope, rotary_dim, max_model_len, weights.device)
     layers = body.scope("layers")
     # The head's name before transformers 5, which all published checkpoints have.
     head_name = "embed_out" if weights.has("embed_out.weight") else "lm_head"

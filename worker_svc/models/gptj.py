@@ -73,7 +73,9 @@ def build_gptj(
     heads = config.head_share(parallel)
     body = weights.scope_if_present("transformer", "wte.weight")
     embedding = VocabParallelEmbedding(body, "wte", config.vocab_size, config.hidden_size, parallel)
-    rotary = RotaryEmbedding(config.rope, config.rotary_dim, max_model_len, is_neox=False)
+    rotary = RotaryEmbedding(
+        config.rope, config.rotary_dim, max_model_len, weights.device, is_neox=False
+    )
     layers = body.scope("h")
     return DecoderStack(
         heads,

@@ -25,11 +25,20 @@ class ModelConfig(Protocol):
 
 
 class CausalLM(Protocol):
-    """A model that turns a flattened ragged batch into hidden states, and those into logits."""
+    """A model that turns a flattened ragged batch into hidden states, and those into logits.
+
+    Attributes:
+        vocab_size: number of token ids.
+        num_layers: number of key/value caches.
+        heads: of every layer, and this rank's share of them.
+        is_capturable: whether what it starts for a batch depends on the batch's shape alone, so
+            that a CUDA graph can be made of it.
+    """
 
     vocab_size: int
     num_layers: int
     heads: HeadShare
+    is_capturable: bool
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata

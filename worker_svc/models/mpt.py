@@ -149,7 +149,7 @@ def _layer(config: MptConfig, weights: Weights, heads: HeadShare, layer_index: i
         PagedAttention(
             layer_index,
             config.attention_scale,
-            alibi_slopes=alibi_slopes(heads, config.alibi_bias_max),
+            alibi_slopes=alibi_slopes(heads, config.alibi_bias_max).to(weights.device),
         ),
         RowParallelLinear(attn, "out_proj", size, size, heads.parallel, bias=False),
     )

@@ -132,6 +132,7 @@ class OPTForCausalLM:
         vocab_size: number of token ids.
         num_layers: number of key/value caches.
         heads: of every layer, and this rank's share of them.
+        is_capturable: see CausalLM.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class OPTForCausalLM:
         size, narrow = config.hidden_size, config.embedding_size
         self.vocab_size = config.vocab_size
         self.num_layers = config.num_layers
+        self.is_capturable = True
         self.heads = HeadShare(
             config.num_heads, config.num_heads, size // config.num_heads, parallel
         )

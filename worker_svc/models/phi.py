@@ -74,7 +74,7 @@ def build_phi(
         body, "embed_tokens", config.vocab_size, config.hidden_size, parallel
     )
     rotary_dim = config.rope.rotary_dim(config.head_dim)
-    rotary = RotaryEmbedding(config.rope, rotary_dim, max_model_len)
+    rotary = RotaryEmbedding(config.rope, rotary_dim, max_model_len, weights.device)
     layers = body.scope("layers")
     return DecoderStack(
         heads,

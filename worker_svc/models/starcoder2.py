@@ -74,7 +74,7 @@ def build_starcoder2(
     embedding = VocabParallelEmbedding(
         body, "embed_tokens", config.vocab_size, config.hidden_size, parallel
     )
-    rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len)
+    rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, weights.device)
     layers = body.scope("layers")
     return DecoderStack(
         heads,

@@ -51,7 +51,12 @@ def test_every_rank_gets_its_heads_and_reads_no_more(name: str, size: int) -> No
         reader = OneTensor(stored(order, num_heads, num_kv_heads))
         heads = HeadShare(num_heads, num_kv_heads, HEAD_DIM, ParallelGroup(rank, size))
         qkv = QKVParallelLinear(
-            Weights(reader, torch.float32), 4, heads, ("qkv",), bias=False, grouped=grouped
+            Weights(reader, torch.float32, torch.device("cpu")),
+            4,
+            heads,
+            ("qkv",),
+            bias=False,
+            grouped=grouped,
         )
         query, key, value = qkv.split_heads(torch.eye(4)[:1])
         assert query[0, :, 0].tolist() == list(heads.heads)

@@ -1,0 +1,80 @@
+"""How the attention of a step is shared out, once for all layers that see as far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from worker_svc import ops
+
+if TYPE_CHECKING:
+    from worker_svc._C import AttentionPlan
+
+
+@dataclass(slots=True)
+class _Planned:
+    plan: AttentionPlan | None
+    arguments: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    is_current: bool = True
+
+
+class AttentionPlans:
+    """A plan for each sliding window that layers ask for, made again for every step.
+
+    Args:
+        max_seq_len: of plans for a captured graph (see ops.plan_attention); None for others.
+    """
+
+    def __init__(self, max_seq_len: int | None = None) -> None:
+        self._max_seq_len = max_seq_len
+        self._planned: dict[int | None, _Planned] = {}
+        self._seq_lens = torch.empty(0, dtype=torch.int32)
+        self._query_start_loc = torch.zeros(1, dtype=torch.int32)
+
+    def begin(self, seq_lens: torch.Tensor, query_start_loc: torch.Tensor) -> None:
+        """Forget how the last step was shared out.
+
+        Args:
+            seq_lens: [num_sequences] int32, on the CPU.
+            query_start_loc: [num_sequences + 1] int32, on the CPU.
+        """
+        self._seq_lens, self._query_start_loc = seq_lens, query_start_loc
+        for planned in self._planned.values():
+            planned.is_current = False
+
+    def get(
+        self,
+        sliding_window: int | None,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+    ) -> AttentionPlan | None:
+        """Return the plan of a layer that sees this far; see ops.plan_attention."""
+        planned = self._planned.get(sliding_window)
+        if planned is None or not planned.is_current:
+            plan = self._make(sliding_window, (query, key_cache, value_cache))
+            planned = self._planned[sliding_window] = _Planned(
+                plan, (query, key_cache, value_cache)
+            )
+        return planned.plan
+
+    def make_again(self) -> None:
+        """Make every plan that was asked for before, of tensors that were alike."""
+        for window, planned in self._planned.items():
+            planned.plan = self._make(window, planned.arguments)
+            planned.is_current = True
+
+    def _make(
+        self, sliding_window: int | None, arguments: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    ) -> AttentionPlan | None:
+        before = self._planned.get(sliding_window)
+        return ops.plan_attention(
+            *arguments,
+            self._seq_lens,
+            self._query_start_loc,
+            sliding_window=sliding_window,
+            max_seq_len=self._max_seq_len,
+            earlier=None if before is None else before.plan,
+        )

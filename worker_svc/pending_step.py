@@ -1,0 +1,105 @@
+"""A step that was started, and what comes of it once the device has done it."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.outputs import TokenLogprobs
+from worker_svc.batch import StepBatch
+from worker_svc.device import Device, Fetched
+from worker_svc.steps import IntArray, PromptLogprobs, StepOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class StepMarks:
+    """Moments of a step, as Device.mark returns them.
+
+    Attributes:
+        started: before the forward pass.
+        computed: when the logits are there.
+        finished: when the tokens are.
+    """
+
+    started: Any
+    computed: Any
+    finished: Any
+
+
+class PendingStep:
+    """A step under way.
+
+    Args:
+        device: that does it.
+        batch: that it computes.
+        sampled: token_ids [num_sampling] int64 and ok [num_sampling] bool, on their way.
+        marks: of its times.
+        swap_us: returns how long blocks took to move, once the step is done.
+        reports: whether its tokens are told of; only rank 0 does.
+        logprobs: parallel to the sampled tokens if any of the sequences asked for them, else empty.
+        prompt_logprobs: of the sequences that asked for them.
+
+    Attributes:
+        batch: that it computes.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        batch: StepBatch,
+        sampled: Fetched,
+        marks: StepMarks,
+        swap_us: Callable[[], int],
+        *,
+        reports: bool = True,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        prompt_logprobs: tuple[PromptLogprobs, ...] = (),
+    ) -> None:
+        self.batch = batch
+        self._device = device
+        self._sampled = sampled
+        self._marks = marks
+        self._swap_us = swap_us
+        self._reports = reports
+        self._logprobs = logprobs
+        self._prompt_logprobs = prompt_logprobs
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` will not wait."""
+        return self._device.is_immediate
+
+    def sampled(self) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+        """Wait for the tokens [num_sampling], and whether their logits were finite."""
+        token_ids, ok = self._sampled.wait()
+        return token_ids, ok
+
+    def result(self) -> StepOutcome:
+        """Wait for the step; may be called in another thread than it was started in."""
+        token_ids, ok = self.sampled()
+        marks, elapsed_us = self._marks, self._device.elapsed_us
+        times = (
+            elapsed_us(marks.started, marks.computed),
+            elapsed_us(marks.computed, marks.finished),
+            self._swap_us(),
+        )
+        if not self._reports:
+            return StepOutcome((), (), (), (), *times)
+        failed_ids, sampling_ids = self.batch.failed_ids, self.batch.sampling_ids
+        logprobs = self._logprobs
+        if not ok.all():
+            ids = np.array(sampling_ids, np.int64)
+            failed_ids += tuple(ids[~ok].tolist())
+            sampling_ids, token_ids = tuple(ids[ok].tolist()), token_ids[ok]
+            logprobs = tuple(itertools.compress(logprobs, ok))
+        return StepOutcome(
+            sampling_ids,
+            tuple(token_ids.tolist()),
+            failed_ids,
+            logprobs,
+            *times,
+            self._prompt_logprobs,
+        )
