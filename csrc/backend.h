@@ -31,6 +31,7 @@ class Backend {
   virtual void layer_norm(const NormParams& params) = 0;
   virtual void rotary_embedding(const RotaryParams& params) = 0;
   virtual void activation(const ActivationParams& params) = 0;
+  virtual void linear(const LinearParams& params) = 0;
   virtual void sample(const SampleParams& params) = 0;
 };
 

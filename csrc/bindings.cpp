@@ -170,6 +170,7 @@ PYBIND11_MODULE(_C, module) {
   define_activation(module, "gelu", quire::Activation::kGelu, false);
   define_activation(module, "gelu_tanh", quire::Activation::kGeluTanh, false);
   define_activation(module, "quick_gelu", quire::Activation::kQuickGelu, false);
+  define(module, "linear", quire::ops::linear);
   define(module, "sample", quire::ops::sample);
 
   module.def("isa", isa);

@@ -45,6 +45,10 @@ void rotary_embedding(Backend& backend, const Tensor& positions, const Tensor& q
 void activation(Backend& backend, const Tensor& out, const Tensor& x, Activation activation,
                 bool gated);
 
+// A GPU only.
+void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
+            const std::optional<Tensor>& bias);
+
 void sample(Backend& backend, const Tensor& token_ids, const Tensor& ok, const Tensor& logits,
             const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
             const Tensor& min_p, const Tensor& seed, const Tensor& sequence_index,

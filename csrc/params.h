@@ -128,6 +128,20 @@ struct ActivationParams {
   DType dtype;
 };
 
+struct LinearParams {
+  void* out;           // [M, N]
+  const void* x;       // [M, K]
+  const void* weight;  // [N, K]
+  const void* bias;    // [N], or null
+  int64_t out_stride;
+  int64_t x_stride;
+  int64_t weight_stride;
+  int64_t num_rows;      // M
+  int64_t out_features;  // N
+  int64_t in_features;   // K
+  DType dtype;
+};
+
 struct SampleParams {
   const float* logits;  // [N, V]
   int64_t row_stride;

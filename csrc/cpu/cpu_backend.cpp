@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "check.h"
 #include "cpu/attention_plan.h"
 #include "cpu/cache_kernels.h"
 #include "cpu/isa.h"
@@ -69,6 +70,9 @@ void CpuBackend::rotary_embedding(const RotaryParams& params) {
 }
 void CpuBackend::activation(const ActivationParams& params) {
   kernels_->activation(params, *pool_);
+}
+void CpuBackend::linear(const LinearParams&) {
+  fail("linear runs on a GPU; on the CPU dense layers are torch's, with packed weights");
 }
 void CpuBackend::sample(const SampleParams& params) {
   cpu::sample(params, *kernels_, *pool_);

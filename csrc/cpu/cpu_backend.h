@@ -26,6 +26,7 @@ class CpuBackend final : public Backend {
   void layer_norm(const NormParams& params) override;
   void rotary_embedding(const RotaryParams& params) override;
   void activation(const ActivationParams& params) override;
+  void linear(const LinearParams& params) override;
   void sample(const SampleParams& params) override;
 
   // Neither may run beside an operation.

@@ -4,6 +4,7 @@
 #include "cuda/attention_v1.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/kernels.h"
+#include "cuda/linear.h"
 
 namespace quire::cuda {
 namespace {
@@ -11,6 +12,7 @@ namespace {
 // Of what the calling thread starts.
 thread_local cudaStream_t stream = nullptr;
 thread_local Workspace workspace;
+thread_local SplitMemory split_memory;
 
 // The values of a device array, once what the stream does with it is done.
 std::vector<int32_t> fetch(const int32_t* device, int64_t count) {
@@ -73,6 +75,9 @@ void CudaBackend::rotary_embedding(const RotaryParams& p) {
 }
 void CudaBackend::activation(const ActivationParams& p) {
   cuda::activation(p, stream);
+}
+void CudaBackend::linear(const LinearParams& p) {
+  cuda::linear(p, split_memory, stream);
 }
 void CudaBackend::sample(const SampleParams& p) {
   cuda::sample(p, stream);

@@ -19,6 +19,8 @@ from worker_svc import ops
 MARGIN = 64
 HEAD_SIZES = [8, 24, 80, 128]
 ROW_SIZES = [1, 7, 16, 33, 100]
+# (M, K, N): each tile shape, on the emulator's small device; one section and two; odd sizes.
+LINEAR_SIZES = [(1, 8, 8), (3, 7, 5), (10, 264, 72), (20, 40, 70), (65, 300, 9), (130, 72, 200)]
 
 Place = Callable[[Tensor], Tensor]
 
@@ -164,6 +166,22 @@ def test_activations(isa: str, dtype: torch.dtype, size: int) -> None:
         ):
             gate(out, gated)
         return outs
+
+    check(run)
+
+
+@every_dtype
+@pytest.mark.parametrize(("rows", "in_features", "out_features"), LINEAR_SIZES)
+def test_linear(
+    cuda_isa: str, dtype: torch.dtype, rows: int, in_features: int, out_features: int
+) -> None:
+    def run(place: Place) -> list[Tensor]:
+        x = place(random(rows, in_features, dtype=dtype))
+        weight = place(random(out_features, in_features, dtype=dtype, seed=1))
+        bias = place(random(out_features, dtype=dtype, seed=2))
+        out = place(torch.zeros(rows, out_features, dtype=dtype))
+        ops.linear(out, x, weight, bias)
+        return [out]
 
     check(run)
 
