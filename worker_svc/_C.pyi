@@ -66,6 +66,26 @@ def gelu(out: Tensor, x: Tensor, /) -> None: ...
 def gelu_tanh(out: Tensor, x: Tensor, /) -> None: ...
 def quick_gelu(out: Tensor, x: Tensor, /) -> None: ...
 def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, /) -> None: ...
+def apply_penalties(
+    logits: Tensor,
+    token_ids: Tensor,
+    num_prompt_tokens: Tensor,
+    num_tokens: Tensor,
+    repetition_penalty: Tensor,
+    frequency_penalty: Tensor,
+    presence_penalty: Tensor,
+    /,
+) -> None: ...
+def apply_token_mask(logits: Tensor, bitmask: Tensor, /) -> None: ...
+def top_logprobs(
+    logprobs: Tensor,
+    ranks: Tensor,
+    top_token_ids: Tensor,
+    top_logprobs: Tensor,
+    logits: Tensor,
+    token_ids: Tensor,
+    /,
+) -> None: ...
 def sample(
     token_ids: Tensor,
     ok: Tensor,

@@ -79,6 +79,15 @@ void CudaBackend::activation(const ActivationParams& p) {
 void CudaBackend::linear(const LinearParams& p) {
   cuda::linear(p, split_memory, stream);
 }
+void CudaBackend::apply_penalties(const PenaltyParams& p) {
+  cuda::apply_penalties(p, stream);
+}
+void CudaBackend::apply_token_mask(const TokenMaskParams& p) {
+  cuda::apply_token_mask(p, stream);
+}
+void CudaBackend::top_logprobs(const TopLogprobsParams& p) {
+  cuda::top_logprobs(p, stream);
+}
 void CudaBackend::sample(const SampleParams& p) {
   cuda::sample(p, stream);
 }

@@ -1,4 +1,4 @@
-"""The kernels on tensor cores compile for every architecture that is served."""
+"""Kernels that live in registers compile for every architecture that is served, without spills."""
 
 import re
 import shutil
@@ -18,7 +18,12 @@ def find_nvcc() -> str | None:
 
 @pytest.mark.parametrize(
     ("source", "kernel"),
-    [("attention_mma.cu", "attention_mma_kernel"), ("linear.cu", "linear_kernel")],
+    [
+        ("attention_mma.cu", "attention_mma_kernel"),
+        ("linear.cu", "linear_kernel"),
+        ("top_logprobs.cu", "top_logprobs_kernel"),
+        ("logit_rules.cu", "penalty_kernel"),
+    ],
 )
 def test_no_kernel_spills_registers(tmp_path: Path, source: str, kernel: str) -> None:
     nvcc = find_nvcc()

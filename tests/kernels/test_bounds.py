@@ -205,3 +205,37 @@ def test_sample(isa: str, vocab_size: int, temperature: float) -> None:
         )
 
     check(run)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 3, 16, 65, 1001])
+def test_logit_rules(isa: str, vocab_size: int) -> None:
+    """The last token of the vocabulary at the end of the last sequence."""
+
+    def run(place: Place) -> list[Tensor]:
+        penalised = place(random(2, vocab_size))
+        token_ids = torch.zeros(2, 9, dtype=torch.int32)
+        token_ids[1, 8] = vocab_size - 1
+        ops.apply_penalties(
+            penalised,
+            place(token_ids),
+            place(torch.tensor([9, 4]).int()),
+            place(torch.tensor([9, 9]).int()),
+            place(torch.tensor([1.5, 0.8])),
+            place(torch.tensor([0.3, 0.2])),
+            place(torch.tensor([0.1, -0.4])),
+        )
+        masked = place(random(2, vocab_size, seed=1))
+        ops.apply_token_mask(masked, place(torch.full((2, -(-vocab_size // 32)), 0x55555555).int()))
+        return [penalised, masked.nan_to_num(neginf=-1.0)]
+
+    check(run)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 3, 16, 65, 1001])
+@pytest.mark.parametrize("num_top", [0, 1, 20])
+def test_top_logprobs(isa: str, vocab_size: int, num_top: int) -> None:
+    def run(place: Place) -> list[Tensor]:
+        token_ids = place(torch.tensor([0, vocab_size // 2, vocab_size - 1]))
+        return list(ops.top_logprobs(place(random(3, vocab_size)), token_ids, num_top))
+
+    check(run)

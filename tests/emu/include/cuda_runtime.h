@@ -141,6 +141,13 @@ T atomicAdd(T* address, U value) {
   return old;
 }
 
+template <typename T>
+T atomicOr(T* address, T value) {
+  const T old = *address;
+  *address = old | value;
+  return old;
+}
+
 // Aligned as the hardware wants it.
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
