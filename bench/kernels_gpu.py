@@ -1,7 +1,8 @@
 """Decode attention on a GPU against its memory, and other kernels measured in the same process.
 
 Prints a line for each case: time, bytes of keys and values over time, and that as a share of what a
-copy reaches on the same device. FlashInfer is compared with where it is installed.
+copy reaches on the same device. FlashInfer is compared with where it is installed. Then linear
+layers by the invariance rule against torch's, which keep no such rule.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ CASES = {
     "mixed": ([512, 1024, 2048, 4096, 8192, 16384, 300, 50] * 4, 8),
 }
 GROUPS = (1, 4, 8)
+# (in_features, out_features) of Llama-3-8B: QKV, output, gate and up, down, vocabulary.
+LINEAR_SHAPES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256))
+LINEAR_ROWS = (1, 8, 64, 256, 2048)
+# Weights that one measurement goes round, so that they come from memory and not from its cache.
+LINEAR_WEIGHT_BYTES = 2**29
 # The first version keeps the logits of a whole context in shared memory.
 V1_MAX_LENGTH = 40_000
 
@@ -174,6 +180,54 @@ def print_case(found: dict[str, Any]) -> None:
     print(f"{found['case']:>9}  G={found['group']}  {found['dtype']}  {columns}", flush=True)
 
 
+def bench_linear(in_features: int, out_features: int, copy_rate: float) -> list[dict[str, Any]]:
+    """Measure a layer at each number of rows; weights over time as a share of a copy's rate."""
+    weight_bytes = 2 * in_features * out_features
+    copies = max(1, LINEAR_WEIGHT_BYTES // weight_bytes)
+    weights = [
+        torch.randn(out_features, in_features, device="cuda").bfloat16() for _ in range(copies)
+    ]
+    cases = []
+    for rows in LINEAR_ROWS:
+        x = torch.randn(rows, in_features, device="cuda").bfloat16()
+        out = torch.empty(rows, out_features, dtype=x.dtype, device="cuda")
+
+        def ours(x: Tensor = x, out: Tensor = out) -> None:
+            for weight in weights:
+                ops.linear(out, x, weight, None)
+
+        def torchs(x: Tensor = x) -> None:
+            for weight in weights:
+                torch.nn.functional.linear(x, weight)
+
+        times = {
+            name: microseconds(body, 5) / copies
+            for name, body in (("ours", ours), ("torch", torchs))
+        }
+        cases.append(
+            {
+                "in_features": in_features,
+                "out_features": out_features,
+                "rows": rows,
+                "us": times,
+                "share_of_copy": weight_bytes / (1e-6 * times["ours"]) / copy_rate,
+                "tflops": 2e-6 * rows * in_features * out_features / times["ours"],
+            }
+        )
+    return cases
+
+
+def print_linear(found: dict[str, Any]) -> None:
+    """Print the line of a layer at a number of rows."""
+    times = found["us"]
+    print(
+        f"linear {found['in_features']:5} x {found['out_features']:6}  M={found['rows']:4}  "
+        f"ours {times['ours']:8.1f} us {found['share_of_copy']:4.0%} {found['tflops']:4.0f} TFLOP/s"
+        f"  torch {times['torch']:8.1f} us  ratio {times['torch'] / times['ours']:.2f}",
+        flush=True,
+    )
+
+
 def main() -> int:
     """Print every case, and all of it as JSON where --json says; 1 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -192,8 +246,16 @@ def main() -> int:
             cases.append(bench_case(name, group, torch.bfloat16, rates["copy"]))
             print_case(cases[-1])
             torch.cuda.empty_cache()
+    linear = []
+    for shape in LINEAR_SHAPES:
+        found = bench_linear(*shape, rates["copy"])
+        linear.extend(found)
+        for case in found:
+            print_linear(case)
+        torch.cuda.empty_cache()
     if args.json:
-        Path(args.json).write_text(json.dumps({"memory": rates, "cases": cases}, indent=1))
+        figures = {"memory": rates, "cases": cases, "linear": linear}
+        Path(args.json).write_text(json.dumps(figures, indent=1))
     return 0
 
 

@@ -36,6 +36,10 @@ class Backend {
   virtual void layer_norm(const NormParams& params) = 0;
   virtual void rotary_embedding(const RotaryParams& params) = 0;
   virtual void activation(const ActivationParams& params) = 0;
+  virtual void linear(const LinearParams& params) = 0;
+  virtual void apply_penalties(const PenaltyParams& params) = 0;
+  virtual void apply_token_mask(const TokenMaskParams& params) = 0;
+  virtual void top_logprobs(const TopLogprobsParams& params) = 0;
   virtual void sample(const SampleParams& params) = 0;
 };
 

@@ -172,6 +172,10 @@ PYBIND11_MODULE(_C, module) {
   define_activation(module, "gelu", quire::Activation::kGelu, false);
   define_activation(module, "gelu_tanh", quire::Activation::kGeluTanh, false);
   define_activation(module, "quick_gelu", quire::Activation::kQuickGelu, false);
+  define(module, "linear", quire::ops::linear);
+  define(module, "apply_penalties", quire::ops::apply_penalties);
+  define(module, "apply_token_mask", quire::ops::apply_token_mask);
+  define(module, "top_logprobs", quire::ops::top_logprobs);
   define(module, "sample", quire::ops::sample);
 
   module.def("isa", isa);

@@ -103,6 +103,8 @@ void check_unit_stride(const char* name, const Tensor& tensor) {
 }
 
 void check_contiguous(const char* name, const Tensor& tensor) {
+  for (int i = 0; i < tensor.ndim; ++i)
+    if (tensor.shape[i] == 0) return;  // of no elements, any stride will do
   int64_t expected = 1;
   for (int i = tensor.ndim - 1; i >= 0; --i) {
     if (tensor.shape[i] > 1 && tensor.stride[i] != expected) {

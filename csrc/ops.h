@@ -47,6 +47,18 @@ void rotary_embedding(Backend& backend, const Tensor& positions, const Tensor& q
 void activation(Backend& backend, const Tensor& out, const Tensor& x, Activation activation,
                 bool gated);
 
+// A GPU only.
+void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
+            const std::optional<Tensor>& bias);
+
+void apply_penalties(Backend& backend, const Tensor& logits, const Tensor& token_ids,
+                     const Tensor& num_prompt_tokens, const Tensor& num_tokens,
+                     const Tensor& repetition_penalty, const Tensor& frequency_penalty,
+                     const Tensor& presence_penalty);
+void apply_token_mask(Backend& backend, const Tensor& logits, const Tensor& bitmask);
+void top_logprobs(Backend& backend, const Tensor& logprobs, const Tensor& ranks,
+                  const Tensor& top_token_ids, const Tensor& top_logprobs, const Tensor& logits,
+                  const Tensor& token_ids);
 void sample(Backend& backend, const Tensor& token_ids, const Tensor& ok, const Tensor& logits,
             const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
             const Tensor& min_p, const Tensor& seed, const Tensor& sequence_index,

@@ -128,6 +128,20 @@ struct ActivationParams {
   DType dtype;
 };
 
+struct LinearParams {
+  void* out;           // [M, N]
+  const void* x;       // [M, K]
+  const void* weight;  // [N, K]
+  const void* bias;    // [N], or null
+  int64_t out_stride;
+  int64_t x_stride;
+  int64_t weight_stride;
+  int64_t num_rows;      // M
+  int64_t out_features;  // N
+  int64_t in_features;   // K
+  DType dtype;
+};
+
 struct SampleParams {
   const float* logits;  // [N, V]
   int64_t row_stride;
@@ -142,6 +156,45 @@ struct SampleParams {
   const int64_t* position;        // [N]
   int64_t* token_ids;             // [N]
   bool* ok;                       // [N]
+};
+
+// Penalties of tokens that a sequence holds already.
+struct PenaltyParams {
+  float* logits;             // [N, V]
+  const int32_t* token_ids;  // [N, L], of the prompt, then of the output
+  int64_t row_stride;
+  int64_t token_stride;
+  int64_t num_rows;
+  int64_t vocab_size;
+  const int32_t* num_prompt_tokens;  // [N]
+  const int32_t* num_tokens;         // [N], prompt and output
+  const float* repetition;           // [N], 1 = off
+  const float* frequency;            // [N], 0 = off
+  const float* presence;             // [N], 0 = off
+};
+
+struct TokenMaskParams {
+  float* logits;           // [N, V]
+  const int32_t* bitmask;  // [N, ceil(V / 32)], bit i % 32 of word i / 32 is of token i
+  int64_t row_stride;
+  int64_t mask_stride;
+  int64_t num_rows;
+  int64_t vocab_size;
+};
+
+constexpr int kMaxTopLogprobs = 1024;
+
+struct TopLogprobsParams {
+  const float* logits;       // [N, V]
+  const int64_t* token_ids;  // [N]
+  float* logprobs;           // [N]
+  int64_t* ranks;            // [N], from 1
+  int64_t* top_token_ids;    // [N, K]
+  float* top_logprobs;       // [N, K]
+  int64_t row_stride;
+  int64_t num_rows;
+  int64_t vocab_size;
+  int64_t num_top;  // K
 };
 
 }  // namespace quire

@@ -218,21 +218,6 @@ def paged_attention(
     )
 
 
-def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Write x W^T + b to out, with the same bits for a row whatever rows come with it. GPUs only.
-
-    Args:
-        out: [M, N].
-        x: [M, K].
-        weight: [N, K].
-        bias: [N], or None.
-
-    Mutates:
-        out.
-    """
-    _C.linear(out, x, weight, bias)
-
-
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
     """Divide rows by their root mean square and scale them (Zhang and Sennrich 2019).
 
@@ -328,6 +313,114 @@ def gelu_tanh(out: Tensor, x: Tensor) -> None:
 def quick_gelu(out: Tensor, x: Tensor) -> None:
     """Write x * sigmoid(1.702 x) of x [M, N] to out [M, N], which it may be."""
     _C.quick_gelu(out, x)
+
+
+def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Multiply rows by weights, x @ weight.T + bias, on a GPU, by the invariance rule.
+
+    A library of matrix products picks its algorithm by the number of rows; here the sum over K has
+    one order, whatever M and whatever the alignment: K is cut into sections by N and K alone, which
+    are summed in float32 (on tensor cores; of float32 operands by fused multiply-adds, not in TF32)
+    and added in order, then the bias, and the result is rounded once.
+
+    The first call of a thread allocates memory of the device, later ones none, so that they can be
+    captured in a graph. What one thread starts on several streams must not overlap.
+
+    Args:
+        out: [M, N]; must not overlap the others.
+        x: [M, K].
+        weight: [N, K].
+        bias: [N], or None.
+
+    Mutates:
+        out.
+
+    Raises:
+        ValueError: the operands are on the CPU, where dense layers are torch's with packed weights.
+    """
+    _C.linear(out, x, weight, bias)
+
+
+def apply_penalties(
+    logits: Tensor,
+    token_ids: Tensor,
+    num_prompt_tokens: Tensor,
+    num_tokens: Tensor,
+    repetition_penalty: Tensor,
+    frequency_penalty: Tensor,
+    presence_penalty: Tensor,
+) -> None:
+    """Make tokens that a sequence holds already less probable, or more.
+
+    First the repetition penalty divides positive and multiplies other logits of tokens in prompt or
+    output (Keskar et al. 2019); then frequency * n + presence is subtracted from those of tokens
+    that the output holds n > 0 times. A row whose penalties are 1, 0 and 0 is left alone, and none
+    of its tokens counts. The same bits on every instruction set.
+
+    Args:
+        logits: [N, V] float32.
+        token_ids: [N, L] int32, a sequence's prompt and then its output; what comes after
+            num_tokens is not looked at. Ids on a GPU that are not in [0, V) change nothing.
+        num_prompt_tokens: [N] int32.
+        num_tokens: [N] int32, prompt and output, up to L.
+        repetition_penalty: [N] float32, above 0; 1 is off.
+        frequency_penalty: [N] float32; 0 is off.
+        presence_penalty: [N] float32; 0 is off.
+
+    Mutates:
+        logits.
+    """
+    _C.apply_penalties(
+        logits,
+        token_ids,
+        num_prompt_tokens,
+        num_tokens,
+        repetition_penalty,
+        frequency_penalty,
+        presence_penalty,
+    )
+
+
+def apply_token_mask(logits: Tensor, bitmask: Tensor) -> None:
+    """Forbid tokens, by a grammar for example: their logits become -inf.
+
+    Args:
+        logits: [N, V] float32.
+        bitmask: [N, ceil(V / 32)] int32; bit i % 32 of word i // 32 is set where token i may come.
+
+    Mutates:
+        logits.
+    """
+    _C.apply_token_mask(logits, bitmask)
+
+
+def top_logprobs(
+    logits: Tensor, token_ids: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the log-probability and rank of a token of each row, and the most probable tokens.
+
+    Log-probabilities are worked out in float64, from probabilities that are summed exactly as
+    multiples of 2^-44 of the largest, and rounded once. The same bits on every instruction set.
+
+    Args:
+        logits: [N, V] float32; V up to 2^20.
+        token_ids: [N] int64.
+        num_top: how many of the most probable, up to 1024; equals rank by token id, lowest first.
+
+    Returns:
+        Log-probabilities [N] float32 of the tokens and their ranks [N] int64, which is one more
+        than the number of tokens of larger logits; then ids [N, min(num_top, V)] int64 of the most
+        probable tokens and their log-probabilities, float32 of the same shape. Of a row that holds
+        NaN or +inf or no finite value, log-probabilities are NaN and ids 0.
+    """
+    rows, vocab_size = logits.shape
+    logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    ranks = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    shape = (rows, min(num_top, vocab_size))
+    best = torch.empty(shape, dtype=torch.int64, device=logits.device)
+    best_logprobs = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    _C.top_logprobs(logprobs, ranks, best, best_logprobs, logits, token_ids)
+    return logprobs, ranks, best, best_logprobs
 
 
 def sample(

@@ -7,9 +7,12 @@
 #include <cstdlib>
 #include <thread>
 
+#include "check.h"
 #include "cpu/attention_plan.h"
 #include "cpu/cache_kernels.h"
 #include "cpu/isa.h"
+#include "cpu/logit_rules.h"
+#include "cpu/logprobs.h"
 #include "cpu/sampler.h"
 
 namespace quire::cpu {
@@ -70,6 +73,18 @@ void CpuBackend::rotary_embedding(const RotaryParams& params) {
 }
 void CpuBackend::activation(const ActivationParams& params) {
   kernels_->activation(params, *pool_);
+}
+void CpuBackend::linear(const LinearParams&) {
+  fail("linear runs on a GPU; on the CPU dense layers are torch's, with packed weights");
+}
+void CpuBackend::apply_penalties(const PenaltyParams& params) {
+  cpu::apply_penalties(params, *pool_);
+}
+void CpuBackend::apply_token_mask(const TokenMaskParams& params) {
+  cpu::apply_token_mask(params, *pool_);
+}
+void CpuBackend::top_logprobs(const TopLogprobsParams& params) {
+  cpu::top_logprobs(params, *kernels_, *pool_);
 }
 void CpuBackend::sample(const SampleParams& params) {
   cpu::sample(params, *kernels_, *pool_);

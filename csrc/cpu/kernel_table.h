@@ -55,6 +55,8 @@ struct KernelTable {
   // weights[i] = round(2^40 * e^x[i])
   void (*fixed_point_weights)(const float* x, int64_t n, int64_t* weights);
   int64_t (*draw_token)(const float* x, int64_t n, const SampleCut&, const DrawKey&);
+  // The sum of 2^44 e^(logits[i] - max), each rounded down.
+  uint64_t (*sum_weights)(const float* logits, int64_t n, float max);
   float (*log)(float);
   void (*philox4x32)(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
   uint64_t (*stream_read)(const void* data, int64_t bytes, ThreadPool&);

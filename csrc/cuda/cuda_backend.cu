@@ -4,6 +4,7 @@
 #include "cuda/attention_v1.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/kernels.h"
+#include "cuda/linear.h"
 
 namespace quire::cuda {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 thread_local cudaStream_t stream = nullptr;
 thread_local Workspace workspace;
 thread_local LastingMemory lasting_partials;
+thread_local SplitMemory split_memory;
 
 // The values of a device array, once what the stream does with it is done.
 std::vector<int32_t> fetch(const int32_t* device, int64_t count) {
@@ -84,6 +86,18 @@ void CudaBackend::rotary_embedding(const RotaryParams& p) {
 }
 void CudaBackend::activation(const ActivationParams& p) {
   cuda::activation(p, stream);
+}
+void CudaBackend::linear(const LinearParams& p) {
+  cuda::linear(p, split_memory, stream);
+}
+void CudaBackend::apply_penalties(const PenaltyParams& p) {
+  cuda::apply_penalties(p, stream);
+}
+void CudaBackend::apply_token_mask(const TokenMaskParams& p) {
+  cuda::apply_token_mask(p, stream);
+}
+void CudaBackend::top_logprobs(const TopLogprobsParams& p) {
+  cuda::top_logprobs(p, stream);
 }
 void CudaBackend::sample(const SampleParams& p) {
   cuda::sample(p, stream);

@@ -21,6 +21,10 @@ class CudaBackend final : public Backend {
   void layer_norm(const NormParams& params) override;
   void rotary_embedding(const RotaryParams& params) override;
   void activation(const ActivationParams& params) override;
+  void linear(const LinearParams& params) override;
+  void apply_penalties(const PenaltyParams& params) override;
+  void apply_token_mask(const TokenMaskParams& params) override;
+  void top_logprobs(const TopLogprobsParams& params) override;
   void sample(const SampleParams& params) override;
 
   // Not an operation of every backend: for benchmarks and tests.

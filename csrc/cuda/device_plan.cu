@@ -1,8 +1,7 @@
-#include "cuda/device_plan.h"
-
 #include <algorithm>
 
 #include "check.h"
+#include "cuda/device_plan.h"
 #include "cuda/launch.h"
 
 namespace quire::cuda {
@@ -53,8 +52,8 @@ void DevicePlan::make_fixed(const PagedAttentionParams& p, const int32_t* seq_le
   }
   const int columns = 8 * column_tiles(p);
   const WorkBounds bounds = bound_work(p, max_seq_len, columns, num_blocks_at_once());
-  const WorkPlan plan = plan_work(p, seq_lens, query_start_loc, columns, num_blocks_at_once(),
-                                  bounds.may_split);
+  const WorkPlan plan =
+      plan_work(p, seq_lens, query_start_loc, columns, num_blocks_at_once(), bounds.may_split);
   if (num_items_ != 0) check_range("launch", bounds.num_items, num_items_, int64_t{num_items_} + 1);
   upload(plan, bounds.num_items, bounds.num_merges, stream);
   const size_t num_rows = static_cast<size_t>(bounds.num_slots) * columns;

@@ -21,6 +21,9 @@ void layer_norm(const NormParams& p, cudaStream_t stream);
 void rotary_embedding(const RotaryParams& p, cudaStream_t stream);
 void activation(const ActivationParams& p, cudaStream_t stream);
 
+void apply_penalties(const PenaltyParams& p, cudaStream_t stream);
+void apply_token_mask(const TokenMaskParams& p, cudaStream_t stream);
+void top_logprobs(const TopLogprobsParams& p, cudaStream_t stream);
 void sample(const SampleParams& p, cudaStream_t stream);
 
 }  // namespace quire::cuda

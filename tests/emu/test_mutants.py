@@ -1,19 +1,12 @@
 """Bugs planted in the attention kernel: the emulator must notice each of them."""
 
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-EMULATOR = ROOT / "tests" / "emu"
+from tests.emu.planted_bugs import Builder, run
+
 # The kernel, in pieces.
-KERNEL = [
-    ROOT / "csrc/cuda" / name
-    for name in ("attention_mma.cuh", "mma_warp.cuh", "mma_columns.cuh", "attention.h")
-]
-FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas")
+KERNEL = ("attention_mma.cuh", "mma_warp.cuh", "mma_columns.cuh", "attention.h")
+SOURCES = ("check.cpp", "cuda/attention_plain.cu", "cuda/attention_plan.cu")
 
 # What is wrong: the text of the kernel that is replaced, and by what.
 MUTANTS = {
@@ -65,54 +58,9 @@ MUTANTS = {
 }
 
 
-class Builder:
-    """Compiles the driver against a kernel; what does not change is compiled once."""
-
-    def __init__(self, directory: Path) -> None:
-        self._compiler = os.environ.get("CXX", "c++")
-        self._directory = directory
-        sources = (
-            EMULATOR / "fiber.cpp",
-            EMULATOR / "machine.cpp",
-            ROOT / "csrc/check.cpp",
-            ROOT / "csrc/cuda/attention_plain.cu",
-            ROOT / "csrc/cuda/attention_plan.cu",
-        )
-        self._objects = [self._compile(source, directory) for source in sources]
-
-    def build(self, name: str, old: str = "", new: str = "") -> Path:
-        """Return a driver of the kernel in which `new` stands for `old`."""
-        directory = self._directory / name.replace(" ", "_").replace("'", "")
-        (directory / "cuda").mkdir(parents=True)
-        texts = {path.name: path.read_text() for path in KERNEL}
-        assert any(old in text for text in texts.values()), "the mutant needs another text"
-        for file_name, text in texts.items():
-            (directory / "cuda" / file_name).write_text(text.replace(old, new) if old else text)
-        driver = self._compile(EMULATOR / "attention_driver.cpp", directory, f"-I{directory}")
-        program = directory / "driver"
-        subprocess.run([self._compiler, driver, *self._objects, "-o", program], check=True)
-        return program
-
-    def _compile(self, source: Path, directory: Path, *options: str) -> Path:
-        target = directory / f"{source.name}.o"
-        includes = (EMULATOR / "include", EMULATOR, ROOT / "csrc")
-        subprocess.run(
-            [
-                *(self._compiler, *FLAGS, *options, *(f"-I{include}" for include in includes)),
-                *("-x", "c++", "-c", source, "-o", target),
-            ],
-            check=True,
-        )
-        return target
-
-
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    return Builder(tmp_path_factory.mktemp("mutants"))
-
-
-def run(program: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
+    return Builder(tmp_path_factory.mktemp("mutants"), "attention_driver.cpp", KERNEL, SOURCES)
 
 
 def test_the_kernel_itself_passes(builder: Builder) -> None:

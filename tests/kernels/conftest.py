@@ -31,6 +31,12 @@ def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from forced(request.param)
 
 
+@pytest.fixture(params=[isa for isa in ALL_ISAS if isa not in CPU_ISAS])
+def cuda_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Force the emulated GPU or a real one, for an operation that the CPU has not."""
+    yield from forced(request.param)
+
+
 def forced(name: str) -> Iterator[str]:
     """Force what kernels run on until the iterator goes on."""
     if name == "gpu":

@@ -19,6 +19,8 @@ from worker_svc import ops
 MARGIN = 64
 HEAD_SIZES = [8, 24, 80, 128]
 ROW_SIZES = [1, 7, 16, 33, 100]
+# (M, K, N): each tile shape, on the emulator's small device; one section and two; odd sizes.
+LINEAR_SIZES = [(1, 8, 8), (3, 7, 5), (10, 264, 72), (20, 40, 70), (65, 300, 9), (130, 72, 200)]
 
 Place = Callable[[Tensor], Tensor]
 
@@ -168,6 +170,22 @@ def test_activations(isa: str, dtype: torch.dtype, size: int) -> None:
     check(run)
 
 
+@every_dtype
+@pytest.mark.parametrize(("rows", "in_features", "out_features"), LINEAR_SIZES)
+def test_linear(
+    cuda_isa: str, dtype: torch.dtype, rows: int, in_features: int, out_features: int
+) -> None:
+    def run(place: Place) -> list[Tensor]:
+        x = place(random(rows, in_features, dtype=dtype))
+        weight = place(random(out_features, in_features, dtype=dtype, seed=1))
+        bias = place(random(out_features, dtype=dtype, seed=2))
+        out = place(torch.zeros(rows, out_features, dtype=dtype))
+        ops.linear(out, x, weight, bias)
+        return [out]
+
+    check(run)
+
+
 @pytest.mark.parametrize("vocab_size", [1, 3, 16, 65, 1001])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_sample(isa: str, vocab_size: int, temperature: float) -> None:
@@ -185,5 +203,39 @@ def test_sample(isa: str, vocab_size: int, temperature: float) -> None:
                 place(torch.arange(rows)),
             )
         )
+
+    check(run)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 3, 16, 65, 1001])
+def test_logit_rules(isa: str, vocab_size: int) -> None:
+    """The last token of the vocabulary at the end of the last sequence."""
+
+    def run(place: Place) -> list[Tensor]:
+        penalised = place(random(2, vocab_size))
+        token_ids = torch.zeros(2, 9, dtype=torch.int32)
+        token_ids[1, 8] = vocab_size - 1
+        ops.apply_penalties(
+            penalised,
+            place(token_ids),
+            place(torch.tensor([9, 4]).int()),
+            place(torch.tensor([9, 9]).int()),
+            place(torch.tensor([1.5, 0.8])),
+            place(torch.tensor([0.3, 0.2])),
+            place(torch.tensor([0.1, -0.4])),
+        )
+        masked = place(random(2, vocab_size, seed=1))
+        ops.apply_token_mask(masked, place(torch.full((2, -(-vocab_size // 32)), 0x55555555).int()))
+        return [penalised, masked.nan_to_num(neginf=-1.0)]
+
+    check(run)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 3, 16, 65, 1001])
+@pytest.mark.parametrize("num_top", [0, 1, 20])
+def test_top_logprobs(isa: str, vocab_size: int, num_top: int) -> None:
+    def run(place: Place) -> list[Tensor]:
+        token_ids = place(torch.tensor([0, vocab_size // 2, vocab_size - 1]))
+        return list(ops.top_logprobs(place(random(3, vocab_size)), token_ids, num_top))
 
     check(run)

@@ -1,4 +1,4 @@
-"""A cache of more than 2^31 elements: offsets that 32 bits do not hold."""
+"""Caches and weights of more than 2^31 elements: offsets that 32 bits do not hold."""
 
 import pytest
 import torch
@@ -53,3 +53,21 @@ def test_blocks_at_the_end_of_a_large_cache() -> None:
             query.cpu(), key.cpu(), value.cpu(), LENGTH - 1, HEAD_SIZE**-0.5
         )
         oracle.assert_close(out.cpu(), expected, torch.bfloat16, 3, magnitude)
+
+
+@pytest.mark.parametrize("rows", [3, 300])
+def test_features_at_the_end_of_large_weights(rows: int) -> None:
+    in_features = 4096
+    weight = torch.empty(
+        2**31 // in_features + 72, in_features, dtype=torch.bfloat16, device="cuda"
+    )
+    assert weight.numel() > 2**31
+    rng = torch.Generator("cuda").manual_seed(0)
+    weight.normal_(0, in_features**-0.5, generator=rng)
+    x = torch.randn(rows, in_features, generator=rng, device="cuda").bfloat16()
+    out = torch.empty(rows, len(weight), dtype=x.dtype, device="cuda")
+    ops.linear(out, x, weight, None)
+    last = slice(-200, None)
+    expected = x.double() @ weight[last].double().T
+    magnitude = x.double().abs() @ weight[last].double().abs().T
+    oracle.assert_close(out[:, last].cpu(), expected.cpu(), torch.bfloat16, 2, magnitude.cpu())

@@ -7,6 +7,7 @@
 #define QUIRE_NAMESPACE quire::cpu::QUIRE_ISA
 #define QUIRE_FUNCTION inline
 #define QUIRE_FMA __builtin_fmaf
+#include "logits_math.h"
 #include "sampling_math.h"
 
 namespace quire::cpu::QUIRE_ISA {
@@ -77,6 +78,13 @@ void scale_logits(const float* logits, int64_t n, float max, float temperature, 
 
 void fixed_point_weights(const float* x, int64_t n, int64_t* weights) {
   for (int64_t i = 0; i < n; ++i) weights[i] = static_cast<int64_t>(exp_negative(x[i]) * 0x1p40f);
+}
+
+uint64_t sum_weights(const float* logits, int64_t n, float max) {
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < n; ++i)
+    sum += fixed_point_exp(static_cast<double>(logits[i]) - static_cast<double>(max));
+  return sum;
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ uint64_t stream_read(const void* data, int64_t bytes, ThreadPool& pool) {
 constexpr KernelTable kTable = {
     QUIRE_ISA_NAME,   paged_attention, rms_norm,    fused_add_rms_norm, layer_norm,
     rotary_embedding, activation,      scan_logits, scale_logits,       fixed_point_weights,
-    draw_token,       log_of,          philox4x32,  stream_read,
+    draw_token,       sum_weights,     log_of,      philox4x32,         stream_read,
 };
 
 }  // namespace

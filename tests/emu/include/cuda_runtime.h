@@ -64,6 +64,11 @@ inline cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t
   return cudaSuccess;
 }
 
+inline cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t) {
+  memset(pointer, value, bytes);
+  return cudaSuccess;
+}
+
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
   return cudaSuccess;
 }
@@ -150,6 +155,14 @@ T __ldg(const T* pointer) {
   return *pointer;
 }
 
+template <typename T>
+T __ldcg(const T* pointer) {
+  return *pointer;
+}
+
+// Blocks come one after the other, and what a thread has written all see at once.
+inline void __threadfence() {}
+
 // Threads take turns only where they wait, so a plain read and write is atomic.
 template <typename T, typename U>
 T atomicAdd(T* address, U value) {
@@ -158,9 +171,19 @@ T atomicAdd(T* address, U value) {
   return old;
 }
 
+template <typename T>
+T atomicOr(T* address, T value) {
+  const T old = *address;
+  *address = old | value;
+  return old;
+}
+
 // Aligned as the hardware wants it.
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
 };
 
 // ---------------------------------------------------------------- arithmetic

@@ -1,0 +1,12 @@
+// Changes logits before a token is drawn from them.
+#pragma once
+
+#include "cpu/thread_pool.h"
+#include "params.h"
+
+namespace quire::cpu {
+
+void apply_penalties(const PenaltyParams& params, ThreadPool& pool);
+void apply_token_mask(const TokenMaskParams& params, ThreadPool& pool);
+
+}  // namespace quire::cpu

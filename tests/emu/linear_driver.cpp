@@ -1,0 +1,149 @@
+// Holds linear layers of every tile shape, split and not, against float64 and against each other,
+// in the emulator, in each order of turns. Mutants of the kernel are compiled with this
+// (test_linear_mutants.py): exits with 0 if they agree, 1 if not, 2 if the kernel did what no GPU
+// allows.
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "cuda/linear.cuh"
+
+namespace {
+
+using namespace quire;
+using namespace quire::cuda;
+
+constexpr int kRows = 21;
+constexpr int kInFeatures = 584;  // three sections, the last of them short, with a part of a step
+constexpr int kOutFeatures = 136;
+constexpr int kStride = kInFeatures + 8;
+constexpr int kOutStride = kOutFeatures + 8;
+
+// Operands whose rows end in NaN, amid rows of NaN.
+template <typename T>
+struct Problem {
+  std::vector<T> x, weight, bias;
+  std::vector<double> expected, magnitude;
+
+  Problem() {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    const T nan = from_float<T>(std::numeric_limits<float>::quiet_NaN());
+    const auto fill = [&](std::vector<T>& rows, int count) {
+      rows.assign(size_t(count + 1) * kStride, nan);
+      for (int row = 0; row < count; ++row)
+        for (int k = 0; k < kInFeatures; ++k)
+          rows[row * kStride + k] = from_float<T>(normal(random));
+    };
+    fill(x, kRows);
+    fill(weight, kOutFeatures);
+    for (int n = 0; n < kOutFeatures; ++n) bias.push_back(from_float<T>(normal(random)));
+    for (int m = 0; m < kRows; ++m) {
+      for (int n = 0; n < kOutFeatures; ++n) {
+        double sum = to_float(bias[n]);
+        double size = std::abs(sum);
+        for (int k = 0; k < kInFeatures; ++k) {
+          const double product =
+              double(to_float(x[m * kStride + k])) * to_float(weight[n * kStride + k]);
+          sum += product;
+          size += std::abs(product);
+        }
+        expected.push_back(sum);
+        magnitude.push_back(size);
+      }
+    }
+  }
+
+  LinearParams params(std::vector<T>& out) {
+    LinearParams p{};
+    p.out = out.data();
+    p.x = x.data();
+    p.weight = weight.data();
+    p.bias = bias.data();
+    p.out_stride = kOutStride;
+    p.x_stride = kStride;
+    p.weight_stride = kStride;
+    p.num_rows = kRows;
+    p.out_features = kOutFeatures;
+    p.in_features = kInFeatures;
+    return p;
+  }
+
+  // Exact but for a rounding of the result and float32 sums; nothing written beside them.
+  bool is_right(const std::vector<T>& out) const {
+    const double unit = sizeof(T) == 4 ? 0 : 0x1p-8;
+    for (int m = 0; m <= kRows; ++m) {
+      for (int n = 0; n < kOutStride; ++n) {
+        const double value = to_float(out[m * kOutStride + n]);
+        if (m == kRows || n >= kOutFeatures) {
+          if (!std::isnan(value)) return false;
+          continue;
+        }
+        const size_t at = size_t(m) * kOutFeatures + n;
+        const double bound = unit * std::abs(expected[at]) + 0x1p-20 * magnitude[at];
+        if (!(std::abs(value - expected[at]) <= bound)) return false;
+      }
+    }
+    return true;
+  }
+};
+
+template <typename T>
+class Driver {
+ public:
+  Driver() : arrivals_(64), sums_(64 * SplitMemory::kMaxTileElements) {}
+
+  int run() {
+    for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {
+      emu::Machine::order = order;
+      for (const bool is_split : {false, true}) {
+        check<RowsOf8<T>, true>("8", is_split);
+        check<RowsOf64<T>, true>("64", is_split);
+        if constexpr (sizeof(T) == 2) {  // the others are told apart by numbers alone
+          check<RowsOf16<T>, true>("16", is_split);
+          check<RowsOf32<T>, true>("32", is_split);
+          check<RowsOf64<T>, false>("64, unaligned", is_split);
+        }
+      }
+      if constexpr (sizeof(T) == 2) check<RowsOf128<T>, true>("128", false);
+    }
+    return failed_ ? 1 : 0;
+  }
+
+ private:
+  template <typename Shape, bool kIsAligned>
+  void check(const char* name, bool is_split) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::vector<T> out(size_t(kRows + 1) * kOutStride, from_float<T>(nan));
+    std::fill(sums_.begin(), sums_.end(), nan);
+    launch_linear<Shape, kIsAligned>(problem_.params(out), is_split,
+                                     {sums_.data(), arrivals_.data()}, nullptr);
+    if (first_.empty()) first_ = out;
+    const bool has_same_bits = memcmp(out.data(), first_.data(), out.size() * sizeof(T)) == 0;
+    if (problem_.is_right(out) && has_same_bits) return;
+    failed_ = true;
+    std::fprintf(stderr, "differs: %d bytes, rows of %s, split %d, order %d\n", int(sizeof(T)),
+                 name, is_split, int(emu::Machine::order));
+  }
+
+  Problem<T> problem_;
+  std::vector<uint32_t> arrivals_;
+  std::vector<float> sums_;
+  std::vector<T> first_;
+  bool failed_ = false;
+};
+
+}  // namespace
+
+int main() {
+  try {
+    const int halves = Driver<bf16>().run();
+    const int floats = Driver<float>().run();
+    return halves | floats;
+  } catch (const emu::KernelError& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,105 @@
+"""Bugs planted in the linear layer's kernel: the emulator must notice each of them."""
+
+import pytest
+
+from tests.emu.planted_bugs import Builder, run
+
+KERNEL = ("linear.cuh", "linear_tile.cuh", "linear_sections.h", "linear.h")
+SOURCES = ("check.cpp",)
+
+# What is wrong: the text of the kernel that is replaced, and by what. Not among them is what keeps
+# blocks that run at once apart (fences, and the barriers about the count of arrivals): the emulator
+# runs blocks one after the other.
+MUTANTS = {
+    "no barrier before a step is taken": (
+        "__syncthreads();  // the step is there, and all are done with the one before it",
+        "",
+    ),
+    "no barrier before the result takes the stages' place": (
+        "__syncthreads();  // all are done with the stages",
+        "",
+    ),
+    "no barrier before the result is written": (
+        "__syncthreads();\n  constexpr int kPacks",
+        "constexpr int kPacks",
+    ),
+    "a barrier that half of the block skips": (
+        "__syncthreads();  // all are done with the stages",
+        "if (threadIdx.x < 64) __syncthreads();",
+    ),
+    "too few copies waited for": (
+        "ptx::async_wait<Shape::kStages - 2>();",
+        "ptx::async_wait<Shape::kStages - 1>();",
+    ),
+    "copies into the stage in use": (
+        "const int next = step + Shape::kStages - 1;",
+        "const int next = step + Shape::kStages;",
+    ),
+    "a misaligned copy": (
+        "row * from.stride + k, is_valid);",
+        "row * from.stride + k + 1, is_valid);",
+    ),
+    "what is beyond a row is read": ("exists && k < in_features_", "exists"),
+    "what is beyond an unaligned row is read": ("exists && k + i < in_features_", "exists"),
+    "what is beyond the last row is written": ("if (row + i / kPacks >= p.num_rows) break;", ""),
+    "chunks change places": (
+        "load_matrices(a, weight + Shape::offset(f * 16 + lane_ % 16, chunk + lane_ / 16))",
+        "load_matrices(a, weight + Shape::offset(f * 16 + lane_ % 16, chunk + 1 - lane_ / 16))",
+    ),
+    "rows not where chunks were swapped": ("(chunk ^ (row & 7)) * 16;", "(chunk ^ (row & 3)) * 8;"),
+    "rows change places": (
+        "lane % 4 * 2 + i % 2;\n        const int at_feature",
+        "lane % 4 * 2 + 1 - i % 2;\n        const int at_feature",
+    ),
+    "sections not begun at zero": (
+        "    LinearSums<Shape> sums;\n    for",
+        "    static thread_local LinearSums<Shape> sums;\n    for",
+    ),
+    "a section is the sum so far": (
+        "total.of[f][g][i] += sums.of[f][g][i];",
+        "total.of[f][g][i] = sums.of[f][g][i];",
+    ),
+    "sections added in another order": (
+        "__ldcg(&own[each * kSection",
+        "__ldcg(&own[(num_sections - 1 - each) * kSection",
+    ),
+    "sections of another length where tiles are whole": (
+        "min(step + grid.section_steps, end)",
+        "min(step + (grid.is_split ? 1 : 2) * grid.section_steps, end)",
+    ),
+    "sections added before all have arrived": (
+        "before == num_sections - 1",
+        "before == num_sections - 2",
+    ),
+    "sections in one place": ("own[section * kSection + ", "own["),
+    "the count of arrivals not reset": (
+        "if (is_last[0] != 0) results.arrivals[tile] = 0;  // for the next launch",
+        "",
+    ),
+    "sums kept from the last section": ("  sums = {};\n", ""),
+    "no bias": (" + bias[j];", ";"),
+    "sums of float32 in another order": (
+        "for (int k = 0; k < 4; ++k)",
+        "for (int k = Shape::kRows > 8 ? 0 : 3; k < 4 && k >= 0; k += Shape::kRows > 8 ? 1 : -1)",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    return Builder(tmp_path_factory.mktemp("mutants"), "linear_driver.cpp", KERNEL, SOURCES)
+
+
+def test_the_kernel_itself_passes(builder: Builder) -> None:
+    result = run(builder.build("none"))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
+    result = run(builder.build(name, *MUTANTS[name]))
+    assert result.returncode != 0
+    if "skips" in name:
+        assert "deadlock" in result.stderr
+    if "misaligned" in name:
+        assert "misaligned" in result.stderr
