@@ -61,8 +61,7 @@ __device__ bool merge_sections(LinearSums<Shape>& sums, int64_t tile, int sectio
   if (is_last[0] == 0) return false;
   __threadfence();
   sums = {};
-  constexpr int kAtOnce = Shape::kProducts < 8 ? 8 / Shape::kProducts : 1;  // loads on their way
-#pragma unroll kAtOnce
+#pragma unroll Shape::kSectionsAtOnce
   for (int each = 0; each < num_sections; ++each) {
 #pragma unroll
     for (int f = 0; f < Shape::kFeatureTiles; ++f)

@@ -25,6 +25,8 @@ struct LinearShape {
   static constexpr int kFeatureTiles = kFeatures / kFeatureWarps / 16;
   static constexpr int kRowTiles = kRows / kRowWarps / 8;
   static constexpr int kProducts = kFeatureTiles * kRowTiles;
+  // Whose sums are on their way together where they are added.
+  static constexpr int kSectionsAtOnce = kProducts < 8 ? 8 / kProducts : 1;
 
   static constexpr int kStepBytes = 128;  // of a row in a stage: eight chunks of 16
   static constexpr int kStep = kStepBytes / static_cast<int>(sizeof(T));
