@@ -1,6 +1,6 @@
 """What a request changes in its logits before they are sampled: bans, biases and penalties."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +8,9 @@ import numpy.typing as npt
 import torch
 
 from quire.sampling_params import SamplingParams
+from worker_svc import ops
+from worker_svc.device import Array
+from worker_svc.steps import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,11 @@ class LogitRules:
         bad_words: token ids that the output must not hold one after the other.
     """
 
-    allowed: torch.Tensor
-    early_ends: torch.Tensor
+    allowed: IntArray
+    early_ends: IntArray
     min_length: int
-    biased: torch.Tensor
-    bias: torch.Tensor
+    biased: IntArray
+    bias: npt.NDArray[np.float32]
     repetition: float
     frequency: float
     presence: float
@@ -72,7 +75,7 @@ class LogitRules:
             early_ends=_ids(sorted(ends)),
             min_length=num_prompt_tokens + params.min_tokens,
             biased=_ids(params.logit_bias),
-            bias=torch.tensor(list(params.logit_bias.values()), dtype=torch.float32),
+            bias=np.array(list(params.logit_bias.values()), np.float32),
             repetition=params.repetition_penalty,
             frequency=params.frequency_penalty,
             presence=params.presence_penalty,
@@ -80,39 +83,116 @@ class LogitRules:
             bad_words=params.bad_words_token_ids,
         )
 
-    def apply(self, logits: torch.Tensor, token_ids: npt.NDArray[np.int32]) -> None:
-        """Change a row of logits.
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens become less probable, or more, for being there already."""
+        return self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
 
-        Mutates: logits.
-
-        Args:
-            logits: [vocab_size] float32.
-            token_ids: [num_tokens] int32 of the sequence, prompt and output.
-        """
-        if len(self.allowed) > 0:
-            kept = logits[self.allowed]
-            logits.fill_(-torch.inf)
-            logits[self.allowed] = kept
-        if len(token_ids) < self.min_length:
-            logits[self.early_ends] = -torch.inf
+    def forbidden(self, token_ids: npt.NDArray[np.int32]) -> IntArray:
+        """Return the token ids that must not come next after `token_ids` [num_tokens] int32."""
+        found = self.early_ends.tolist() if len(token_ids) < self.min_length else []
         if self.bad_words:
             output = token_ids[self.num_prompt_tokens :].tolist()
-            for *begun, last in self.bad_words:
-                if not begun or output[-len(begun) :] == begun:
-                    logits[last] = -torch.inf
-        if len(self.biased) > 0:
-            logits[self.biased] += self.bias
-        if self.repetition != 1.0:
-            seen = torch.from_numpy(np.unique(token_ids))
-            values = logits[seen]
-            logits[seen] = torch.where(
-                values > 0, values / self.repetition, values * self.repetition
-            )
-        if self.frequency != 0.0 or self.presence != 0.0:
-            output, counts = np.unique(token_ids[self.num_prompt_tokens :], return_counts=True)
-            penalty = self.frequency * torch.from_numpy(counts) + self.presence
-            logits[torch.from_numpy(output)] -= penalty
+            found += [
+                last
+                for *begun, last in self.bad_words
+                if not begun or output[-len(begun) :] == begun
+            ]
+        return np.array(found, np.int64)
 
 
-def _ids(token_ids: Iterable[int]) -> torch.Tensor:
-    return torch.tensor(list(token_ids), dtype=torch.int64)
+@dataclass(frozen=True, slots=True)
+class RuledRow:
+    """A row of logits with rules.
+
+    Attributes:
+        index: of the row.
+        rules: of its sequence.
+        token_ids: [num_tokens] int32 of the sequence, prompt and output.
+    """
+
+    index: int
+    rules: LogitRules
+    token_ids: npt.NDArray[np.int32]
+
+
+def apply_rules(
+    logits: torch.Tensor,
+    rows: Sequence[RuledRow],
+    place: Callable[[Mapping[str, Array]], dict[str, torch.Tensor]],
+) -> None:
+    """Change rows of logits, with as many operations for many rows as for one.
+
+    Mutates: logits.
+
+    Args:
+        logits: [num_rows, vocab_size] float32.
+        rows: those that have rules.
+        place: brings arrays to where the logits are; see Device.place.
+    """
+    vocab_size = logits.shape[1]
+    arrays = {
+        "rows": np.array([row.index for row in rows], np.int64),
+        **_forbidden(rows, vocab_size),
+        **_biases(rows, vocab_size),
+    }
+    if any(len(row.rules.allowed) > 0 for row in rows):
+        arrays["allowed"] = _bitmask(rows, vocab_size)
+    penalties = _penalties(rows) if any(row.rules.penalises for row in rows) else {}
+    placed = place({**arrays, **penalties})
+    chosen = logits.index_select(0, placed["rows"])
+    if "allowed" in placed:
+        ops.apply_token_mask(chosen, placed["allowed"])
+    flat = chosen.view(-1)
+    flat.index_fill_(0, placed["forbidden"], -torch.inf)
+    flat.index_add_(0, placed["biased"], placed["bias"])
+    if penalties:
+        ops.apply_penalties(chosen, **{name: placed[name] for name in penalties})
+    logits.index_copy_(0, placed["rows"], chosen)
+
+
+def _bitmask(rows: Sequence[RuledRow], vocab_size: int) -> Array:
+    """Return [n, ceil(vocab_size / 32)] int32 with a bit set for each token that may come."""
+    words = -(-vocab_size // 32)
+    mask = np.full((len(rows), words), -1, np.int32)
+    for bits, row in zip(mask, rows, strict=True):
+        if len(row.rules.allowed) > 0:
+            may_come = np.zeros(32 * words, np.bool_)
+            may_come[row.rules.allowed] = True
+            bits[:] = np.packbits(may_come, bitorder="little").view(np.int32)
+    return mask
+
+
+def _forbidden(rows: Sequence[RuledRow], vocab_size: int) -> dict[str, Array]:
+    found = [
+        place * vocab_size + row.rules.forbidden(row.token_ids) for place, row in enumerate(rows)
+    ]
+    return {"forbidden": np.concatenate(found)}
+
+
+def _biases(rows: Sequence[RuledRow], vocab_size: int) -> dict[str, Array]:
+    ids = [place * vocab_size + row.rules.biased for place, row in enumerate(rows)]
+    return {
+        "biased": np.concatenate(ids),
+        "bias": np.concatenate([row.rules.bias for row in rows]),
+    }
+
+
+def _penalties(rows: Sequence[RuledRow]) -> dict[str, Array]:
+    """Return the arguments of ops.apply_penalties beside the logits."""
+    rules = [row.rules for row in rows]
+    token_ids = np.zeros((len(rows), max(len(row.token_ids) for row in rows)), np.int32)
+    for padded, row in zip(token_ids, rows, strict=True):
+        padded[: len(row.token_ids)] = row.token_ids
+    return {
+        "token_ids": token_ids,
+        "num_prompt_tokens": np.array([each.num_prompt_tokens for each in rules], np.int32),
+        "num_tokens": np.array([len(row.token_ids) for row in rows], np.int32),
+        "repetition_penalty": np.array([each.repetition for each in rules], np.float32),
+        "frequency_penalty": np.array([each.frequency for each in rules], np.float32),
+        "presence_penalty": np.array([each.presence for each in rules], np.float32),
+    }
+
+
+def _ids(token_ids: Iterable[int]) -> IntArray:
+    return np.array(list(token_ids), np.int64)

@@ -2,18 +2,22 @@
 
 from collections import deque
 
+import numpy as np
 import torch
 
 from quire.outputs import TokenLogprobs
+from worker_svc import ops
 from worker_svc.batch import StepBatch
 from worker_svc.cache_engine import CacheEngine
 from worker_svc.cuda_device import CudaDevice
 from worker_svc.decode_graphs import DecodeGraphs
 from worker_svc.device_placement import DevicePlacement
 from worker_svc.loader import LoadedModel
-from worker_svc.logprobs import token_logprobs
+from worker_svc.logit_rules import RuledRow, apply_rules
+from worker_svc.logprobs import StepReports, candidates, token_logprobs
 from worker_svc.mirror import SequenceMirror
 from worker_svc.pending_step import PendingStep, StepMarks
+from worker_svc.row_options import RowOptions
 from worker_svc.sampler import sample_on_first_rank
 from worker_svc.step_inputs import HostPlacement, Placement, SamplerInputs, StepInputs
 from worker_svc.steps import PromptLogprobs, SchedulerOutputs
@@ -98,16 +102,16 @@ class ModelRunner:
         hidden, logits, sampler = self._start(batch)
         computed = self._device.mark()
         prompt_logprobs = self.prompt_logprobs(batch, hidden)
-        token_ids, ok, logprobs = self.sample(batch, logits, sampler)
+        token_ids, ok, reports = self.sample(batch, logits, sampler)
         marks = StepMarks(started, computed, self._device.mark())
         step = PendingStep(
             self._device,
             batch,
-            self._device.fetch((token_ids, ok)),  # after the marks: when it has come, they have
+            # After the marks: when this has come, they have.
+            self._device.fetch((token_ids, ok, *reports.tensors)),
             marks,
             self.cache_engine.mover.finish(),
-            reports=self._parallel.rank == 0,
-            logprobs=logprobs,
+            reports=reports if self._parallel.rank == 0 else None,
             prompt_logprobs=prompt_logprobs,
         )
         self.mirror.advance(batch)
@@ -161,50 +165,80 @@ class ModelRunner:
             logprobs: list[TokenLogprobs] = []
             # Piece by piece: the logits of a long prompt would take gigabytes.
             for start in range(0, len(part.rows), PROMPT_LOGITS_ROWS):
-                rows = part.rows[start : start + PROMPT_LOGITS_ROWS]
-                where = torch.arange(rows.start, rows.stop, device=hidden.device)
-                logits = self.compute_logits(hidden, where).cpu()
-                token_ids = part.token_ids[start : start + PROMPT_LOGITS_ROWS]
-                for row, token_id in zip(logits, token_ids, strict=True):
-                    logprobs.append(token_logprobs(row, token_id, part.num_top))
+                piece = slice(start, start + PROMPT_LOGITS_ROWS)
+                placed = self._device.place(
+                    {"rows": np.array(part.rows[piece]), "ids": np.array(part.token_ids[piece])}
+                )
+                logits = self.compute_logits(hidden, placed["rows"])
+                logprobs += token_logprobs(logits, placed["ids"], part.num_top)
             found.append(PromptLogprobs(part.sequence_id, part.first_position, tuple(logprobs)))
         return tuple(found)
 
     def sample(
         self, batch: StepBatch, logits: torch.Tensor, sampler: SamplerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor, tuple[TokenLogprobs, ...]]:
+    ) -> tuple[torch.Tensor, torch.Tensor, StepReports]:
         """Choose the next tokens.
 
         Mutates: the logits of sequences that have rules for them.
 
         Returns:
             token_ids [num_sampling] int64 and ok [num_sampling] bool where the model computes, and
-            the log-probabilities of each if any of the sequences asked for them.
+            what is reported with them.
         """
         if len(batch.sampling_rows) == 0:
-            return sampler.rows, sampler.rows.bool(), ()
+            return sampler.rows, sampler.rows.bool(), StepReports()
         # Only rank 0 knows what is sampled, and needs to.
         options = self.mirror.sampling_options(batch) if self._parallel.rank == 0 else []
-        if options:
-            self._settle()  # rules are about the tokens so far
-        reporting = [(index, each) for index, each in options if each.reports]
-        # Copies: reports are of the logits before rules change them.
-        raw_logits = [logits[index].to("cpu", copy=True) for index, _ in reporting]
-        for index, each in options:
-            row = logits[index].cpu()
-            each.apply_rules(row, self.mirror.token_ids(int(batch.sampling_rows[index])))
-            logits[index] = row
+        ruled = self._ruled_rows(batch, options)
+        beams = self._candidates(batch, logits, options)
+        asking = [(index, each) for index, each in options if each.num_logprobs is not None]
+        if asking:
+            where = self._device.place({"rows": np.array([index for index, _ in asking])})["rows"]
+            # A copy: reports are of the logits before rules change them.
+            raw_logits = logits.index_select(0, where)
+        if ruled:
+            apply_rules(logits, ruled, self._device.place)
         token_ids, ok = sample_on_first_rank(self._parallel, logits, sampler.columns)
         self._placement.keep_sampled(sampler, token_ids)
-        logprobs: list[TokenLogprobs] = []
-        if reporting:
-            logprobs = [TokenLogprobs()] * len(token_ids)
-            sampled, is_finite = token_ids.cpu().tolist(), ok.cpu().tolist()
-            for row, (index, each) in zip(raw_logits, reporting, strict=True):
-                if is_finite[index]:
-                    tokens = self.mirror.token_ids(int(batch.sampling_rows[index]))
-                    logprobs[index] = each.report(row, sampled[index], tokens)
-        return token_ids, ok, tuple(logprobs)
+        if not asking:
+            return token_ids, ok, StepReports(beams=beams)
+        num_top = tuple(each.num_logprobs or 0 for _, each in asking)
+        tensors = ops.top_logprobs(raw_logits, token_ids.index_select(0, where), max(num_top))
+        return (
+            token_ids,
+            ok,
+            StepReports(tuple(index for index, _ in asking), num_top, tensors, beams),
+        )
+
+    def _ruled_rows(
+        self, batch: StepBatch, options: list[tuple[int, RowOptions]]
+    ) -> list[RuledRow]:
+        """Return the rows of the logits that have rules, with the tokens those are about."""
+        if any(each.rules is not None for _, each in options):
+            self._settle()
+        return [
+            RuledRow(index, each.rules, self.mirror.token_ids(int(batch.sampling_rows[index])))
+            for index, each in options
+            if each.rules is not None
+        ]
+
+    def _candidates(
+        self, batch: StepBatch, logits: torch.Tensor, options: list[tuple[int, RowOptions]]
+    ) -> dict[int, TokenLogprobs]:
+        """Return the candidates of beams, by index of the sampling sequence.
+
+        Waits for the logits, which costs little: no step is sent ahead of one of beams.
+        """
+        return {
+            index: candidates(
+                logits[index].to("cpu", copy=True),
+                each.num_candidates,
+                each.rules,
+                self.mirror.token_ids(int(batch.sampling_rows[index])),
+            )
+            for index, each in options
+            if each.num_candidates
+        }
 
     def _start(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor, SamplerInputs]:
         """Return hidden states (none where nobody asks), logits, and what the sampler needs."""

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.outputs import TokenLogprobs
 from worker_svc.batch import StepBatch
 from worker_svc.device import Device, Fetched
+from worker_svc.logprobs import StepReports
 from worker_svc.steps import IntArray, PromptLogprobs, StepOutcome
 
 
@@ -35,11 +35,11 @@ class PendingStep:
     Args:
         device: that does it.
         batch: that it computes.
-        sampled: token_ids [num_sampling] int64 and ok [num_sampling] bool, on their way.
+        fetched: token_ids [num_sampling] int64, ok [num_sampling] bool and the tensors of
+            `reports`, on their way.
         marks: of its times.
         swap_us: returns how long blocks took to move, once the step is done.
-        reports: whether its tokens are told of; only rank 0 does.
-        logprobs: parallel to the sampled tokens if any of the sequences asked for them, else empty.
+        reports: what is told with its tokens; None on ranks above 0, which tell of none.
         prompt_logprobs: of the sequences that asked for them.
 
     Attributes:
@@ -50,21 +50,19 @@ class PendingStep:
         self,
         device: Device,
         batch: StepBatch,
-        sampled: Fetched,
+        fetched: Fetched,
         marks: StepMarks,
         swap_us: Callable[[], int],
         *,
-        reports: bool = True,
-        logprobs: tuple[TokenLogprobs, ...] = (),
+        reports: StepReports | None,
         prompt_logprobs: tuple[PromptLogprobs, ...] = (),
     ) -> None:
         self.batch = batch
         self._device = device
-        self._sampled = sampled
+        self._fetched = fetched
         self._marks = marks
         self._swap_us = swap_us
         self._reports = reports
-        self._logprobs = logprobs
         self._prompt_logprobs = prompt_logprobs
 
     @property
@@ -74,22 +72,22 @@ class PendingStep:
 
     def sampled(self) -> tuple[IntArray, npt.NDArray[np.bool_]]:
         """Wait for the tokens [num_sampling], and whether their logits were finite."""
-        token_ids, ok = self._sampled.wait()
+        token_ids, ok, *_ = self._fetched.wait()
         return token_ids, ok
 
     def result(self) -> StepOutcome:
         """Wait for the step; may be called in another thread than it was started in."""
-        token_ids, ok = self.sampled()
+        token_ids, ok, *reported = self._fetched.wait()
         marks, elapsed_us = self._marks, self._device.elapsed_us
         times = (
             elapsed_us(marks.started, marks.computed),
             elapsed_us(marks.computed, marks.finished),
             self._swap_us(),
         )
-        if not self._reports:
+        if self._reports is None:
             return StepOutcome((), (), (), (), *times)
         failed_ids, sampling_ids = self.batch.failed_ids, self.batch.sampling_ids
-        logprobs = self._logprobs
+        logprobs = self._reports.read(token_ids, reported)
         if not ok.all():
             ids = np.array(sampling_ids, np.int64)
             failed_ids += tuple(ids[~ok].tolist())

@@ -83,6 +83,32 @@ def test_half_precision_is_near_the_cpus(gpu: CudaDevice, tmp_path: Path) -> Non
     assert error < 0.02
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_invariant_layers_make_a_tokens_bits_its_own(
+    gpu: CudaDevice, tmp_path: Path, dtype: str
+) -> None:
+    save_model(tmp_path, CONFIGS["llama"](**FAST))
+    text = [(7 * i) % 101 + 5 for i in range(70)]
+    runner = load_runner(
+        tmp_path, dtype=dtype, device=gpu, num_blocks=60, max_num_seqs=4, invariant=True
+    )
+
+    def last_logits(*chunks: int, company: int = 0) -> torch.Tensor:
+        """Logits after the text, computed in chunks, beside so many others."""
+        driver = Driver(runner)
+        driver.add(0, text)
+        for index in range(company):
+            driver.add(1 + index, text[: 9 * index + 2])
+        for chunk in chunks:
+            driver.step({0: chunk, **(dict.fromkeys(range(1, company + 1), 1))})
+        runner.forget_sequences()
+        return driver.logits[0]
+
+    alone = last_logits(70)
+    for chunks, company in (((69, 1), 0), ((30, 23, 17), 0), ((70,), 3), ((68, 1, 1), 2)):
+        assert torch.equal(last_logits(*chunks, company=company), alone), (chunks, company)
+
+
 def test_a_steps_tokens_need_not_have_come_for_the_next(gpu: CudaDevice, tmp_path: Path) -> None:
     save_model(tmp_path, CONFIGS["llama"]())
     expected = continuations(tmp_path)

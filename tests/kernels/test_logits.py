@@ -1,4 +1,4 @@
-"""What changes logits before sampling, and log-probabilities after it, against the worker's."""
+"""What changes logits before sampling, and log-probabilities after it, against torch's."""
 
 from typing import Any
 
@@ -7,12 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.outputs import TokenLogprobs
-from quire.sampling_params import SamplingParams
+from tests.kernels.logits_oracle import penalise, token_logprobs
 from tests.unit.worker import test_logprobs as worker_tests
 from worker_svc import ops
-from worker_svc.logit_rules import LogitRules
-from worker_svc.logprobs import token_logprobs
 
 NOT_A_TOKEN = 2**30
 # Repetition, frequency and presence penalties.
@@ -36,9 +33,7 @@ def column(values: list[Any], dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("vocab_size", [3, 60, 8192, 20_000])
 @pytest.mark.parametrize("length", [1, 40, 700])
-def test_penalties_have_the_bits_of_the_workers_rules(
-    isa: str, vocab_size: int, length: int
-) -> None:
+def test_penalties_have_the_bits_of_torchs(isa: str, vocab_size: int, length: int) -> None:
     """Rows of every penalty, most of their prompt and of their output, and of half a prompt."""
     rng = np.random.default_rng(length)
     rows = [(penalty, share) for penalty in PENALTIES for share in (0.0, 0.4, 1.0)]
@@ -53,17 +48,8 @@ def test_penalties_have_the_bits_of_the_workers_rules(
     for row, ((repetition, frequency, presence), share) in enumerate(rows):
         num_tokens.append(max(1, length - row))
         num_prompt_tokens.append(int(share * num_tokens[-1]))
-        rules = LogitRules.of(
-            SamplingParams(
-                repetition_penalty=repetition,
-                frequency_penalty=frequency,
-                presence_penalty=presence,
-            ),
-            num_prompt_tokens[-1],
-            (),
-        )
-        if rules is not None:
-            rules.apply(expected[row], token_ids[row, : num_tokens[-1]].astype(np.int32))
+        known = token_ids[row, : num_tokens[-1]].astype(np.int32)
+        penalise(expected[row], known, num_prompt_tokens[-1], repetition, frequency, presence)
         token_ids[row, num_tokens[-1] :] = NOT_A_TOKEN
     wide = torch.nn.functional.pad(logits, (3, 2), value=7.0)
     ops.apply_penalties(
@@ -109,9 +95,7 @@ def tied(logits: Tensor) -> Tensor:
 @pytest.mark.parametrize("vocab_size", [1, 2, 300, 4099])
 @pytest.mark.parametrize("num_top", [0, 1, 5, 20, 300])
 @pytest.mark.parametrize("has_ties", [False, True])
-def test_top_logprobs_are_the_workers(
-    isa: str, vocab_size: int, num_top: int, has_ties: bool
-) -> None:
+def test_top_logprobs(isa: str, vocab_size: int, num_top: int, has_ties: bool) -> None:
     rows = 6
     logits = random_logits(rows, vocab_size)
     if has_ties:
@@ -157,13 +141,7 @@ def test_a_row_has_its_logprobs_in_every_company(isa: str) -> None:
         assert all(torch.equal(a[0], b[row]) for a, b in zip(alone, together, strict=True))
 
 
-def test_the_workers_own_tests_hold(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_operation(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
-        found = ops.top_logprobs(logits[None], torch.tensor([token_id]), num_top)
-        logprobs, ranks, best, best_logprobs = (each[0].tolist() for each in found)
-        return TokenLogprobs((token_id, *best), (logprobs, *best_logprobs), ranks)
-
-    monkeypatch.setattr(worker_tests, "token_logprobs", by_operation)
+def test_the_workers_own_tests_hold(isa: str) -> None:
     for num_top in (0, 1, 5, 20):
         worker_tests.test_sampled_token_then_the_most_probable(num_top)
     worker_tests.test_equals_rank_by_token_id()

@@ -11,6 +11,7 @@ from quire.sampling_params import SamplingParams
 from worker_svc.batch import StepBatch
 from worker_svc.device import Device
 from worker_svc.loader import LoadSpec, load_model
+from worker_svc.logprobs import StepReports
 from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import ParallelGroup
 from worker_svc.pending_step import PendingStep
@@ -33,9 +34,10 @@ def load_runner(
     device: Device | None = None,
     max_num_seqs: int | None = None,
     enforce_eager: bool = False,
+    invariant: bool = False,
 ) -> ModelRunner:
     """A runner of one rank, alone unless `parallel` says otherwise."""
-    spec = LoadSpec(str(directory), dtype, max_model_len)
+    spec = LoadSpec(str(directory), dtype, max_model_len, invariant=invariant)
     loaded = load_model(spec, "test", parallel or ParallelGroup(), device)
     runner = ModelRunner(
         loaded,
@@ -83,7 +85,7 @@ class Driver:
 
         def sample_and_keep(
             batch: StepBatch, logits: torch.Tensor, sampler: SamplerInputs
-        ) -> tuple[torch.Tensor, torch.Tensor, tuple[TokenLogprobs, ...]]:
+        ) -> tuple[torch.Tensor, torch.Tensor, StepReports]:
             sampled = sample(batch, logits, sampler)
             self.logits = dict(zip(batch.sampling_ids, logits.cpu().clone(), strict=True))
             return sampled

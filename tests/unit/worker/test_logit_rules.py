@@ -8,7 +8,8 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from quire.sampling_params import SamplingParams
-from worker_svc.logit_rules import LogitRules
+from worker_svc.device import CpuDevice
+from worker_svc.logit_rules import LogitRules, RuledRow, apply_rules
 
 VOCAB_SIZE = 60
 EOS = (2,)
@@ -26,9 +27,14 @@ def changed(
 ) -> torch.Tensor:
     rules = LogitRules.of(SamplingParams(**params), num_prompt_tokens, EOS)
     assert rules is not None
-    logits = logits.clone()
-    rules.apply(logits, TOKENS)
-    return logits
+    # Beside a row that has other rules and one that has none.
+    other = LogitRules.of(SamplingParams(logit_bias={1: 9.0}), 2, EOS)
+    assert other is not None
+    rows = torch.stack([logits, torch.zeros(VOCAB_SIZE), logits])
+    apply_rules(rows, [RuledRow(2, rules, TOKENS), RuledRow(1, other, TOKENS)], CpuDevice().place)
+    assert torch.equal(rows[0], logits)
+    assert rows[1].nonzero().tolist() == [[1]]
+    return rows[2]
 
 
 def test_default_parameters_have_no_rules() -> None:

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
+from quire.outputs import TokenLogprobs
 from worker_svc.logprobs import token_logprobs
+
+
+def report(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprobs:
+    """What is reported of one row."""
+    (found,) = token_logprobs(logits[None], torch.tensor([token_id]), num_top)
+    return found
 
 
 def random_logits() -> torch.Tensor:
@@ -16,7 +23,7 @@ def test_sampled_token_then_the_most_probable(num_top: int) -> None:
     exact = logits.double().log_softmax(0)
     order = logits.argsort(descending=True).tolist()
     for token in (order[0], order[3], order[250]):
-        found = token_logprobs(logits, token, num_top)
+        found = report(logits, token, num_top)
         assert found.token_ids == (token, *order[:num_top])
         assert found.sampled_rank == order.index(token) + 1
         for each, logprob in zip(found.token_ids, found.logprobs, strict=True):
@@ -26,14 +33,14 @@ def test_sampled_token_then_the_most_probable(num_top: int) -> None:
 def test_equals_rank_by_token_id() -> None:
     logits = torch.zeros(50)
     logits[40] = 1.0
-    found = token_logprobs(logits, 7, 4)
+    found = report(logits, 7, 4)
     assert found.token_ids == (7, 40, 0, 1, 2)
     assert found.sampled_rank == 2
 
 
 def test_more_than_the_vocabulary_and_forbidden_tokens() -> None:
     logits = torch.tensor([0.0, -torch.inf, 0.0])
-    found = token_logprobs(logits, 2, 20)
+    found = report(logits, 2, 20)
     assert found.token_ids == (2, 0, 2, 1)
     assert found.logprobs[3] == -torch.inf
     assert found.logprobs[0] == pytest.approx(-0.6931472)
