@@ -320,7 +320,8 @@ def test_dummy_weights_need_a_configuration_alone(family: str, tmp_path: Path) -
 
 
 def test_dummy_weights_of_a_part_are_those_of_the_whole() -> None:
-    whole = DummyCheckpoint(torch.device("cpu")).read("layers.0.weight", (8, 6), ())
-    part = DummyCheckpoint(torch.device("cpu")).read("layers.0.weight", (8, 6), (range(2, 4), range(1, 5)))
+    checkpoint = DummyCheckpoint(torch.device("cpu"))
+    whole = checkpoint.read("layers.0.weight", (8, 6), ())
+    part = checkpoint.read("layers.0.weight", (8, 6), (range(2, 4), range(1, 5)))
     assert torch.equal(part, whole[2:4, 1:5])
-    assert not torch.equal(DummyCheckpoint(torch.device("cpu")).read("layers.1.weight", (8, 6), ()), whole)
+    assert not torch.equal(checkpoint.read("layers.1.weight", (8, 6), ()), whole)
