@@ -10,6 +10,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -153,6 +154,40 @@ def bench_prefill(args: argparse.Namespace, dtype: torch.dtype) -> None:
             print(line, flush=True)
 
 
+def bench_rotary(args: argparse.Namespace, dtype: torch.dtype) -> None:
+    """Rotary embedding and the write to the cache in one pass, against one after the other."""
+    heads, size = 4 * NUM_KV_HEADS, args.head_size
+    angles = torch.rand(4096, size // 2)
+    cos_sin_cache = torch.cat([angles.cos(), angles.sin()], 1)
+    shape = (1024, NUM_KV_HEADS, BLOCK_SIZE, size)
+    caches = [torch.zeros(shape, dtype=dtype) for _ in range(2)]
+    for num_tokens in (1, 64, 2048):
+        qkv = torch.randn(num_tokens, heads + 2 * NUM_KV_HEADS, size).to(dtype)
+        query, key, value = (
+            qkv[:, :heads],
+            qkv[:, heads : heads + NUM_KV_HEADS],
+            qkv[:, -NUM_KV_HEADS:],
+        )
+        positions = torch.randint(4096, (num_tokens,))
+        slots = torch.randperm(1024 * BLOCK_SIZE)[:num_tokens]
+
+        io = (*caches, slots)
+        fused = partial(
+            ops.rotary_and_cache, positions, query, key, value, cos_sin_cache, True, *io
+        )
+        in_turn = (
+            partial(ops.rotary_embedding, positions, query, key, cos_sin_cache, True),
+            partial(ops.reshape_and_cache, key, value, *io),
+        )
+        repeats = max(10, 20_000 // num_tokens)
+        times = best_of_alternating(repeats, fused, *in_turn)
+        print(
+            f"  {num_tokens} tokens: {1e6 * times[0]:.1f} us, {times[0] / sum(times[1:]):.2f} of"
+            f" {1e6 * sum(times[1:]):.1f} us in turn",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-seqs", type=int, default=16)
@@ -170,6 +205,8 @@ def main() -> None:
     ops.set_num_threads(args.num_threads)
     for name in args.dtypes:
         dtype = getattr(torch, name)
+        print(f"rotary_and_cache, {dtype}, {4 * NUM_KV_HEADS} heads, {NUM_KV_HEADS} kv heads")
+        bench_rotary(args, dtype)
         bench_decode(args, dtype)
         if args.prefill:
             print(f"prefill, {dtype}, causal")

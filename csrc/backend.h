@@ -30,6 +30,7 @@ class Backend {
   virtual void fused_add_rms_norm(const NormParams& params) = 0;
   virtual void layer_norm(const NormParams& params) = 0;
   virtual void rotary_embedding(const RotaryParams& params) = 0;
+  virtual void rotary_and_cache(const RotaryCacheParams& params) = 0;
   virtual void activation(const ActivationParams& params) = 0;
   virtual void sample(const SampleParams& params) = 0;
 };

@@ -42,6 +42,10 @@ void layer_norm(Backend& backend, const Tensor& out, const Tensor& x, const Tens
                 const std::optional<Tensor>& bias, double eps);
 void rotary_embedding(Backend& backend, const Tensor& positions, const Tensor& query,
                       const Tensor& key, const Tensor& cos_sin_cache, bool is_neox);
+void rotary_and_cache(Backend& backend, const Tensor& positions, const Tensor& query,
+                      const Tensor& key, const Tensor& value, const Tensor& cos_sin_cache,
+                      bool is_neox, const Tensor& key_cache, const Tensor& value_cache,
+                      const Tensor& slot_mapping);
 void activation(Backend& backend, const Tensor& out, const Tensor& x, Activation activation,
                 bool gated);
 

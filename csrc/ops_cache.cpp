@@ -3,6 +3,7 @@
 
 #include "check.h"
 #include "ops.h"
+#include "ops_cache_io.h"
 
 namespace quire::ops {
 namespace {
@@ -39,6 +40,16 @@ void check_block_mapping(const Tensor& mapping, int64_t src_blocks, int64_t dst_
   }
 }
 
+// As check_cache_io, but no row is without a slot.
+CacheIoParams check_all_rows(const Tensor& key, const Tensor& value, const Tensor& key_cache,
+                             const Tensor& value_cache, const Tensor& slot_mapping) {
+  check_shape("key", key, {-1, -1, -1}, "[T, Hkv, D]");
+  check_shape("slot_mapping", slot_mapping, {key.shape[0]}, "[T]");
+  return check_cache_io(key, value, key_cache, value_cache, slot_mapping);
+}
+
+}  // namespace
+
 CacheIoParams check_cache_io(const Tensor& key, const Tensor& value, const Tensor& key_cache,
                              const Tensor& value_cache, const Tensor& slot_mapping) {
   check_shape("key", key, {-1, -1, -1}, "[T, Hkv, D]");
@@ -47,7 +58,7 @@ CacheIoParams check_cache_io(const Tensor& key, const Tensor& value, const Tenso
   check_shape("value_cache", value_cache,
               {key_cache.shape[0], key.shape[1], key_cache.shape[2], key.shape[2]},
               "[B, Hkv, BS, D]");
-  check_shape("slot_mapping", slot_mapping, {key.shape[0]}, "[T]");
+  check_shape("slot_mapping", slot_mapping, {-1}, "[T]");
   check_activation_dtype("key", key);
   check_dtype("value", value, key.dtype);
   check_dtype("key_cache", key_cache, key.dtype);
@@ -82,27 +93,25 @@ CacheIoParams check_cache_io(const Tensor& key, const Tensor& value, const Tenso
   p.value_cache = {value_cache.data, value_cache.stride[0], value_cache.stride[1],
                    value_cache.stride[2]};
   p.slot_mapping = slots;
-  p.num_tokens = key.shape[0];
+  p.num_tokens = slot_mapping.shape[0];
   p.num_kv_heads = key.shape[1];
   p.head_size = key.shape[2];
   p.block_size = key_cache.shape[2];
-  p.element_size = element_size(key.dtype);
+  p.dtype = key.dtype;
   return p;
 }
-
-}  // namespace
 
 void reshape_and_cache(Backend& backend, const Tensor& key, const Tensor& value,
                        const Tensor& key_cache, const Tensor& value_cache,
                        const Tensor& slot_mapping) {
-  backend.reshape_and_cache(check_cache_io(key, value, key_cache, value_cache, slot_mapping));
+  backend.reshape_and_cache(check_all_rows(key, value, key_cache, value_cache, slot_mapping));
 }
 
 void gather_cached_kv(Backend& backend, const Tensor& key_out, const Tensor& value_out,
                       const Tensor& key_cache, const Tensor& value_cache,
                       const Tensor& slot_mapping) {
   backend.gather_cached_kv(
-      check_cache_io(key_out, value_out, key_cache, value_cache, slot_mapping));
+      check_all_rows(key_out, value_out, key_cache, value_cache, slot_mapping));
 }
 
 void copy_blocks(Backend& backend, const std::vector<Tensor>& key_caches,

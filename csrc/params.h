@@ -36,7 +36,7 @@ struct CacheIoParams {
   int64_t num_kv_heads;
   int64_t head_size;
   int64_t block_size;
-  int64_t element_size;
+  DType dtype;
 };
 
 struct CopyBlocksParams {
@@ -112,6 +112,13 @@ struct RotaryParams {
   int64_t rotary_dim;
   bool is_neox;
   DType dtype;
+};
+
+// The rotated keys go to the cache alone: `rotary.key` stays as it is, and so does `cache.key`,
+// which is the same. Rows from cache.num_tokens on have no slot.
+struct RotaryCacheParams {
+  RotaryParams rotary;
+  CacheIoParams cache;
 };
 
 enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kQuickGelu };

@@ -59,6 +59,18 @@ def layer_norm(
 def rotary_embedding(
     positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, is_neox: bool, /
 ) -> None: ...
+def rotary_and_cache(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos_sin_cache: Tensor,
+    is_neox: bool,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    /,
+) -> None: ...
 def silu_and_mul(out: Tensor, x: Tensor, /) -> None: ...
 def gelu_and_mul(out: Tensor, x: Tensor, /) -> None: ...
 def gelu_tanh_and_mul(out: Tensor, x: Tensor, /) -> None: ...

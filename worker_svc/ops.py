@@ -269,6 +269,50 @@ def rotary_embedding(
     _C.rotary_embedding(positions, query, key, cos_sin_cache, is_neox)
 
 
+def rotary_and_cache(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos_sin_cache: Tensor,
+    is_neox: bool,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """Rotate queries in place, and write rotated keys and values into their cache slots.
+
+    The bits are those of rotary_embedding and reshape_and_cache one after the other, but `key` is
+    left as it is.
+
+    Args:
+        positions: [T] int64, in [0, P).
+        query: [T, H, D].
+        key: [T, Hkv, D].
+        value: [T, Hkv, D].
+        cos_sin_cache: [P, R] float32, as for rotary_embedding.
+        is_neox: as for rotary_embedding.
+        key_cache: [B, Hkv, BS, D].
+        value_cache: [B, Hkv, BS, D].
+        slot_mapping: [S] int64, S <= T, of the first S rows; rows beyond are padding, and so are
+            those with a negative slot: only their queries are rotated.
+
+    Mutates:
+        query, key_cache, value_cache.
+    """
+    _C.rotary_and_cache(
+        positions,
+        query,
+        key,
+        value,
+        cos_sin_cache,
+        is_neox,
+        key_cache,
+        value_cache,
+        slot_mapping,
+    )
+
+
 def silu_and_mul(out: Tensor, x: Tensor) -> None:
     """Write silu(x[:, :N]) * x[:, N:] of x [M, 2N] to out [M, N]."""
     _C.silu_and_mul(out, x)

@@ -25,6 +25,7 @@ class CpuBackend final : public Backend {
   void fused_add_rms_norm(const NormParams& params) override;
   void layer_norm(const NormParams& params) override;
   void rotary_embedding(const RotaryParams& params) override;
+  void rotary_and_cache(const RotaryCacheParams& params) override;
   void activation(const ActivationParams& params) override;
   void sample(const SampleParams& params) override;
 

@@ -152,6 +152,27 @@ def test_rotary_embedding(
 
 
 @every_dtype
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize(("head_size", "rotary_size"), [(8, 8), (24, 24), (80, 32), (128, 128)])
+def test_rotary_and_cache(
+    isa: str, dtype: torch.dtype, head_size: int, rotary_size: int, is_neox: bool
+) -> None:
+    def run(place: Place) -> list[Tensor]:
+        query = place(random(4, 2, head_size, dtype=dtype))
+        key, value = (place(random(4, 1, head_size, dtype=dtype, seed=i)) for i in (1, 2))
+        caches = [place(random(3, 1, 8, head_size, dtype=dtype, seed=3 + i)) for i in range(2)]
+        positions = place(torch.tensor([0, 2, 4, 4]))
+        slots = place(torch.tensor([23, 0, 16]))
+        cos_sin_cache = place(random(5, rotary_size, seed=5))
+        ops.rotary_and_cache(
+            positions, query, key, value, cos_sin_cache, is_neox, caches[0], caches[1], slots
+        )
+        return [query, *caches]
+
+    check(run)
+
+
+@every_dtype
 @pytest.mark.parametrize("size", ROW_SIZES)
 def test_activations(isa: str, dtype: torch.dtype, size: int) -> None:
     def run(place: Place) -> list[Tensor]:

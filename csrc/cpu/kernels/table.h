@@ -4,7 +4,7 @@
 
 #include "cpu/kernels/activation.h"
 #include "cpu/kernels/attention.h"
-#include "cpu/kernels/rotary.h"
+#include "cpu/kernels/cache.h"
 #include "cpu/kernels/sampling.h"
 
 namespace quire::cpu::QUIRE_ISA {
@@ -55,9 +55,10 @@ uint64_t stream_read(const void* data, int64_t bytes, ThreadPool& pool) {
 }
 
 constexpr KernelTable kTable = {
-    QUIRE_ISA_NAME,   paged_attention, rms_norm,    fused_add_rms_norm, layer_norm,
-    rotary_embedding, activation,      scan_logits, scale_logits,       fixed_point_weights,
-    draw_token,       log_of,          philox4x32,  stream_read,
+    QUIRE_ISA_NAME, reshape_and_cache,  gather_cached_kv,    rotary_and_cache, paged_attention,
+    rms_norm,       fused_add_rms_norm, layer_norm,          rotary_embedding, activation,
+    scan_logits,    scale_logits,       fixed_point_weights, draw_token,       log_of,
+    philox4x32,     stream_read,
 };
 
 }  // namespace
