@@ -65,6 +65,21 @@ class PagedBatch:
         per_token = 2 * NUM_KV_HEADS * self.key_cache.shape[3] * self.key_cache.element_size()
         return int(self.seq_lens.sum()) * per_token
 
+    def as_int8(self) -> PagedBatch:
+        """The same sequences over int8 caches."""
+        num_blocks, _, _, head_size = self.key_cache.shape
+        slots = torch.arange(num_blocks * BLOCK_SIZE)
+        shape = (num_blocks, NUM_KV_HEADS, BLOCK_SIZE, head_size + 4)
+        caches = [torch.empty(shape, dtype=torch.int8) for _ in range(2)]
+        for cache in caches:
+            ops.advise_huge_pages(cache)
+        rows = [
+            cache.transpose(1, 2).reshape(len(slots), NUM_KV_HEADS, head_size)
+            for cache in (self.key_cache, self.value_cache)
+        ]
+        ops.reshape_and_cache(rows[0], rows[1], caches[0], caches[1], slots)
+        return PagedBatch(caches[0], caches[1], self.block_tables, self.seq_lens)
+
     def read_linearly(self) -> None:
         """Read both caches front to back."""
         ops.stream_read(self.key_cache)
@@ -114,6 +129,7 @@ class PagedBatch:
 
 def bench_decode(args: argparse.Namespace, dtype: torch.dtype) -> None:
     batch = PagedBatch.random(args.num_seqs, args.length, args.head_size, dtype)
+    as_int8 = batch.as_int8()
     gigabytes = batch.bytes_read / 1e9
     print(
         f"decode, {dtype}, {args.num_seqs} x {args.length} tokens, {NUM_KV_HEADS} kv heads of"
@@ -121,12 +137,13 @@ def bench_decode(args: argparse.Namespace, dtype: torch.dtype) -> None:
     )
     for group in args.groups:
         query = torch.randn(args.num_seqs, group * NUM_KV_HEADS, args.head_size).to(dtype)
-        read, attend = best_of_alternating(
-            args.repeats, batch.read_linearly, batch.attend(query, 1)
+        read, attend, attend_int8 = best_of_alternating(
+            args.repeats, batch.read_linearly, batch.attend(query, 1), as_int8.attend(query, 1)
         )
         line = (
             f"  G={group}: {gigabytes / attend:5.1f} GB/s, {read / attend:4.0%} of a linear read's"
-            f" {gigabytes / read:5.1f} GB/s"
+            f" {gigabytes / read:5.1f} GB/s; int8 cache {attend / attend_int8:.2f} times as fast,"
+            f" {as_int8.bytes_read / 1e9 / attend_int8:5.1f} GB/s"
         )
         if args.sdpa:
             sdpa = best_of_alternating(2, batch.sdpa(query, 1))[0]

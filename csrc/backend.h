@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "params.h"
 
@@ -17,6 +18,9 @@ class AttentionPlan {
 class Backend {
  public:
   virtual ~Backend() = default;
+
+  // What caches may be of instead of the activations' type.
+  virtual std::optional<DType> quantised_cache_dtype() const = 0;
 
   virtual void reshape_and_cache(const CacheIoParams& params) = 0;
   virtual void gather_cached_kv(const CacheIoParams& params) = 0;

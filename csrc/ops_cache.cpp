@@ -41,40 +41,57 @@ void check_block_mapping(const Tensor& mapping, int64_t src_blocks, int64_t dst_
 }
 
 // As check_cache_io, but no row is without a slot.
-CacheIoParams check_all_rows(const Tensor& key, const Tensor& value, const Tensor& key_cache,
-                             const Tensor& value_cache, const Tensor& slot_mapping) {
+CacheIoParams check_all_rows(const Backend& backend, const Tensor& key, const Tensor& value,
+                             const Tensor& key_cache, const Tensor& value_cache,
+                             const Tensor& slot_mapping) {
   check_shape("key", key, {-1, -1, -1}, "[T, Hkv, D]");
   check_shape("slot_mapping", slot_mapping, {key.shape[0]}, "[T]");
-  return check_cache_io(key, value, key_cache, value_cache, slot_mapping);
+  return check_cache_io(backend, key, value, key_cache, value_cache, slot_mapping);
 }
 
 }  // namespace
 
-CacheIoParams check_cache_io(const Tensor& key, const Tensor& value, const Tensor& key_cache,
-                             const Tensor& value_cache, const Tensor& slot_mapping) {
+void check_caches(const Backend& backend, const char* name, const Tensor& rows, int64_t num_heads,
+                  const Tensor& key_cache, const Tensor& value_cache) {
+  const int64_t head_size = rows.shape[2];
+  const std::optional<DType> quantised = backend.quantised_cache_dtype();
+  if (key_cache.dtype != rows.dtype && key_cache.dtype != quantised) {
+    fail(std::string("key_cache must be ") + dtype_name(rows.dtype) + " as " + name + " is" +
+         (quantised ? std::string(" or ") + dtype_name(*quantised) : "") + ", got " +
+         dtype_name(key_cache.dtype));
+  }
+  check_dtype("value_cache", value_cache, key_cache.dtype);
+  const bool has_scales = key_cache.dtype == DType::kInt8;
+  const int64_t row_size = head_size + (has_scales ? kRowScaleBytes : 0);
+  const char* what = has_scales ? "[B, Hkv, BS, D + 4]" : "[B, Hkv, BS, D]";
+  check_shape("key_cache", key_cache, {-1, num_heads, -1, row_size}, what);
+  check_shape("value_cache", value_cache,
+              {key_cache.shape[0], key_cache.shape[1], key_cache.shape[2], row_size}, what);
+  check_unit_stride("key_cache", key_cache);
+  check_unit_stride("value_cache", value_cache);
+  check_device("key_cache", key_cache, rows.device);
+  check_device("value_cache", value_cache, rows.device);
+  if (has_scales && head_size > kMaxHeadSize) {
+    fail(std::string(name) + "'s head size must be at most " + std::to_string(kMaxHeadSize) +
+         " for int8 caches, got " + std::to_string(head_size));
+  }
+}
+
+CacheIoParams check_cache_io(const Backend& backend, const Tensor& key, const Tensor& value,
+                             const Tensor& key_cache, const Tensor& value_cache,
+                             const Tensor& slot_mapping) {
   check_shape("key", key, {-1, -1, -1}, "[T, Hkv, D]");
   check_shape("value", value, {key.shape[0], key.shape[1], key.shape[2]}, "[T, Hkv, D]");
-  check_shape("key_cache", key_cache, {-1, key.shape[1], -1, key.shape[2]}, "[B, Hkv, BS, D]");
-  check_shape("value_cache", value_cache,
-              {key_cache.shape[0], key.shape[1], key_cache.shape[2], key.shape[2]},
-              "[B, Hkv, BS, D]");
   check_shape("slot_mapping", slot_mapping, {-1}, "[T]");
   check_activation_dtype("key", key);
   check_dtype("value", value, key.dtype);
-  check_dtype("key_cache", key_cache, key.dtype);
-  check_dtype("value_cache", value_cache, key.dtype);
   check_dtype("slot_mapping", slot_mapping, DType::kInt64);
   check_unit_stride("key", key);
   check_unit_stride("value", value);
-  check_unit_stride("key_cache", key_cache);
-  check_unit_stride("value_cache", value_cache);
   check_contiguous("slot_mapping", slot_mapping);
-  for (const auto& [name, tensor] : {std::pair<const char*, const Tensor&>{"value", value},
-                                     {"key_cache", key_cache},
-                                     {"value_cache", value_cache},
-                                     {"slot_mapping", slot_mapping}}) {
-    check_device(name, tensor, key.device);
-  }
+  check_device("value", value, key.device);
+  check_device("slot_mapping", slot_mapping, key.device);
+  check_caches(backend, "key", key, key.shape[1], key_cache, value_cache);
 
   const int64_t capacity = key_cache.shape[0] * key_cache.shape[2];
   const auto* slots = static_cast<const int64_t*>(slot_mapping.data);
@@ -98,20 +115,22 @@ CacheIoParams check_cache_io(const Tensor& key, const Tensor& value, const Tenso
   p.head_size = key.shape[2];
   p.block_size = key_cache.shape[2];
   p.dtype = key.dtype;
+  p.cache_dtype = key_cache.dtype;
   return p;
 }
 
 void reshape_and_cache(Backend& backend, const Tensor& key, const Tensor& value,
                        const Tensor& key_cache, const Tensor& value_cache,
                        const Tensor& slot_mapping) {
-  backend.reshape_and_cache(check_all_rows(key, value, key_cache, value_cache, slot_mapping));
+  backend.reshape_and_cache(
+      check_all_rows(backend, key, value, key_cache, value_cache, slot_mapping));
 }
 
 void gather_cached_kv(Backend& backend, const Tensor& key_out, const Tensor& value_out,
                       const Tensor& key_cache, const Tensor& value_cache,
                       const Tensor& slot_mapping) {
   backend.gather_cached_kv(
-      check_all_rows(key_out, value_out, key_cache, value_cache, slot_mapping));
+      check_all_rows(backend, key_out, value_out, key_cache, value_cache, slot_mapping));
 }
 
 void copy_blocks(Backend& backend, const std::vector<Tensor>& key_caches,

@@ -1,12 +1,20 @@
-// Checks that the operations on slots of the cache have in common.
+// Checks that the operations on caches of keys and values have in common.
 #pragma once
 
-#include "params.h"
+#include "backend.h"
+#include "tensor.h"
 
 namespace quire::ops {
 
+// That the caches hold heads of the size and number of `rows` [T, Hkv, D], in its type or one that
+// the backend serves instead. `name` is that of `rows`; any number of heads where `num_heads` is
+// -1.
+void check_caches(const Backend& backend, const char* name, const Tensor& rows, int64_t num_heads,
+                  const Tensor& key_cache, const Tensor& value_cache);
+
 // Of the first rows, as many as there are slots.
-CacheIoParams check_cache_io(const Tensor& key, const Tensor& value, const Tensor& key_cache,
-                             const Tensor& value_cache, const Tensor& slot_mapping);
+CacheIoParams check_cache_io(const Backend& backend, const Tensor& key, const Tensor& value,
+                             const Tensor& key_cache, const Tensor& value_cache,
+                             const Tensor& slot_mapping);
 
 }  // namespace quire::ops

@@ -71,7 +71,7 @@ void rotary_and_cache(Backend& backend, const Tensor& positions, const Tensor& q
          std::to_string(key.shape[0]) + "), got " + std::to_string(slot_mapping.shape[0]));
   }
   backend.rotary_and_cache(
-      {rotary, check_cache_io(key, value, key_cache, value_cache, slot_mapping)});
+      {rotary, check_cache_io(backend, key, value, key_cache, value_cache, slot_mapping)});
 }
 
 }  // namespace quire::ops

@@ -10,7 +10,13 @@
 
 namespace quire {
 
-// [B, Hkv, BS, D]; any block, head and token stride, unit stride along D.
+constexpr int64_t kMaxHeadSize = 256;
+
+// Behind the elements of a row of an int8 cache: the float32 that they are multiples of.
+constexpr int64_t kRowScaleBytes = 4;
+
+// [B, Hkv, BS, D], of int8 [B, Hkv, BS, D + kRowScaleBytes]; any block, head and token stride, unit
+// stride along a row.
 struct CacheView {
   void* data;
   int64_t block_stride;
@@ -37,6 +43,7 @@ struct CacheIoParams {
   int64_t head_size;
   int64_t block_size;
   DType dtype;
+  DType cache_dtype;  // the same, or a quantised one
 };
 
 struct CopyBlocksParams {
@@ -78,6 +85,7 @@ struct PagedAttentionParams {
   float soft_cap;             // 0 without one
   const AttentionPlan* plan;  // of the same backend and step; or null
   DType dtype;
+  DType cache_dtype;  // the same, or a quantised one
 };
 
 // Rows of n elements that form a [outer, inner, n] view (inner is 1 for a matrix).

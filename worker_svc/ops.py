@@ -10,6 +10,13 @@ Symbols: T tokens of the step, N sequences, H query heads, Hkv key/value heads, 
 B blocks, BS block size, MB blocks in the longest table. Activations, weights and caches share one
 dtype out of float32, bfloat16 and float16; arithmetic is float32.
 
+Caches may be quantised instead: what they hold is taken from their dtype, both of a layer alike.
+- torch.int8 [B, Hkv, BS, D + 4], on the CPU: a row is D integers in [-127, 127] and the float32
+  that they are multiples of, the row's largest magnitude / 127. Nothing is calibrated. A row that
+  holds an infinity or NaN reads back as NaN; one of magnitudes below 127 * 2^-126 as zeros.
+Operations that move blocks take them as they are. A dtype that the device does not serve raises
+ValueError naming those it does.
+
 Results follow the invariance rule: the bits of a row depend on that row, its context and the
 instruction set alone, never on the batch, the chunk, the layout or the number of threads.
 """
@@ -55,8 +62,8 @@ def reshape_and_cache(
     Args:
         key: [T, Hkv, D].
         value: [T, Hkv, D].
-        key_cache: [B, Hkv, BS, D].
-        value_cache: [B, Hkv, BS, D].
+        key_cache: [B, Hkv, BS, D], or quantised.
+        value_cache: as key_cache.
         slot_mapping: [T] int64, block * BS + offset; a negative slot marks padding and is skipped.
 
     Mutates:
@@ -77,8 +84,8 @@ def gather_cached_kv(
     Args:
         key_out: [T, Hkv, D].
         value_out: [T, Hkv, D].
-        key_cache: [B, Hkv, BS, D].
-        value_cache: [B, Hkv, BS, D].
+        key_cache: [B, Hkv, BS, D], or quantised.
+        value_cache: as key_cache.
         slot_mapping: [T] int64; rows with a negative slot are left as they are.
 
     Mutates:
@@ -93,7 +100,7 @@ def copy_blocks(
     """Copy blocks within the caches of every layer.
 
     Args:
-        key_caches: One [B, Hkv, BS, D] per layer; each block dense in memory.
+        key_caches: One [B, Hkv, BS, D] per layer, of any dtype; each block dense in memory.
         value_caches: As key_caches.
         block_mapping: [P, 2] int64 pairs (source, destination), applied in order: a pair sees what
             earlier ones wrote.
@@ -108,7 +115,7 @@ def swap_blocks(src_cache: Tensor, dst_cache: Tensor, block_mapping: Tensor) -> 
     """Copy blocks from one cache to another of the same layout.
 
     Args:
-        src_cache: [B, Hkv, BS, D], each block dense in memory.
+        src_cache: [B, Hkv, BS, D], of any dtype, each block dense in memory.
         dst_cache: [B', Hkv, BS, D].
         block_mapping: [P, 2] int64 pairs (source block, destination block).
 
@@ -133,8 +140,8 @@ def plan_attention(
 
     Args:
         query: [T, H, D]; here and in the caches only shapes, strides and dtypes count.
-        key_cache: [B, Hkv, BS, D].
-        value_cache: [B, Hkv, BS, D].
+        key_cache: [B, Hkv, BS, D], or quantised.
+        value_cache: as key_cache.
         seq_lens: [N] int32, on the CPU.
         query_start_loc: [N + 1] int32, on the CPU.
         sliding_window: as for `paged_attention`.
@@ -167,12 +174,13 @@ def paged_attention(
     Row j of sequence i, which is row query_start_loc[i] + j of query, stands at position
     seq_lens[i] - query_len + j and sees the keys at its own and earlier positions. Query head h
     reads key/value head h // (H // Hkv). Logits are scaled, then capped, then biased, then masked.
+    Over quantised caches it is attention over the numbers that they mean, up to float32 rounding.
 
     Args:
         out: [T, H, D]; rows from query_start_loc[N] on are left as they are.
         query: [T, H, D]; D a multiple of 8 up to 256.
-        key_cache: [B, Hkv, BS, D]; BS a power of two in [8, 256].
-        value_cache: [B, Hkv, BS, D].
+        key_cache: [B, Hkv, BS, D], or quantised; BS a power of two in [8, 256].
+        value_cache: as key_cache.
         block_tables: [N, MB] int32; only entries that hold a visible key are read.
         seq_lens: [N] int32, keys of each sequence including those of this step.
         query_start_loc: [N + 1] int32, starting at 0; a sequence may have no rows.
@@ -292,8 +300,8 @@ def rotary_and_cache(
         value: [T, Hkv, D].
         cos_sin_cache: [P, R] float32, as for rotary_embedding.
         is_neox: as for rotary_embedding.
-        key_cache: [B, Hkv, BS, D].
-        value_cache: [B, Hkv, BS, D].
+        key_cache: [B, Hkv, BS, D], or quantised.
+        value_cache: as key_cache.
         slot_mapping: [S] int64, S <= T, of the first S rows; rows beyond are padding, and so are
             those with a negative slot: only their queries are rotated.
 

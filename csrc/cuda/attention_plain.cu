@@ -13,7 +13,6 @@ namespace quire::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kMaxHeadSize = 256;
 constexpr int kColumnsOfThread = kMaxHeadSize / kThreads;
 constexpr int kTokensOfThread = kPartitionTokens / kThreads;
 

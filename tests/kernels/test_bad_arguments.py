@@ -134,6 +134,21 @@ ROTARY: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"slot_mapping": torch.tensor([B * BS])}, ("slot_mapping[0]", str(B * BS))),
 ]
 
+INT8_CACHES = {
+    name: torch.zeros(B, HKV, BS, D + 4, dtype=torch.int8) for name in ("key_cache", "value_cache")
+}
+QUANTISED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    (
+        INT8_CACHES | {"key_cache": torch.zeros(B, HKV, BS, D, dtype=torch.int8)},
+        ("key_cache", "[B, Hkv, BS, D + 4]", "20", "16"),
+    ),
+    (INT8_CACHES | {"value_cache": torch.zeros(B, HKV, BS, D)}, ("value_cache", "int8", "float32")),
+    (
+        INT8_CACHES | {"key_cache": torch.zeros(B, HKV, BS, D).to(torch.float8_e4m3fn)},
+        ("key_cache", "float32", "int8", "float8_e4m3fn"),
+    ),
+]
+
 COPY: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"value_caches": []}, ("value_caches", "0")),
     ({"key_caches": [torch.randn(B, HKV, D, BS).transpose(2, 3)]}, ("key_caches", "dense")),
@@ -156,6 +171,8 @@ def cases() -> list[Any]:
     operations: list[tuple[Callable[..., object], Callable[[], dict[str, Any]], Any]] = [
         (ops.paged_attention, attention_arguments, ATTENTION),
         (ops.reshape_and_cache, cache_arguments, CACHE),
+        (ops.paged_attention, attention_arguments, QUANTISED),
+        (ops.reshape_and_cache, cache_arguments, QUANTISED),
         (ops.rotary_and_cache, rotary_arguments, ROTARY),
         (ops.copy_blocks, copy_arguments, COPY),
         (ops.swap_blocks, swap_arguments, SWAP),
