@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 
 #include "params.h"
 
@@ -20,7 +19,7 @@ class Backend {
   virtual ~Backend() = default;
 
   // What caches may be of instead of the activations' type.
-  virtual std::optional<DType> quantised_cache_dtype() const = 0;
+  virtual DType quantised_cache_dtype() const = 0;
 
   virtual void reshape_and_cache(const CacheIoParams& params) = 0;
   virtual void gather_cached_kv(const CacheIoParams& params) = 0;

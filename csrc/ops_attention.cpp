@@ -154,6 +154,7 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
                      const Tensor& seq_lens, const Tensor& query_start_loc, double scale,
                      const std::optional<Tensor>& alibi_slopes,
                      std::optional<int64_t> sliding_window, std::optional<double> soft_cap,
+                     const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale,
                      const AttentionPlan* plan) {
   check_tensors(backend, out, query, key_cache, value_cache, block_tables, seq_lens,
                 query_start_loc);
@@ -174,6 +175,8 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
   p.out = {out.data, out.stride[0], out.stride[1]};
   p.block_tables = static_cast<const int32_t*>(block_tables.data);
   p.alibi_slopes = alibi_slopes ? static_cast<const float*>(alibi_slopes->data) : nullptr;
+  p.key_scales = check_head_scales("k_scale", k_scale, key_cache);
+  p.value_scales = check_head_scales("v_scale", v_scale, value_cache);
   p.block_table_stride = block_tables.stride[0];
   p.sliding_window = sliding_window.value_or(std::numeric_limits<int64_t>::max());
   p.scale = static_cast<float>(scale);

@@ -1,4 +1,5 @@
 // Checks of the operations that move keys and values.
+#include <cmath>
 #include <string>
 
 #include "check.h"
@@ -43,10 +44,12 @@ void check_block_mapping(const Tensor& mapping, int64_t src_blocks, int64_t dst_
 // As check_cache_io, but no row is without a slot.
 CacheIoParams check_all_rows(const Backend& backend, const Tensor& key, const Tensor& value,
                              const Tensor& key_cache, const Tensor& value_cache,
-                             const Tensor& slot_mapping) {
+                             const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                             const std::optional<Tensor>& v_scale) {
   check_shape("key", key, {-1, -1, -1}, "[T, Hkv, D]");
   check_shape("slot_mapping", slot_mapping, {key.shape[0]}, "[T]");
-  return check_cache_io(backend, key, value, key_cache, value_cache, slot_mapping);
+  return check_cache_io(backend, key, value, key_cache, value_cache, slot_mapping, k_scale,
+                        v_scale);
 }
 
 }  // namespace
@@ -54,11 +57,10 @@ CacheIoParams check_all_rows(const Backend& backend, const Tensor& key, const Te
 void check_caches(const Backend& backend, const char* name, const Tensor& rows, int64_t num_heads,
                   const Tensor& key_cache, const Tensor& value_cache) {
   const int64_t head_size = rows.shape[2];
-  const std::optional<DType> quantised = backend.quantised_cache_dtype();
+  const DType quantised = backend.quantised_cache_dtype();
   if (key_cache.dtype != rows.dtype && key_cache.dtype != quantised) {
-    fail(std::string("key_cache must be ") + dtype_name(rows.dtype) + " as " + name + " is" +
-         (quantised ? std::string(" or ") + dtype_name(*quantised) : "") + ", got " +
-         dtype_name(key_cache.dtype));
+    fail(std::string("key_cache must be ") + dtype_name(rows.dtype) + " as " + name + " is, or " +
+         dtype_name(quantised) + ", got " + dtype_name(key_cache.dtype));
   }
   check_dtype("value_cache", value_cache, key_cache.dtype);
   const bool has_scales = key_cache.dtype == DType::kInt8;
@@ -77,9 +79,32 @@ void check_caches(const Backend& backend, const char* name, const Tensor& rows, 
   }
 }
 
+const float* check_head_scales(const char* name, const std::optional<Tensor>& scales,
+                               const Tensor& cache) {
+  if (!scales) return nullptr;
+  if (cache.dtype != DType::kFloat8E4M3) {
+    fail(std::string(name) + " belongs to caches of float8_e4m3fn, got one of " +
+         dtype_name(cache.dtype));
+  }
+  check_shape(name, *scales, {cache.shape[1]}, "[Hkv]");
+  check_dtype(name, *scales, DType::kFloat32);
+  check_contiguous(name, *scales);
+  check_device(name, *scales, cache.device);
+  const auto* values = static_cast<const float*>(scales->data);
+  // What lies on a GPU cannot be looked at without waiting for it.
+  const int64_t num_checked = cache.device == Device::kCpu ? scales->shape[0] : 0;
+  for (int64_t i = 0; i < num_checked; ++i) {
+    if (values[i] > 0 && std::isfinite(values[i])) continue;
+    fail(std::string(name) + "[" + std::to_string(i) + "] must be positive and finite, got " +
+         std::to_string(values[i]));
+  }
+  return values;
+}
+
 CacheIoParams check_cache_io(const Backend& backend, const Tensor& key, const Tensor& value,
                              const Tensor& key_cache, const Tensor& value_cache,
-                             const Tensor& slot_mapping) {
+                             const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                             const std::optional<Tensor>& v_scale) {
   check_shape("key", key, {-1, -1, -1}, "[T, Hkv, D]");
   check_shape("value", value, {key.shape[0], key.shape[1], key.shape[2]}, "[T, Hkv, D]");
   check_shape("slot_mapping", slot_mapping, {-1}, "[T]");
@@ -114,6 +139,8 @@ CacheIoParams check_cache_io(const Backend& backend, const Tensor& key, const Te
   p.num_kv_heads = key.shape[1];
   p.head_size = key.shape[2];
   p.block_size = key_cache.shape[2];
+  p.key_scales = check_head_scales("k_scale", k_scale, key_cache);
+  p.value_scales = check_head_scales("v_scale", v_scale, value_cache);
   p.dtype = key.dtype;
   p.cache_dtype = key_cache.dtype;
   return p;
@@ -121,16 +148,18 @@ CacheIoParams check_cache_io(const Backend& backend, const Tensor& key, const Te
 
 void reshape_and_cache(Backend& backend, const Tensor& key, const Tensor& value,
                        const Tensor& key_cache, const Tensor& value_cache,
-                       const Tensor& slot_mapping) {
+                       const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                       const std::optional<Tensor>& v_scale) {
   backend.reshape_and_cache(
-      check_all_rows(backend, key, value, key_cache, value_cache, slot_mapping));
+      check_all_rows(backend, key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale));
 }
 
 void gather_cached_kv(Backend& backend, const Tensor& key_out, const Tensor& value_out,
                       const Tensor& key_cache, const Tensor& value_cache,
-                      const Tensor& slot_mapping) {
-  backend.gather_cached_kv(
-      check_all_rows(backend, key_out, value_out, key_cache, value_cache, slot_mapping));
+                      const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                      const std::optional<Tensor>& v_scale) {
+  backend.gather_cached_kv(check_all_rows(backend, key_out, value_out, key_cache, value_cache,
+                                          slot_mapping, k_scale, v_scale));
 }
 
 void copy_blocks(Backend& backend, const std::vector<Tensor>& key_caches,

@@ -63,15 +63,16 @@ void rotary_embedding(Backend& backend, const Tensor& positions, const Tensor& q
 void rotary_and_cache(Backend& backend, const Tensor& positions, const Tensor& query,
                       const Tensor& key, const Tensor& value, const Tensor& cos_sin_cache,
                       bool is_neox, const Tensor& key_cache, const Tensor& value_cache,
-                      const Tensor& slot_mapping) {
+                      const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                      const std::optional<Tensor>& v_scale) {
   const RotaryParams rotary = check_rotary(positions, query, key, cos_sin_cache, is_neox);
   check_shape("slot_mapping", slot_mapping, {-1}, "[S]");
   if (slot_mapping.shape[0] > key.shape[0]) {
     fail("slot_mapping must have at most as many slots as key has rows (" +
          std::to_string(key.shape[0]) + "), got " + std::to_string(slot_mapping.shape[0]));
   }
-  backend.rotary_and_cache(
-      {rotary, check_cache_io(backend, key, value, key_cache, value_cache, slot_mapping)});
+  backend.rotary_and_cache({rotary, check_cache_io(backend, key, value, key_cache, value_cache,
+                                                   slot_mapping, k_scale, v_scale)});
 }
 
 }  // namespace quire::ops

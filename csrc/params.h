@@ -42,6 +42,8 @@ struct CacheIoParams {
   int64_t num_kv_heads;
   int64_t head_size;
   int64_t block_size;
+  const float* key_scales;    // [Hkv], of float8 caches; null where all are 1
+  const float* value_scales;  // [Hkv]
   DType dtype;
   DType cache_dtype;  // the same, or a quantised one
 };
@@ -73,6 +75,8 @@ struct PagedAttentionParams {
   const int32_t* seq_lens;         // [N], keys and values including those of this chunk
   const int32_t* query_start_loc;  // [N + 1]
   const float* alibi_slopes;       // [H], or null
+  const float* key_scales;         // [Hkv], of float8 caches; null where all are 1
+  const float* value_scales;       // [Hkv]
   int64_t block_table_stride;
   int64_t num_tokens;  // T; rows from query_start_loc[N] on are left alone
   int64_t num_seqs;

@@ -14,6 +14,8 @@ Caches may be quantised instead: what they hold is taken from their dtype, both 
 - torch.int8 [B, Hkv, BS, D + 4], on the CPU: a row is D integers in [-127, 127] and the float32
   that they are multiples of, the row's largest magnitude / 127. Nothing is calibrated. A row that
   holds an infinity or NaN reads back as NaN; one of magnitudes below 127 * 2^-126 as zeros.
+- torch.float8_e4m3fn [B, Hkv, BS, D], on a GPU: an element times the scale of its head, which every
+  call is given. What is cached is x / scale rounded to nearest even, at most 448 in magnitude.
 Operations that move blocks take them as they are. A dtype that the device does not serve raises
 ValueError naming those it does.
 
@@ -55,7 +57,14 @@ else:
 
 
 def reshape_and_cache(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Write the keys and values of new tokens into their cache slots.
 
@@ -65,11 +74,13 @@ def reshape_and_cache(
         key_cache: [B, Hkv, BS, D], or quantised.
         value_cache: as key_cache.
         slot_mapping: [T] int64, block * BS + offset; a negative slot marks padding and is skipped.
+        k_scale: [Hkv] float32, of float8 caches only; None for 1.
+        v_scale: as k_scale.
 
     Mutates:
         key_cache, value_cache.
     """
-    _C.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+    _C.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
 
 
 def gather_cached_kv(
@@ -78,6 +89,9 @@ def gather_cached_kv(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Read keys and values back from their slots, the inverse of reshape_and_cache.
 
@@ -87,11 +101,13 @@ def gather_cached_kv(
         key_cache: [B, Hkv, BS, D], or quantised.
         value_cache: as key_cache.
         slot_mapping: [T] int64; rows with a negative slot are left as they are.
+        k_scale: as it was for reshape_and_cache.
+        v_scale: the same.
 
     Mutates:
         key_out, value_out.
     """
-    _C.gather_cached_kv(key_out, value_out, key_cache, value_cache, slot_mapping)
+    _C.gather_cached_kv(key_out, value_out, key_cache, value_cache, slot_mapping, k_scale, v_scale)
 
 
 def copy_blocks(
@@ -167,6 +183,8 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     plan: AttentionPlan | None = None,
 ) -> None:
     """Causal attention of a ragged batch over paged keys and values: decode, prefill, chunks.
@@ -188,6 +206,8 @@ def paged_attention(
         alibi_slopes: [H] float32; adds slope * (key position - query position) (Press et al. 2022).
         sliding_window: Only keys with query position - key position < window are seen.
         soft_cap: Logits become cap * tanh(logit / cap).
+        k_scale: [Hkv] float32, of float8 caches only; None for 1.
+        v_scale: as k_scale.
         plan: what `plan_attention` returned for this step; without one each call makes its own, for
             which the CPU waits on a GPU.
 
@@ -206,6 +226,8 @@ def paged_attention(
         alibi_slopes,
         sliding_window,
         soft_cap,
+        k_scale,
+        v_scale,
         plan,
     )
 
@@ -287,6 +309,9 @@ def rotary_and_cache(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Rotate queries in place, and write rotated keys and values into their cache slots.
 
@@ -304,6 +329,8 @@ def rotary_and_cache(
         value_cache: as key_cache.
         slot_mapping: [S] int64, S <= T, of the first S rows; rows beyond are padding, and so are
             those with a negative slot: only their queries are rotated.
+        k_scale: [Hkv] float32, of float8 caches only; None for 1.
+        v_scale: as k_scale.
 
     Mutates:
         query, key_cache, value_cache.
@@ -318,6 +345,8 @@ def rotary_and_cache(
         key_cache,
         value_cache,
         slot_mapping,
+        k_scale,
+        v_scale,
     )
 
 

@@ -15,7 +15,7 @@ class CpuBackend final : public Backend {
   // thread per core that this process may use.
   CpuBackend();
 
-  std::optional<DType> quantised_cache_dtype() const override { return DType::kInt8; }
+  DType quantised_cache_dtype() const override { return DType::kInt8; }
   void reshape_and_cache(const CacheIoParams& params) override;
   void gather_cached_kv(const CacheIoParams& params) override;
   void copy_blocks(const CopyBlocksParams& params) override;

@@ -8,7 +8,7 @@ namespace quire::cuda {
 
 class CudaBackend final : public Backend {
  public:
-  std::optional<DType> quantised_cache_dtype() const override { return std::nullopt; }
+  DType quantised_cache_dtype() const override { return DType::kFloat8E4M3; }
   void reshape_and_cache(const CacheIoParams& params) override;
   void gather_cached_kv(const CacheIoParams& params) override;
   void copy_blocks(const CopyBlocksParams& params) override;

@@ -1,4 +1,4 @@
-"""The attention kernel on tensor cores compiles for every architecture that is served."""
+"""The attention kernels on tensor cores compile for every architecture that is served."""
 
 import re
 import shutil
@@ -16,7 +16,8 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 
 
-def test_no_attention_kernel_spills_registers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["attention_mma.cu", "attention_mma_e4m3.cu"])
+def test_no_attention_kernel_spills_registers(tmp_path: Path, source: str) -> None:
     nvcc = find_nvcc()
     if nvcc is None:
         pytest.skip("there is no nvcc here")
@@ -24,7 +25,7 @@ def test_no_attention_kernel_spills_registers(tmp_path: Path) -> None:
         [
             *(nvcc, "-std=c++17", "-O3", "-fmad=false", "-Xptxas", "-v", "--threads", "2"),
             *(f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in ARCHITECTURES),
-            *("-I", ROOT / "csrc", "-c", ROOT / "csrc/cuda/attention_mma.cu"),
+            *("-I", ROOT / "csrc", "-c", ROOT / "csrc/cuda" / source),
             *("-o", tmp_path / "attention.o"),
         ],
         capture_output=True,

@@ -94,8 +94,11 @@ def attend(
                 continue  # nobody sees it: the table keeps NO_BLOCK
             tables[row, index] = block
             slots = slice(begin - index * block_size, end - index * block_size)
-            for rows, each in zip((span.history.key, span.history.value), caches, strict=True):
-                each[block, :, slots] = cache.encode(rows[begin:end]).transpose(0, 1)
+            for is_key, each in zip((True, False), caches, strict=True):
+                rows = span.history.key if is_key else span.history.value
+                cached = cache.encode(rows[begin:end], is_key=is_key).transpose(0, 1)
+                # As bytes: not every type of 8 bits has an assignment.
+                each.view(torch.uint8)[block, :, slots] = cached.contiguous().view(torch.uint8)
         used += count
 
     query = torch.cat([span.history.query[span.begin : span.end] for span in spans])
@@ -123,7 +126,7 @@ def attend(
         seq_lens,
         starts,
         plan=plan,
-        **{"scale": head_size**-0.5, **cache.options, **options},
+        **{"scale": head_size**-0.5, **cache.options(kv_heads), **options},
     )
     assert (out[-1] == 7.0).all(), "a row beyond the batch was written"
     return list(out[:-1].split(lengths))

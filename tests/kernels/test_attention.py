@@ -32,7 +32,7 @@ def check(spans: list[Span], dtype: torch.dtype, cache: PlainCache = PLAIN, **op
         expected, magnitude = oracle.attention(
             history.query[span.begin : span.end],
             cache.decode(cache.encode(history.key[: span.end])),
-            cache.decode(cache.encode(history.value[: span.end])),
+            cache.decode(cache.encode(history.value[: span.end], is_key=False), is_key=False),
             span.begin,
             history.query.shape[2] ** -0.5,
             **oracle_options,

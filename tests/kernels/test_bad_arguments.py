@@ -149,6 +149,11 @@ QUANTISED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ),
 ]
 
+QUANTISED += [
+    ({"k_scale": torch.ones(HKV)}, ("k_scale", "float8_e4m3fn", "float32")),
+    (INT8_CACHES | {"v_scale": torch.ones(HKV)}, ("v_scale", "float8_e4m3fn", "int8")),
+]
+
 COPY: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"value_caches": []}, ("value_caches", "0")),
     ({"key_caches": [torch.randn(B, HKV, D, BS).transpose(2, 3)]}, ("key_caches", "dense")),
