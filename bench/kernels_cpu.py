@@ -10,6 +10,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -64,6 +65,21 @@ class PagedBatch:
         per_token = 2 * NUM_KV_HEADS * self.key_cache.shape[3] * self.key_cache.element_size()
         return int(self.seq_lens.sum()) * per_token
 
+    def as_int8(self) -> PagedBatch:
+        """The same sequences over int8 caches."""
+        num_blocks, _, _, head_size = self.key_cache.shape
+        slots = torch.arange(num_blocks * BLOCK_SIZE)
+        shape = (num_blocks, NUM_KV_HEADS, BLOCK_SIZE, head_size + 4)
+        caches = [torch.empty(shape, dtype=torch.int8) for _ in range(2)]
+        for cache in caches:
+            ops.advise_huge_pages(cache)
+        rows = [
+            cache.transpose(1, 2).reshape(len(slots), NUM_KV_HEADS, head_size)
+            for cache in (self.key_cache, self.value_cache)
+        ]
+        ops.reshape_and_cache(rows[0], rows[1], caches[0], caches[1], slots)
+        return PagedBatch(caches[0], caches[1], self.block_tables, self.seq_lens)
+
     def read_linearly(self) -> None:
         """Read both caches front to back."""
         ops.stream_read(self.key_cache)
@@ -113,6 +129,7 @@ class PagedBatch:
 
 def bench_decode(args: argparse.Namespace, dtype: torch.dtype) -> None:
     batch = PagedBatch.random(args.num_seqs, args.length, args.head_size, dtype)
+    as_int8 = batch.as_int8()
     gigabytes = batch.bytes_read / 1e9
     print(
         f"decode, {dtype}, {args.num_seqs} x {args.length} tokens, {NUM_KV_HEADS} kv heads of"
@@ -120,12 +137,13 @@ def bench_decode(args: argparse.Namespace, dtype: torch.dtype) -> None:
     )
     for group in args.groups:
         query = torch.randn(args.num_seqs, group * NUM_KV_HEADS, args.head_size).to(dtype)
-        read, attend = best_of_alternating(
-            args.repeats, batch.read_linearly, batch.attend(query, 1)
+        read, attend, attend_int8 = best_of_alternating(
+            args.repeats, batch.read_linearly, batch.attend(query, 1), as_int8.attend(query, 1)
         )
         line = (
             f"  G={group}: {gigabytes / attend:5.1f} GB/s, {read / attend:4.0%} of a linear read's"
-            f" {gigabytes / read:5.1f} GB/s"
+            f" {gigabytes / read:5.1f} GB/s; int8 cache {attend / attend_int8:.2f} times as fast,"
+            f" {as_int8.bytes_read / 1e9 / attend_int8:5.1f} GB/s"
         )
         if args.sdpa:
             sdpa = best_of_alternating(2, batch.sdpa(query, 1))[0]
@@ -153,6 +171,40 @@ def bench_prefill(args: argparse.Namespace, dtype: torch.dtype) -> None:
             print(line, flush=True)
 
 
+def bench_rotary(args: argparse.Namespace, dtype: torch.dtype) -> None:
+    """Rotary embedding and the write to the cache in one pass, against one after the other."""
+    heads, size = 4 * NUM_KV_HEADS, args.head_size
+    angles = torch.rand(4096, size // 2)
+    cos_sin_cache = torch.cat([angles.cos(), angles.sin()], 1)
+    shape = (1024, NUM_KV_HEADS, BLOCK_SIZE, size)
+    caches = [torch.zeros(shape, dtype=dtype) for _ in range(2)]
+    for num_tokens in (1, 64, 2048):
+        qkv = torch.randn(num_tokens, heads + 2 * NUM_KV_HEADS, size).to(dtype)
+        query, key, value = (
+            qkv[:, :heads],
+            qkv[:, heads : heads + NUM_KV_HEADS],
+            qkv[:, -NUM_KV_HEADS:],
+        )
+        positions = torch.randint(4096, (num_tokens,))
+        slots = torch.randperm(1024 * BLOCK_SIZE)[:num_tokens]
+
+        io = (*caches, slots)
+        fused = partial(
+            ops.rotary_and_cache, positions, query, key, value, cos_sin_cache, True, *io
+        )
+        in_turn = (
+            partial(ops.rotary_embedding, positions, query, key, cos_sin_cache, True),
+            partial(ops.reshape_and_cache, key, value, *io),
+        )
+        repeats = max(10, 20_000 // num_tokens)
+        times = best_of_alternating(repeats, fused, *in_turn)
+        print(
+            f"  {num_tokens} tokens: {1e6 * times[0]:.1f} us, {times[0] / sum(times[1:]):.2f} of"
+            f" {1e6 * sum(times[1:]):.1f} us in turn",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-seqs", type=int, default=16)
@@ -170,6 +222,8 @@ def main() -> None:
     ops.set_num_threads(args.num_threads)
     for name in args.dtypes:
         dtype = getattr(torch, name)
+        print(f"rotary_and_cache, {dtype}, {4 * NUM_KV_HEADS} heads, {NUM_KV_HEADS} kv heads")
+        bench_rotary(args, dtype)
         bench_decode(args, dtype)
         if args.prefill:
             print(f"prefill, {dtype}, causal")

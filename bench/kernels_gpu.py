@@ -1,8 +1,9 @@
 """Decode attention on a GPU against its memory, and other kernels measured in the same process.
 
 Prints a line for each case: time, bytes of keys and values over time, and that as a share of what a
-copy reaches on the same device. FlashInfer is compared with where it is installed. Then linear
-layers by the invariance rule against torch's, which keep no such rule.
+copy reaches on the same device; "float8" is our kernel over caches of e4m3. FlashInfer is compared
+with where it is installed. Then linear layers by the invariance rule against torch's, which keep no
+such rule.
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ class Decode:
         query = torch.randn(len(lengths), kv_heads * group, HEAD_SIZE, device="cuda").to(dtype)
         return cls(query, (keys, values), tables.cuda(), lengths)
 
+    def as_float8(self) -> Decode:
+        """The same sequences over caches of e4m3."""
+        keys, values = (cache.to(torch.float8_e4m3fn) for cache in self.caches)
+        return Decode(self.query, (keys, values), self.tables, self.lengths)
+
     @property
     def bytes_read(self) -> int:
         """Bytes of keys and values."""
@@ -162,6 +168,9 @@ def bench_case(name: str, group: int, dtype: torch.dtype, copy_rate: float) -> d
         bodies["flashinfer"] = other
     times = {kernel: microseconds(body) for kernel, body in bodies.items()}
     rates = {kernel: decode.bytes_read / (1e-6 * us) for kernel, us in times.items()}
+    float8 = decode.as_float8()
+    times["float8"] = microseconds(float8.ours())
+    rates["float8"] = float8.bytes_read / (1e-6 * times["float8"])
     return {
         "case": name,
         "group": group,

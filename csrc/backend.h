@@ -18,6 +18,9 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
+  // What caches may be of instead of the activations' type.
+  virtual DType quantised_cache_dtype() const = 0;
+
   virtual void reshape_and_cache(const CacheIoParams& params) = 0;
   virtual void gather_cached_kv(const CacheIoParams& params) = 0;
   virtual void copy_blocks(const CopyBlocksParams& params) = 0;
@@ -35,6 +38,7 @@ class Backend {
   virtual void fused_add_rms_norm(const NormParams& params) = 0;
   virtual void layer_norm(const NormParams& params) = 0;
   virtual void rotary_embedding(const RotaryParams& params) = 0;
+  virtual void rotary_and_cache(const RotaryCacheParams& params) = 0;
   virtual void activation(const ActivationParams& params) = 0;
   virtual void linear(const LinearParams& params) = 0;
   virtual void apply_penalties(const PenaltyParams& params) = 0;

@@ -166,6 +166,7 @@ PYBIND11_MODULE(_C, module) {
   define(module, "fused_add_rms_norm", quire::ops::fused_add_rms_norm);
   define(module, "layer_norm", quire::ops::layer_norm);
   define(module, "rotary_embedding", quire::ops::rotary_embedding);
+  define(module, "rotary_and_cache", quire::ops::rotary_and_cache);
   define_activation(module, "silu_and_mul", quire::Activation::kSilu, true);
   define_activation(module, "gelu_and_mul", quire::Activation::kGelu, true);
   define_activation(module, "gelu_tanh_and_mul", quire::Activation::kGeluTanh, true);

@@ -24,6 +24,10 @@ const char* dtype_name(DType dtype) {
       return "float16";
     case DType::kFloat64:
       return "float64";
+    case DType::kFloat8E4M3:
+      return "float8_e4m3fn";
+    case DType::kInt8:
+      return "int8";
     case DType::kInt32:
       return "int32";
     case DType::kInt64:
@@ -45,6 +49,8 @@ int64_t element_size(DType dtype) {
     case DType::kFloat64:
     case DType::kInt64:
       return 8;
+    case DType::kFloat8E4M3:
+    case DType::kInt8:
     case DType::kBool:
       return 1;
   }

@@ -33,6 +33,19 @@ namespace quire {
       ::quire::dispatch_failed("dtype", static_cast<int>(dtype)); \
   }
 
+// Runs the statements with `Cached` bound to the element type of a cache: that of the activations,
+// `T`, or `Quantised`, which has the name `quantised_dtype`.
+#define QUIRE_DISPATCH_CACHE(cache_dtype, dtype, T, quantised_dtype, Quantised, Cached, ...) \
+  if ((cache_dtype) == (dtype)) {                                                            \
+    using Cached = T;                                                                        \
+    __VA_ARGS__;                                                                             \
+  } else if ((cache_dtype) == (quantised_dtype)) {                                           \
+    using Cached = Quantised;                                                                \
+    __VA_ARGS__;                                                                             \
+  } else {                                                                                   \
+    ::quire::dispatch_failed("cache dtype", static_cast<int>(cache_dtype));                  \
+  }
+
 // Runs the statements with `Fn` bound to the activation's functor.
 #define QUIRE_DISPATCH_ACTIVATION(activation, Fn, ...)                      \
   switch (activation) {                                                     \

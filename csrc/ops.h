@@ -13,10 +13,12 @@ namespace quire::ops {
 
 void reshape_and_cache(Backend& backend, const Tensor& key, const Tensor& value,
                        const Tensor& key_cache, const Tensor& value_cache,
-                       const Tensor& slot_mapping);
+                       const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                       const std::optional<Tensor>& v_scale);
 void gather_cached_kv(Backend& backend, const Tensor& key_out, const Tensor& value_out,
                       const Tensor& key_cache, const Tensor& value_cache,
-                      const Tensor& slot_mapping);
+                      const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                      const std::optional<Tensor>& v_scale);
 void copy_blocks(Backend& backend, const std::vector<Tensor>& key_caches,
                  const std::vector<Tensor>& value_caches, const Tensor& block_mapping);
 void swap_blocks(Backend& backend, const Tensor& src_cache, const Tensor& dst_cache,
@@ -34,6 +36,7 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
                      const Tensor& seq_lens, const Tensor& query_start_loc, double scale,
                      const std::optional<Tensor>& alibi_slopes,
                      std::optional<int64_t> sliding_window, std::optional<double> soft_cap,
+                     const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale,
                      const AttentionPlan* plan);
 
 void rms_norm(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
@@ -44,6 +47,11 @@ void layer_norm(Backend& backend, const Tensor& out, const Tensor& x, const Tens
                 const std::optional<Tensor>& bias, double eps);
 void rotary_embedding(Backend& backend, const Tensor& positions, const Tensor& query,
                       const Tensor& key, const Tensor& cos_sin_cache, bool is_neox);
+void rotary_and_cache(Backend& backend, const Tensor& positions, const Tensor& query,
+                      const Tensor& key, const Tensor& value, const Tensor& cos_sin_cache,
+                      bool is_neox, const Tensor& key_cache, const Tensor& value_cache,
+                      const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                      const std::optional<Tensor>& v_scale);
 void activation(Backend& backend, const Tensor& out, const Tensor& x, Activation activation,
                 bool gated);
 

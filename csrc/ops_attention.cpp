@@ -6,46 +6,37 @@
 
 #include "check.h"
 #include "ops.h"
+#include "ops_cache_io.h"
 
 namespace quire::ops {
 namespace {
 
-constexpr int64_t kMaxHeadSize = 256;
 constexpr int64_t kMinBlockSize = 8;
 constexpr int64_t kMaxBlockSize = 256;
 
-void check_tensors(const Tensor& out, const Tensor& query, const Tensor& key_cache,
-                   const Tensor& value_cache, const Tensor& block_tables, const Tensor& seq_lens,
-                   const Tensor& query_start_loc) {
+void check_tensors(const Backend& backend, const Tensor& out, const Tensor& query,
+                   const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_tables,
+                   const Tensor& seq_lens, const Tensor& query_start_loc) {
   check_shape("query", query, {-1, -1, -1}, "[T, H, D]");
   check_shape("out", out, {query.shape[0], query.shape[1], query.shape[2]}, "[T, H, D]");
-  check_shape("key_cache", key_cache, {-1, -1, -1, query.shape[2]}, "[B, Hkv, BS, D]");
-  check_shape("value_cache", value_cache,
-              {key_cache.shape[0], key_cache.shape[1], key_cache.shape[2], query.shape[2]},
-              "[B, Hkv, BS, D]");
   check_shape("block_tables", block_tables, {-1, -1}, "[N, MB]");
   check_shape("seq_lens", seq_lens, {block_tables.shape[0]}, "[N]");
   check_shape("query_start_loc", query_start_loc, {block_tables.shape[0] + 1}, "[N + 1]");
   check_activation_dtype("query", query);
   check_dtype("out", out, query.dtype);
-  check_dtype("key_cache", key_cache, query.dtype);
-  check_dtype("value_cache", value_cache, query.dtype);
   check_dtype("block_tables", block_tables, DType::kInt32);
   check_dtype("seq_lens", seq_lens, DType::kInt32);
   check_dtype("query_start_loc", query_start_loc, DType::kInt32);
   check_unit_stride("query", query);
   check_unit_stride("out", out);
-  check_unit_stride("key_cache", key_cache);
-  check_unit_stride("value_cache", value_cache);
   check_unit_stride("block_tables", block_tables);
   check_contiguous("seq_lens", seq_lens);
   check_contiguous("query_start_loc", query_start_loc);
   check_device("out", out, query.device);
-  check_device("key_cache", key_cache, query.device);
-  check_device("value_cache", value_cache, query.device);
   check_device("block_tables", block_tables, query.device);
   check_device("seq_lens", seq_lens, query.device);
   check_device("query_start_loc", query_start_loc, query.device);
+  check_caches(backend, "query", query, -1, key_cache, value_cache);
 }
 
 void check_sizes(const Tensor& query, const Tensor& key_cache) {
@@ -119,6 +110,7 @@ PagedAttentionParams layout(const Tensor& query, const Tensor& key_cache, const 
   p.head_size = query.shape[2];
   p.block_size = key_cache.shape[2];
   p.dtype = query.dtype;
+  p.cache_dtype = key_cache.dtype;
   return p;
 }
 
@@ -136,9 +128,8 @@ std::shared_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& qu
                                               std::optional<int64_t> max_seq_len,
                                               std::shared_ptr<AttentionPlan> earlier) {
   check_shape("query", query, {-1, -1, -1}, "[T, H, D]");
-  check_shape("key_cache", key_cache, {-1, -1, -1, query.shape[2]}, "[B, Hkv, BS, D]");
-  check_shape("value_cache", value_cache, {-1, key_cache.shape[1], -1, query.shape[2]},
-              "[B, Hkv, BS, D]");
+  check_activation_dtype("query", query);
+  check_caches(backend, "query", query, -1, key_cache, value_cache);
   check_sizes(query, key_cache);
   check_shape("seq_lens", seq_lens, {-1}, "[N]");
   check_shape("query_start_loc", query_start_loc, {seq_lens.shape[0] + 1}, "[N + 1]");
@@ -167,8 +158,10 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
                      const Tensor& seq_lens, const Tensor& query_start_loc, double scale,
                      const std::optional<Tensor>& alibi_slopes,
                      std::optional<int64_t> sliding_window, std::optional<double> soft_cap,
+                     const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale,
                      const AttentionPlan* plan) {
-  check_tensors(out, query, key_cache, value_cache, block_tables, seq_lens, query_start_loc);
+  check_tensors(backend, out, query, key_cache, value_cache, block_tables, seq_lens,
+                query_start_loc);
   check_sizes(query, key_cache);
   if (!std::isfinite(scale)) fail("scale must be finite, got " + std::to_string(scale));
   if (alibi_slopes) {
@@ -186,6 +179,8 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
   p.out = {out.data, out.stride[0], out.stride[1]};
   p.block_tables = static_cast<const int32_t*>(block_tables.data);
   p.alibi_slopes = alibi_slopes ? static_cast<const float*>(alibi_slopes->data) : nullptr;
+  p.key_scales = check_head_scales("k_scale", k_scale, key_cache);
+  p.value_scales = check_head_scales("v_scale", v_scale, value_cache);
   p.block_table_stride = block_tables.stride[0];
   p.sliding_window = sliding_window.value_or(std::numeric_limits<int64_t>::max());
   p.scale = static_cast<float>(scale);

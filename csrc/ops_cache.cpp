@@ -1,8 +1,10 @@
 // Checks of the operations that move keys and values.
+#include <cmath>
 #include <string>
 
 #include "check.h"
 #include "ops.h"
+#include "ops_cache_io.h"
 
 namespace quire::ops {
 namespace {
@@ -39,31 +41,82 @@ void check_block_mapping(const Tensor& mapping, int64_t src_blocks, int64_t dst_
   }
 }
 
-CacheIoParams check_cache_io(const Tensor& key, const Tensor& value, const Tensor& key_cache,
-                             const Tensor& value_cache, const Tensor& slot_mapping) {
+// As check_cache_io, but no row is without a slot.
+CacheIoParams check_all_rows(const Backend& backend, const Tensor& key, const Tensor& value,
+                             const Tensor& key_cache, const Tensor& value_cache,
+                             const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                             const std::optional<Tensor>& v_scale) {
+  check_shape("key", key, {-1, -1, -1}, "[T, Hkv, D]");
+  check_shape("slot_mapping", slot_mapping, {key.shape[0]}, "[T]");
+  return check_cache_io(backend, key, value, key_cache, value_cache, slot_mapping, k_scale,
+                        v_scale);
+}
+
+}  // namespace
+
+void check_caches(const Backend& backend, const char* name, const Tensor& rows, int64_t num_heads,
+                  const Tensor& key_cache, const Tensor& value_cache) {
+  const int64_t head_size = rows.shape[2];
+  const DType quantised = backend.quantised_cache_dtype();
+  if (key_cache.dtype != rows.dtype && key_cache.dtype != quantised) {
+    fail(std::string("key_cache must be ") + dtype_name(rows.dtype) + " as " + name + " is, or " +
+         dtype_name(quantised) + ", got " + dtype_name(key_cache.dtype));
+  }
+  check_dtype("value_cache", value_cache, key_cache.dtype);
+  const bool has_scales = key_cache.dtype == DType::kInt8;
+  const int64_t row_size = head_size + (has_scales ? kRowScaleBytes : 0);
+  const char* what = has_scales ? "[B, Hkv, BS, D + 4]" : "[B, Hkv, BS, D]";
+  check_shape("key_cache", key_cache, {-1, num_heads, -1, row_size}, what);
+  check_shape("value_cache", value_cache,
+              {key_cache.shape[0], key_cache.shape[1], key_cache.shape[2], row_size}, what);
+  check_unit_stride("key_cache", key_cache);
+  check_unit_stride("value_cache", value_cache);
+  check_device("key_cache", key_cache, rows.device);
+  check_device("value_cache", value_cache, rows.device);
+  if (has_scales && head_size > kMaxHeadSize) {
+    fail(std::string(name) + "'s head size must be at most " + std::to_string(kMaxHeadSize) +
+         " for int8 caches, got " + std::to_string(head_size));
+  }
+}
+
+const float* check_head_scales(const char* name, const std::optional<Tensor>& scales,
+                               const Tensor& cache) {
+  if (!scales) return nullptr;
+  if (cache.dtype != DType::kFloat8E4M3) {
+    fail(std::string(name) + " belongs to caches of float8_e4m3fn, got one of " +
+         dtype_name(cache.dtype));
+  }
+  check_shape(name, *scales, {cache.shape[1]}, "[Hkv]");
+  check_dtype(name, *scales, DType::kFloat32);
+  check_contiguous(name, *scales);
+  check_device(name, *scales, cache.device);
+  const auto* values = static_cast<const float*>(scales->data);
+  // What lies on a GPU cannot be looked at without waiting for it.
+  const int64_t num_checked = cache.device == Device::kCpu ? scales->shape[0] : 0;
+  for (int64_t i = 0; i < num_checked; ++i) {
+    if (values[i] > 0 && std::isfinite(values[i])) continue;
+    fail(std::string(name) + "[" + std::to_string(i) + "] must be positive and finite, got " +
+         std::to_string(values[i]));
+  }
+  return values;
+}
+
+CacheIoParams check_cache_io(const Backend& backend, const Tensor& key, const Tensor& value,
+                             const Tensor& key_cache, const Tensor& value_cache,
+                             const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                             const std::optional<Tensor>& v_scale) {
   check_shape("key", key, {-1, -1, -1}, "[T, Hkv, D]");
   check_shape("value", value, {key.shape[0], key.shape[1], key.shape[2]}, "[T, Hkv, D]");
-  check_shape("key_cache", key_cache, {-1, key.shape[1], -1, key.shape[2]}, "[B, Hkv, BS, D]");
-  check_shape("value_cache", value_cache,
-              {key_cache.shape[0], key.shape[1], key_cache.shape[2], key.shape[2]},
-              "[B, Hkv, BS, D]");
-  check_shape("slot_mapping", slot_mapping, {key.shape[0]}, "[T]");
+  check_shape("slot_mapping", slot_mapping, {-1}, "[T]");
   check_activation_dtype("key", key);
   check_dtype("value", value, key.dtype);
-  check_dtype("key_cache", key_cache, key.dtype);
-  check_dtype("value_cache", value_cache, key.dtype);
   check_dtype("slot_mapping", slot_mapping, DType::kInt64);
   check_unit_stride("key", key);
   check_unit_stride("value", value);
-  check_unit_stride("key_cache", key_cache);
-  check_unit_stride("value_cache", value_cache);
   check_contiguous("slot_mapping", slot_mapping);
-  for (const auto& [name, tensor] : {std::pair<const char*, const Tensor&>{"value", value},
-                                     {"key_cache", key_cache},
-                                     {"value_cache", value_cache},
-                                     {"slot_mapping", slot_mapping}}) {
-    check_device(name, tensor, key.device);
-  }
+  check_device("value", value, key.device);
+  check_device("slot_mapping", slot_mapping, key.device);
+  check_caches(backend, "key", key, key.shape[1], key_cache, value_cache);
 
   const int64_t capacity = key_cache.shape[0] * key_cache.shape[2];
   const auto* slots = static_cast<const int64_t*>(slot_mapping.data);
@@ -82,27 +135,31 @@ CacheIoParams check_cache_io(const Tensor& key, const Tensor& value, const Tenso
   p.value_cache = {value_cache.data, value_cache.stride[0], value_cache.stride[1],
                    value_cache.stride[2]};
   p.slot_mapping = slots;
-  p.num_tokens = key.shape[0];
+  p.num_tokens = slot_mapping.shape[0];
   p.num_kv_heads = key.shape[1];
   p.head_size = key.shape[2];
   p.block_size = key_cache.shape[2];
-  p.element_size = element_size(key.dtype);
+  p.key_scales = check_head_scales("k_scale", k_scale, key_cache);
+  p.value_scales = check_head_scales("v_scale", v_scale, value_cache);
+  p.dtype = key.dtype;
+  p.cache_dtype = key_cache.dtype;
   return p;
 }
 
-}  // namespace
-
 void reshape_and_cache(Backend& backend, const Tensor& key, const Tensor& value,
                        const Tensor& key_cache, const Tensor& value_cache,
-                       const Tensor& slot_mapping) {
-  backend.reshape_and_cache(check_cache_io(key, value, key_cache, value_cache, slot_mapping));
+                       const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                       const std::optional<Tensor>& v_scale) {
+  backend.reshape_and_cache(
+      check_all_rows(backend, key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale));
 }
 
 void gather_cached_kv(Backend& backend, const Tensor& key_out, const Tensor& value_out,
                       const Tensor& key_cache, const Tensor& value_cache,
-                      const Tensor& slot_mapping) {
-  backend.gather_cached_kv(
-      check_cache_io(key_out, value_out, key_cache, value_cache, slot_mapping));
+                      const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                      const std::optional<Tensor>& v_scale) {
+  backend.gather_cached_kv(check_all_rows(backend, key_out, value_out, key_cache, value_cache,
+                                          slot_mapping, k_scale, v_scale));
 }
 
 void copy_blocks(Backend& backend, const std::vector<Tensor>& key_caches,

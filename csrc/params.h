@@ -10,7 +10,13 @@
 
 namespace quire {
 
-// [B, Hkv, BS, D]; any block, head and token stride, unit stride along D.
+constexpr int64_t kMaxHeadSize = 256;
+
+// Behind the elements of a row of an int8 cache: the float32 that they are multiples of.
+constexpr int64_t kRowScaleBytes = 4;
+
+// [B, Hkv, BS, D], of int8 [B, Hkv, BS, D + kRowScaleBytes]; any block, head and token stride, unit
+// stride along a row.
 struct CacheView {
   void* data;
   int64_t block_stride;
@@ -36,7 +42,10 @@ struct CacheIoParams {
   int64_t num_kv_heads;
   int64_t head_size;
   int64_t block_size;
-  int64_t element_size;
+  const float* key_scales;    // [Hkv], of float8 caches; null where all are 1
+  const float* value_scales;  // [Hkv]
+  DType dtype;
+  DType cache_dtype;  // the same, or a quantised one
 };
 
 struct CopyBlocksParams {
@@ -66,6 +75,8 @@ struct PagedAttentionParams {
   const int32_t* seq_lens;         // [N], keys and values including those of this chunk
   const int32_t* query_start_loc;  // [N + 1]
   const float* alibi_slopes;       // [H], or null
+  const float* key_scales;         // [Hkv], of float8 caches; null where all are 1
+  const float* value_scales;       // [Hkv]
   int64_t block_table_stride;
   int64_t num_tokens;  // T; rows from query_start_loc[N] on are left alone
   int64_t num_seqs;
@@ -78,6 +89,7 @@ struct PagedAttentionParams {
   float soft_cap;             // 0 without one
   const AttentionPlan* plan;  // of the same backend and step; or null
   DType dtype;
+  DType cache_dtype;  // the same, or a quantised one
 };
 
 // Rows of n elements that form a [outer, inner, n] view (inner is 1 for a matrix).
@@ -112,6 +124,13 @@ struct RotaryParams {
   int64_t rotary_dim;
   bool is_neox;
   DType dtype;
+};
+
+// The rotated keys go to the cache alone: `rotary.key` stays as it is, and so does `cache.key`,
+// which is the same. Rows from cache.num_tokens on have no slot.
+struct RotaryCacheParams {
+  RotaryParams rotary;
+  CacheIoParams cache;
 };
 
 enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kQuickGelu };

@@ -7,7 +7,17 @@
 namespace quire {
 
 // Float64 is for refusing it by the argument's name.
-enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat64, kInt32, kInt64, kBool };
+enum class DType : uint8_t {
+  kFloat32,
+  kBFloat16,
+  kFloat16,
+  kFloat64,
+  kFloat8E4M3,  // torch.float8_e4m3fn
+  kInt8,
+  kInt32,
+  kInt64,
+  kBool
+};
 
 enum class Device : uint8_t { kCpu, kCuda };
 

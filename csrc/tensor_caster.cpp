@@ -19,6 +19,8 @@ const TorchNames& TorchNames::get() {
                            {dtype("bfloat16"), DType::kBFloat16},
                            {dtype("float16"), DType::kFloat16},
                            {dtype("float64"), DType::kFloat64},
+                           {dtype("float8_e4m3fn"), DType::kFloat8E4M3},
+                           {dtype("int8"), DType::kInt8},
                            {dtype("int32"), DType::kInt32},
                            {dtype("int64"), DType::kInt64},
                            {dtype("bool"), DType::kBool}}};

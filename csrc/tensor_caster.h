@@ -21,7 +21,7 @@ struct TorchNames {
   struct {
     PyObject* object;
     DType dtype;
-  } dtypes[7];
+  } dtypes[9];
 
   static const TorchNames& get();
 };

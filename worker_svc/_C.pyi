@@ -10,6 +10,8 @@ def reshape_and_cache(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
     /,
 ) -> None: ...
 def gather_cached_kv(
@@ -18,6 +20,8 @@ def gather_cached_kv(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
     /,
 ) -> None: ...
 def copy_blocks(
@@ -36,6 +40,8 @@ def paged_attention(
     alibi_slopes: Tensor | None,
     sliding_window: int | None,
     soft_cap: float | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
     plan: AttentionPlan | None,
     /,
 ) -> None: ...
@@ -60,6 +66,20 @@ def layer_norm(
 ) -> None: ...
 def rotary_embedding(
     positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, is_neox: bool, /
+) -> None: ...
+def rotary_and_cache(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos_sin_cache: Tensor,
+    is_neox: bool,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    /,
 ) -> None: ...
 def silu_and_mul(out: Tensor, x: Tensor, /) -> None: ...
 def gelu_and_mul(out: Tensor, x: Tensor, /) -> None: ...

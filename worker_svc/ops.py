@@ -10,6 +10,15 @@ Symbols: T tokens of the step, N sequences, H query heads, Hkv key/value heads, 
 B blocks, BS block size, MB blocks in the longest table. Activations, weights and caches share one
 dtype out of float32, bfloat16 and float16; arithmetic is float32.
 
+Caches may be quantised instead: what they hold is taken from their dtype, both of a layer alike.
+- torch.int8 [B, Hkv, BS, D + 4], on the CPU: a row is D integers in [-127, 127] and the float32
+  that they are multiples of, the row's largest magnitude / 127. Nothing is calibrated. A row that
+  holds an infinity or NaN reads back as NaN; one of magnitudes below 127 * 2^-126 as zeros.
+- torch.float8_e4m3fn [B, Hkv, BS, D], on a GPU: an element times the scale of its head, which every
+  call is given. What is cached is x / scale rounded to nearest even, at most 448 in magnitude.
+Operations that move blocks take them as they are. A dtype that the device does not serve raises
+ValueError naming those it does.
+
 Results follow the invariance rule: the bits of a row depend on that row, its context and the
 instruction set alone, never on the batch, the chunk, the layout or the number of threads.
 """
@@ -48,21 +57,30 @@ else:
 
 
 def reshape_and_cache(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Write the keys and values of new tokens into their cache slots.
 
     Args:
         key: [T, Hkv, D].
         value: [T, Hkv, D].
-        key_cache: [B, Hkv, BS, D].
-        value_cache: [B, Hkv, BS, D].
+        key_cache: [B, Hkv, BS, D], or quantised.
+        value_cache: as key_cache.
         slot_mapping: [T] int64, block * BS + offset; a negative slot marks padding and is skipped.
+        k_scale: [Hkv] float32, of float8 caches only; None for 1.
+        v_scale: as k_scale.
 
     Mutates:
         key_cache, value_cache.
     """
-    _C.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+    _C.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
 
 
 def gather_cached_kv(
@@ -71,20 +89,25 @@ def gather_cached_kv(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Read keys and values back from their slots, the inverse of reshape_and_cache.
 
     Args:
         key_out: [T, Hkv, D].
         value_out: [T, Hkv, D].
-        key_cache: [B, Hkv, BS, D].
-        value_cache: [B, Hkv, BS, D].
+        key_cache: [B, Hkv, BS, D], or quantised.
+        value_cache: as key_cache.
         slot_mapping: [T] int64; rows with a negative slot are left as they are.
+        k_scale: as it was for reshape_and_cache.
+        v_scale: the same.
 
     Mutates:
         key_out, value_out.
     """
-    _C.gather_cached_kv(key_out, value_out, key_cache, value_cache, slot_mapping)
+    _C.gather_cached_kv(key_out, value_out, key_cache, value_cache, slot_mapping, k_scale, v_scale)
 
 
 def copy_blocks(
@@ -93,7 +116,7 @@ def copy_blocks(
     """Copy blocks within the caches of every layer.
 
     Args:
-        key_caches: One [B, Hkv, BS, D] per layer; each block dense in memory.
+        key_caches: One [B, Hkv, BS, D] per layer, of any dtype; each block dense in memory.
         value_caches: As key_caches.
         block_mapping: [P, 2] int64 pairs (source, destination), applied in order: a pair sees what
             earlier ones wrote.
@@ -108,7 +131,7 @@ def swap_blocks(src_cache: Tensor, dst_cache: Tensor, block_mapping: Tensor) -> 
     """Copy blocks from one cache to another of the same layout.
 
     Args:
-        src_cache: [B, Hkv, BS, D], each block dense in memory.
+        src_cache: [B, Hkv, BS, D], of any dtype, each block dense in memory.
         dst_cache: [B', Hkv, BS, D].
         block_mapping: [P, 2] int64 pairs (source block, destination block).
 
@@ -138,8 +161,8 @@ def plan_attention(
 
     Args:
         query: [T, H, D]; here and in the caches only shapes, strides and dtypes count.
-        key_cache: [B, Hkv, BS, D].
-        value_cache: [B, Hkv, BS, D].
+        key_cache: [B, Hkv, BS, D], or quantised.
+        value_cache: as key_cache.
         seq_lens: [N] int32, on the CPU.
         query_start_loc: [N + 1] int32, on the CPU.
         sliding_window: as for `paged_attention`.
@@ -176,6 +199,8 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     plan: AttentionPlan | None = None,
 ) -> None:
     """Causal attention of a ragged batch over paged keys and values: decode, prefill, chunks.
@@ -183,12 +208,13 @@ def paged_attention(
     Row j of sequence i, which is row query_start_loc[i] + j of query, stands at position
     seq_lens[i] - query_len + j and sees the keys at its own and earlier positions. Query head h
     reads key/value head h // (H // Hkv). Logits are scaled, then capped, then biased, then masked.
+    Over quantised caches it is attention over the numbers that they mean, up to float32 rounding.
 
     Args:
         out: [T, H, D]; rows from query_start_loc[N] on are left as they are.
         query: [T, H, D]; D a multiple of 8 up to 256.
-        key_cache: [B, Hkv, BS, D]; BS a power of two in [8, 256].
-        value_cache: [B, Hkv, BS, D].
+        key_cache: [B, Hkv, BS, D], or quantised; BS a power of two in [8, 256].
+        value_cache: as key_cache.
         block_tables: [N, MB] int32; only entries that hold a visible key are read.
         seq_lens: [N] int32, keys of each sequence including those of this step.
         query_start_loc: [N + 1] int32, starting at 0; a sequence may have no rows.
@@ -196,6 +222,8 @@ def paged_attention(
         alibi_slopes: [H] float32; adds slope * (key position - query position) (Press et al. 2022).
         sliding_window: Only keys with query position - key position < window are seen.
         soft_cap: Logits become cap * tanh(logit / cap).
+        k_scale: [Hkv] float32, of float8 caches only; None for 1.
+        v_scale: as k_scale.
         plan: what `plan_attention` returned for this step; without one each call makes its own, for
             which the CPU waits on a GPU.
 
@@ -214,6 +242,8 @@ def paged_attention(
         alibi_slopes,
         sliding_window,
         soft_cap,
+        k_scale,
+        v_scale,
         plan,
     )
 
@@ -283,6 +313,57 @@ def rotary_embedding(
         query, key.
     """
     _C.rotary_embedding(positions, query, key, cos_sin_cache, is_neox)
+
+
+def rotary_and_cache(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos_sin_cache: Tensor,
+    is_neox: bool,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Rotate queries in place, and write rotated keys and values into their cache slots.
+
+    The bits are those of rotary_embedding and reshape_and_cache one after the other, but `key` is
+    left as it is.
+
+    Args:
+        positions: [T] int64, in [0, P).
+        query: [T, H, D].
+        key: [T, Hkv, D].
+        value: [T, Hkv, D].
+        cos_sin_cache: [P, R] float32, as for rotary_embedding.
+        is_neox: as for rotary_embedding.
+        key_cache: [B, Hkv, BS, D], or quantised.
+        value_cache: as key_cache.
+        slot_mapping: [S] int64, S <= T, of the first S rows; rows beyond are padding, and so are
+            those with a negative slot: only their queries are rotated.
+        k_scale: [Hkv] float32, of float8 caches only; None for 1.
+        v_scale: as k_scale.
+
+    Mutates:
+        query, key_cache, value_cache.
+    """
+    _C.rotary_and_cache(
+        positions,
+        query,
+        key,
+        value,
+        cos_sin_cache,
+        is_neox,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        k_scale,
+        v_scale,
+    )
 
 
 def silu_and_mul(out: Tensor, x: Tensor) -> None:

@@ -9,7 +9,7 @@
 
 #include "check.h"
 #include "cpu/attention_plan.h"
-#include "cpu/cache_kernels.h"
+#include "cpu/block_moves.h"
 #include "cpu/isa.h"
 #include "cpu/logit_rules.h"
 #include "cpu/logprobs.h"
@@ -37,10 +37,10 @@ CpuBackend::CpuBackend()
     : kernels_(&initial_kernels()), pool_(std::make_unique<ThreadPool>(usable_cores())) {}
 
 void CpuBackend::reshape_and_cache(const CacheIoParams& params) {
-  cpu::reshape_and_cache(params, *pool_);
+  kernels_->reshape_and_cache(params, *pool_);
 }
 void CpuBackend::gather_cached_kv(const CacheIoParams& params) {
-  cpu::gather_cached_kv(params, *pool_);
+  kernels_->gather_cached_kv(params, *pool_);
 }
 void CpuBackend::copy_blocks(const CopyBlocksParams& params) {
   cpu::copy_blocks(params, *pool_);
@@ -70,6 +70,9 @@ void CpuBackend::layer_norm(const NormParams& params) {
 }
 void CpuBackend::rotary_embedding(const RotaryParams& params) {
   kernels_->rotary_embedding(params, *pool_);
+}
+void CpuBackend::rotary_and_cache(const RotaryCacheParams& params) {
+  kernels_->rotary_and_cache(params, *pool_);
 }
 void CpuBackend::activation(const ActivationParams& params) {
   kernels_->activation(params, *pool_);

@@ -15,6 +15,7 @@ class CpuBackend final : public Backend {
   // thread per core that this process may use.
   CpuBackend();
 
+  DType quantised_cache_dtype() const override { return DType::kInt8; }
   void reshape_and_cache(const CacheIoParams& params) override;
   void gather_cached_kv(const CacheIoParams& params) override;
   void copy_blocks(const CopyBlocksParams& params) override;
@@ -27,6 +28,7 @@ class CpuBackend final : public Backend {
   void fused_add_rms_norm(const NormParams& params) override;
   void layer_norm(const NormParams& params) override;
   void rotary_embedding(const RotaryParams& params) override;
+  void rotary_and_cache(const RotaryCacheParams& params) override;
   void activation(const ActivationParams& params) override;
   void linear(const LinearParams& params) override;
   void apply_penalties(const PenaltyParams& params) override;

@@ -4,7 +4,8 @@
 
 #include "cpu/kernels/simd_avx512.h"
 //
-#include "cpu/kernels/attention_dot_bf16.h"
+#include "cpu/kernels/attention_dot_int8.h"
 //
 #define QUIRE_BF16_TILE Bf16DotTile
+#define QUIRE_BF16_INT8_TILE Int8DotTile
 #include "cpu/kernels/table.h"

@@ -42,6 +42,9 @@ struct DrawKey {
 
 struct KernelTable {
   const char* name;
+  void (*reshape_and_cache)(const CacheIoParams&, ThreadPool&);
+  void (*gather_cached_kv)(const CacheIoParams&, ThreadPool&);
+  void (*rotary_and_cache)(const RotaryCacheParams&, ThreadPool&);
   void (*paged_attention)(const PagedAttentionParams&, const AttentionItem* items,
                           int64_t num_items, ThreadPool&);
   void (*rms_norm)(const NormParams&, ThreadPool&);

@@ -1,6 +1,7 @@
 // What the attention kernels have in common.
 #pragma once
 
+#include "cuda/cache.h"
 #include "cuda/device.h"
 #include "cuda/device_plan.h"
 #include "params.h"
@@ -57,6 +58,8 @@ __device__ const T* token_address(const PagedAttentionParams& p, const CacheView
 void attention_plain(const PagedAttentionParams& p, cudaStream_t stream);
 // `attention_mma_serves` must have said so.
 void attention_mma(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream);
+// Of which those over caches of e4m3.
+void attention_mma_e4m3(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream);
 // Whether there is a kernel on tensor cores for these types, sizes and alignments.
 bool attention_mma_serves(const PagedAttentionParams& p);
 

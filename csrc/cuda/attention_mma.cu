@@ -1,66 +1,20 @@
-// Which attention kernel on tensor cores serves a call, and its launch.
-#include "cuda/attention_mma.cuh"
-#include "cuda/launch.h"
-#include "dispatch.h"
+// Which calls attention on tensor cores serves, and the kernels over caches of the activations'
+// type.
+#include "cuda/attention_mma_launch.cuh"
 
 namespace quire::cuda {
 namespace {
 
-template <typename T>
-bool is_multiple(int64_t elements, int64_t bytes) {
-  return elements * static_cast<int64_t>(sizeof(T)) % bytes == 0;
+bool is_aligned(const void* data, std::initializer_list<int64_t> strides, int64_t element_bytes,
+                int64_t bytes) {
+  bool aligned = reinterpret_cast<uintptr_t>(data) % bytes == 0;
+  for (const int64_t stride : strides) aligned = aligned && stride * element_bytes % bytes == 0;
+  return aligned;
 }
 
-bool is_aligned_cache(const CacheView& cache) {
-  return reinterpret_cast<uintptr_t>(cache.data) % 16 == 0 &&
-         is_multiple<uint16_t>(cache.block_stride, 16) &&
-         is_multiple<uint16_t>(cache.head_stride, 16) &&
-         is_multiple<uint16_t>(cache.token_stride, 16);
-}
-
-bool is_aligned_query(const RowsView& rows) {
-  return reinterpret_cast<uintptr_t>(rows.data) % 4 == 0 &&
-         is_multiple<uint16_t>(rows.token_stride, 4) && is_multiple<uint16_t>(rows.head_stride, 4);
-}
-
-template <typename T, int kHeadSize, int kColumnTiles>
-void run(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
-  using Shape = MmaShape<T, kHeadSize, kColumnTiles>;
-  launch(attention_mma_kernel<T, kHeadSize, kColumnTiles>, plan.num_items(), kMmaThreads,
-         Shape::kSharedBytes, stream, p, plan.items(), plan.partials());
-  launch(attention_merge_kernel<T, kHeadSize, kColumnTiles>,
-         dim3(plan.num_merges(), Shape::kColumns), kMmaThreads, 0, stream, p, plan.merges(),
-         plan.partials());
-}
-
-template <typename T, int kHeadSize>
-void run_columns(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
-  if constexpr (kHeadSize <= 128) {
-    if (DevicePlan::column_tiles(p) == 2) return run<T, kHeadSize, 2>(p, plan, stream);
-  }
-  run<T, kHeadSize, 1>(p, plan, stream);
-}
-
-template <typename T>
-void run_head_size(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
-  switch (p.head_size) {
-    case 64:
-      return run_columns<T, 64>(p, plan, stream);
-    case 80:
-      return run_columns<T, 80>(p, plan, stream);
-    case 96:
-      return run_columns<T, 96>(p, plan, stream);
-    case 112:
-      return run_columns<T, 112>(p, plan, stream);
-    case 128:
-      return run_columns<T, 128>(p, plan, stream);
-    case 192:
-      return run_columns<T, 192>(p, plan, stream);
-    case 256:
-      return run_columns<T, 256>(p, plan, stream);
-    default:
-      dispatch_failed("head size", static_cast<int>(p.head_size));
-  }
+bool is_aligned_cache(const CacheView& cache, int64_t element_bytes) {
+  return is_aligned(cache.data, {cache.block_stride, cache.head_stride, cache.token_stride},
+                    element_bytes, 16);
 }
 
 }  // namespace
@@ -78,16 +32,20 @@ bool attention_mma_serves(const PagedAttentionParams& p) {
     default:
       return false;
   }
+  const int64_t cached_bytes = p.cache_dtype == DType::kFloat8E4M3 ? 1 : 2;
   return (p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16) &&
-         is_aligned_cache(p.key_cache) && is_aligned_cache(p.value_cache) &&
-         is_aligned_query(p.query);
+         is_aligned_cache(p.key_cache, cached_bytes) &&
+         is_aligned_cache(p.value_cache, cached_bytes) &&
+         is_aligned(p.query.data, {p.query.token_stride, p.query.head_stride}, 2, 4);
 }
 
 void attention_mma(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
-  if (p.dtype == DType::kBFloat16) {
-    run_head_size<bf16>(p, plan, stream);
+  if (p.cache_dtype == DType::kFloat8E4M3) {
+    attention_mma_e4m3(p, plan, stream);
+  } else if (p.dtype == DType::kBFloat16) {
+    attention_mma_of<bf16, bf16>(p, plan, stream);
   } else {
-    run_head_size<f16>(p, plan, stream);
+    attention_mma_of<f16, f16>(p, plan, stream);
   }
 }
 

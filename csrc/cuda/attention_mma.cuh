@@ -10,17 +10,20 @@
 // the warps of a partition in order; partitions in order. Columns of a matrix product do not touch
 // each other, a column that sees nothing of a tile adds exact zeros, and rescaling by 2^0 is exact:
 // so neither batch, chunk, split nor the other columns of a block change a bit.
+//
+// Over a cache of e4m3 operands are float16, whatever the activations are (mma_operands.cuh). A
+// query is brought to its range by a power of two, which the scores of its column are freed from.
 #pragma once
 
 #include "cuda/mma_warp.cuh"
 
 namespace quire::cuda {
 
-template <typename T, int kHeadSize, int kColumnTiles>
+template <typename T, typename Cached, int kHeadSize, int kColumnTiles>
 __global__ void __launch_bounds__(kMmaThreads, 2)
     attention_mma_kernel(const PagedAttentionParams p, const AttentionItem* items,
                          PartialResults partials) {
-  using Shape = MmaShape<T, kHeadSize, kColumnTiles>;
+  using Shape = MmaShape<Cached, kHeadSize, kColumnTiles>;
   QUIRE_DYNAMIC_SHARED(shared);
   auto* warps_acc = reinterpret_cast<float*>(shared + Shape::kPipelineBytes);
   auto& columns = *reinterpret_cast<SharedColumns<Shape::kColumns>*>(
@@ -28,7 +31,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const AttentionItem item = items[blockIdx.x];
   if (item.seq == kNoWork) return;
   const ItemBounds bounds(p, item, Shape::kColumns);
-  WarpAttention<T, kHeadSize, kColumnTiles> warp(p, item, bounds, shared);
+  WarpAttention<T, Cached, kHeadSize, kColumnTiles> warp(p, item, bounds, shared);
   const int thread = static_cast<int>(threadIdx.x);
   ColumnState total;  // of column `thread`
   float acc[Shape::kElements] = {};
@@ -71,24 +74,25 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   if (item.slot >= 0) return;
   if (thread < Shape::kColumns) columns.total[thread] = total.sum;
   __syncthreads();
+  const float value_scale = head_scale(p.value_scales, item.kv_head);
 #pragma unroll
   for (int e = 0; e < Shape::kElements; ++e) {
     const int column = (thread + e * kMmaThreads) / kHeadSize;
     if (item.column + column < bounds.num_columns) {
       bounds.address<T>(p.out, item.kv_head,
                         item.column + column)[(thread + e * kMmaThreads) % kHeadSize] =
-          from_float<T>(acc[e] / columns.total[column]);
+          from_float<T>(acc[e] / columns.total[column] * value_scale);
     }
   }
 }
 
 // Merges the partitions of columns that several blocks have computed: a block for each tile of
 // columns, threads along the head.
-template <typename T, int kHeadSize, int kColumnTiles>
+template <typename T, typename Cached, int kHeadSize, int kColumnTiles>
 __global__ void __launch_bounds__(kMmaThreads)
     attention_merge_kernel(const PagedAttentionParams p, const AttentionMerge* merges,
                            PartialResults partials) {
-  constexpr int kColumns = MmaShape<T, kHeadSize, kColumnTiles>::kColumns;
+  constexpr int kColumns = MmaShape<Cached, kHeadSize, kColumnTiles>::kColumns;
   const AttentionMerge work = merges[blockIdx.x];
   if (work.seq == kNoWork) return;
   const AttentionItem item{work.seq, work.kv_head, work.column, 0, 0, 0};
@@ -96,6 +100,7 @@ __global__ void __launch_bounds__(kMmaThreads)
   const int column = static_cast<int>(blockIdx.y);
   if (work.column + column >= bounds.num_columns) return;
   T* out = bounds.address<T>(p.out, work.kv_head, work.column + column);
+  const float value_scale = head_scale(p.value_scales, work.kv_head);
   for (int d = static_cast<int>(threadIdx.x); d < kHeadSize; d += kMmaThreads) {
     ColumnState total;
     float acc = 0.f;
@@ -104,7 +109,7 @@ __global__ void __launch_bounds__(kMmaThreads)
       const MergeFactors factors = total.merge(partials.max[row], partials.sum[row]);
       acc = merge_values(acc, partials.acc[row * kHeadSize + d], factors);
     }
-    out[d] = from_float<T>(acc / total.sum);
+    out[d] = from_float<T>(acc / total.sum * value_scale);
   }
 }
 

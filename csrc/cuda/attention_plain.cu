@@ -7,13 +7,11 @@
 // the order of blocks are nowhere in that arithmetic, so they cannot change a bit of the result.
 #include "cuda/attention.h"
 #include "cuda/launch.h"
-#include "dispatch.h"
 
 namespace quire::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kMaxHeadSize = 256;
 constexpr int kColumnsOfThread = kMaxHeadSize / kThreads;
 constexpr int kTokensOfThread = kPartitionTokens / kThreads;
 
@@ -33,7 +31,7 @@ __device__ int64_t find_sequence(const PagedAttentionParams& p, int64_t row) {
 }
 
 // A block for each row and query head.
-template <typename T>
+template <typename T, typename Cached>
 __global__ void __launch_bounds__(kThreads) attention_plain_kernel(const PagedAttentionParams p) {
   const int64_t row = blockIdx.x;
   if (row >= p.query_start_loc[p.num_seqs]) return;  // beyond the batch
@@ -45,6 +43,8 @@ __global__ void __launch_bounds__(kThreads) attention_plain_kernel(const PagedAt
   const int64_t keys_end = position + 1;
   const int64_t keys_begin = keys_end > p.sliding_window ? keys_end - p.sliding_window : 0;
   const float slope = slope_of(p, head);
+  const float key_scale = head_scale(p.key_scales, kv_head);
+  const float value_scale = head_scale(p.value_scales, kv_head);
 
   QUIRE_SHARED(float, query, kMaxHeadSize);
   QUIRE_SHARED(float, scores, kPartitionTokens);
@@ -60,10 +60,10 @@ __global__ void __launch_bounds__(kThreads) attention_plain_kernel(const PagedAt
 
     __syncthreads();
     for (int64_t key = from + threadIdx.x; key < to; key += kThreads) {
-      const T* k = token_address<T>(p, p.key_cache, table, kv_head, key);
+      const Cached* k = token_address<Cached>(p, p.key_cache, table, kv_head, key);
       float dot = 0.f;
       for (int64_t d = 0; d < p.head_size; ++d) dot = fmaf(query[d], to_float(k[d]), dot);
-      scores[key - begin] = to_logit(p, slope, dot, static_cast<float>(key - position));
+      scores[key - begin] = to_logit(p, slope, dot * key_scale, static_cast<float>(key - position));
     }
     __syncthreads();
 
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) attention_plain_kernel(const PagedAt
     __syncthreads();
 
     for (int64_t key = from; key < to; ++key) {
-      const T* v = token_address<T>(p, p.value_cache, table, kv_head, key);
+      const Cached* v = token_address<Cached>(p, p.value_cache, table, kv_head, key);
       for (int c = 0; c < kColumnsOfThread; ++c) {
         const int64_t d = threadIdx.x + c * kThreads;
         if (d < p.head_size) part.acc[c] = fmaf(scores[key - begin], to_float(v[d]), part.acc[c]);
@@ -94,17 +94,18 @@ __global__ void __launch_bounds__(kThreads) attention_plain_kernel(const PagedAt
   T* out = static_cast<T*>(p.out.data) + row * p.out.token_stride + head * p.out.head_stride;
   for (int c = 0; c < kColumnsOfThread; ++c) {
     const int64_t d = threadIdx.x + c * kThreads;
-    if (d < p.head_size) out[d] = from_float<T>(total.acc[c] / total.sum);
+    if (d < p.head_size) out[d] = from_float<T>(total.acc[c] / total.sum * value_scale);
   }
 }
 
 }  // namespace
 
 void attention_plain(const PagedAttentionParams& p, cudaStream_t stream) {
-  QUIRE_DISPATCH_DTYPE(p.dtype, T,
-                       launch(attention_plain_kernel<T>,
-                              dim3(grid_size(p.num_tokens), static_cast<unsigned>(p.num_heads)),
-                              kThreads, 0, stream, p));
+  QUIRE_DISPATCH_CUDA_CACHE(
+      p, T, Cached,
+      launch(attention_plain_kernel<T, Cached>,
+             dim3(grid_size(p.num_tokens), static_cast<unsigned>(p.num_heads)), kThreads, 0, stream,
+             p));
 }
 
 }  // namespace quire::cuda

@@ -1,147 +1,123 @@
-// Keys and values into the paged cache and out of it, and blocks from place to place.
-#include <algorithm>
-#include <unordered_set>
-#include <vector>
-
+// Keys and values into their slots of the cache and out of them; keys rotated on the way where a
+// model does that.
+#include "cuda/cache.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "cuda/ptx.h"
+#include "cuda/rotary.cuh"
+#include "cuda/vector.h"
 
 namespace quire::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / kWarpSize;
 
-// Copies `bytes` with the threads of a block, sixteen bytes at a time where both sides allow it.
-__device__ void copy_bytes(char* dst, const char* src, int64_t bytes, int64_t first,
-                           int64_t stride) {
-  const uintptr_t both = reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src) |
-                         static_cast<uintptr_t>(bytes);
-  if (both % sizeof(uint4) == 0) {
-    const auto* from = reinterpret_cast<const uint4*>(src);
-    auto* to = reinterpret_cast<uint4*>(dst);
-    const auto count = bytes / static_cast<int64_t>(sizeof(uint4));
-    for (int64_t i = first; i < count; i += stride) to[i] = from[i];
-  } else {
-    for (int64_t i = first; i < bytes; i += stride) dst[i] = src[i];
-  }
-}
-
-// A block for each token, a warp for each head of its key or value.
-template <bool kIntoCache>
-__global__ void __launch_bounds__(kThreads) cache_io_kernel(const CacheIoParams p) {
-  const int64_t token = blockIdx.x;
+// Calls body(is_key, scale, row, cached) for each head of a token's key and value: the scale of its
+// cache, and where it lies among rows and in its slot. A warp for each.
+template <typename T, typename Cached, typename Body>
+__device__ void for_each_head(const CacheIoParams& p, int64_t token, const Body& body) {
   const int64_t slot = p.slot_mapping[token];
   if (slot < 0) return;  // padding
-  const int lane = threadIdx.x % kWarpSize;
-  for (int64_t i = threadIdx.x / kWarpSize; i < 2 * p.num_kv_heads; i += kThreads / kWarpSize) {
+  const int64_t block = slot / p.block_size;
+  const int64_t offset = slot % p.block_size;
+  for (int64_t i = threadIdx.x / kWarpSize; i < 2 * p.num_kv_heads; i += kWarps) {
     const bool is_key = i < p.num_kv_heads;
     const int64_t head = is_key ? i : i - p.num_kv_heads;
-    const RowsView& rows = is_key ? p.key : p.value;
     const CacheView& cache = is_key ? p.key_cache : p.value_cache;
-    char* row = static_cast<char*>(rows.data) +
-                (token * rows.token_stride + head * rows.head_stride) * p.element_size;
-    char* cached = static_cast<char*>(cache.data) +
-                   (slot / p.block_size * cache.block_stride +
-                    slot % p.block_size * cache.token_stride + head * cache.head_stride) *
-                       p.element_size;
-    copy_bytes(kIntoCache ? cached : row, kIntoCache ? row : cached, p.head_size * p.element_size,
-               lane, kWarpSize);
+    body(is_key, head_scale(is_key ? p.key_scales : p.value_scales, head),
+         head_address<T>(is_key ? p.key : p.value, token, head),
+         static_cast<Cached*>(cache.data) + block * cache.block_stride +
+             offset * cache.token_stride + head * cache.head_stride);
   }
 }
 
-// What one launch copies, small enough to be passed by value: nothing has to be on the device
-// before it.
-struct CopyWave {
-  static constexpr int kMaxCaches = 256;
-  static constexpr int kMaxPairs = 192;
-
-  char* caches[kMaxCaches];
-  int64_t block_bytes;
-  int32_t num_pairs;
-  struct {
-    int32_t src;
-    int32_t dst;
-  } pairs[kMaxPairs];
-};
-static_assert(sizeof(CopyWave) <= 4096 - 64, "more than a kernel's arguments may take");
-
-// A block for each cache and pair.
-__global__ void __launch_bounds__(kThreads) copy_blocks_kernel(const CopyWave wave) {
-  char* cache = wave.caches[blockIdx.x];
-  const auto pair = wave.pairs[blockIdx.y];
-  copy_bytes(cache + pair.dst * wave.block_bytes, cache + pair.src * wave.block_bytes,
-             wave.block_bytes, threadIdx.x, kThreads);
+template <typename T>
+__device__ __forceinline__ void set_cached(T* cached, T x, float) {
+  *cached = x;
+}
+template <typename T>
+__device__ __forceinline__ void set_cached(e4m3* cached, T x, float scale) {
+  *cached = ptx::round_to_e4m3(to_float(x) / scale);
 }
 
-// Cuts pairs, which are to be applied in order, into runs within which the order is all the same:
-// no block is written that another pair of the run reads or writes.
-std::vector<std::pair<int64_t, int64_t>> independent_runs(const int64_t* pairs, int64_t count) {
-  std::vector<std::pair<int64_t, int64_t>> runs;
-  std::unordered_set<int64_t> read;
-  std::unordered_set<int64_t> written;
-  int64_t begin = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t src = pairs[2 * i];
-    const int64_t dst = pairs[2 * i + 1];
-    const bool depends = written.count(src) > 0 || written.count(dst) > 0 || read.count(dst) > 0;
-    if (depends || i - begin == CopyWave::kMaxPairs) {
-      runs.emplace_back(begin, i);
-      begin = i;
-      read.clear();
-      written.clear();
+// Elements of a row into the cache, with the lanes of a warp.
+template <typename T>
+__device__ void write_row(T* cached, const T* row, int64_t count, int lane, float) {
+  copy_elements(cached, row, count, lane, kWarpSize);
+}
+template <typename T>
+__device__ void write_row(e4m3* cached, const T* row, int64_t count, int lane, float scale) {
+  for (int64_t i = lane; i < count; i += kWarpSize) set_cached(cached + i, row[i], scale);
+}
+
+// And back.
+template <typename T>
+__device__ void read_row(T* row, const T* cached, int64_t count, int lane, float) {
+  copy_elements(row, cached, count, lane, kWarpSize);
+}
+template <typename T>
+__device__ void read_row(T* row, const e4m3* cached, int64_t count, int lane, float scale) {
+  for (int64_t i = lane; i < count; i += kWarpSize)
+    row[i] = from_float<T>(to_float(cached[i]) * scale);
+}
+
+// A block for each token.
+template <typename T, typename Cached, bool kIntoCache>
+__global__ void __launch_bounds__(kThreads) cache_io_kernel(const CacheIoParams p) {
+  const int lane = threadIdx.x % kWarpSize;
+  for_each_head<T, Cached>(p, blockIdx.x, [&](bool, float scale, T* row, Cached* cached) {
+    if constexpr (kIntoCache) {
+      write_row(cached, row, p.head_size, lane, scale);
+    } else {
+      read_row(row, cached, p.head_size, lane, scale);
     }
-    read.insert(src);
-    written.insert(dst);
+  });
+}
+
+// A block for each token: threads take the pairs of its query heads, then warps a head of its key
+// or value each.
+template <typename T, typename Cached>
+__global__ void __launch_bounds__(kThreads) rotary_and_cache_kernel(const RotaryCacheParams p) {
+  const int64_t token = blockIdx.x;
+  const TokenRotation rotation(p.rotary, token);
+  const int64_t num_pairs = p.rotary.num_heads * rotation.half;
+  for (int64_t pair = threadIdx.x; pair < num_pairs; pair += kThreads) {
+    T* x = head_address<T>(p.rotary.query, token, pair / rotation.half);
+    rotation.rotate(x, pair % rotation.half, [x](int64_t d, T value) { x[d] = value; });
   }
-  if (begin < count) runs.emplace_back(begin, count);
-  return runs;
+  if (token >= p.cache.num_tokens) return;  // padding
+  const int lane = threadIdx.x % kWarpSize;
+  for_each_head<T, Cached>(
+      p.cache, token, [&](bool is_key, float scale, const T* row, Cached* cached) {
+        const int64_t rotated = is_key ? p.rotary.rotary_dim : 0;
+        for (int64_t i = lane; i < rotated / 2; i += kWarpSize) {
+          rotation.rotate(row, i, [cached, scale](int64_t d, T value) {
+            set_cached(cached + d, value, scale);
+          });
+        }
+        write_row(cached + rotated, row + rotated, p.cache.head_size - rotated, lane, scale);
+      });
 }
 
 }  // namespace
 
 void reshape_and_cache(const CacheIoParams& p, cudaStream_t stream) {
-  launch(cache_io_kernel<true>, grid_size(p.num_tokens), kThreads, 0, stream, p);
+  QUIRE_DISPATCH_CUDA_CACHE(
+      p, T, Cached,
+      launch(cache_io_kernel<T, Cached, true>, grid_size(p.num_tokens), kThreads, 0, stream, p));
 }
 
 void gather_cached_kv(const CacheIoParams& p, cudaStream_t stream) {
-  launch(cache_io_kernel<false>, grid_size(p.num_tokens), kThreads, 0, stream, p);
+  QUIRE_DISPATCH_CUDA_CACHE(
+      p, T, Cached,
+      launch(cache_io_kernel<T, Cached, false>, grid_size(p.num_tokens), kThreads, 0, stream, p));
 }
 
-void copy_blocks(const CopyBlocksParams& p, cudaStream_t stream) {
-  for (const auto& [begin, end] : independent_runs(p.block_mapping, p.num_pairs)) {
-    CopyWave wave{};
-    for (int64_t i = begin; i < end; ++i) {
-      const auto src = static_cast<int32_t>(p.block_mapping[2 * i]);
-      const auto dst = static_cast<int32_t>(p.block_mapping[2 * i + 1]);
-      if (src != dst) wave.pairs[wave.num_pairs++] = {src, dst};
-    }
-    // Caches of one block size go together: all layers in one launch, as a rule.
-    for (int64_t cache = 0; cache < p.num_caches;) {
-      wave.block_bytes = p.block_bytes[cache];
-      int count = 0;
-      while (cache < p.num_caches && count < CopyWave::kMaxCaches &&
-             p.block_bytes[cache] == wave.block_bytes) {
-        wave.caches[count++] = p.caches[cache++];
-      }
-      launch(copy_blocks_kernel, dim3(count, wave.num_pairs), kThreads, 0, stream, wave);
-    }
-  }
-}
-
-void swap_blocks(const SwapBlocksParams& p, cudaStream_t stream) {
-  for (int64_t begin = 0; begin < p.num_pairs;) {
-    const int64_t src = p.block_mapping[2 * begin];
-    const int64_t dst = p.block_mapping[2 * begin + 1];
-    int64_t run = 1;  // neighbours on both sides are one copy
-    while (begin + run < p.num_pairs && p.block_mapping[2 * (begin + run)] == src + run &&
-           p.block_mapping[2 * (begin + run) + 1] == dst + run) {
-      ++run;
-    }
-    check(cudaMemcpyAsync(p.dst + dst * p.block_bytes, p.src + src * p.block_bytes,
-                          run * p.block_bytes, cudaMemcpyDefault, stream),
-          "swap_blocks");
-    begin += run;
-  }
+void rotary_and_cache(const RotaryCacheParams& p, cudaStream_t stream) {
+  QUIRE_DISPATCH_CUDA_CACHE(p.cache, T, Cached,
+                            launch(rotary_and_cache_kernel<T, Cached>,
+                                   grid_size(p.rotary.num_tokens), kThreads, 0, stream, p));
 }
 
 }  // namespace quire::cuda

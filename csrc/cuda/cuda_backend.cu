@@ -84,6 +84,9 @@ void CudaBackend::layer_norm(const NormParams& p) {
 void CudaBackend::rotary_embedding(const RotaryParams& p) {
   cuda::rotary_embedding(p, stream);
 }
+void CudaBackend::rotary_and_cache(const RotaryCacheParams& p) {
+  cuda::rotary_and_cache(p, stream);
+}
 void CudaBackend::activation(const ActivationParams& p) {
   cuda::activation(p, stream);
 }

@@ -8,6 +8,7 @@ namespace quire::cuda {
 
 class CudaBackend final : public Backend {
  public:
+  DType quantised_cache_dtype() const override { return DType::kFloat8E4M3; }
   void reshape_and_cache(const CacheIoParams& params) override;
   void gather_cached_kv(const CacheIoParams& params) override;
   void copy_blocks(const CopyBlocksParams& params) override;
@@ -20,6 +21,7 @@ class CudaBackend final : public Backend {
   void fused_add_rms_norm(const NormParams& params) override;
   void layer_norm(const NormParams& params) override;
   void rotary_embedding(const RotaryParams& params) override;
+  void rotary_and_cache(const RotaryCacheParams& params) override;
   void activation(const ActivationParams& params) override;
   void linear(const LinearParams& params) override;
   void apply_penalties(const PenaltyParams& params) override;

@@ -19,6 +19,7 @@ void rms_norm(const NormParams& p, cudaStream_t stream);
 void fused_add_rms_norm(const NormParams& p, cudaStream_t stream);
 void layer_norm(const NormParams& p, cudaStream_t stream);
 void rotary_embedding(const RotaryParams& p, cudaStream_t stream);
+void rotary_and_cache(const RotaryCacheParams& p, cudaStream_t stream);
 void activation(const ActivationParams& p, cudaStream_t stream);
 
 void apply_penalties(const PenaltyParams& p, cudaStream_t stream);

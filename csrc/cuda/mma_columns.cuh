@@ -47,18 +47,24 @@ struct SharedColumns {
   float total[kColumns];
 };
 
-template <typename T, int kHeadSize, int kColumnTiles>
+// Of a cache whose elements are `Cached`.
+template <typename Cached, int kHeadSize, int kColumnTiles>
 struct MmaShape {
+  static constexpr int kBytes = static_cast<int>(sizeof(Cached));
   static constexpr int kColumns = 8 * kColumnTiles;
-  static constexpr int kSteps = kHeadSize / 16;  // matrix products along the head
-  static constexpr int kChunks = kHeadSize / 8;  // 16 bytes each, of a token
-  static constexpr int kStages = kHeadSize <= 128 ? 3 : 2;
+  static constexpr int kSteps = kHeadSize / 16;            // matrix products along the head
+  static constexpr int kChunks = kHeadSize * kBytes / 16;  // 16 bytes each, of a token
+  // Of bytes more of them, for as much on its way; two blocks must fit a multiprocessor.
+  static constexpr int kStages = kBytes == 2 ? (kHeadSize <= 128 ? 3 : 2)
+                                             : (kHeadSize <= 128   ? 4
+                                                : kHeadSize <= 192 ? 3
+                                                                   : 2);
   static constexpr int kElements = kColumns * kHeadSize / kMmaThreads;  // of a thread, merged
 
   // Rows of a tile lie so that eight of them in one column of chunks fall into eight different bank
   // groups: by swapping chunks where a row is a multiple of 128 bytes, else by an odd row length.
-  static constexpr bool kSwizzles = kHeadSize % 64 == 0;
-  static constexpr int kRowBytes = kHeadSize * 2 + (kSwizzles ? 0 : 16);
+  static constexpr bool kSwizzles = kChunks % 8 == 0;
+  static constexpr int kRowBytes = (kSwizzles ? kChunks : kChunks | 1) * 16;
   static constexpr int kTileBytes = kTileTokens * kRowBytes;
   static constexpr int kPipelineBytes = kMmaWarps * kStages * 2 * kTileBytes;
   static constexpr int kAccStride = kHeadSize + 4;

@@ -2,23 +2,28 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
-#include "cuda/mma_columns.cuh"
+#include "cuda/mma_operands.cuh"
 
 namespace quire::cuda {
 
 // A warp's walk over its tiles.
-template <typename T, int kHeadSize, int kColumnTiles>
+template <typename T, typename Cached, int kHeadSize, int kColumnTiles>
 class WarpAttention {
  public:
-  using Shape = MmaShape<T, kHeadSize, kColumnTiles>;
+  using Shape = MmaShape<Cached, kHeadSize, kColumnTiles>;
+  using Operands = MmaOperands<T, Cached>;
+  using Element = typename Operands::Element;
+  static constexpr bool kIsQuantised = !std::is_same_v<T, Cached>;
 
   __device__ WarpAttention(const PagedAttentionParams& p, const AttentionItem& item,
                            const ItemBounds& bounds, char* pipeline)
       : p_(p),
         table_(p.block_tables + item.seq * p.block_table_stride),
-        keys_(static_cast<const T*>(p.key_cache.data) + item.kv_head * p.key_cache.head_stride),
-        values_(static_cast<const T*>(p.value_cache.data) +
+        keys_(static_cast<const Cached*>(p.key_cache.data) +
+              item.kv_head * p.key_cache.head_stride),
+        values_(static_cast<const Cached*>(p.value_cache.data) +
                 item.kv_head * p.value_cache.head_stride),
         stages_(pipeline + threadIdx.x / kWarpSize * Shape::kStages * 2 * Shape::kTileBytes),
         warp_(threadIdx.x / kWarpSize),
@@ -67,10 +72,9 @@ class WarpAttention {
         }
 #pragma unroll
         for (int step = 0; step < Shape::kSteps; ++step) {
-          float* row =
-              acc + (warp_ * Shape::kColumns + column) * Shape::kAccStride + step * 16 + lane_ / 4;
-          row[0] = acc_[g][step][j];
-          row[8] = acc_[g][step][j + 2];
+          float* row = acc + (warp_ * Shape::kColumns + column) * Shape::kAccStride + step * 16;
+          row[Operands::value_element(lane_, 0)] = acc_[g][step][j];
+          row[Operands::value_element(lane_, 1)] = acc_[g][step][j + 2];
         }
       }
     }
@@ -103,10 +107,19 @@ class WarpAttention {
       for (int step = 0; step < Shape::kSteps; ++step)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          query_[g][step][i] =
-              exists ? *reinterpret_cast<const uint32_t*>(q + step * 16 + i * 8 + lane_ % 4 * 2)
-                     : 0u;
+          query_[g][step][i] = exists ? *reinterpret_cast<const uint32_t*>(
+                                            q + step * 16 + Operands::query_element(lane_, i))
+                                      : 0u;
         }
+      if constexpr (kIsQuantised) {
+        const float inverse = convert_query(g);
+        const float key_scale = head_scale(p_.key_scales, item.kv_head);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float of_column = __shfl_sync(kFullMask, inverse, (lane_ % 4 * 2 + j) * 4);
+          score_scale_[g][j] = of_column * key_scale;
+        }
+      }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int own = item.column + g * 8 + lane_ % 4 * 2 + j;
@@ -116,6 +129,42 @@ class WarpAttention {
             own_exists ? slope_of(p_, item.kv_head * bounds.group + own % bounds.group) : 0.f;
       }
     }
+  }
+
+  // The queries of a tile of columns as operands of another type. Returns what scores of the lane's
+  // column are to be multiplied by.
+  __device__ float convert_query(int g) {
+    if constexpr (std::is_same_v<T, Element>) {
+      return 1.f;
+    } else {
+      float largest = 0.f;
+#pragma unroll
+      for (int step = 0; step < Shape::kSteps; ++step)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            largest = fmaxf(largest, fabsf(unpack(query_[g][step][i], half)));
+      largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, 2));
+      const PowerOfTwo scale(largest);
+#pragma unroll
+      for (int step = 0; step < Shape::kSteps; ++step)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t pair = query_[g][step][i];
+          query_[g][step][i] =
+              pack<Element>(unpack(pair, 0) * scale.factor, unpack(pair, 1) * scale.factor);
+        }
+      return scale.inverse;
+    }
+  }
+
+  static __device__ float unpack(uint32_t pair, int half) {
+    const auto bits = static_cast<uint16_t>(pair >> 16 * half);
+    T element;
+    memcpy(&element, &bits, sizeof element);
+    return to_float(element);
   }
 
   // Begins to copy the next tile, if there is one.
@@ -148,9 +197,10 @@ class WarpAttention {
           // What nobody sees is never read: its block may belong to others by now.
           const bool exists = first + row >= keys_begin_ && first + row < keys_end_;
           const int to = Shape::offset(row, chunk);
-          ptx::async_copy_16(stage + to, keys_ + from_key + chunk * 8, exists);
-          ptx::async_copy_16(stage + Shape::kTileBytes + to, values_ + from_value + chunk * 8,
-                             exists);
+          constexpr int kElements = 16 / Shape::kBytes;
+          ptx::async_copy_16(stage + to, keys_ + from_key + chunk * kElements, exists);
+          ptx::async_copy_16(stage + Shape::kTileBytes + to,
+                             values_ + from_value + chunk * kElements, exists);
         }
       }
       next_copy_ += kMmaWarps;
@@ -163,25 +213,30 @@ class WarpAttention {
   __device__ void take_tile() {
     const char* keys = stages_ + stage_of(next_) * 2 * Shape::kTileBytes;
     const char* values = keys + Shape::kTileBytes;
+    constexpr int kStepsOfLoad = Operands::kStepsOfLoad;
     float scores[kColumnTiles][4] = {};
 #pragma unroll
-    for (int step = 0; step < Shape::kSteps; ++step) {
-      uint32_t k[4];
-      ptx::load_matrices(k, keys + Shape::offset(lane_ % 16, step * 2 + lane_ / 16));
+    for (int step = 0; step < Shape::kSteps; step += kStepsOfLoad) {
+      uint32_t k[kStepsOfLoad][4];
+      Operands::template load_keys<Shape>(k, keys, step / kStepsOfLoad, lane_);
 #pragma unroll
-      for (int g = 0; g < kColumnTiles; ++g) ptx::multiply_add<T>(scores[g], k, query_[g][step]);
+      for (int s = 0; s < kStepsOfLoad && step + s < Shape::kSteps; ++s)
+#pragma unroll
+        for (int g = 0; g < kColumnTiles; ++g)
+          ptx::multiply_add<Element>(scores[g], k[s], query_[g][step + s]);
     }
     uint32_t probabilities[kColumnTiles][2];
 #pragma unroll
     for (int g = 0; g < kColumnTiles; ++g) softmax(g, scores[g], probabilities[g]);
 #pragma unroll
-    for (int step = 0; step < Shape::kSteps; ++step) {
-      uint32_t v[4];
-      const int token = lane_ % 8 + lane_ / 16 * 8;
-      ptx::load_matrices_transposed(v, values + Shape::offset(token, step * 2 + lane_ / 8 % 2));
+    for (int step = 0; step < Shape::kSteps; step += kStepsOfLoad) {
+      uint32_t v[kStepsOfLoad][4];
+      Operands::template load_values<Shape>(v, values, step / kStepsOfLoad, lane_);
 #pragma unroll
-      for (int g = 0; g < kColumnTiles; ++g)
-        ptx::multiply_add<T>(acc_[g][step], v, probabilities[g]);
+      for (int s = 0; s < kStepsOfLoad && step + s < Shape::kSteps; ++s)
+#pragma unroll
+        for (int g = 0; g < kColumnTiles; ++g)
+          ptx::multiply_add<Element>(acc_[g][step + s], v[s], probabilities[g]);
     }
   }
 
@@ -192,6 +247,7 @@ class WarpAttention {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int distance = token + i / 2 * 8 - position_[g][i % 2];
+      if constexpr (kIsQuantised) s[i] *= score_scale_[g][i % 2];
       const float logit = to_logit(p_, slope_[g][i % 2], s[i], static_cast<float>(distance));
       const bool seen = distance <= 0 && -distance < p_.sliding_window;
       s[i] = seen ? logit : -INFINITY;
@@ -224,8 +280,8 @@ class WarpAttention {
       s[i] = ptx::exp2(s[i] - max_[g][i % 2]);
       sum_[g][i % 2] += s[i];
     }
-    probabilities[0] = ptx::transpose(pack<T>(s[0], s[1]));
-    probabilities[1] = ptx::transpose(pack<T>(s[2], s[3]));
+    probabilities[0] = ptx::transpose(pack<Element>(s[0], s[1]));
+    probabilities[1] = ptx::transpose(pack<Element>(s[2], s[3]));
   }
 
   template <typename U>
@@ -238,8 +294,8 @@ class WarpAttention {
 
   const PagedAttentionParams& p_;
   const int32_t* table_;
-  const T* keys_;
-  const T* values_;
+  const Cached* keys_;
+  const Cached* values_;
   char* stages_;
   int warp_;
   int lane_;
@@ -252,6 +308,7 @@ class WarpAttention {
   uint32_t query_[kColumnTiles][Shape::kSteps][2];
   int position_[kColumnTiles][2];  // of the query of each column that the lane has scores of
   float slope_[kColumnTiles][2];
+  float score_scale_[kColumnTiles][2];  // quantised caches only
   float max_[kColumnTiles][2];
   float sum_[kColumnTiles][2];
   float acc_[kColumnTiles][Shape::kSteps][4];

@@ -2,7 +2,7 @@
 // compiler that is not nvcc, is in tests/emu/include.
 #pragma once
 
-#include "cuda/device.h"
+#include "cuda/e4m3.h"
 
 #if !defined(__CUDACC__)
 #include "emulated_ptx.h"
@@ -78,6 +78,28 @@ __device__ __forceinline__ void multiply_add<f16>(float (&c)[4], const uint32_t 
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Two e4m3, in the low 16 bits, as two float16.
+__device__ __forceinline__ uint32_t widen_e4m3(uint32_t pair) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t result;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(static_cast<uint16_t>(pair)));
+  return result;
+#else
+  return widen_e4m3_pair(pair);
+#endif
+}
+
+// The nearest e4m3, ties to even; what is larger than 448 becomes 448.
+__device__ __forceinline__ e4m3 round_to_e4m3(float x) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.f), "f"(x));
+  return {static_cast<uint8_t>(pair)};
+#else
+  return nearest_e4m3(x);
+#endif
 }
 
 // 2^x by the special function unit: relative error 2^-22, exactly 1 at 0.

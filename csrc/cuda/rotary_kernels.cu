@@ -1,7 +1,7 @@
-// Rotary position embedding (Su et al. 2021), in place. NeoX style pairs element i with i + R/2,
-// GPT-J style 2i with 2i + 1; elements beyond the rotary dimension R are left alone.
+// Rotary position embedding in place; elements beyond the rotary dimension are left alone.
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "cuda/rotary.cuh"
 #include "dispatch.h"
 
 namespace quire::cuda {
@@ -13,23 +13,13 @@ constexpr int kThreads = 128;
 template <typename T>
 __global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryParams p) {
   const int64_t token = blockIdx.x;
-  const int64_t half = p.rotary_dim / 2;
-  const float* cosines = p.cos_sin_cache + p.positions[token] * p.cos_sin_stride;
-  const float* sines = cosines + half;
-  const int64_t num_pairs = (p.num_heads + p.num_kv_heads) * half;
+  const TokenRotation rotation(p, token);
+  const int64_t num_pairs = (p.num_heads + p.num_kv_heads) * rotation.half;
   for (int64_t pair = threadIdx.x; pair < num_pairs; pair += kThreads) {
-    const int64_t head = pair / half;
-    const int64_t i = pair % half;
-    const bool is_query = head < p.num_heads;
-    const RowsView& rows = is_query ? p.query : p.key;
-    T* x = static_cast<T*>(rows.data) + token * rows.token_stride +
-           (is_query ? head : head - p.num_heads) * rows.head_stride;
-    T* first = x + (p.is_neox ? i : 2 * i);
-    T* second = p.is_neox ? first + half : first + 1;
-    const float a = to_float(*first);
-    const float b = to_float(*second);
-    *first = from_float<T>(a * cosines[i] - b * sines[i]);
-    *second = from_float<T>(b * cosines[i] + a * sines[i]);
+    const int64_t head = pair / rotation.half;
+    T* x = head < p.num_heads ? head_address<T>(p.query, token, head)
+                              : head_address<T>(p.key, token, head - p.num_heads);
+    rotation.rotate(x, pair % rotation.half, [x](int64_t d, T value) { x[d] = value; });
   }
 }
 

@@ -47,4 +47,22 @@ __device__ __forceinline__ void store_pack(T* row, int64_t begin, int64_t n,
   }
 }
 
+// Copies with `stride` threads, of which this is number `first`, sixteen bytes at a time where both
+// sides allow it.
+template <typename T>
+__device__ __forceinline__ void copy_elements(T* dst, const T* src, int64_t count, int64_t first,
+                                              int64_t stride) {
+  const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+  const uintptr_t all = reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src) |
+                        static_cast<uintptr_t>(bytes);
+  if (all % sizeof(uint4) == 0) {
+    const auto* from = reinterpret_cast<const uint4*>(src);
+    auto* to = reinterpret_cast<uint4*>(dst);
+    const auto packs = bytes / static_cast<int64_t>(sizeof(uint4));
+    for (int64_t i = first; i < packs; i += stride) to[i] = from[i];
+  } else {
+    for (int64_t i = first; i < count; i += stride) dst[i] = src[i];
+  }
+}
+
 }  // namespace quire::cuda

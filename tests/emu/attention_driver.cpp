@@ -23,13 +23,24 @@ constexpr int kGroup = 3;
 constexpr int kHeads = kKvHeads * kGroup;
 constexpr int kColumnTiles = 1;
 
+bf16 to_cached(float x, bf16*) {
+  return from_float<bf16>(x);
+}
+e4m3 to_cached(float x, e4m3*) {
+  return nearest_e4m3(x);
+}
+
 // Sequences over a shuffled cache whose other slots hold NaN.
+template <typename Cached>
 struct Problem {
   std::vector<int32_t> seq_lens{1, 700, 46, 1100, 33};
   std::vector<int32_t> query_start_loc{0, 1, 2, 22, 23, 56};
   std::vector<int32_t> block_tables;
-  std::vector<bf16> query, keys, values;
+  std::vector<bf16> query;
+  std::vector<Cached> keys, values;
   std::vector<float> alibi_slopes;
+  std::vector<float> key_scales{0.5f, 0.7f};
+  std::vector<float> value_scales{3.f, 0.3f};
   int64_t table_width = 0;
 
   Problem() {
@@ -46,7 +57,7 @@ struct Problem {
     std::shuffle(order.begin(), order.end(), random);
     // Block 0, where a wrong address of zero leads, holds nothing.
     std::iter_swap(order.end() - 1, std::find(order.begin(), order.end(), 0));
-    const bf16 nan = from_float<bf16>(std::numeric_limits<float>::quiet_NaN());
+    const Cached nan = cached(std::numeric_limits<float>::quiet_NaN());
     keys.assign(size_t(num_blocks) * kKvHeads * kBlockSize * kHeadSize, nan);
     values = keys;
     block_tables.assign(seq_lens.size() * table_width, 1 << 28);
@@ -59,16 +70,22 @@ struct Problem {
           const size_t at =
               ((size_t(block) * kKvHeads + head) * kBlockSize + token % kBlockSize) * kHeadSize;
           for (int d = 0; d < kHeadSize; ++d) {
-            keys[at + d] = from_float<bf16>(2 * normal(random));
-            values[at + d] = from_float<bf16>(normal(random));
+            keys[at + d] = cached(2 * normal(random));
+            values[at + d] = cached(normal(random));
           }
         }
       }
     }
     query.resize(size_t(query_start_loc.back()) * kHeads * kHeadSize);
-    for (bf16& q : query) q = from_float<bf16>(normal(random));
+    // Rows of very different sizes.
+    for (size_t i = 0; i < query.size(); ++i) {
+      const float size = i / kHeadSize % 5 == 0 ? 20.f : 1.f;
+      query[i] = from_float<bf16>(size * normal(random));
+    }
     for (int head = 0; head < kHeads; ++head) alibi_slopes.push_back(0.01f * head);
   }
+
+  static Cached cached(float x) { return to_cached(x, static_cast<Cached*>(nullptr)); }
 
   PagedAttentionParams params(std::vector<bf16>& out) {
     PagedAttentionParams p{};
@@ -90,20 +107,27 @@ struct Problem {
     p.sliding_window = std::numeric_limits<int64_t>::max();
     p.scale = 0.125f;
     p.dtype = DType::kBFloat16;
+    p.cache_dtype = DType::kBFloat16;
+    if (sizeof(Cached) == 1) {
+      p.cache_dtype = DType::kFloat8E4M3;
+      p.key_scales = key_scales.data();
+      p.value_scales = value_scales.data();
+    }
     return p;
   }
 };
 
+template <typename Cached>
 void run_mma(const PagedAttentionParams& p, int blocks_at_once) {
-  using Shape = MmaShape<bf16, kHeadSize, kColumnTiles>;
+  using Shape = MmaShape<Cached, kHeadSize, kColumnTiles>;
   const WorkPlan plan =
       plan_work(p, p.seq_lens, p.query_start_loc, Shape::kColumns, blocks_at_once);
   const size_t rows = size_t(plan.num_slots) * Shape::kColumns;
   std::vector<float> acc(rows * kHeadSize), max(rows), sum(rows);
   const PartialResults partials{acc.data(), max.data(), sum.data()};
-  launch(attention_mma_kernel<bf16, kHeadSize, kColumnTiles>, unsigned(plan.items.size()),
+  launch(attention_mma_kernel<bf16, Cached, kHeadSize, kColumnTiles>, unsigned(plan.items.size()),
          kMmaThreads, Shape::kSharedBytes, nullptr, p, plan.items.data(), partials);
-  launch(attention_merge_kernel<bf16, kHeadSize, kColumnTiles>,
+  launch(attention_merge_kernel<bf16, Cached, kHeadSize, kColumnTiles>,
          dim3(unsigned(plan.merges.size()), Shape::kColumns), kMmaThreads, 0, nullptr, p,
          plan.merges.data(), partials);
 }
@@ -123,10 +147,9 @@ bool agree(const std::vector<bf16>& a, const std::vector<bf16>& b) {
   return true;
 }
 
-}  // namespace
-
-int main() {
-  Problem problem;
+template <typename Cached>
+int compare() {
+  Problem<Cached> problem;
   const bf16 nan = from_float<bf16>(std::numeric_limits<float>::quiet_NaN());
   for (const int window : {0, 45, 530}) {
     std::vector<bf16> expected(problem.query.size(), nan);
@@ -143,18 +166,25 @@ int main() {
         std::vector<bf16> actual(problem.query.size(), nan);
         p.out.data = actual.data();
         try {
-          run_mma(p, blocks_at_once);
+          run_mma<Cached>(p, blocks_at_once);
         } catch (const emu::KernelError& error) {
           std::fprintf(stderr, "%s\n", error.what());
           return 2;
         }
         if (!agree(actual, expected)) {
-          std::fprintf(stderr, "differs: order %d, %d blocks, window %d\n", int(order),
-                       blocks_at_once, window);
+          std::fprintf(stderr, "differs: %d bytes, order %d, %d blocks, window %d\n",
+                       int(sizeof(Cached)), int(order), blocks_at_once, window);
           return 1;
         }
       }
     }
   }
   return 0;
+}
+
+}  // namespace
+
+int main() {
+  const int of_activations_type = compare<bf16>();
+  return of_activations_type != 0 ? of_activations_type : compare<e4m3>();
 }

@@ -20,6 +20,7 @@ def find_nvcc() -> str | None:
     ("source", "kernel"),
     [
         ("attention_mma.cu", "attention_mma_kernel"),
+        ("attention_mma_e4m3.cu", "attention_mma_kernel"),
         ("linear.cu", "linear_kernel"),
         ("top_logprobs.cu", "top_logprobs_kernel"),
         ("logit_rules.cu", "penalty_kernel"),

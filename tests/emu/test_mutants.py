@@ -5,7 +5,13 @@ import pytest
 from tests.emu.planted_bugs import Builder, run
 
 # The kernel, in pieces.
-KERNEL = ("attention_mma.cuh", "mma_warp.cuh", "mma_columns.cuh", "attention.h")
+KERNEL = (
+    "attention_mma.cuh",
+    "mma_warp.cuh",
+    "mma_operands.cuh",
+    "mma_columns.cuh",
+    "attention.h",
+)
 SOURCES = ("check.cpp", "cuda/attention_plain.cu", "cuda/attention_plan.cu")
 
 # What is wrong: the text of the kernel that is replaced, and by what.
@@ -30,7 +36,10 @@ MUTANTS = {
         "ptx::async_wait<Shape::kStages - 1>();",
         "ptx::async_wait<Shape::kStages>();",
     ),
-    "a misaligned copy": ("keys_ + from_key + chunk * 8", "keys_ + from_key + chunk * 8 + 1"),
+    "a misaligned copy": (
+        "keys_ + from_key + chunk * kElements",
+        "keys_ + from_key + chunk * kElements + 1",
+    ),
     "the future is seen": ("distance <= 0 && ", ""),
     "no window": ("&& -distance < p_.sliding_window", ""),
     "what is outside is read": (
@@ -43,8 +52,14 @@ MUTANTS = {
         "const int column = g * 8 + lane_ % 4 * 2 + j;",
         "const int column = g * 8 + lane_ % 4 * 2 + 1 - j;",
     ),
-    "queries' elements change places": ("step * 16 + i * 8", "step * 16 + (1 - i) * 8"),
-    "keys' rows change places": ("Shape::offset(lane_ % 16,", "Shape::offset((lane_ + 8) % 16,"),
+    "queries' elements change places": (
+        "return i * 8 + lane % 4 * 2",
+        "return (1 - i) * 8 + lane % 4 * 2",
+    ),
+    "keys' rows change places": (
+        "k[0], tile + Shape::offset(lane % 16,",
+        "k[0], tile + Shape::offset(lane ^ 8,",
+    ),
     "values not transposed": ("load_matrices_transposed(", "load_matrices("),
     "no rescaling of values": ("acc_[g][step][j] *= factor;", ""),
     "no rescaling of the sum": ("sum_[g][j] *= factor;", ""),
@@ -54,6 +69,28 @@ MUTANTS = {
     "the last slot left out": ("i < work.num_slots;", "i < work.num_slots - 1;"),
     "not normalised": ("acc[e] / columns.total[column]", "acc[e]"),
     "scaled in another base": ("p.scale * kLog2E", "p.scale"),
+    "queries in the order of 16-bit keys": (
+        "return lane % 4 * 4 + i * 2;",
+        "return i * 8 + lane % 4 * 2;",
+    ),
+    "half of an 8-bit key twice": ("(codes[s * 2 + i] >> 16)", "(codes[s * 2 + i] & 0xffff)"),
+    "pairs of 8-bit values of two elements": ("0x3120", "0x3210"),
+    "results in the order of 16-bit values": (
+        "return lane / 4 * 2 + half;",
+        "return half * 8 + lane / 4;",
+    ),
+    "the largest of half a query": (
+        "largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, 2));",
+        "",
+    ),
+    "scores of queries that are too large": ("= of_column * key_scale", "= key_scale"),
+    "another column's power of two": (
+        "__shfl_sync(kFullMask, inverse, (lane_ % 4 * 2 + j) * 4)",
+        "inverse",
+    ),
+    "no scale of keys": ("= of_column * key_scale", "= of_column"),
+    "no scale of values": ("columns.total[column] * value_scale", "columns.total[column]"),
+    "no scale of merged values": ("acc / total.sum * value_scale", "acc / total.sum"),
     "another head's slope": (" + own % bounds.group)", ")"),
 }
 

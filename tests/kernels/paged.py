@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.kernels.cache_formats import PLAIN, PlainCache
 from worker_svc import ops
 
 # A block that no cache has: in a table where no visible key lies.
@@ -54,6 +55,7 @@ class FixedPlan:
 def attend(
     spans: Sequence[Span],
     *,
+    cache: PlainCache = PLAIN,
     fixed_plan: FixedPlan | None = None,
     block_size: int = 16,
     token_first: bool = False,
@@ -68,6 +70,7 @@ def attend(
 
     Args:
         spans: of the batch.
+        cache: how keys and values are held.
         fixed_plan: to make again and use; None makes one where there are several spans.
         block_size: tokens of a block.
         token_first: lay blocks out as [BS, Hkv, D] instead of [Hkv, BS, D].
@@ -83,9 +86,9 @@ def attend(
     shape = (num_blocks, kv_heads, block_size, head_size)
     if token_first:
         shape = (num_blocks, block_size, kv_heads, head_size)
-    caches = [torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)]
+    caches = [cache.empty(shape, dtype) for _ in range(2)]
     if token_first:
-        caches = [cache.transpose(1, 2) for cache in caches]
+        caches = [each.transpose(1, 2) for each in caches]
 
     order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).int()
     tables = torch.full((len(spans), max([*counts, 1]) + 1), NO_BLOCK, dtype=torch.int32)
@@ -101,8 +104,11 @@ def attend(
                 continue  # nobody sees it: the table keeps NO_BLOCK
             tables[row, index] = block
             slots = slice(begin - index * block_size, end - index * block_size)
-            caches[0][block, :, slots] = span.history.key[begin:end].transpose(0, 1)
-            caches[1][block, :, slots] = span.history.value[begin:end].transpose(0, 1)
+            for is_key, each in zip((True, False), caches, strict=True):
+                rows = span.history.key if is_key else span.history.value
+                cached = cache.encode(rows[begin:end], is_key=is_key).transpose(0, 1)
+                # As bytes: not every type of 8 bits has an assignment.
+                each.view(torch.uint8)[block, :, slots] = cached.contiguous().view(torch.uint8)
         used += count
 
     query = torch.cat([span.history.query[span.begin : span.end] for span in spans])
@@ -139,7 +145,7 @@ def attend(
         seq_lens,
         starts,
         plan=plan,
-        **{"scale": head_size**-0.5, **options},
+        **{"scale": head_size**-0.5, **cache.options(kv_heads), **options},
     )
     assert (out[-1] == 7.0).all(), "a row beyond the batch was written"
     return list(out[:-1].split(lengths))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.kernels import oracle
+from tests.kernels.cache_formats import PLAIN, PlainCache
 from tests.kernels.oracle import DTYPES, UNIT_ROUNDOFF
 from tests.kernels.paged import History, Span, attend
 
@@ -14,8 +15,8 @@ from tests.kernels.paged import History, Span, attend
 FLOAT32_NOISE = 2.0**-16
 
 
-def check(spans: list[Span], dtype: torch.dtype, **options: Any) -> None:
-    """Compare a batch with the oracle.
+def check(spans: list[Span], dtype: torch.dtype, cache: PlainCache = PLAIN, **options: Any) -> None:
+    """Compare a batch with the oracle over what the cache holds.
 
     Probabilities may be rounded to the dtype before they meet the values, and the result is: two
     roundings, relative to the sum of absolute terms.
@@ -26,12 +27,12 @@ def check(spans: list[Span], dtype: torch.dtype, **options: Any) -> None:
         for key, value in options.items()
         if key in ("alibi_slopes", "sliding_window", "soft_cap")
     }
-    for span, actual in zip(spans, attend(spans, **options), strict=True):
+    for span, actual in zip(spans, attend(spans, cache=cache, **options), strict=True):
         history = span.history
         expected, magnitude = oracle.attention(
             history.query[span.begin : span.end],
-            history.key[: span.end],
-            history.value[: span.end],
+            cache.decode(cache.encode(history.key[: span.end])),
+            cache.decode(cache.encode(history.value[: span.end], is_key=False), is_key=False),
             span.begin,
             history.query.shape[2] ** -0.5,
             **oracle_options,

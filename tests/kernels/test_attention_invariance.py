@@ -5,22 +5,39 @@ import itertools
 import pytest
 import torch
 
+from tests.kernels.cache_formats import PLAIN, quantised_cache
 from tests.kernels.oracle import DTYPES
 from tests.kernels.paged import History, Span, attend
 from worker_svc import ops
 
 LENGTH = 150
-OPTIONS = [
+OPTIONS: list[dict[str, object]] = [
     {},
     {"sliding_window": 50},
     {"soft_cap": 10.0, "alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.0])},
 ]
+PARAMETERS = [
+    *((options, False) for options in OPTIONS),
+    *((options, True) for options in OPTIONS[1:]),
+]
 
 pytestmark = [
     pytest.mark.parametrize("dtype", DTYPES, ids=str),
-    pytest.mark.parametrize("options", OPTIONS, ids=["plain", "window", "cap_and_alibi"]),
+    pytest.mark.parametrize(
+        "options",
+        PARAMETERS,
+        ids=["plain", "window", "cap_and_alibi", "quantised-window", "quantised-cap_and_alibi"],
+        indirect=True,
+    ),
     pytest.mark.parametrize("head_size", [32, 80]),
 ]
+
+
+@pytest.fixture
+def options(isa: str, request: pytest.FixtureRequest) -> dict[str, object]:
+    """Options of `attend`, with a cache as it comes or quantised."""
+    options, is_quantised = request.param
+    return {**options, "cache": quantised_cache(isa) if is_quantised else PLAIN}
 
 
 @pytest.fixture

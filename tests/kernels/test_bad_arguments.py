@@ -37,6 +37,19 @@ def cache_arguments() -> dict[str, Any]:
     }
 
 
+def rotary_arguments() -> dict[str, Any]:
+    """A call that is right."""
+    arguments = cache_arguments()
+    return {
+        "positions": torch.arange(T),
+        "query": torch.randn(T, H, D),
+        "key": arguments.pop("key"),
+        "value": arguments.pop("value"),
+        "cos_sin_cache": torch.randn(T, D),
+        "is_neox": True,
+    } | arguments
+
+
 def copy_arguments() -> dict[str, Any]:
     """A call that is right."""
     return {
@@ -110,6 +123,37 @@ CACHE: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"slot_mapping": torch.tensor([0, 1, 2, 3, B * BS])}, ("slot_mapping[4]", str(B * BS))),
 ]
 
+ROTARY: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"positions": torch.arange(T) + 1}, ("positions[4]", "5")),
+    ({"query": torch.randn(T, H, D).half()}, ("key", "float16", "float32")),
+    ({"cos_sin_cache": torch.randn(T, D + 2)}, ("cos_sin_cache", "18", "16")),
+    ({"value": torch.randn(T - 1, HKV, D)}, ("value", "[T, Hkv, D]")),
+    ({"key_cache": torch.zeros(B, 3, BS, D)}, ("key_cache", "3")),
+    ({"slot_mapping": torch.arange(T + 1)}, ("slot_mapping", "(5)", "6")),
+    ({"slot_mapping": torch.tensor([[0]])}, ("slot_mapping", "[S]")),
+    ({"slot_mapping": torch.tensor([B * BS])}, ("slot_mapping[0]", str(B * BS))),
+]
+
+INT8_CACHES = {
+    name: torch.zeros(B, HKV, BS, D + 4, dtype=torch.int8) for name in ("key_cache", "value_cache")
+}
+QUANTISED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    (
+        INT8_CACHES | {"key_cache": torch.zeros(B, HKV, BS, D, dtype=torch.int8)},
+        ("key_cache", "[B, Hkv, BS, D + 4]", "20", "16"),
+    ),
+    (INT8_CACHES | {"value_cache": torch.zeros(B, HKV, BS, D)}, ("value_cache", "int8", "float32")),
+    (
+        INT8_CACHES | {"key_cache": torch.zeros(B, HKV, BS, D).to(torch.float8_e4m3fn)},
+        ("key_cache", "float32", "int8", "float8_e4m3fn"),
+    ),
+]
+
+QUANTISED += [
+    ({"k_scale": torch.ones(HKV)}, ("k_scale", "float8_e4m3fn", "float32")),
+    (INT8_CACHES | {"v_scale": torch.ones(HKV)}, ("v_scale", "float8_e4m3fn", "int8")),
+]
+
 COPY: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"value_caches": []}, ("value_caches", "0")),
     ({"key_caches": [torch.randn(B, HKV, D, BS).transpose(2, 3)]}, ("key_caches", "dense")),
@@ -132,6 +176,9 @@ def cases() -> list[Any]:
     operations: list[tuple[Callable[..., object], Callable[[], dict[str, Any]], Any]] = [
         (ops.paged_attention, attention_arguments, ATTENTION),
         (ops.reshape_and_cache, cache_arguments, CACHE),
+        (ops.paged_attention, attention_arguments, QUANTISED),
+        (ops.reshape_and_cache, cache_arguments, QUANTISED),
+        (ops.rotary_and_cache, rotary_arguments, ROTARY),
         (ops.copy_blocks, copy_arguments, COPY),
         (ops.swap_blocks, swap_arguments, SWAP),
     ]

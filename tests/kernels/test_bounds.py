@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.cache_formats import quantised_cache
 from tests.kernels.oracle import DTYPES
 from worker_svc import ops
 
@@ -39,8 +40,14 @@ class Surroundings:
 
     def place(self, values: Tensor) -> Tensor:
         """The same values between margins of NaN, or of a number that indexes nothing."""
-        filler = torch.nan if values.is_floating_point() else 2**30
-        buffer = values.new_full((values.numel() + 2 * MARGIN,), filler)
+        is_float8 = values.dtype == torch.float8_e4m3fn
+        # A row of int8 has NaN for its scale.
+        filler = 2**30 if values.dtype in (torch.int32, torch.int64) else -1
+        if values.is_floating_point():
+            filler = torch.nan
+        shape = (values.numel() + 2 * MARGIN,)
+        buffer = torch.full(shape, filler, dtype=torch.float32 if is_float8 else values.dtype)
+        buffer = buffer.to(values.dtype)
         self.buffers.append((buffer, buffer.clone()))
         operand = buffer[MARGIN:-MARGIN].view(values.shape)
         operand.copy_(values)
@@ -55,9 +62,8 @@ class Surroundings:
 
 def bits(tensor: Tensor) -> Tensor:
     """NaN equals itself as an integer."""
-    if not tensor.is_floating_point():
-        return tensor
-    return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(integers[tensor.element_size()])
 
 
 def check(run: Callable[[Place], list[Tensor]]) -> None:
@@ -65,8 +71,8 @@ def check(run: Callable[[Place], list[Tensor]]) -> None:
     expected = [result.clone() for result in run(tight)]
     surroundings = Surroundings()
     for result, wanted in zip(run(surroundings.place), expected, strict=True):
-        assert not wanted.is_floating_point() or wanted.isfinite().all()
-        assert torch.equal(result, wanted)
+        assert not wanted.is_floating_point() or wanted.float().isfinite().all()
+        assert torch.equal(bits(result), bits(wanted))
     surroundings.assert_untouched()
 
 
@@ -122,6 +128,43 @@ def test_paged_attention(isa: str, dtype: torch.dtype, head_size: int, group: in
 
 
 @every_dtype
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+def test_quantised_caches(isa: str, dtype: torch.dtype, head_size: int) -> None:
+    cache = quantised_cache(isa)
+
+    def run(place: Place) -> list[Tensor]:
+        rows = [place(random(4, 2, head_size, dtype=dtype, seed=i)) for i in range(2)]
+        filled = cache.encode(random(6, 8, 2, head_size, seed=2)).transpose(1, 2).contiguous()
+        caches = [place(filled) for _ in range(2)]
+        slots = place(torch.tensor([0, 7, 40, 47]))  # 47 is the last slot of the last block
+        options = {name: place(option) for name, option in cache.options(2).items()}
+        ops.reshape_and_cache(*rows, *caches, slots, **options)
+        back = [place(torch.zeros_like(row)) for row in rows]
+        ops.gather_cached_kv(*back, *caches, slots, **options)
+        query = place(random(6, 6, head_size, dtype=dtype))
+        out = place(torch.zeros_like(query))
+        ops.paged_attention(
+            out,
+            query,
+            *caches,
+            place(torch.tensor([[1, 4, 2], [3, 0, 5]]).int()),
+            place(torch.tensor([19, 24]).int()),
+            place(torch.tensor([0, 1, 6]).int()),
+            head_size**-0.5,
+            **options,
+        )
+        key, value = (place(random(4, 2, head_size, dtype=dtype, seed=5 + i)) for i in range(2))
+        positions = place(torch.tensor([0, 2, 4, 4]))
+        cos_sin_cache = place(random(5, head_size, seed=9))
+        ops.rotary_and_cache(
+            positions, query[:4], key, value, cos_sin_cache, True, *caches, slots, **options
+        )
+        return [*caches, *back, out]
+
+    check(run)
+
+
+@every_dtype
 @pytest.mark.parametrize("size", ROW_SIZES)
 def test_norms(isa: str, dtype: torch.dtype, size: int) -> None:
     def run(place: Place) -> list[Tensor]:
@@ -149,6 +192,27 @@ def test_rotary_embedding(
         cache = place(random(5, rotary_size, seed=2))
         ops.rotary_embedding(place(torch.tensor([0, 2, 4])), query, key, cache, is_neox)
         return [query, key]
+
+    check(run)
+
+
+@every_dtype
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize(("head_size", "rotary_size"), [(8, 8), (24, 24), (80, 32), (128, 128)])
+def test_rotary_and_cache(
+    isa: str, dtype: torch.dtype, head_size: int, rotary_size: int, is_neox: bool
+) -> None:
+    def run(place: Place) -> list[Tensor]:
+        query = place(random(4, 2, head_size, dtype=dtype))
+        key, value = (place(random(4, 1, head_size, dtype=dtype, seed=i)) for i in (1, 2))
+        caches = [place(random(3, 1, 8, head_size, dtype=dtype, seed=3 + i)) for i in range(2)]
+        positions = place(torch.tensor([0, 2, 4, 4]))
+        slots = place(torch.tensor([23, 0, 16]))
+        cos_sin_cache = place(random(5, rotary_size, seed=5))
+        ops.rotary_and_cache(
+            positions, query, key, value, cos_sin_cache, is_neox, caches[0], caches[1], slots
+        )
+        return [query, *caches]
 
     check(run)
 

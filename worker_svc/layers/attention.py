@@ -7,6 +7,7 @@ import torch
 
 from worker_svc import ops
 from worker_svc.layers.attention_plans import AttentionPlans
+from worker_svc.layers.rotary import RotaryEmbedding
 
 
 @dataclass(slots=True)
@@ -93,25 +94,59 @@ class PagedAttention:
             value: as key.
             metadata: of the step.
         """
+        caches = self._await_caches(metadata)
+        real = metadata.num_tokens
+        ops.reshape_and_cache(key[:real], value[:real], *caches, metadata.slot_mapping)
+        return self._attend(query, caches, metadata)
+
+    def rotated(
+        self,
+        rotary: RotaryEmbedding,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Turn query and key by their position on the way; otherwise the same as a call.
+
+        Mutates: this layer's cache, and `query`.
+
+        Args:
+            rotary: turns them.
+            positions: [rows] int64.
+            query: [rows, heads, head_dim], any token stride.
+            key: [rows, kv_heads, head_dim], any token stride.
+            value: as key.
+            metadata: of the step.
+        """
+        caches = self._await_caches(metadata)
+        rotary.rotate_and_cache(positions, query, key, value, *caches, metadata.slot_mapping)
+        return self._attend(query, caches, metadata)
+
+    def _await_caches(self, metadata: AttentionMetadata) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and values of this layer when nobody else writes to them."""
+        caches = metadata.caches
+        caches.before_layer(self._layer_index)
+        return caches.keys[self._layer_index], caches.values[self._layer_index]
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        caches: tuple[torch.Tensor, torch.Tensor],
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
         rows, num_heads, head_dim = query.shape
         out = query.new_empty(rows, num_heads, head_dim)
-        real_out = out
-        if metadata.num_tokens != rows:
-            real = metadata.num_tokens
-            out[real:].zero_()
-            real_out, query, key, value = out[:real], query[:real], key[:real], value[:real]
-        metadata.caches.before_layer(self._layer_index)
-        key_cache = metadata.caches.keys[self._layer_index]
-        value_cache = metadata.caches.values[self._layer_index]
-        ops.reshape_and_cache(key, value, key_cache, value_cache, metadata.slot_mapping)
+        real = metadata.num_tokens
+        out[real:].zero_()
         plan = None
         if metadata.plans is not None:
-            plan = metadata.plans.get(self._sliding_window, query, key_cache, value_cache)
+            plan = metadata.plans.get(self._sliding_window, query[:real], *caches)
         ops.paged_attention(
-            real_out,
-            query,
-            key_cache,
-            value_cache,
+            out[:real],
+            query[:real],
+            *caches,
             metadata.block_tables,
             metadata.seq_lens,
             metadata.query_start_loc,

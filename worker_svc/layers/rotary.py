@@ -35,14 +35,37 @@ class RotaryEmbedding:
         # [max_model_len, rotary_dim] float32: cosines, then sines.
         self._cos_sin_cache = (torch.cat((angles.cos(), angles.sin()), dim=-1) * scale).to(device)
 
-    def __call__(self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> None:
-        """Rotate query [tokens, heads, head_dim] and key [tokens, kv_heads, head_dim].
+    def rotate_and_cache(
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Rotate queries in place and write rotated keys, and values, into their cache slots.
 
-        Mutates: `query` and `key`.
+        Mutates: `query`, `key_cache` and `value_cache`.
 
         Args:
-            positions: [tokens] int64.
-            query: any token stride.
-            key: any token stride.
+            positions: [rows] int64.
+            query: [rows, heads, head_dim], any token stride.
+            key: [rows, kv_heads, head_dim], any token stride.
+            value: as key.
+            key_cache: [num_blocks, kv_heads, block_size, head_dim].
+            value_cache: as key_cache.
+            slot_mapping: [num_tokens] int64, of the first rows; the others are padding.
         """
-        ops.rotary_embedding(positions, query, key, self._cos_sin_cache, self._is_neox)
+        ops.rotary_and_cache(
+            positions,
+            query,
+            key,
+            value,
+            self._cos_sin_cache,
+            self._is_neox,
+            key_cache,
+            value_cache,
+            slot_mapping,
+        )

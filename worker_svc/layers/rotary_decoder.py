@@ -120,8 +120,8 @@ class RotaryAttention:
         if self._qk_norms is not None:
             query_norm, key_norm = self._qk_norms
             query, key = query_norm(query), key_norm(key)
-        self._rotary(positions, query, key)
-        return self._o_proj(self._attention(query, key, value, metadata))
+        heads = self._attention.rotated(self._rotary, positions, query, key, value, metadata)
+        return self._o_proj(heads)
 
 
 class RotaryDecoderLayer:

@@ -53,6 +53,8 @@ class SelfAttention:
         if self._qk_norms is not None:
             query_norm, key_norm = self._qk_norms
             query, key = query_norm(query), key_norm(key)
-        if self._rotary is not None:
-            self._rotary(positions, query, key)
-        return self._out(self._attention(query, key, value, metadata))
+        if self._rotary is None:
+            heads = self._attention(query, key, value, metadata)
+        else:
+            heads = self._attention.rotated(self._rotary, positions, query, key, value, metadata)
+        return self._out(heads)

@@ -278,8 +278,8 @@ class GemmaLayer:
         query, key, value = self._qkv_proj.split_heads(hidden)
         if self._qk_norms is not None:
             query, key = self._qk_norms[0](query), self._qk_norms[1](key)
-        self._rotary(positions, query, key)
-        return self._o_proj(self._attention(query, key, value, metadata))
+        heads = self._attention.rotated(self._rotary, positions, query, key, value, metadata)
+        return self._o_proj(heads)
 
 
 class GemmaForCausalLM:

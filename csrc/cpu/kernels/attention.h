@@ -17,6 +17,7 @@
 
 #include "cpu/kernel_table.h"
 #include "cpu/kernels/attention_fp32.h"
+#include "cpu/kernels/int8_rows.h"
 #include "cpu/kernels/math.h"
 
 namespace quire::cpu::QUIRE_ISA {
@@ -24,7 +25,6 @@ namespace {
 
 constexpr int64_t kPartitionTokens = 512;
 constexpr int kMaxTileTokens = 64;
-constexpr int64_t kMaxHeadSize = 256;
 
 // Hands out pieces of one scratch buffer; with a null base it only counts.
 class Arena {
@@ -85,19 +85,27 @@ struct LogitTransform {
   }
 };
 
+// What the rows of a tile are multiples of, where the cache is quantised: the scale of a key
+// belongs to its score, that of a value to its probability.
+struct TileScales {
+  float* keys;
+  float* values;
+};
+
 // Folds one tile of scores, of which the row sees tokens [begin, end), into the row's state; scores
-// become probabilities.
-template <int Tokens>
+// become weights of the values.
+template <int Tokens, bool IsScaled>
 inline void softmax_row(float* scores, int begin, int end, float distance,
-                        const LogitTransform& transform, float* max_, float* sum_, float* acc,
-                        int64_t columns) {
+                        const LogitTransform& transform, const TileScales& scales, float* max_,
+                        float* sum_, float* acc, int64_t columns) {
   constexpr int kVectors = Tokens / kLanes;
   const F32 lowest = broadcast(-__builtin_inff());
   F32 logits[kVectors];
   F32 tile_max = lowest;
   for (int v = 0; v < kVectors; ++v) {
-    logits[v] =
-        transform.apply(load(scores + v * kLanes), distance + static_cast<float>(v * kLanes));
+    F32 score = load(scores + v * kLanes);
+    if constexpr (IsScaled) score = score * load(scales.keys + v * kLanes);
+    logits[v] = transform.apply(score, distance + static_cast<float>(v * kLanes));
     if (begin != 0 || end != Tokens) {
       const F32 token = iota() + broadcast(static_cast<float>(v * kLanes));
       logits[v] = select_less(token, broadcast(static_cast<float>(begin)), lowest, logits[v]);
@@ -116,7 +124,11 @@ inline void softmax_row(float* scores, int begin, int end, float distance,
   for (int v = 0; v < kVectors; ++v) {
     const F32 p = exp2(logits[v] - broadcast(*max_));
     sum = sum + p;
-    store(scores + v * kLanes, p);
+    if constexpr (IsScaled) {
+      store(scores + v * kLanes, p * load(scales.values + v * kLanes));
+    } else {
+      store(scores + v * kLanes, p);
+    }
   }
   *sum_ += reduce_add(sum);
 }
@@ -140,6 +152,8 @@ template <typename Tile>
 class AttentionTask {
  public:
   using T = typename Tile::T;
+  using Cached = typename Tile::Cached;
+  static constexpr bool kIsScaled = sizeof(Cached) == 1;
   static constexpr int kTokens = Tile::kTokens;
 
   AttentionTask(const PagedAttentionParams& params, const AttentionItem& item, void* scratch)
@@ -161,7 +175,8 @@ class AttentionTask {
     query_ = arena_.take<typename Tile::Query>(heads_ * rows_ * query_columns_);
     scores_ = arena_.take<float>(rows_ * kTokens);
     tile_ = arena_.take<char>(Tile::tile_bytes(p_.head_size));
-    zero_row_ = arena_.take<T>(kMaxHeadSize);
+    zero_row_ = arena_.take<char>(kZeroRowBytes);
+    scales_ = {arena_.take<float>(kTokens), arena_.take<float>(kTokens)};
     states_ = arena_.take<SoftmaxState>(heads_);
     totals_ = arena_.take<SoftmaxState>(heads_);
     for (int64_t h = 0; h < heads_; ++h) {
@@ -179,7 +194,7 @@ class AttentionTask {
   }
 
   void run() {
-    memset(zero_row_, 0, kMaxHeadSize * sizeof(T));
+    memset(zero_row_, 0, kZeroRowBytes);
     for (int64_t h = 0; h < heads_; ++h) {
       pack_query(h);
       totals_[h].reset(rows_, columns_);
@@ -193,9 +208,12 @@ class AttentionTask {
   }
 
  private:
+  static constexpr int64_t kZeroRowBytes =
+      kMaxHeadSize * static_cast<int64_t>(sizeof(Cached)) + kRowScaleBytes;
+
   struct TilePointers {
-    const T* keys[kMaxTileTokens];
-    const T* values[kMaxTileTokens];
+    const char* keys[kMaxTileTokens];
+    const char* values[kMaxTileTokens];
     int begin;  // tokens of the tile that some row of the item sees
     int end;
   };
@@ -225,18 +243,19 @@ class AttentionTask {
   void load_tile_rows(int64_t tile, TilePointers& out) const {
     out.begin = clip(keys_begin_, tile);
     out.end = clip(keys_end_, tile);
-    const T* keys =
-        static_cast<const T*>(p_.key_cache.data) + item_.head_begin * p_.key_cache.head_stride;
-    const T* values =
-        static_cast<const T*>(p_.value_cache.data) + item_.head_begin * p_.value_cache.head_stride;
     const int64_t mask = p_.block_size - 1;
     for (int t = out.begin; t < out.end; ++t) {
       const int64_t block = block_table_[(tile + t) >> block_shift_];
       const int64_t offset = (tile + t) & mask;
-      out.keys[t] = keys + block * p_.key_cache.block_stride + offset * p_.key_cache.token_stride;
-      out.values[t] =
-          values + block * p_.value_cache.block_stride + offset * p_.value_cache.token_stride;
+      out.keys[t] = row_address(p_.key_cache, block, offset);
+      out.values[t] = row_address(p_.value_cache, block, offset);
     }
+  }
+
+  const char* row_address(const CacheView& cache, int64_t block, int64_t offset) const {
+    const int64_t elements = block * cache.block_stride + item_.head_begin * cache.head_stride +
+                             offset * cache.token_stride;
+    return static_cast<const char*>(cache.data) + elements * static_cast<int64_t>(sizeof(Cached));
   }
 
   void walk_partition(int64_t begin, int64_t end) {
@@ -257,17 +276,21 @@ class AttentionTask {
   }
 
   void walk_tile(int64_t head, int64_t tile, bool last) {
-    const int64_t key_offset = head * p_.key_cache.head_stride;
-    const int64_t value_offset = head * p_.value_cache.head_stride;
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(Cached));
+    const int64_t key_offset = head * p_.key_cache.head_stride * kBytes;
+    const int64_t value_offset = head * p_.value_cache.head_stride * kBytes;
     const int next_begin = last ? 0 : next_.begin;
     const int next_end = last ? 0 : next_.end;
     prefetcher_.start({next_.keys, key_offset, next_begin, next_end},
                       {next_.values, value_offset, next_begin, next_end},
-                      static_cast<int>(p_.head_size * sizeof(T)));
-    const TileRows<T> keys{current_.keys, key_offset, current_.begin, current_.end, zero_row_};
-    const TileRows<T> values{current_.values, value_offset, current_.begin, current_.end,
-                             zero_row_};
+                      static_cast<int>(p_.head_size * kBytes + (kIsScaled ? kRowScaleBytes : 0)));
+    const TileRows keys{current_.keys, key_offset, current_.begin, current_.end, zero_row_};
+    const TileRows values{current_.values, value_offset, current_.begin, current_.end, zero_row_};
 
+    if constexpr (kIsScaled) {
+      load_scales(keys, scales_.keys);
+      load_scales(values, scales_.values);
+    }
     Tile::pack_keys(tile_, keys, prefetcher_, p_.head_size);
     Tile::scores(scores_, query_ + head * rows_ * query_columns_, rows_, tile_, current_.end,
                  prefetcher_, p_.head_size);
@@ -276,6 +299,13 @@ class AttentionTask {
     Tile::accumulate(states_[head].acc, scores_, rows_, tile_, current_.end, prefetcher_,
                      p_.head_size);
     prefetcher_.finish();
+  }
+
+  // Zero for tokens that nobody sees.
+  void load_scales(const TileRows& rows, float* scales) const {
+    memset(scales, 0, kTokens * sizeof(float));
+    for (int t = rows.begin; t < rows.end; ++t)
+      scales[t] = row_scale(rows.at<int8_t>(t), p_.head_size);
   }
 
   void softmax(int64_t head, int64_t tile) {
@@ -293,8 +323,9 @@ class AttentionTask {
         transform.slope = p_.alibi_slopes[(item_.head_begin + head) * group_ + row % group_];
       }
       const float distance = static_cast<float>(tile - (row_keys_end(row) - 1));
-      softmax_row<kTokens>(scores, begin, end, distance, transform, state.max + row,
-                           state.sum + row, state.acc + row * columns_, columns_);
+      softmax_row<kTokens, kIsScaled>(scores, begin, end, distance, transform, scales_,
+                                      state.max + row, state.sum + row, state.acc + row * columns_,
+                                      columns_);
     }
   }
 
@@ -326,12 +357,13 @@ class AttentionTask {
   typename Tile::Query* query_;
   float* scores_;  // [rows][kTokens]
   void* tile_;     // packed keys, then packed values
-  T* zero_row_;
+  char* zero_row_;
+  TileScales scales_;     // of the present tile
   SoftmaxState* states_;  // [heads], of the present partition
   SoftmaxState* totals_;  // [heads], of all partitions so far
   TilePointers current_;
   TilePointers next_;
-  TilePrefetcher<T> prefetcher_;
+  TilePrefetcher prefetcher_;
 };
 
 template <typename Tile>

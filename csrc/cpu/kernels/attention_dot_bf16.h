@@ -20,6 +20,7 @@ inline __m512bh as_bf16(__m512i x) {
 
 struct Bf16DotTile {
   using T = bf16;
+  using Cached = bf16;
   using Query = bf16;
   static constexpr int kTokens = 64;
   static constexpr int kSlab = 16;   // tokens whose scores fill one vector
@@ -42,8 +43,7 @@ struct Bf16DotTile {
   }
 
   // tile[slab][group][e], each a vector
-  static void pack_keys(void* tile, const TileRows<T>& keys, TilePrefetcher<T>& next,
-                        int64_t head_size) {
+  static void pack_keys(void* tile, const TileRows& keys, TilePrefetcher& next, int64_t head_size) {
     const int64_t groups = head_size / kGroup;
     for (int slab = 0; slab * kSlab < keys.end; ++slab) {
       __m512i* dst = static_cast<__m512i*>(tile) + slab * groups * 4;
@@ -51,7 +51,7 @@ struct Bf16DotTile {
         const T* rows[4];
         for (int lane = 0; lane < 4; ++lane) {
           const int token = slab * kSlab + lane * 4 + e;
-          rows[lane] = keys.at(token);
+          rows[lane] = keys.at<T>(token);
         }
         next.advance();
         for (int64_t d = 0; d < head_size; d += kChunk) {
@@ -88,7 +88,7 @@ struct Bf16DotTile {
 
   template <int M>
   static void score_slab(float* scores, const Query* query, const __m512i* tile,
-                         TilePrefetcher<T>& next, int64_t head_size) {
+                         TilePrefetcher& next, int64_t head_size) {
     __m512 sum[M][4];
     for (int m = 0; m < M; ++m) {
       for (int e = 0; e < 4; ++e) sum[m][e] = _mm512_setzero_ps();
@@ -108,7 +108,7 @@ struct Bf16DotTile {
   }
 
   static void scores(float* scores, const Query* query, int64_t rows, const void* tile, int tokens,
-                     TilePrefetcher<T>& next, int64_t head_size) {
+                     TilePrefetcher& next, int64_t head_size) {
     for (int slab = 0; slab * kSlab < tokens; ++slab) {
       const __m512i* keys = static_cast<const __m512i*>(tile) + slab * (head_size / kGroup) * 4;
       for (int64_t r = 0; r < rows; r += 4) {
@@ -120,13 +120,13 @@ struct Bf16DotTile {
   }
 
   // tile[pair of tokens][column vector]
-  static void pack_values(void* tile, const TileRows<T>& values, TilePrefetcher<T>& next,
+  static void pack_values(void* tile, const TileRows& values, TilePrefetcher& next,
                           int64_t head_size) {
     __m512i* dst = static_cast<__m512i*>(tile);
     for (int t = 0; t < values.end; t += 2) {
       next.advance();
-      const T* even = values.at(t);
-      const T* odd = values.at(t + 1);
+      const T* even = values.at<T>(t);
+      const T* odd = values.at<T>(t + 1);
       for (int64_t d = 0; d < head_size; d += kChunk) {
         const __m512i a = load_chunk(even, d, head_size);
         const __m512i b = load_chunk(odd, d, head_size);
@@ -139,7 +139,7 @@ struct Bf16DotTile {
   // acc[m][c] += sum over pairs of probs[m][2p] value[2p][c] + probs[m][2p + 1] value[2p + 1][c]
   template <int M, int Vectors>
   static void add_columns(float* acc, const float* probs, const __m512i* tile, int pairs,
-                          TilePrefetcher<T>& next, int64_t stride) {
+                          TilePrefetcher& next, int64_t stride) {
     __m512 sum[M][Vectors];
     for (int m = 0; m < M; ++m) {
       for (int v = 0; v < Vectors; ++v) sum[m][v] = _mm512_load_ps(acc + m * stride + v * kLanes);
@@ -163,7 +163,7 @@ struct Bf16DotTile {
 
   template <int M>
   static void add_rows(float* acc, const float* probs, const __m512i* tile, int pairs,
-                       TilePrefetcher<T>& next, int64_t stride) {
+                       TilePrefetcher& next, int64_t stride) {
     int64_t c = 0;
     const auto at = [&](int64_t column) { return tile + column / kLanes; };
     if constexpr (M == 1) {  // more columns instead of rows keep enough sums in flight
@@ -176,7 +176,7 @@ struct Bf16DotTile {
   }
 
   static void accumulate(float* acc, float* probs, int64_t rows, const void* tile, int tokens,
-                         TilePrefetcher<T>& next, int64_t head_size) {
+                         TilePrefetcher& next, int64_t head_size) {
     const int64_t stride = columns(head_size);
     for (int64_t r = 0; r < rows; ++r) round_probs(probs + r * kTokens);
     for (int64_t r = 0; r < rows; r += 4) {

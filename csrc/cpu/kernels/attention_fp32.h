@@ -7,29 +7,30 @@
 namespace quire::cpu::QUIRE_ISA {
 namespace {
 
-// Rows of a tile of keys or values: token t lies at rows[t] + offset when begin <= t < end and is
-// zero otherwise.
-template <typename T>
+// Rows of a tile of keys or values: token t lies `offset` bytes behind rows[t] when begin <= t <
+// end and is zero otherwise.
 struct TileRows {
-  const T* const* rows;
+  const char* const* rows;
   int64_t offset;
   int begin;
   int end;
-  const T* zero_row;
+  const char* zero_row;
 
-  const T* at(int t) const { return t >= begin && t < end ? rows[t] + offset : zero_row; }
+  template <typename Cached>
+  const Cached* at(int t) const {
+    return reinterpret_cast<const Cached*>(t >= begin && t < end ? rows[t] + offset : zero_row);
+  }
 };
 
 // Asks for the rows of the tile that comes next while the present one is computed. Requests must be
 // spread evenly: memory takes about as long as the arithmetic, and as a burst they would stall it.
 // The products call advance() at regular intervals; how many rows each call asks for is set from
 // the number of calls that the tile before took.
-template <typename T>
 class TilePrefetcher {
  public:
   struct Rows {
-    const T* const* rows;
-    int64_t offset;
+    const char* const* rows;
+    int64_t offset;  // in bytes
     int begin;
     int end;
   };
@@ -67,8 +68,7 @@ class TilePrefetcher {
       row_ = parts_[1].begin;
       if (row_ >= parts_[1].end) return false;
     }
-    const char* p =
-        reinterpret_cast<const char*>(parts_[part_].rows[row_++] + parts_[part_].offset);
+    const char* p = parts_[part_].rows[row_++] + parts_[part_].offset;
     for (int i = 0; i < bytes_per_row_; i += 64) prefetch(p + i);
     return true;
   }
@@ -84,9 +84,10 @@ class TilePrefetcher {
 
 // Products over M query rows at once reuse what they load; a row's additions are the same for every
 // M.
-template <typename Element>
+template <typename Activation, typename CacheElement = Activation>
 struct Fp32Tile {
-  using T = Element;
+  using T = Activation;
+  using Cached = CacheElement;
   using Query = float;
   static constexpr int kTokens = 32;
 
@@ -101,15 +102,14 @@ struct Fp32Tile {
   }
 
   // tile[d][token]
-  static void pack_keys(void* tile, const TileRows<T>& keys, TilePrefetcher<T>& next,
-                        int64_t head_size) {
+  static void pack_keys(void* tile, const TileRows& keys, TilePrefetcher& next, int64_t head_size) {
     float* dst = static_cast<float*>(tile);
     for (int t = 0; t < keys.end; t += kLanes) {
       for (int64_t d = 0; d < head_size; d += kLanes) {
         const int lanes = static_cast<int>(min_of(kLanes, head_size - d));
         next.advance();
         F32 block[kLanes];
-        for (int i = 0; i < kLanes; ++i) block[i] = load_up_to(keys.at(t + i) + d, lanes);
+        for (int i = 0; i < kLanes; ++i) block[i] = load_up_to(keys.at<Cached>(t + i) + d, lanes);
         transpose(block);
         for (int i = 0; i < lanes; ++i) store(dst + (d + i) * kTokens + t, block[i]);
       }
@@ -117,12 +117,12 @@ struct Fp32Tile {
   }
 
   // tile[token][column]
-  static void pack_values(void* tile, const TileRows<T>& values, TilePrefetcher<T>& next,
+  static void pack_values(void* tile, const TileRows& values, TilePrefetcher& next,
                           int64_t head_size) {
     float* dst = static_cast<float*>(tile);
     for (int t = 0; t < values.end; ++t) {
       next.advance();
-      const T* src = values.at(t);
+      const Cached* src = values.at<Cached>(t);
       for_each_vector(head_size, [&](int64_t d, int lanes) {
         store(dst + t * columns(head_size) + d, load_up_to(src + d, lanes));
       });
@@ -132,7 +132,7 @@ struct Fp32Tile {
   // scores[m][t] = sum over d of query[m][d] * key[t][d], d in order
   template <int M>
   static void score_rows(float* scores, const Query* query, const float* tile, int tokens,
-                         TilePrefetcher<T>& next, int64_t head_size) {
+                         TilePrefetcher& next, int64_t head_size) {
     constexpr int kVectors = 2;
     for (int t = 0; t < tokens; t += kVectors * kLanes) {
       F32 sum[M][kVectors];
@@ -155,7 +155,7 @@ struct Fp32Tile {
   }
 
   static void scores(float* scores, const Query* query, int64_t rows, const void* tile, int tokens,
-                     TilePrefetcher<T>& next, int64_t head_size) {
+                     TilePrefetcher& next, int64_t head_size) {
     for (int64_t r = 0; r < rows; r += 4) {
       QUIRE_DISPATCH_ROWS(min_of(4, rows - r), M,
                           score_rows<M>(scores + r * kTokens, query + r * head_size,
@@ -166,7 +166,7 @@ struct Fp32Tile {
   // acc[m][c] += sum over t of probs[m][t] * value[t][c], t in order
   template <int M, int Vectors>
   static void add_columns(float* acc, const float* probs, const float* tile, int tokens,
-                          TilePrefetcher<T>& next, int64_t stride) {
+                          TilePrefetcher& next, int64_t stride) {
     F32 sum[M][Vectors];
     for (int m = 0; m < M; ++m) {
       for (int v = 0; v < Vectors; ++v) sum[m][v] = load(acc + m * stride + v * kLanes);
@@ -187,7 +187,7 @@ struct Fp32Tile {
 
   template <int M>
   static void add_rows(float* acc, const float* probs, const float* tile, int tokens,
-                       TilePrefetcher<T>& next, int64_t stride) {
+                       TilePrefetcher& next, int64_t stride) {
     int64_t c = 0;
     for (; c + 2 * kLanes <= stride; c += 2 * kLanes)
       add_columns<M, 2>(acc + c, probs, tile + c, tokens, next, stride);
@@ -195,7 +195,7 @@ struct Fp32Tile {
   }
 
   static void accumulate(float* acc, float* probs, int64_t rows, const void* tile, int tokens,
-                         TilePrefetcher<T>& next, int64_t head_size) {
+                         TilePrefetcher& next, int64_t head_size) {
     const int64_t stride = columns(head_size);
     for (int64_t r = 0; r < rows; r += 4) {
       QUIRE_DISPATCH_ROWS(min_of(4, rows - r), M,

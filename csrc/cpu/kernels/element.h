@@ -46,6 +46,10 @@ inline float to_float(f16 x) {
   return float_of(sign | bits_of(static_cast<float>(magnitude) * 0x1p-24f));  // subnormal, exact
 }
 
+inline float to_float(int8_t x) {
+  return static_cast<float>(x);
+}
+
 inline void from_float(float x, float* out) {
   *out = x;
 }
@@ -74,6 +78,11 @@ inline void from_float(float x, f16* out) {
     result = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000;
   }
   out->bits = static_cast<uint16_t>(sign | result);
+}
+
+// Of an integer in range.
+inline void from_float(float x, int8_t* out) {
+  *out = static_cast<int8_t>(x);
 }
 
 inline int64_t min_of(int64_t a, int64_t b) {

@@ -30,17 +30,22 @@ inline void rotate_gptj(T* x, const float* cos, const float* sin, int64_t half) 
 }
 
 template <typename T>
-inline void rotate_token(const RotaryParams& p, const RowsView& rows, int64_t num_heads,
-                         int64_t token) {
+inline void rotate_head(const RotaryParams& p, T* x, int64_t token) {
   const int64_t half = p.rotary_dim / 2;
   const float* cos = p.cos_sin_cache + p.positions[token] * p.cos_sin_stride;
+  if (p.is_neox) {
+    rotate_neox(x, cos, cos + half, half);
+  } else {
+    rotate_gptj(x, cos, cos + half, half);
+  }
+}
+
+template <typename T>
+inline void rotate_token(const RotaryParams& p, const RowsView& rows, int64_t num_heads,
+                         int64_t token) {
   for (int64_t head = 0; head < num_heads; ++head) {
     T* x = static_cast<T*>(rows.data) + token * rows.token_stride + head * rows.head_stride;
-    if (p.is_neox) {
-      rotate_neox(x, cos, cos + half, half);
-    } else {
-      rotate_gptj(x, cos, cos + half, half);
-    }
+    rotate_head(p, x, token);
   }
 }
 

@@ -35,6 +35,11 @@ inline F32 load(const f16* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
 
+inline F32 load(const int8_t* p) {
+  const __m128i raw = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw))};
+}
+
 inline void store(float* p, F32 x) {
   _mm256_storeu_ps(p, x.v);
 }
@@ -51,6 +56,13 @@ inline void store(bf16* p, F32 x) {
 }
 inline void store(f16* p, F32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+inline void store(int8_t* p, F32 x) {
+  const __m256i wide = _mm256_cvtps_epi32(x.v);
+  const __m128i words =
+      _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 }
 
 template <typename T>

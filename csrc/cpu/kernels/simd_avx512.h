@@ -51,6 +51,13 @@ inline F32 load(const f16* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 
+inline F32 from_int8(__m128i raw) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(raw))};
+}
+inline F32 load(const int8_t* p) {
+  return from_int8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
 inline F32 load_partial(const float* p, int n) {
   return {_mm512_maskz_loadu_ps(first_lanes(n), p)};
 }
@@ -59,6 +66,10 @@ inline F32 load_partial(const bf16* p, int n) {
 }
 inline F32 load_partial(const f16* p, int n) {
   return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p))};
+}
+
+inline F32 load_partial(const int8_t* p, int n) {
+  return from_int8(_mm_maskz_loadu_epi8(first_lanes(n), p));
 }
 
 inline __m256i to_f16_bits(F32 x) {
@@ -75,6 +86,10 @@ inline void store(f16* p, F32 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_f16_bits(x));
 }
 
+inline void store(int8_t* p, F32 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
+}
+
 inline void store_partial(float* p, F32 x, int n) {
   _mm512_mask_storeu_ps(p, first_lanes(n), x.v);
 }
@@ -83,6 +98,10 @@ inline void store_partial(bf16* p, F32 x, int n) {
 }
 inline void store_partial(f16* p, F32 x, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), to_f16_bits(x));
+}
+
+inline void store_partial(int8_t* p, F32 x, int n) {
+  _mm_mask_storeu_epi8(p, first_lanes(n), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
 }
 
 inline F32 operator+(F32 a, F32 b) {

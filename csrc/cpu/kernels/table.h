@@ -1,10 +1,10 @@
-// Fills the kernel table of the ISA that includes this. QUIRE_BF16_TILE may name a tile engine for
-// bf16 attention.
+// Fills the kernel table of the ISA that includes this. QUIRE_BF16_TILE and QUIRE_BF16_INT8_TILE
+// may name tile engines for bf16 attention over caches of bf16 and of int8.
 #pragma once
 
 #include "cpu/kernels/activation.h"
 #include "cpu/kernels/attention.h"
-#include "cpu/kernels/rotary.h"
+#include "cpu/kernels/cache.h"
 #include "cpu/kernels/sampling.h"
 
 namespace quire::cpu::QUIRE_ISA {
@@ -14,19 +14,29 @@ namespace {
 #define QUIRE_BF16_TILE Fp32Tile<bf16>
 #endif
 
-template <typename T>
+#ifndef QUIRE_BF16_INT8_TILE
+#define QUIRE_BF16_INT8_TILE Fp32Tile<bf16, int8_t>
+#endif
+
+template <typename T, typename Cached>
 struct TileFor {
-  using Type = Fp32Tile<T>;
+  using Type = Fp32Tile<T, Cached>;
 };
 
 template <>
-struct TileFor<bf16> {
+struct TileFor<bf16, bf16> {
   using Type = QUIRE_BF16_TILE;
+};
+
+template <>
+struct TileFor<bf16, int8_t> {
+  using Type = QUIRE_BF16_INT8_TILE;
 };
 
 void paged_attention(const PagedAttentionParams& p, const AttentionItem* items, int64_t num_items,
                      ThreadPool& pool) {
-  QUIRE_DISPATCH_DTYPE(p.dtype, T, attend<TileFor<T>::Type>(p, items, num_items, pool));
+  QUIRE_DISPATCH_CPU_CACHE(p, T, Cached,
+                           attend<TileFor<T, Cached>::Type>(p, items, num_items, pool));
 }
 
 // Reads every byte once, in address order per thread: the yardstick for kernels that are bound by
@@ -55,9 +65,10 @@ uint64_t stream_read(const void* data, int64_t bytes, ThreadPool& pool) {
 }
 
 constexpr KernelTable kTable = {
-    QUIRE_ISA_NAME,   paged_attention, rms_norm,    fused_add_rms_norm, layer_norm,
-    rotary_embedding, activation,      scan_logits, scale_logits,       fixed_point_weights,
-    draw_token,       sum_weights,     log_of,      philox4x32,         stream_read,
+    QUIRE_ISA_NAME, reshape_and_cache,  gather_cached_kv,    rotary_and_cache, paged_attention,
+    rms_norm,       fused_add_rms_norm, layer_norm,          rotary_embedding, activation,
+    scan_logits,    scale_logits,       fixed_point_weights, draw_token,       sum_weights,
+    log_of,         philox4x32,         stream_read,
 };
 
 }  // namespace

@@ -21,3 +21,13 @@ inline __half __float2half_rn(float x) {
   memcpy(&result.bits, &value, sizeof value);
   return result;
 }
+
+struct __half2 {
+  __half x;
+  __half y;
+};
+
+inline __half2 __hmul2(__half2 a, __half2 b) {
+  return {__float2half_rn(__half2float(a.x) * __half2float(b.x)),
+          __float2half_rn(__half2float(a.y) * __half2float(b.y))};
+}

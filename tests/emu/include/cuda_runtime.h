@@ -203,6 +203,15 @@ inline uint32_t __float_as_uint(float value) {
   return bits;
 }
 
+// Byte i of the result is the one that nibble i of `selector` counts, in x and then y.
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+  const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i)
+    result |= static_cast<uint32_t>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
+}
+
 inline int __ffs(int x) {
   return __builtin_ffs(x);
 }

@@ -1,7 +1,7 @@
 // csrc/cuda/ptx.h without a GPU: the same functions, by the definition of each instruction.
 #pragma once
 
-#include "cuda/device.h"
+#include "cuda/e4m3.h"
 #include "machine.h"
 
 namespace quire::cuda::ptx {
@@ -103,6 +103,14 @@ void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
     }
     c[i] = sum;
   }
+}
+
+inline uint32_t widen_e4m3(uint32_t pair) {
+  return widen_e4m3_pair(pair);
+}
+
+inline e4m3 round_to_e4m3(float x) {
+  return nearest_e4m3(x);
 }
 
 inline float exp2(float x) {

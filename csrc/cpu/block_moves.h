@@ -1,4 +1,4 @@
-// Moves of keys and values: bytes only, so one copy serves every ISA and element type.
+// Moves of whole blocks: bytes only, so one copy serves every ISA and element type.
 #pragma once
 
 #include "cpu/thread_pool.h"
@@ -6,8 +6,6 @@
 
 namespace quire::cpu {
 
-void reshape_and_cache(const CacheIoParams& params, ThreadPool& pool);
-void gather_cached_kv(const CacheIoParams& params, ThreadPool& pool);
 void copy_blocks(const CopyBlocksParams& params, ThreadPool& pool);
 void swap_blocks(const SwapBlocksParams& params, ThreadPool& pool);
 

@@ -1,0 +1,91 @@
+// Tiles of an int8 cache for AVX-512-BF16 dot products: every integer of a row is a bf16, so the
+// products are those of attention_dot_bf16.h. Tiles lie as there, but that columns of values keep
+// their order.
+#pragma once
+
+#include "cpu/kernels/attention_dot_bf16.h"
+
+namespace quire::cpu::QUIRE_ISA {
+namespace {
+
+struct Int8DotTile : Bf16DotTile {
+  using Cached = int8_t;
+
+  static __m256i load_chunk(const Cached* p, int64_t d, int64_t head_size) {
+    if (d + kChunk <= head_size) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + d));
+    return _mm256_maskz_loadu_epi8((1u << (head_size - d)) - 1, p + d);
+  }
+
+  // Two vectors of floats that are bf16 as pairs of those.
+  static __m512i pair_up(__m512 even, __m512 odd) {
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_castps_si512(odd));
+  }
+
+  // Each integer as a bf16 2^16 times as large: 16 bits are converted where they lie.
+  static __m512i to_large_bf16(__m256i x) {
+    const __m512i words = _mm512_cvtepi8_epi16(x);
+    const __m512i odd = _mm512_and_si512(words, _mm512_set1_epi32(~0xffff));
+    return pair_up(_mm512_cvtepi32_ps(_mm512_slli_epi32(words, 16)), _mm512_cvtepi32_ps(odd));
+  }
+
+  // tile[slab][group][e], each a vector
+  static void pack_keys(void* tile, const TileRows& keys, TilePrefetcher& next, int64_t head_size) {
+    const int64_t groups = head_size / kGroup;
+    for (int slab = 0; slab * kSlab < keys.end; ++slab) {
+      __m512i* dst = static_cast<__m512i*>(tile) + slab * groups * 4;
+      for (int e = 0; e < 4; ++e) {
+        const Cached* rows[4];
+        for (int lane = 0; lane < 4; ++lane)
+          rows[lane] = keys.at<Cached>(slab * kSlab + lane * 4 + e);
+        next.advance();
+        for (int64_t d = 0; d < head_size; d += kChunk) {
+          __m256i r[4];
+          for (int lane = 0; lane < 4; ++lane) r[lane] = load_chunk(rows[lane], d, head_size);
+          const __m256i even01 = _mm256_unpacklo_epi64(r[0], r[1]);
+          const __m256i odd01 = _mm256_unpackhi_epi64(r[0], r[1]);
+          const __m256i even23 = _mm256_unpacklo_epi64(r[2], r[3]);
+          const __m256i odd23 = _mm256_unpackhi_epi64(r[2], r[3]);
+          const __m256i group[4] = {_mm256_permute2x128_si256(even01, even23, 0x20),
+                                    _mm256_permute2x128_si256(odd01, odd23, 0x20),
+                                    _mm256_permute2x128_si256(even01, even23, 0x31),
+                                    _mm256_permute2x128_si256(odd01, odd23, 0x31)};
+          for (int g = 0; g < 4 && d / kGroup + g < groups; ++g)
+            _mm512_store_si512(dst + (d / kGroup + g) * 4 + e, to_large_bf16(group[g]));
+        }
+      }
+    }
+  }
+
+  static void scores(float* scores, const Query* query, int64_t rows, const void* tile, int tokens,
+                     TilePrefetcher& next, int64_t head_size) {
+    // Back from 2^16 times the keys.
+    Bf16DotTile::scores(scores, query, rows, tile, tokens, next, head_size);
+    const F32 factor = broadcast(0x1p-16f);
+    for (int64_t i = 0; i < rows * kTokens; i += kLanes)
+      store(scores + i, load(scores + i) * factor);
+  }
+
+  // tile[pair of tokens][column vector]
+  static void pack_values(void* tile, const TileRows& values, TilePrefetcher& next,
+                          int64_t head_size) {
+    __m512i* dst = static_cast<__m512i*>(tile);
+    for (int t = 0; t < values.end; t += 2) {
+      next.advance();
+      const Cached* even = values.at<Cached>(t);
+      const Cached* odd = values.at<Cached>(t + 1);
+      for (int64_t d = 0; d < columns(head_size); d += kLanes) {
+        const int lanes = static_cast<int>(max_of(0, min_of(kLanes, head_size - d)));
+        _mm512_store_si512(dst++,
+                           pair_up(load_up_to(even + d, lanes).v, load_up_to(odd + d, lanes).v));
+      }
+    }
+  }
+
+  static void write_row(T* out, const float* acc, float factor, int64_t head_size) {
+    Fp32Tile<T>::write_row(out, acc, factor, head_size);
+  }
+};
+
+}  // namespace
+}  // namespace quire::cpu::QUIRE_ISA
