@@ -43,8 +43,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     const int64_t row = (int64_t{item.slot} + partition - item.partition_begin) * Shape::kColumns;
     if (thread < Shape::kColumns) {
       ColumnState state;
-      for (int w = 0; w < kMmaWarps; ++w)
-        columns.of_warp[w][thread] = state.merge(columns.max[w][thread], columns.sum[w][thread]);
+      for (int w = 0; w < kMmaWarps; ++w) columns.of_warp[w][thread].merge_into(state);
       columns.of_partition[thread] = total.merge(state.max, state.sum);
       if (item.slot >= 0) {
         partials.max[row + thread] = state.max;
@@ -60,7 +59,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 #pragma unroll
       for (int w = 0; w < kMmaWarps; ++w) {
         part = merge_values(part, warps_acc[(w * Shape::kColumns + column) * Shape::kAccStride + d],
-                            columns.of_warp[w][column]);
+                            columns.of_warp[w][column].factors);
       }
       if (item.slot < 0) {
         acc[e] = merge_values(acc[e], part, columns.of_partition[column]);

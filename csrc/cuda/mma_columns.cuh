@@ -37,12 +37,21 @@ __device__ __forceinline__ float merge_values(float before, float after,
   return fmaf(after, factors.after, before * factors.before);
 }
 
-// What the block knows of its columns beside the warps' own states.
+// A warp's maximum and sum of a column; then, in their place, how its values are merged.
+union WarpColumn {
+  struct {
+    float max;
+    float sum;
+  } state;
+  MergeFactors factors;
+
+  __device__ void merge_into(ColumnState& total) { factors = total.merge(state.max, state.sum); }
+};
+
+// What the block knows of its columns.
 template <int kColumns>
 struct SharedColumns {
-  float max[kMmaWarps][kColumns];
-  float sum[kMmaWarps][kColumns];
-  MergeFactors of_warp[kMmaWarps][kColumns];
+  WarpColumn of_warp[kMmaWarps][kColumns];
   MergeFactors of_partition[kColumns];
   float total[kColumns];
 };
@@ -70,6 +79,10 @@ struct MmaShape {
   static constexpr int kAccStride = kHeadSize + 4;
   static constexpr int kSharedBytes = kPipelineBytes + kMmaWarps * kColumns * kAccStride * 4 +
                                       static_cast<int>(sizeof(SharedColumns<kColumns>));
+
+  // On sm_90 a multiprocessor has 228 KB, of which a block takes 1 KB beside what it asks for.
+  static_assert(kHeadSize > 128 || kColumnTiles > 1 || 2 * (kSharedBytes + 1024) <= 228 * 1024,
+                "two blocks that decode must fit a multiprocessor");
 
   static __device__ int offset(int row, int chunk) {
     return row * kRowBytes + (kSwizzles ? chunk ^ (row & 7) : chunk) * 16;

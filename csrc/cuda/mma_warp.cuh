@@ -67,8 +67,7 @@ class WarpAttention {
         for (int flipped = 4; flipped < kWarpSize; flipped *= 2)
           sum += __shfl_xor_sync(kFullMask, sum, flipped);
         if (lane_ < 4) {
-          columns.max[warp_][column] = max_[g][j];
-          columns.sum[warp_][column] = sum;
+          columns.of_warp[warp_][column].state = {max_[g][j], sum};
         }
 #pragma unroll
         for (int step = 0; step < Shape::kSteps; ++step) {

@@ -87,8 +87,8 @@ struct Bf16DotTile {
   }
 
   template <int M>
-  static void score_slab(float* scores, const Query* query, const __m512i* tile,
-                         TilePrefetcher& next, int64_t head_size) {
+  static QUIRE_ALWAYS_INLINE void score_slab(float* scores, const Query* query, const __m512i* tile,
+                                             TilePrefetcher& next, int64_t head_size) {
     __m512 sum[M][4];
     for (int m = 0; m < M; ++m) {
       for (int e = 0; e < 4; ++e) sum[m][e] = _mm512_setzero_ps();
@@ -138,8 +138,8 @@ struct Bf16DotTile {
 
   // acc[m][c] += sum over pairs of probs[m][2p] value[2p][c] + probs[m][2p + 1] value[2p + 1][c]
   template <int M, int Vectors>
-  static void add_columns(float* acc, const float* probs, const __m512i* tile, int pairs,
-                          TilePrefetcher& next, int64_t stride) {
+  static QUIRE_ALWAYS_INLINE void add_columns(float* acc, const float* probs, const __m512i* tile,
+                                              int pairs, TilePrefetcher& next, int64_t stride) {
     __m512 sum[M][Vectors];
     for (int m = 0; m < M; ++m) {
       for (int v = 0; v < Vectors; ++v) sum[m][v] = _mm512_load_ps(acc + m * stride + v * kLanes);
@@ -162,8 +162,8 @@ struct Bf16DotTile {
   }
 
   template <int M>
-  static void add_rows(float* acc, const float* probs, const __m512i* tile, int pairs,
-                       TilePrefetcher& next, int64_t stride) {
+  static QUIRE_ALWAYS_INLINE void add_rows(float* acc, const float* probs, const __m512i* tile,
+                                           int pairs, TilePrefetcher& next, int64_t stride) {
     int64_t c = 0;
     const auto at = [&](int64_t column) { return tile + column / kLanes; };
     if constexpr (M == 1) {  // more columns instead of rows keep enough sums in flight
@@ -185,6 +185,12 @@ struct Bf16DotTile {
           add_rows<M>(acc + r * stride, probs + r * kTokens, static_cast<const __m512i*>(tile),
                       (tokens + 1) / 2, next, stride));
     }
+  }
+
+  static void add_values(float* acc, float* probs, int64_t rows, const TileRows& values, void* tile,
+                         TilePrefetcher& next, int64_t head_size) {
+    pack_values(tile, values, next, head_size);
+    accumulate(acc, probs, rows, tile, values.end, next, head_size);
   }
 
   // A row of probabilities to bf16, in the first half of its own place.

@@ -66,6 +66,12 @@ struct Int8DotTile : Bf16DotTile {
       store(scores + i, load(scores + i) * factor);
   }
 
+  // Columns d .. d + 15 of two rows of n, pair by pair; zero beyond their end.
+  static __m512i load_pairs(const Cached* even, const Cached* odd, int64_t d, int64_t n) {
+    const int lanes = static_cast<int>(max_of(0, min_of(kLanes, n - d)));
+    return pair_up(load_up_to(even + d, lanes).v, load_up_to(odd + d, lanes).v);
+  }
+
   // tile[pair of tokens][column vector]
   static void pack_values(void* tile, const TileRows& values, TilePrefetcher& next,
                           int64_t head_size) {
@@ -74,11 +80,62 @@ struct Int8DotTile : Bf16DotTile {
       next.advance();
       const Cached* even = values.at<Cached>(t);
       const Cached* odd = values.at<Cached>(t + 1);
-      for (int64_t d = 0; d < columns(head_size); d += kLanes) {
-        const int lanes = static_cast<int>(max_of(0, min_of(kLanes, head_size - d)));
-        _mm512_store_si512(dst++,
-                           pair_up(load_up_to(even + d, lanes).v, load_up_to(odd + d, lanes).v));
+      for (int64_t d = 0; d < columns(head_size); d += kLanes)
+        _mm512_store_si512(dst++, load_pairs(even, odd, d, head_size));
+    }
+  }
+
+  // Bf16DotTile::add_columns, of values that are converted on the way.
+  template <int M, int Vectors>
+  static QUIRE_ALWAYS_INLINE void add_unpacked(float* acc, const float* probs,
+                                               const TileRows& values, int64_t c,
+                                               TilePrefetcher& next, int64_t head_size) {
+    const int64_t stride = columns(head_size);
+    __m512 sum[M][Vectors];
+    for (int m = 0; m < M; ++m) {
+      for (int v = 0; v < Vectors; ++v)
+        sum[m][v] = _mm512_load_ps(acc + m * stride + c + v * kLanes);
+    }
+    for (int t = 0; t < values.end; t += 2) {
+      next.advance();
+      const Cached* even = values.at<Cached>(t) + c;
+      const Cached* odd = values.at<Cached>(t + 1) + c;
+      __m512bh value[Vectors];
+      for (int v = 0; v < Vectors; ++v)
+        value[v] = as_bf16(load_pairs(even, odd, v * kLanes, head_size - c));
+      for (int m = 0; m < M; ++m) {
+        const __m512bh p =
+            as_bf16(_mm512_set1_epi32(reinterpret_cast<const int*>(probs + m * kTokens)[t / 2]));
+        for (int v = 0; v < Vectors; ++v) sum[m][v] = _mm512_dpbf16_ps(sum[m][v], value[v], p);
       }
+    }
+    for (int m = 0; m < M; ++m) {
+      for (int v = 0; v < Vectors; ++v)
+        _mm512_store_ps(acc + m * stride + c + v * kLanes, sum[m][v]);
+    }
+  }
+
+  template <int M>
+  static QUIRE_ALWAYS_INLINE void add_unpacked_rows(float* acc, float* probs,
+                                                    const TileRows& values, TilePrefetcher& next,
+                                                    int64_t head_size) {
+    constexpr int kVectors = M == 1 ? 8 : 4;
+    for (int m = 0; m < M; ++m) round_probs(probs + m * kTokens);
+    int64_t c = 0;
+    for (; c + kVectors * kLanes <= columns(head_size); c += kVectors * kLanes)
+      add_unpacked<M, kVectors>(acc, probs, values, c, next, head_size);
+    for (; c < columns(head_size); c += 2 * kLanes)
+      add_unpacked<M, 2>(acc, probs, values, c, next, head_size);
+  }
+
+  // To pack a tile pays where several groups of rows read it; the additions are the same.
+  static void add_values(float* acc, float* probs, int64_t rows, const TileRows& values, void* tile,
+                         TilePrefetcher& next, int64_t head_size) {
+    if (rows > 4) {
+      pack_values(tile, values, next, head_size);
+      accumulate(acc, probs, rows, tile, values.end, next, head_size);
+    } else {
+      QUIRE_DISPATCH_ROWS(rows, M, add_unpacked_rows<M>(acc, probs, values, next, head_size));
     }
   }
 

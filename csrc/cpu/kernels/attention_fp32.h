@@ -45,7 +45,7 @@ class TilePrefetcher {
     calls_ = 0;
   }
 
-  void advance() {
+  QUIRE_ALWAYS_INLINE void advance() {
     ++calls_;
     for (credit_ += rate_; credit_ >= kRow; credit_ -= kRow) next_row();
   }
@@ -202,6 +202,12 @@ struct Fp32Tile {
                           add_rows<M>(acc + r * stride, probs + r * kTokens,
                                       static_cast<const float*>(tile), tokens, next, stride));
     }
+  }
+
+  static void add_values(float* acc, float* probs, int64_t rows, const TileRows& values, void* tile,
+                         TilePrefetcher& next, int64_t head_size) {
+    pack_values(tile, values, next, head_size);
+    accumulate(acc, probs, rows, tile, values.end, next, head_size);
   }
 
   // out[d] = acc[d] * factor, rounded once. Adding zero turns -0, which depends on masked tokens,

@@ -6,6 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
+// For the inner loops of kernels that several tile engines share: a call from there costs a fifth.
+#define QUIRE_ALWAYS_INLINE inline __attribute__((always_inline))
+
 namespace quire::cpu::QUIRE_ISA {
 namespace {
 
