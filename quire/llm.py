@@ -48,6 +48,7 @@ class LLM:
         target: str | None = None,
         dtype: str = "auto",
         load_format: str = "safetensors",
+        kv_cache_dtype: str = "auto",
         device: str = "auto",
         tensor_parallel_size: int = 1,
         max_model_len: int | None = None,
@@ -69,6 +70,8 @@ class LLM:
             target: router of a running cluster, "host:port"; the options below are then its own.
             dtype: "auto", "float32", "bfloat16" or "float16".
             load_format: "safetensors", or "dummy" for weights that are made up, for benchmarks.
+            kv_cache_dtype: what the cache holds: "auto" for the model's type; "fp8" on a GPU or
+                "int8" on the CPU for a byte for each element.
             device: "cpu", "cuda" or "cuda:N"; "auto" takes a GPU if there is one.
             tensor_parallel_size: workers that share the model.
             max_model_len: tokens of one sequence; None takes what model and cache allow.
@@ -94,6 +97,7 @@ class LLM:
             options = {
                 "--dtype": dtype,
                 "--load-format": load_format,
+                "--kv-cache-dtype": kv_cache_dtype,
                 "--max-model-len": max_model_len,
                 "--max-num-seqs": max_num_seqs,
                 "--max-num-batched-tokens": max_num_batched_tokens,

@@ -8,6 +8,7 @@ from scheduler_svc.preemption import PreemptionMode
 
 LOAD_FORMATS = ("safetensors", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 PREEMPTION_MODES = tuple(PreemptionMode)
 MAX_AGEING_S = 1e6
 
@@ -25,6 +26,8 @@ class SchedulerConfig:
         dtype: "auto", "float32", "bfloat16" or "float16".
         load_format: "safetensors", or "dummy" for weights that are made up.
         invariant: whether a token's bits depend on its company on no GPU either, at a cost there.
+        kv_cache_dtype: what the cache holds: "auto" for the model's type, "fp8" on GPUs, "int8" on
+            CPUs.
         enforce_eager: whether workers on GPUs do without CUDA graphs.
         gpu_memory_utilization: share of a GPU's memory for weights, activations and cache together.
         distributed_init_address: where several ranks meet, "host:port"; empty with one worker.
@@ -60,6 +63,7 @@ class SchedulerConfig:
     dtype: str = "auto"
     load_format: str = "safetensors"
     invariant: bool = False
+    kv_cache_dtype: str = "auto"
     enforce_eager: bool = False
     gpu_memory_utilization: float = 0.9
     distributed_init_address: str = ""
@@ -98,6 +102,10 @@ class SchedulerConfig:
             )
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype: one of {', '.join(DTYPES)}, got {self.dtype}")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ConfigError(
+                f"kv_cache_dtype: one of {', '.join(KV_CACHE_DTYPES)}, got {self.kv_cache_dtype}"
+            )
         if self.load_format not in LOAD_FORMATS:
             raise ConfigError(
                 f"load_format: one of {', '.join(LOAD_FORMATS)}, got {self.load_format}"

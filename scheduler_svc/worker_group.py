@@ -239,6 +239,7 @@ class WorkerGroup:
                     distributed_init_address=config.distributed_init_address,
                     load_format=config.load_format,
                     invariant=config.invariant,
+                    kv_cache_dtype=config.kv_cache_dtype,
                 )
             )
 

@@ -10,6 +10,8 @@ from quire.errors import ConfigError, InvalidRequestError
 from worker_svc.block_mover import BlockMover
 from worker_svc.cache_shapes import empty_caches
 from worker_svc.cuda_device import CudaDevice
+from worker_svc.kv_cache_dtype import row_size
+from worker_svc.kv_calibration import calibrate
 from worker_svc.layers.attention import KVCaches
 from worker_svc.loader import LoadedModel
 from worker_svc.steps import IntArray
@@ -38,9 +40,9 @@ def check_block_size(block_size: int) -> None:
 
 def block_bytes(loaded: LoadedModel, block_size: int) -> int:
     """Return the bytes of one block, keys and values, over all layers of this rank."""
-    heads = loaded.model.heads
-    elements = heads.num_kv_heads * block_size * heads.head_dim
-    return 2 * loaded.model.num_layers * elements * loaded.dtype.itemsize
+    heads, dtype = loaded.model.heads, loaded.kv_cache_dtype
+    elements = heads.num_kv_heads * block_size * row_size(heads.head_dim, dtype)
+    return 2 * loaded.model.num_layers * elements * dtype.itemsize
 
 
 def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KVCaches:
@@ -55,7 +57,7 @@ def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KV
         device = loaded.device.torch_device
         caches = _empty_caches(loaded, block_size, num_blocks, partial(torch.empty, device=device))
         for cache in (*caches.keys, *caches.values):
-            cache.zero_()
+            cache.view(torch.uint8).zero_()  # as bytes: not every type can be filled
         return caches
     except (RuntimeError, MemoryError) as error:
         total = num_blocks * block_bytes(loaded, block_size)
@@ -69,7 +71,9 @@ def _empty_caches(
     loaded: LoadedModel, block_size: int, num_blocks: int, empty: Callable[..., torch.Tensor]
 ) -> KVCaches:
     model = loaded.model
-    return empty_caches(model.num_layers, model.heads, loaded.dtype, block_size, num_blocks, empty)
+    return empty_caches(
+        model.num_layers, model.heads, loaded.kv_cache_dtype, block_size, num_blocks, empty
+    )
 
 
 class CacheEngine:
@@ -108,6 +112,8 @@ class CacheEngine:
             MAX_HOST_BLOCKS_PER_BLOCK * num_blocks,
         )
         self.caches = allocate_caches(loaded, block_size, num_blocks)
+        if loaded.kv_cache_dtype is torch.float8_e4m3fn:
+            self.caches.scales = calibrate(loaded)
         self.mover = self._make_mover(loaded)
         self.caches.before_layer = self.mover.await_layer
 

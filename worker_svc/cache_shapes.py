@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from worker_svc.kv_cache_dtype import row_size
 from worker_svc.layers.attention import KVCaches
 from worker_svc.layers.linear import HeadShare
 
@@ -21,11 +22,11 @@ def empty_caches(
     Args:
         num_layers: how many caches.
         heads: of every layer.
-        dtype: of keys and values.
+        dtype: of keys and values, which rows of int8 follow by their scale.
         block_size: tokens of a block.
         num_blocks: of each layer.
         empty: makes a tensor of a shape and a dtype, where it is to be.
     """
-    shape = (num_blocks, heads.num_kv_heads, block_size, heads.head_dim)
+    shape = (num_blocks, heads.num_kv_heads, block_size, row_size(heads.head_dim, dtype))
     keys, values = ([empty(shape, dtype=dtype) for _ in range(num_layers)] for _ in range(2))
     return KVCaches(keys, values)

@@ -14,6 +14,8 @@ from worker_svc.device import Array, MemoryProfile
 
 # Steps that may be under way while the next is written: one runs, one waits, one is new.
 UPLOAD_BUFFERS = 3
+# Which converts float8 in hardware.
+FLOAT8_CAPABILITY = (8, 9)
 _ALIGNMENT = 16
 
 
@@ -84,6 +86,12 @@ class CudaDevice:
     def make_torch_device(self, index: int) -> torch.device:
         """Return torch's name for it."""
         return torch.device("cuda", index)
+
+    @property
+    def kv_cache_dtypes(self) -> tuple[torch.dtype, ...]:
+        """See Device."""
+        capability = torch.cuda.get_device_capability(self.torch_device)
+        return (torch.float8_e4m3fn,) if capability >= FLOAT8_CAPABILITY else ()
 
     @property
     def isa(self) -> str:

@@ -58,6 +58,10 @@ class Device(Protocol):
     is_immediate: bool
 
     @property
+    def kv_cache_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Types that a cache may hold beside the model's own."""
+
+    @property
     def isa(self) -> str:
         """Instruction set of the kernels, e.g. "avx512_bf16" or "sm_90"."""
 
@@ -105,6 +109,11 @@ class CpuDevice:
         self.name = "cpu"
         self.torch_device = torch.device("cpu")
         self.is_immediate = True
+
+    @property
+    def kv_cache_dtypes(self) -> tuple[torch.dtype, ...]:
+        """See Device."""
+        return (torch.int8,)
 
     @property
     def isa(self) -> str:

@@ -10,6 +10,7 @@ from quire.outputs import ModelInfo
 from worker_svc.device import CpuDevice, Device
 from worker_svc.dummy_weights import DummyCheckpoint
 from worker_svc.hf_config import HfConfig
+from worker_svc.kv_cache_dtype import KV_CACHE_DTYPES, resolve_kv_cache_dtype
 from worker_svc.layers.device_linear import fixed_tiles
 from worker_svc.models.interface import CausalLM
 from worker_svc.models.registry import FAMILIES, find_family
@@ -39,6 +40,8 @@ class LoadSpec:
             is read.
         invariant: whether linear layers on a GPU are of fixed tiles, so that a token's bits do not
             depend on its company there either; on the CPU they never do.
+        kv_cache_dtype: of the paged cache: "auto" for the model's own, "fp8" on a GPU or "int8" on
+            the CPU.
 
     Raises:
         ModelLoadError: a value is out of bounds; names field, limit and value.
@@ -52,6 +55,7 @@ class LoadSpec:
     distributed_init_address: str = ""
     load_format: str = "safetensors"
     invariant: bool = False
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
@@ -61,6 +65,11 @@ class LoadSpec:
         if self.load_format not in LOAD_FORMATS:
             raise ModelLoadError(
                 f"load_format: must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}"
+            )
+        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ModelLoadError(
+                f"kv_cache_dtype: must be one of auto, {', '.join(KV_CACHE_DTYPES)}, "
+                f"got {self.kv_cache_dtype!r}"
             )
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ModelLoadError(f"max_model_len: must be at least 1, got {self.max_model_len}")
@@ -84,9 +93,10 @@ class LoadedModel:
         spec: what was asked for.
         info: what it turned out to be.
         model: ready to compute.
-        dtype: of activations and cache.
+        dtype: of activations.
         parallel: the group it computes with.
         device: where it is.
+        kv_cache_dtype: of the paged cache's elements.
     """
 
     spec: LoadSpec
@@ -95,6 +105,7 @@ class LoadedModel:
     dtype: torch.dtype
     parallel: ParallelGroup
     device: Device
+    kv_cache_dtype: torch.dtype
 
 
 @torch.inference_mode()
@@ -126,6 +137,7 @@ def load_model(
     architecture, family = find_family(hf)
     config = family.read_config(hf)
     dtype_name = _resolve_dtype(hf, spec.dtype)
+    kv_cache_dtype = resolve_kv_cache_dtype(spec.kv_cache_dtype, DTYPES[dtype_name], device)
     max_model_len = _resolve_max_model_len(
         spec.max_model_len, config.max_position_embeddings, config.max_context
     )
@@ -148,7 +160,7 @@ def load_model(
         eos_token_ids=eos_token_ids,
         num_parameters=sum(sizes.values()),
     )
-    return LoadedModel(spec, info, model, DTYPES[dtype_name], parallel, device)
+    return LoadedModel(spec, info, model, DTYPES[dtype_name], parallel, device, kv_cache_dtype)
 
 
 def _refuse_quantized(hf: HfConfig) -> None:

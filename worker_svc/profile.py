@@ -4,14 +4,13 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from quire.errors import ConfigError
 from worker_svc.cache_engine import allocate_caches, block_bytes, check_block_size
-from worker_svc.layers.attention import AttentionMetadata, KVCaches
-from worker_svc.layers.attention_plans import AttentionPlans
+from worker_svc.layers.attention import KVCaches
 from worker_svc.loader import LoadedModel
 from worker_svc.memory import available_memory_bytes
+from worker_svc.prompt_step import run_prompts
 
 SWAP_SHARE_OF_FREE_MEMORY = 0.125
 MAX_DEFAULT_SWAP_BYTES = 2 * 2**30
@@ -139,7 +138,6 @@ def warm_up(loaded: LoadedModel, caches: KVCaches, block_size: int) -> None:
             break
 
 
-@torch.inference_mode()
 def _run_dummy_step(
     loaded: LoadedModel, caches: KVCaches, block_size: int, num_tokens: int, num_seqs: int
 ) -> None:
@@ -158,33 +156,12 @@ def _run_dummy_step(
     lengths[:rest] += 1
     lengths = lengths.clip(max=loaded.info.max_model_len)
     num_tokens = int(lengths.sum())
-    rows = loaded.device.padded_rows(num_tokens, loaded.dtype)
-    positions = np.zeros(rows, np.int64)
-    positions[:num_tokens] = np.concatenate([np.arange(length) for length in lengths])
-    query_start_loc = np.zeros(num_seqs + 1, np.int32)
-    query_start_loc[1:] = lengths.cumsum()
     longest = -(-int(lengths.max()) // block_size)
-    placed = loaded.device.place(
-        {
-            "input_ids": np.zeros(rows, np.int64),
-            "positions": positions,
-            "slot_mapping": np.full(num_tokens, -1, np.int64),
-            "block_tables": np.zeros((num_seqs, longest), np.int32),
-            "seq_lens": lengths,
-            "query_start_loc": query_start_loc,
-            "last_rows": query_start_loc[1:].astype(np.int64) - 1,
-        }
+    run_prompts(
+        loaded,
+        caches,
+        lengths,
+        np.zeros(num_tokens, np.int64),
+        np.full(num_tokens, -1, np.int64),
+        np.zeros((num_seqs, longest), np.int32),
     )
-    plans = AttentionPlans()
-    plans.begin(torch.from_numpy(lengths), torch.from_numpy(query_start_loc))
-    metadata = AttentionMetadata(
-        caches=caches,
-        num_tokens=num_tokens,
-        slot_mapping=placed["slot_mapping"],
-        block_tables=placed["block_tables"],
-        seq_lens=placed["seq_lens"],
-        query_start_loc=placed["query_start_loc"],
-        plans=plans,
-    )
-    hidden = loaded.model.forward(placed["input_ids"], placed["positions"], metadata)
-    loaded.model.compute_logits(hidden.index_select(0, placed["last_rows"]))

@@ -50,6 +50,7 @@ def load_spec_from_proto(message: worker_pb2.LoadModelRequest) -> LoadSpec:
         distributed_init_address=message.distributed_init_address,
         load_format=message.load_format or "safetensors",
         invariant=message.invariant,
+        kv_cache_dtype=message.kv_cache_dtype or "auto",
     )
 
 

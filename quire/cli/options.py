@@ -15,6 +15,14 @@ class DType(StrEnum):
     FLOAT16 = "float16"
 
 
+class KvCacheDType(StrEnum):
+    """What the KV cache holds."""
+
+    AUTO = "auto"
+    FP8 = "fp8"
+    INT8 = "int8"
+
+
 class LoadFormat(StrEnum):
     """Where weights come from."""
 
@@ -61,6 +69,14 @@ DTypeOption = Annotated[DType, typer.Option("--dtype", help="'auto' takes the mo
 LoadFormatOption = Annotated[
     LoadFormat,
     typer.Option("--load-format", help="'dummy' makes weights up, for benchmarks."),
+]
+KvCacheDTypeOption = Annotated[
+    KvCacheDType,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="What the KV cache holds: 'auto' the model's own type; a byte for each element, so "
+        "that twice as much fits, as 'fp8' on a GPU or 'int8' on the CPU.",
+    ),
 ]
 Device = Annotated[
     str,

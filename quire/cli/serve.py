@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from quire.cli import options
-from quire.cli.options import DType, LoadFormat, LogLevel, PreemptionModeName
+from quire.cli.options import DType, KvCacheDType, LoadFormat, LogLevel, PreemptionModeName
 
 
 def serve(
@@ -21,6 +21,7 @@ def serve(
     dtype: options.DTypeOption = DType.AUTO,
     load_format: options.LoadFormatOption = LoadFormat.SAFETENSORS,
     device: options.Device = "auto",
+    kv_cache_dtype: options.KvCacheDTypeOption = KvCacheDType.AUTO,
     invariant: options.Invariant = False,
     enforce_eager: options.EnforceEager = False,
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
@@ -55,7 +56,7 @@ def serve(
     }
     scheduler_args = [
         *["--dtype", dtype.value, "--load-format", load_format.value],
-        *["--block-size", str(block_size)],
+        *["--block-size", str(block_size), "--kv-cache-dtype", kv_cache_dtype.value],
         *["--max-num-seqs", str(max_num_seqs), "--max-waiting", str(max_waiting)],
         *["--max-steps-in-flight", str(max_steps_in_flight)],
         "--enable-prefix-caching" if enable_prefix_caching else "--no-enable-prefix-caching",

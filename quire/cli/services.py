@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from quire.cli import options
-from quire.cli.options import DType, LoadFormat, LogLevel, PreemptionModeName
+from quire.cli.options import DType, KvCacheDType, LoadFormat, LogLevel, PreemptionModeName
 
 # On one machine the step goes first: what the router does with the tokens of a step can wait until
 # the workers compute the next, while every core it takes from the hand-over delays all sequences.
@@ -97,6 +97,7 @@ def scheduler(
     served_model_name: options.ServedModelName = None,
     dtype: options.DTypeOption = DType.AUTO,
     load_format: options.LoadFormatOption = LoadFormat.SAFETENSORS,
+    kv_cache_dtype: options.KvCacheDTypeOption = KvCacheDType.AUTO,
     invariant: options.Invariant = False,
     enforce_eager: options.EnforceEager = False,
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
@@ -131,6 +132,7 @@ def scheduler(
             dtype=dtype.value,
             load_format=load_format.value,
             invariant=invariant,
+            kv_cache_dtype=kv_cache_dtype.value,
             enforce_eager=enforce_eager,
             gpu_memory_utilization=gpu_memory_utilization,
             workers=tuple(workers),

@@ -270,6 +270,11 @@ class EmulatedDevice(CudaDevice):
         return torch.device(DEVICE_TYPE, index)
 
     @property
+    def kv_cache_dtypes(self) -> tuple[torch.dtype, ...]:
+        """See CudaDevice."""
+        return (torch.float8_e4m3fn,)
+
+    @property
     def isa(self) -> str:
         """See Device."""
         return "emulated"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.kv_quality import divergence
 from quire.sampling_params import SamplingParams
 from tests.emu.emulated_device import EmulatedDevice, EmulatedGraph
 from tests.factories import CONFIGS, random_model, save_model
@@ -107,6 +108,42 @@ def test_invariant_layers_make_a_tokens_bits_its_own(
     alone = last_logits(70)
     for chunks, company in (((69, 1), 0), ((30, 23, 17), 0), ((70,), 3), ((68, 1, 1), 2)):
         assert torch.equal(last_logits(*chunks, company=company), alone), (chunks, company)
+
+
+def test_float8_caches(gpu: CudaDevice, tmp_path: Path) -> None:
+    if torch.float8_e4m3fn not in gpu.kv_cache_dtypes:
+        pytest.skip("this GPU does not serve float8")
+    save_model(tmp_path, CONFIGS["llama"](**FAST))
+    logits = {}
+    for kv_cache_dtype, eager in (("auto", True), ("fp8", True), ("fp8", False)):
+        runner = load_runner(
+            tmp_path,
+            dtype="bfloat16",
+            device=gpu,
+            num_blocks=20,
+            max_num_seqs=2,
+            enforce_eager=eager,
+            kv_cache_dtype=kv_cache_dtype,
+            swap_space_bytes=2**20,
+        )
+        driver = Driver(runner)
+        driver.add(0, PROMPTS[2])
+        driver.step()
+        first = driver.logits[0]
+        driver.swap(0)
+        driver.step()
+        driver.step()
+        logits[kv_cache_dtype, eager] = first, driver.logits[0]
+    own, single, graph = (torch.stack(each) for each in logits.values())
+    assert torch.equal(single, graph)
+    # As near as with keys and values that torch has rounded.
+    assert 0 < divergence(own[:1], single[:1]) < 0.06
+    scales = runner.cache_engine.caches.scales
+    assert scales is not None
+    for scale in (each.cpu() for layer in scales for each in layer):
+        assert scale.shape == (2,)
+        assert torch.equal(scale, scale.log2().round().exp2())
+        assert (scale < 1).all()  # these keys and values are small
 
 
 def test_a_steps_tokens_need_not_have_come_for_the_next(gpu: CudaDevice, tmp_path: Path) -> None:

@@ -35,9 +35,16 @@ def load_runner(
     max_num_seqs: int | None = None,
     enforce_eager: bool = False,
     invariant: bool = False,
+    kv_cache_dtype: str = "auto",
 ) -> ModelRunner:
     """A runner of one rank, alone unless `parallel` says otherwise."""
-    spec = LoadSpec(str(directory), dtype, max_model_len, invariant=invariant)
+    spec = LoadSpec(
+        str(directory),
+        dtype,
+        max_model_len,
+        invariant=invariant,
+        kv_cache_dtype=kv_cache_dtype,
+    )
     loaded = load_model(spec, "test", parallel or ParallelGroup(), device)
     runner = ModelRunner(
         loaded,

@@ -1,6 +1,7 @@
 """A token's logits are the same bits alone, in a batch, in chunks and recomputed."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from tests.factories import CONFIGS, FALLBACKS, VOCAB_SIZE, save_model
 from tests.models.driver import Driver, load_runner
+from worker_svc.model_runner import ModelRunner
 
 PROMPT_LENGTH = 45
 NUM_TOKENS = 6
@@ -17,8 +19,16 @@ FAMILIES = CONFIGS | {name: FALLBACKS[name] for name in ("olmo2", "glm")}
 pytestmark = pytest.mark.parametrize(
     ("name", "dtype"),
     [(name, dtype) for name in FAMILIES for dtype in ("float32", "bfloat16")]
-    + [("llama", "float16"), ("gpt2", "float16")],
+    + [("llama", "float16"), ("gpt2", "float16")]
+    + [("llama", "bfloat16 over int8"), ("qwen3", "float16 over int8")]
+    + [("gpt2", "float32 over int8"), ("gemma2", "bfloat16 over int8")],
 )
+
+
+def load(directory: Path, dtype: str, **options: Any) -> ModelRunner:
+    """A runner of a model in a type, over a cache of another if one is named."""
+    dtype, _, kv_cache_dtype = dtype.partition(" over ")
+    return load_runner(directory, dtype=dtype, kv_cache_dtype=kv_cache_dtype or "auto", **options)
 
 
 @pytest.fixture
@@ -27,7 +37,7 @@ def alone(name: str, dtype: str, tmp_path: Path) -> tuple[Path, list[int], list[
     save_model(tmp_path, FAMILIES[name]())
     rng = np.random.default_rng(2)
     prompt = rng.integers(3, VOCAB_SIZE, PROMPT_LENGTH).tolist()
-    driver = Driver(load_runner(tmp_path, dtype=dtype))
+    driver = Driver(load(tmp_path, dtype=dtype))
     driver.add(TARGET, prompt)
     logits = []
     for _ in range(NUM_TOKENS):
@@ -42,7 +52,7 @@ Alone = tuple[Path, list[int], list[torch.Tensor]]
 @pytest.mark.parametrize("block_size", [8, 16])
 def test_in_a_batch_of_37(name: str, dtype: str, alone: Alone, block_size: int) -> None:
     directory, prompt, expected = alone
-    driver = Driver(load_runner(directory, dtype=dtype, block_size=block_size))
+    driver = Driver(load(directory, dtype=dtype, block_size=block_size))
     rng = np.random.default_rng(3)
     for mate in range(36):
         if mate == 20:
@@ -55,7 +65,7 @@ def test_in_a_batch_of_37(name: str, dtype: str, alone: Alone, block_size: int) 
 
 def test_joining_decoding_mates_late(name: str, dtype: str, alone: Alone) -> None:
     directory, prompt, expected = alone
-    driver = Driver(load_runner(directory, dtype=dtype))
+    driver = Driver(load(directory, dtype=dtype))
     for mate in range(5):
         driver.add(mate, [3 + mate, 9])
     driver.step()
@@ -70,7 +80,7 @@ def test_joining_decoding_mates_late(name: str, dtype: str, alone: Alone) -> Non
 @pytest.mark.parametrize("cuts", [(16, 32), (1, 44), (7, 20)])
 def test_chunked_in_3(name: str, dtype: str, alone: Alone, cuts: tuple[int, int]) -> None:
     directory, prompt, expected = alone
-    driver = Driver(load_runner(directory, dtype=dtype))
+    driver = Driver(load(directory, dtype=dtype))
     driver.add(TARGET, prompt)
     first, second = cuts
     assert driver.step({TARGET: first}) == {}
@@ -85,7 +95,7 @@ def test_recomputed_after_preemption(
     name: str, dtype: str, alone: Alone, preempted_after: int
 ) -> None:
     directory, prompt, expected = alone
-    driver = Driver(load_runner(directory, dtype=dtype))
+    driver = Driver(load(directory, dtype=dtype))
     driver.add(TARGET, prompt)
     for _ in range(preempted_after):
         driver.step()

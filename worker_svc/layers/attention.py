@@ -10,20 +10,44 @@ from worker_svc.layers.attention_plans import AttentionPlans
 from worker_svc.layers.rotary import RotaryEmbedding
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Keys and values of a layer.
+
+    Attributes:
+        keys: [num_blocks, kv_heads, block_size, row_size]; see ops for what rows are.
+        values: the same.
+        key_scale: [kv_heads] float32 of float8 keys; None for 1, and of other types.
+        value_scale: as key_scale.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scale: torch.Tensor | None = None
+    value_scale: torch.Tensor | None = None
+
+
 @dataclass(slots=True)
 class KVCaches:
     """Keys and values of every layer.
 
     Attributes:
-        keys: per layer [num_blocks, kv_heads, block_size, head_dim].
+        keys: per layer; see LayerCache.
         values: the same.
+        scales: per layer, of keys and of values; None where there are none.
         before_layer: called before the caches of a layer are touched: returns when no other thread
             writes to them.
     """
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
+    scales: list[tuple[torch.Tensor, torch.Tensor]] | None = None
     before_layer: Callable[[int], None] = lambda layer: None
+
+    def layer(self, index: int) -> LayerCache:
+        """Return the cache of a layer."""
+        scales = (None, None) if self.scales is None else self.scales[index]
+        return LayerCache(self.keys[index], self.values[index], *scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +118,18 @@ class PagedAttention:
             value: as key.
             metadata: of the step.
         """
-        caches = self._await_caches(metadata)
+        cache = self._await_cache(metadata)
         real = metadata.num_tokens
-        ops.reshape_and_cache(key[:real], value[:real], *caches, metadata.slot_mapping)
-        return self._attend(query, caches, metadata)
+        ops.reshape_and_cache(
+            key[:real],
+            value[:real],
+            cache.keys,
+            cache.values,
+            metadata.slot_mapping,
+            k_scale=cache.key_scale,
+            v_scale=cache.value_scale,
+        )
+        return self._attend(query, cache, metadata)
 
     def rotated(
         self,
@@ -120,20 +152,31 @@ class PagedAttention:
             value: as key.
             metadata: of the step.
         """
-        caches = self._await_caches(metadata)
-        rotary.rotate_and_cache(positions, query, key, value, *caches, metadata.slot_mapping)
-        return self._attend(query, caches, metadata)
+        cache = self._await_cache(metadata)
+        ops.rotary_and_cache(
+            positions,
+            query,
+            key,
+            value,
+            rotary.cos_sin_cache,
+            rotary.is_neox,
+            cache.keys,
+            cache.values,
+            metadata.slot_mapping,
+            k_scale=cache.key_scale,
+            v_scale=cache.value_scale,
+        )
+        return self._attend(query, cache, metadata)
 
-    def _await_caches(self, metadata: AttentionMetadata) -> tuple[torch.Tensor, torch.Tensor]:
+    def _await_cache(self, metadata: AttentionMetadata) -> LayerCache:
         """Return the keys and values of this layer when nobody else writes to them."""
-        caches = metadata.caches
-        caches.before_layer(self._layer_index)
-        return caches.keys[self._layer_index], caches.values[self._layer_index]
+        metadata.caches.before_layer(self._layer_index)
+        return metadata.caches.layer(self._layer_index)
 
     def _attend(
         self,
         query: torch.Tensor,
-        caches: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         rows, num_heads, head_dim = query.shape
@@ -142,11 +185,12 @@ class PagedAttention:
         out[real:].zero_()
         plan = None
         if metadata.plans is not None:
-            plan = metadata.plans.get(self._sliding_window, query[:real], *caches)
+            plan = metadata.plans.get(self._sliding_window, query[:real], cache.keys, cache.values)
         ops.paged_attention(
             out[:real],
             query[:real],
-            *caches,
+            cache.keys,
+            cache.values,
             metadata.block_tables,
             metadata.seq_lens,
             metadata.query_start_loc,
@@ -155,5 +199,7 @@ class PagedAttention:
             sliding_window=self._sliding_window,
             soft_cap=self._soft_cap,
             plan=plan,
+            k_scale=cache.key_scale,
+            v_scale=cache.value_scale,
         )
         return out.view(rows, num_heads * head_dim)

@@ -1,0 +1,144 @@
+"""What a KV cache of a byte for each element costs in quality, and what it saves.
+
+The perplexity of the demo model on a text, and the divergence of the next token's distribution of
+random models from that over a cache of the model's own type. Run by `make bench-kv`.
+"""
+
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from quire.cli.cluster import embedded_model
+from quire.sampling_params import SamplingParams
+from worker_svc.cache_engine import block_bytes
+from worker_svc.device import CpuDevice, Device
+from worker_svc.kv_cache_dtype import KV_CACHE_DTYPES
+from worker_svc.loader import LoadSpec, load_model
+from worker_svc.model_runner import ModelRunner
+from worker_svc.parallel import ParallelGroup
+from worker_svc.steps import SchedulerOutputs, SequenceState
+
+BLOCK_SIZE = 16
+NUM_TOKENS = 1000
+# hidden_size, query heads, key/value heads, head size.
+RANDOM_MODELS = ((256, 4, 4, 64), (512, 8, 2, 64), (512, 4, 1, 128))
+
+
+def divergence(reference: torch.Tensor, logits: torch.Tensor) -> float:
+    """Return the mean Kullback-Leibler divergence in nats of rows [n, vocab_size] of logits."""
+    p, q = (each.double().log_softmax(-1) for each in (reference, logits))
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+class Reader:
+    """A model over a cache of some type, which reads texts."""
+
+    def __init__(self, directory: Path, kv_cache_dtype: str, device: Device, load_format: str):
+        spec = LoadSpec(str(directory), kv_cache_dtype=kv_cache_dtype, load_format=load_format)
+        self.loaded = load_model(spec, "bench", ParallelGroup(), device)
+        self.block_bytes = block_bytes(self.loaded, BLOCK_SIZE)
+
+    def read(self, token_ids: list[int]) -> tuple[float, torch.Tensor]:
+        """Return the mean log-probability of a text's tokens, and the logits after each.
+
+        One token a step would take minutes: what is cached of a token does not depend on how many
+        are computed together, and all are read from the cache.
+        """
+        num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+        runner = ModelRunner(self.loaded, BLOCK_SIZE, num_blocks + 1)
+        no_blocks, count = np.empty((0, 2), np.int64), len(token_ids)
+        state = SequenceState(
+            1,
+            np.array(token_ids),
+            count,
+            0,
+            np.empty(0, np.int64),
+            SamplingParams(temperature=0.0, seed=0, prompt_logprobs=0),
+            0,
+        )
+        orders = SchedulerOutputs(
+            epoch=1,
+            step_id=1,
+            released_sequence_ids=(),
+            new_sequences=(state,),
+            blocks_to_copy=no_blocks,
+            sequence_ids=(1,),
+            num_scheduled_tokens=np.array([count]),
+            num_new_blocks=np.array([num_blocks]),
+            new_block_ids=np.arange(1, num_blocks + 1),
+        )
+        with torch.inference_mode():
+            batch = runner.begin_step(orders)
+            hidden = runner.forward(runner.place(batch))
+            rows = self.loaded.device.place({"rows": np.arange(count)})["rows"]
+            logits = runner.compute_logits(hidden, rows).cpu()
+            (found,) = runner.prompt_logprobs(batch, hidden)
+        return float(np.mean([each.logprobs[0] for each in found.logprobs])), logits
+
+
+def random_model(directory: Path, shape: tuple[int, int, int, int]) -> Path:
+    """Write the configuration of a Llama of this shape; its weights are made up when loaded."""
+    import json
+
+    hidden_size, heads, kv_heads, head_dim = shape
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 2000,
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": 6,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def print_quality(kv_cache_dtype: str, device: Device, num_tokens: int = NUM_TOKENS) -> None:
+    """Print what a type of cache costs and saves."""
+    model = embedded_model()
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    text = tokenizer.encode((model / "LICENSE").read_text()).ids[:num_tokens]
+    perplexities = []
+    for name in ("auto", kv_cache_dtype):
+        logprob, _ = Reader(model, name, device, "safetensors").read(text)
+        perplexities.append(math.exp(-logprob))
+    change = perplexities[1] / perplexities[0] - 1
+    print(
+        f"{kv_cache_dtype} cache on {device.name}: perplexity of the demo model over "
+        f"{len(text)} tokens {perplexities[0]:.4f} -> {perplexities[1]:.4f} ({change:+.2%})"
+    )
+    for shape in RANDOM_MODELS:
+        with tempfile.TemporaryDirectory() as name:
+            directory = random_model(Path(name), shape)
+            own, small = (
+                Reader(directory, each, device, "dummy") for each in ("auto", kv_cache_dtype)
+            )
+        ids = [(31 * i + 7) % 2000 for i in range(num_tokens // 4)]
+        nats = divergence(own.read(ids)[1], small.read(ids)[1])
+        print(
+            f"  random model, {shape[1]}/{shape[2]} heads of {shape[3]}: KL {nats:.2e} nats, "
+            f"{own.block_bytes / small.block_bytes:.2f}x the tokens of bfloat16 in the same memory"
+        )
+
+
+def main() -> None:
+    """Print what the types cost that this machine serves."""
+    device = CpuDevice()
+    for name, dtype in KV_CACHE_DTYPES.items():
+        if dtype in device.kv_cache_dtypes:
+            print_quality(name, device)
+
+
+if __name__ == "__main__":
+    main()
