@@ -64,7 +64,7 @@ MUTANTS = {
     "no rescaling of values": ("acc_[g][step][j] *= factor;", ""),
     "no rescaling of the sum": ("sum_[g][j] *= factor;", ""),
     "no new beginning after a partition": ("    }\n    reset();\n  }", "    }\n  }"),
-    "a warp's state left out": ("w < kMmaWarps; ++w)\n", "w < kMmaWarps - 1; ++w)\n"),
+    "a warp's state left out": ("w < kMmaWarps; ++w) columns", "w < kMmaWarps - 1; ++w) columns"),
     "partitions in one slot": ("partition - item.partition_begin) * Shape", "0) * Shape"),
     "the last slot left out": ("i < work.num_slots;", "i < work.num_slots - 1;"),
     "not normalised": ("acc[e] / columns.total[column]", "acc[e]"),

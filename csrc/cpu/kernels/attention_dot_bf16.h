@@ -107,8 +107,9 @@ struct Bf16DotTile {
     for (int m = 0; m < M; ++m) _mm512_storeu_ps(scores + m * kTokens, sum_lanes(sum[m]));
   }
 
-  static void scores(float* scores, const Query* query, int64_t rows, const void* tile, int tokens,
-                     TilePrefetcher& next, int64_t head_size) {
+  static QUIRE_ALWAYS_INLINE void scores(float* scores, const Query* query, int64_t rows,
+                                         const void* tile, int tokens, TilePrefetcher& next,
+                                         int64_t head_size) {
     for (int slab = 0; slab * kSlab < tokens; ++slab) {
       const __m512i* keys = static_cast<const __m512i*>(tile) + slab * (head_size / kGroup) * 4;
       for (int64_t r = 0; r < rows; r += 4) {

@@ -57,8 +57,9 @@ struct Int8DotTile : Bf16DotTile {
     }
   }
 
-  static void scores(float* scores, const Query* query, int64_t rows, const void* tile, int tokens,
-                     TilePrefetcher& next, int64_t head_size) {
+  static QUIRE_ALWAYS_INLINE void scores(float* scores, const Query* query, int64_t rows,
+                                         const void* tile, int tokens, TilePrefetcher& next,
+                                         int64_t head_size) {
     // Back from 2^16 times the keys.
     Bf16DotTile::scores(scores, query, rows, tile, tokens, next, head_size);
     const F32 factor = broadcast(0x1p-16f);
@@ -67,7 +68,8 @@ struct Int8DotTile : Bf16DotTile {
   }
 
   // Columns d .. d + 15 of two rows of n, pair by pair; zero beyond their end.
-  static __m512i load_pairs(const Cached* even, const Cached* odd, int64_t d, int64_t n) {
+  static QUIRE_ALWAYS_INLINE __m512i load_pairs(const Cached* even, const Cached* odd, int64_t d,
+                                                int64_t n) {
     const int lanes = static_cast<int>(max_of(0, min_of(kLanes, n - d)));
     return pair_up(load_up_to(even + d, lanes).v, load_up_to(odd + d, lanes).v);
   }

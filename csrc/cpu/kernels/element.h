@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
-// For the inner loops of kernels that several tile engines share: a call from there costs a fifth.
+// For the inner loops of kernels that several tile engines share: calls cost up to half of their
+// speed.
 #define QUIRE_ALWAYS_INLINE inline __attribute__((always_inline))
 
 namespace quire::cpu::QUIRE_ISA {
