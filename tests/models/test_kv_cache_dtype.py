@@ -20,9 +20,9 @@ def test_logits_are_near(family: str, tmp_path: Path) -> None:
         driver = Driver(load_runner(tmp_path, dtype="float32", kv_cache_dtype=kv_cache_dtype))
         driver.add(0, TEXT)
         driver.step()
-        driver.step()
         logits.append(driver.logits[0])
-    assert 0 < divergence(*(each[None] for each in logits)) < 0.01
+    # Most are far nearer; another expert now and then is the worst.
+    assert 0 < divergence(*(each[None] for each in logits)) < 0.05
 
 
 def test_blocks_are_swapped_as_they_are(tmp_path: Path) -> None:
