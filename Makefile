@@ -42,9 +42,10 @@ bench-smoke: .venv/.ready ## Tokens/s, step time split and bytes per step at 64 
 bench-sched: .venv/.ready ## Cost of scheduling and of the step message
 	@$(BIN)/python bench/scheduler.py
 
-bench-kv: .venv/.ready ## KV cache: share that holds tokens, savings by sharing, cost of preemption
+bench-kv: .venv/.ready ## KV cache: share that holds tokens, savings by sharing, cost of preemption and of fewer bits
 	@$(BIN)/python bench/kv.py
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m bench.sharing
+	@$(BIN)/python -m bench.kv_quality
 
 bench-kernels: .venv/.ready ## Paged attention against the memory bandwidth of the same process
 	@$(BIN)/python bench/kernels_cpu.py

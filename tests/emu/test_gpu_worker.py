@@ -9,7 +9,8 @@ import torch
 
 from bench.kv_quality import divergence
 from quire.sampling_params import SamplingParams
-from tests.emu.emulated_device import EmulatedDevice, EmulatedGraph
+from tests.emu.emulated_device import EmulatedDevice
+from tests.emu.emulated_torch import EmulatedGraph
 from tests.factories import CONFIGS, random_model, save_model
 from tests.models.driver import Driver, load_runner
 from worker_svc.cuda_device import CudaDevice
