@@ -1,4 +1,4 @@
-// The Python module worker_svc._C. Arguments are documented in worker_svc/ops.py, the typed face of
+// The Python module worker_svc._C. Arguments are documented in worker_svc/ops, the typed face of
 // this module.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -124,7 +124,10 @@ class CudaDevice:
             pool: from `new_pool`; graphs that share one must not run at the same time.
         """
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=self.compute_stream):
+        # Other threads may wait for steps meanwhile.
+        with torch.cuda.graph(
+            graph, pool=pool, stream=self.compute_stream, capture_error_mode="thread_local"
+        ):
             work()
         return graph
 

@@ -2,7 +2,8 @@
 
 A graph is captured with the addresses and sizes it has then. So there is one for each of a ladder
 of batch sizes, a batch is filled up to the next of them with sequences that have no tokens, and
-what changes from step to step is copied to where the graph looks for it.
+what changes from step to step is copied to where the graph looks for it. Logits are not part of it:
+each graph would keep memory for those of its size.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class _Captured:
     graph: Graph
     buffer: torch.Tensor
     plans: AttentionPlans
-    logits: torch.Tensor
+    hidden: torch.Tensor
 
 
 class DecodeGraphs:
@@ -81,8 +82,8 @@ class DecodeGraphs:
         Mutates: the caches.
 
         Returns:
-            Logits [num_sequences, vocab_size] float32 that the next step will overwrite, and what
-            the sampler needs; None if no graph is for this batch.
+            The last hidden states [num_sequences, hidden_size], which the next step will overwrite,
+            and what the sampler needs; None if no graph is for this batch.
         """
         if not batch.is_decode or batch.prompt_parts or batch.num_tokens > self._sizes[-1]:
             return None
@@ -101,7 +102,7 @@ class DecodeGraphs:
         )
         captured.plans.make_again()
         captured.graph.replay()
-        return captured.logits[: batch.num_tokens], take_sampler(placed, sampling)
+        return captured.hidden[: batch.num_tokens], take_sampler(placed, sampling)
 
     def _capture(self, size: int) -> _Captured:
         device, arrays = self._device, _decode_arrays(size)
@@ -113,10 +114,10 @@ class DecodeGraphs:
         plans.begin(
             torch.from_numpy(arrays["seq_lens"]), torch.from_numpy(arrays["query_start_loc"])
         )
-        logits = torch.empty(0)
+        hidden = torch.empty(0)
 
         def work() -> None:
-            nonlocal logits
+            nonlocal hidden
             metadata = AttentionMetadata(
                 caches=self._caches,
                 num_tokens=size,
@@ -128,11 +129,10 @@ class DecodeGraphs:
             )
             input_ids = self._rows.token_ids(placed["input_codes"])
             hidden = self._model.forward(input_ids, placed["positions"], metadata)
-            logits = self._model.compute_logits(hidden)
 
         work()  # makes the plans, and whatever libraries make at their first call
         graph = device.capture(work, self._pool)
-        return _Captured(graph, buffer, plans, logits)
+        return _Captured(graph, buffer, plans, hidden)
 
 
 def _decode_arrays(size: int, batch: StepBatch | None = None) -> dict[str, Array]:

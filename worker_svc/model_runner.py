@@ -241,12 +241,13 @@ class ModelRunner:
         }
 
     def _start(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor, SamplerInputs]:
-        """Return hidden states (none where nobody asks), logits, and what the sampler needs."""
+        """Return hidden states, logits, and what the sampler needs."""
         # A graph does not wait for layers one by one: with blocks on their way it is not used.
         if self._graphs is not None and not self.cache_engine.mover.is_moving:
             started = self._graphs.run(batch)
             if started is not None:
-                return started[0], *started
+                hidden, sampler = started
+                return hidden, self._model.compute_logits(hidden), sampler
         inputs = self.place(batch)
         hidden = self.forward(inputs)
         return hidden, self.compute_logits(hidden, inputs.sample_rows), inputs.sampler

@@ -19,8 +19,8 @@ from tests.emu.emulated_torch import (
     Machine,
     register,
 )
-from worker_svc import ops
 from worker_svc.cuda_device import CudaDevice
+from worker_svc.ops import compiled
 
 
 class _KernelsOfDevice:
@@ -128,11 +128,11 @@ def _on_stream(stream: EmulatedStream) -> Iterator[None]:
 def emulated_gpu() -> Iterator[EmulatedDevice]:
     """A GPU for the length of a block, in the thread that runs it."""
     register()
-    kernels = ops._C
+    kernels = compiled._C
     Machine.current = Machine()
-    ops._C = _KernelsOfDevice(kernels)  # type: ignore[assignment]
+    compiled._C = _KernelsOfDevice(kernels)  # type: ignore[assignment]
     try:
         with torch.inference_mode(), Machine.current:
             yield EmulatedDevice(0)
     finally:
-        ops._C = kernels
+        compiled._C = kernels

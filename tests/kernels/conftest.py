@@ -8,6 +8,7 @@ import torch
 
 from tests.kernels.gpu_proxy import KernelsElsewhere
 from worker_svc import ops
+from worker_svc.ops import compiled
 
 CPU_ISAS = ("scalar", "avx2", "avx512", "avx512_bf16")
 # Orders in which the emulator's threads take turns, in a build that has it.
@@ -40,14 +41,14 @@ def cuda_isa(request: pytest.FixtureRequest) -> Iterator[str]:
 def forced(name: str) -> Iterator[str]:
     """Force what kernels run on until the iterator goes on."""
     if name == "gpu":
-        kernels = ops._C
-        ops._C = KernelsElsewhere(kernels, "cuda")
+        kernels = compiled._C
+        compiled._C = KernelsElsewhere(kernels, "cuda")
         yield name
-        ops._C = kernels
+        compiled._C = kernels
         return
     before = ops.isa()
     if name in EMULATED:
-        ops._C.set_emulator_order(EMULATED.index(name), 1)
+        compiled._C.set_emulator_order(EMULATED.index(name), 1)
         ops.set_isa("cuda")
     elif name in ops.available_isas():
         ops.set_isa(name)

@@ -8,11 +8,12 @@ from tests.kernels import oracle
 from tests.kernels.oracle import DTYPES, UNIT_ROUNDOFF
 from tests.kernels.paged import NO_BLOCK, History
 from worker_svc import ops
+from worker_svc.ops import compiled
 
 FLOAT32_NOISE = 2.0**-16
 LENGTHS = (1, 40, 700)
 
-if not hasattr(ops._C, "paged_attention_v1"):
+if not hasattr(compiled._C, "paged_attention_v1"):
     pytest.skip("this build has no CUDA kernels", allow_module_level=True)
 if "cuda" not in ops.available_isas() and not torch.cuda.is_available():
     pytest.skip("there is neither a GPU nor the emulator", allow_module_level=True)
@@ -56,7 +57,7 @@ def test_both_versions(
     slopes = torch.tensor([0.5, 0.1, 0.02, 0.0]) if has_alibi else None
     operands = [out, query, keys, values, tables, torch.tensor(LENGTHS, dtype=torch.int32)]
     on_gpu = operands if "cuda" in ops.available_isas() else [each.cuda() for each in operands]
-    ops._C.paged_attention_v1(
+    compiled._C.paged_attention_v1(
         *on_gpu,
         head_size**-0.5,
         slopes if slopes is None else slopes.to(on_gpu[0].device),

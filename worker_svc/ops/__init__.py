@@ -1,0 +1,100 @@
+"""The kernels of csrc as functions on torch tensors.
+
+Every operation writes into tensors that the caller gives, runs without the GIL and checks all of
+its arguments first: a wrong shape, dtype, stride or index raises ValueError naming the argument and
+the values. An operation runs where its tensors live, on the CPU or a GPU, and what lies on a GPU is
+not looked at: indices are then the caller's to check. Tensors have unit stride in their last
+dimension; other dimensions may be strided, so views of a fused projection are fine.
+
+Symbols: T tokens of the step, N sequences, H query heads, Hkv key/value heads, D head size,
+B blocks, BS block size, MB blocks in the longest table. Activations, weights and caches share one
+dtype out of float32, bfloat16 and float16; arithmetic is float32.
+
+Caches may be quantised instead: what they hold is taken from their dtype, both of a layer alike.
+- torch.int8 [B, Hkv, BS, D + 4], on the CPU: a row is D integers in [-127, 127] and the float32
+  that they are multiples of, the row's largest magnitude / 127. Nothing is calibrated. A row that
+  holds an infinity or NaN reads back as NaN; one of magnitudes below 127 * 2^-126 as zeros.
+- torch.float8_e4m3fn [B, Hkv, BS, D], on a GPU: an element times the scale of its head, which every
+  call is given. What is cached is x / scale rounded to nearest even, at most 448 in magnitude.
+Operations that move blocks take them as they are. A dtype that the device does not serve raises
+ValueError naming those it does.
+
+Results follow the invariance rule: the bits of a row depend on that row, its context and the
+instruction set alone, never on the batch, the chunk, the layout or the number of threads.
+"""
+
+from worker_svc.ops.attention import (
+    paged_attention,
+    plan_attention,
+)
+from worker_svc.ops.cache import (
+    copy_blocks,
+    gather_cached_kv,
+    reshape_and_cache,
+    rotary_and_cache,
+    swap_blocks,
+)
+from worker_svc.ops.layers import (
+    fused_add_rms_norm,
+    gelu,
+    gelu_and_mul,
+    gelu_tanh,
+    gelu_tanh_and_mul,
+    layer_norm,
+    linear,
+    quick_gelu,
+    rms_norm,
+    rotary_embedding,
+    silu_and_mul,
+)
+from worker_svc.ops.logits import (
+    apply_penalties,
+    apply_token_mask,
+    sample,
+    top_logprobs,
+)
+from worker_svc.ops.machine import (
+    advise_huge_pages,
+    available_isas,
+    has_cuda,
+    isa,
+    philox4x32,
+    set_isa,
+    set_num_threads,
+    set_stream,
+    stream_read,
+)
+
+__all__ = [
+    "advise_huge_pages",
+    "apply_penalties",
+    "apply_token_mask",
+    "available_isas",
+    "copy_blocks",
+    "fused_add_rms_norm",
+    "gather_cached_kv",
+    "gelu",
+    "gelu_and_mul",
+    "gelu_tanh",
+    "gelu_tanh_and_mul",
+    "has_cuda",
+    "isa",
+    "layer_norm",
+    "linear",
+    "paged_attention",
+    "philox4x32",
+    "plan_attention",
+    "quick_gelu",
+    "reshape_and_cache",
+    "rms_norm",
+    "rotary_and_cache",
+    "rotary_embedding",
+    "sample",
+    "set_isa",
+    "set_num_threads",
+    "set_stream",
+    "silu_and_mul",
+    "stream_read",
+    "swap_blocks",
+    "top_logprobs",
+]

@@ -1,0 +1,122 @@
+"""Attention over the paged cache.
+
+What all operations have in common stands in worker_svc.ops.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from worker_svc.ops import compiled
+
+if TYPE_CHECKING:
+    from worker_svc._C import AttentionPlan
+
+
+def plan_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    sliding_window: int | None = None,
+    max_seq_len: int | None = None,
+    earlier: AttentionPlan | None = None,
+) -> AttentionPlan | None:
+    """Share out the attention of a step, once for all layers that are alike.
+
+    How it is shared out changes no result.
+
+    Mutates:
+        earlier.
+
+    Args:
+        query: [T, H, D]; here and in the caches only shapes, strides and dtypes count.
+        key_cache: [B, Hkv, BS, D], or quantised.
+        value_cache: as key_cache.
+        seq_lens: [N] int32, on the CPU.
+        query_start_loc: [N + 1] int32, on the CPU.
+        sliding_window: as for `paged_attention`.
+        max_seq_len: makes a plan for a captured graph, whose sequences have at most one row each:
+            made again of the same sizes, for any lengths up to this one, it keeps what the graph
+            was captured with. All such plans of a thread are for one stream.
+        earlier: a plan that is no longer needed, whose memory this one takes over.
+
+    Returns:
+        For `paged_attention` over these sequences; None where there is nothing to plan.
+    """
+    return compiled._C.plan_attention(
+        query,
+        key_cache,
+        value_cache,
+        seq_lens,
+        query_start_loc,
+        sliding_window,
+        max_seq_len,
+        earlier,
+    )
+
+
+def paged_attention(
+    out: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    scale: float,
+    *,
+    alibi_slopes: Tensor | None = None,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    plan: AttentionPlan | None = None,
+) -> None:
+    """Causal attention of a ragged batch over paged keys and values: decode, prefill, chunks.
+
+    Row j of sequence i, which is row query_start_loc[i] + j of query, stands at position
+    seq_lens[i] - query_len + j and sees the keys at its own and earlier positions. Query head h
+    reads key/value head h // (H // Hkv). Logits are scaled, then capped, then biased, then masked.
+    Over quantised caches it is attention over the numbers that they mean, up to float32 rounding.
+
+    Args:
+        out: [T, H, D]; rows from query_start_loc[N] on are left as they are.
+        query: [T, H, D]; D a multiple of 8 up to 256.
+        key_cache: [B, Hkv, BS, D], or quantised; BS a power of two in [8, 256].
+        value_cache: as key_cache.
+        block_tables: [N, MB] int32; only entries that hold a visible key are read.
+        seq_lens: [N] int32, keys of each sequence including those of this step.
+        query_start_loc: [N + 1] int32, starting at 0; a sequence may have no rows.
+        scale: Factor of the logits, usually 1 / sqrt(D).
+        alibi_slopes: [H] float32; adds slope * (key position - query position) (Press et al. 2022).
+        sliding_window: Only keys with query position - key position < window are seen.
+        soft_cap: Logits become cap * tanh(logit / cap).
+        k_scale: [Hkv] float32, of float8 caches only; None for 1.
+        v_scale: as k_scale.
+        plan: what `plan_attention` returned for this step; without one each call makes its own, for
+            which the CPU waits on a GPU.
+
+    Mutates:
+        out.
+    """
+    compiled._C.paged_attention(
+        out,
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        query_start_loc,
+        scale,
+        alibi_slopes,
+        sliding_window,
+        soft_cap,
+        k_scale,
+        v_scale,
+        plan,
+    )

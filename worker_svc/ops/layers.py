@@ -1,0 +1,131 @@
+"""Norms, rotary embedding, activations and linear layers.
+
+What all operations have in common stands in worker_svc.ops.
+"""
+
+from torch import Tensor
+
+from worker_svc.ops import compiled
+
+
+def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    """Divide rows by their root mean square and scale them (Zhang and Sennrich 2019).
+
+    Args:
+        out: As x, which it may be.
+        x: [M, N], or [M, H, N] to normalise each head.
+        weight: [N].
+        eps: Added to the mean square.
+
+    Mutates:
+        out.
+    """
+    compiled._C.rms_norm(out, x, weight, eps)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+    """Add x to the residual stream and normalise the sum: residual += x; x = rms_norm(residual).
+
+    The bits are those of the addition and rms_norm one after the other.
+
+    Args:
+        x: [M, N] or [M, H, N].
+        residual: As x.
+        weight: [N].
+        eps: Added to the mean square.
+
+    Mutates:
+        x, residual.
+    """
+    compiled._C.fused_add_rms_norm(x, residual, weight, eps)
+
+
+def layer_norm(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+    """Centre and scale rows to unit variance, then apply weight and bias (Ba et al. 2016).
+
+    Args:
+        out: As x, which it may be.
+        x: [M, N] or [M, H, N].
+        weight: [N].
+        bias: [N], or None.
+        eps: Added to the variance.
+
+    Mutates:
+        out.
+    """
+    compiled._C.layer_norm(out, x, weight, bias, eps)
+
+
+def rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, is_neox: bool
+) -> None:
+    """Rotate pairs of elements by angles that grow with the position (Su et al. 2021).
+
+    Args:
+        positions: [T] int64, in [0, P).
+        query: [T, H, D].
+        key: [T, Hkv, D].
+        cos_sin_cache: [P, R] float32, R / 2 cosines then R / 2 sines; R <= D, elements beyond R are
+            left as they are.
+        is_neox: Pair element i with i + R / 2 (GPT-NeoX, Llama) instead of 2i with 2i + 1 (GPT-J).
+
+    Mutates:
+        query, key.
+    """
+    compiled._C.rotary_embedding(positions, query, key, cos_sin_cache, is_neox)
+
+
+def silu_and_mul(out: Tensor, x: Tensor) -> None:
+    """Write silu(x[:, :N]) * x[:, N:] of x [M, 2N] to out [M, N]."""
+    compiled._C.silu_and_mul(out, x)
+
+
+def gelu_and_mul(out: Tensor, x: Tensor) -> None:
+    """Write gelu(x[:, :N]) * x[:, N:] of x [M, 2N] to out [M, N]."""
+    compiled._C.gelu_and_mul(out, x)
+
+
+def gelu_tanh_and_mul(out: Tensor, x: Tensor) -> None:
+    """Write gelu_tanh(x[:, :N]) * x[:, N:] of x [M, 2N] to out [M, N]."""
+    compiled._C.gelu_tanh_and_mul(out, x)
+
+
+def gelu(out: Tensor, x: Tensor) -> None:
+    """Write x * Phi(x) of x [M, N] to out [M, N], which it may be (Hendrycks and Gimpel 2016)."""
+    compiled._C.gelu(out, x)
+
+
+def gelu_tanh(out: Tensor, x: Tensor) -> None:
+    """Write the tanh approximation of gelu ("gelu_new", "gelu_pytorch_tanh") of x to out [M, N]."""
+    compiled._C.gelu_tanh(out, x)
+
+
+def quick_gelu(out: Tensor, x: Tensor) -> None:
+    """Write x * sigmoid(1.702 x) of x [M, N] to out [M, N], which it may be."""
+    compiled._C.quick_gelu(out, x)
+
+
+def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Multiply rows by weights, x @ weight.T + bias, on a GPU, by the invariance rule.
+
+    A library of matrix products picks its algorithm by the number of rows; here the sum over K has
+    one order, whatever M and whatever the alignment: K is cut into sections by N and K alone, which
+    are summed in float32 (on tensor cores; of float32 operands by fused multiply-adds, not in TF32)
+    and added in order, then the bias, and the result is rounded once.
+
+    The first call of a thread allocates memory of the device, later ones none, so that they can be
+    captured in a graph. What one thread starts on several streams must not overlap.
+
+    Args:
+        out: [M, N]; must not overlap the others.
+        x: [M, K].
+        weight: [N, K].
+        bias: [N], or None.
+
+    Mutates:
+        out.
+
+    Raises:
+        ValueError: the operands are on the CPU, where dense layers are torch's with packed weights.
+    """
+    compiled._C.linear(out, x, weight, bias)

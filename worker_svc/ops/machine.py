@@ -1,0 +1,68 @@
+"""What the kernels run on, and yardsticks of it."""
+
+from torch import Tensor
+
+from worker_svc.ops import compiled
+
+
+def has_cuda() -> bool:
+    """Whether there are kernels for GPUs in this build."""
+    return hasattr(compiled._C, "set_stream")
+
+
+def set_stream(stream: int) -> None:
+    """Start what the calling thread is told from now on, on a CUDA stream; 0 is the default one.
+
+    Only in builds with kernels for GPUs.
+
+    Args:
+        stream: a cudaStream_t.
+    """
+    compiled._C.set_stream(stream)
+
+
+def isa() -> str:
+    """Name the instruction set in use."""
+    return compiled._C.isa()
+
+
+def available_isas() -> tuple[str, ...]:
+    """Name the instruction sets that this machine can run, best first."""
+    return tuple(compiled._C.available_isas())
+
+
+def set_isa(name: str) -> None:
+    """Use another instruction set from now on; QUIRE_ISA in the environment does so at import.
+
+    Not to be called while an operation runs.
+
+    Raises:
+        ValueError: This machine cannot run it.
+    """
+    compiled._C.set_isa(name)
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Set how many threads an operation uses, by default one per usable core.
+
+    Not to be called while an operation runs.
+    """
+    compiled._C.set_num_threads(num_threads)
+
+
+def advise_huge_pages(tensor: Tensor) -> None:
+    """Ask for huge pages behind a contiguous tensor, best before the tensor is first touched.
+
+    Scattered reads of a large cache then miss the TLB far less. Systems without them ignore it.
+    """
+    compiled._C.advise_huge_pages(tensor)
+
+
+def stream_read(tensor: Tensor) -> int:
+    """Read a contiguous tensor once and return the xor of its words: a yardstick of bandwidth."""
+    return compiled._C.stream_read(tensor)
+
+
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, ...]:
+    """Return the four words that Philox4x32-10 makes of a counter and a key."""
+    return tuple(compiled._C.philox4x32(counter, key))
