@@ -19,6 +19,7 @@ def doctor() -> None:
     from worker_svc import invariance, ops
 
     typer.echo(f"kernels    {ops.isa()} (this machine can: {', '.join(ops.available_isas())})")
+    typer.echo(f"gpu        {_gpu()}")
     violations = 0
     for name, dtype in invariance.DTYPES.items():
         found = invariance.check_linear_invariance(dtype)
@@ -29,3 +30,15 @@ def doctor() -> None:
     if violations:
         typer.echo("error: outputs may depend on batch size on this machine", err=True)
         sys.exit(1)
+
+
+def _gpu() -> str:
+    """Say which GPU a worker would take, or why it takes none."""
+    from quire.errors import ConfigError
+    from worker_svc.device import open_device
+
+    try:
+        device = open_device("cuda")
+    except ConfigError as error:
+        return f"none: {error.message}"
+    return f"{device.name} ({device.isa})"

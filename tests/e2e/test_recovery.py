@@ -60,9 +60,17 @@ async def collect(
     return [replace(each, request_id="") for each in collector.completions()]
 
 
-@pytest.mark.parametrize("victim", ["worker 0", "scheduler"])
-async def test_killing_a_service_changes_no_token(start_cluster: StartCluster, victim: str) -> None:
-    async with start_cluster() as cluster, AsyncClient(cluster.router.address) as client:
+@pytest.mark.parametrize(
+    ("victim", "options"),
+    [("worker 0", ()), ("scheduler", ()), ("worker 0", ("--kv-cache-dtype", "int8"))],
+)
+async def test_killing_a_service_changes_no_token(
+    start_cluster: StartCluster, victim: str, options: tuple[str, ...]
+) -> None:
+    async with (
+        start_cluster(None, *options) as cluster,
+        AsyncClient(cluster.router.address) as client,
+    ):
         expected = [await collect(client, index) for index in range(len(PROMPTS))]
         assert [len(outputs) for outputs in expected] == [1] * 5 + [3, 2, 2]
         assert [len(outputs[0].token_ids) for outputs in expected[:5]] == [200] * 5

@@ -33,6 +33,8 @@ def test_defaults_are_valid() -> None:
         ({"block_size": 0}, ["block_size", "1", "0"]),
         ({"num_gpu_blocks_override": 0}, ["num_gpu_blocks_override", "0"]),
         ({"kv_cache_memory_bytes": -1}, ["kv_cache_memory_bytes", "-1"]),
+        ({"kv_cache_dtype": "int4"}, ["kv_cache_dtype", "auto, fp8, int8", "int4"]),
+        ({"gpu_memory_utilization": 1.1}, ["gpu_memory_utilization", "(0, 1]", "1.1"]),
         ({"max_model_len": 1}, ["max_model_len", "2", "1"]),
         ({"max_num_batched_tokens": 0}, ["max_num_batched_tokens", "0"]),
         ({"max_num_seqs": 0}, ["max_num_seqs", "0"]),

@@ -1,0 +1,43 @@
+"""Where a worker computes, by name, and the sizes that a GPU captures."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.cli.cluster import ClusterConfig
+from quire.errors import ConfigError
+from worker_svc.config import WorkerConfig
+from worker_svc.decode_graphs import graph_sizes
+from worker_svc.device import open_device
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:", "cuda:x", "cpu:1", ""])
+def test_a_name_of_no_device_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="device: must be cpu, cuda, cuda:N or auto, got"):
+        WorkerConfig(device=name)
+
+
+def test_what_is_there_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for name in ("cpu", "auto", "auto:3"):
+        assert open_device(name).name == "cpu"
+    with pytest.raises(ConfigError, match="device: "):
+        open_device("cuda:7")
+
+
+def test_each_rank_has_a_gpu_of_its_own() -> None:
+    model = Path(__file__).parent
+    for device, expected in {"auto": "auto:1", "cuda": "cuda:1", "cuda:5": "cuda:5"}.items():
+        assert ClusterConfig(model, device=device).device_of(1) == expected
+    assert ClusterConfig(model, device="cpu").device_of(1) == "cpu"
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 7, 8, 256, 257, 300, 1024])
+def test_the_ladder_ends_with_the_largest_batch(max_num_seqs: int) -> None:
+    sizes = graph_sizes(max_num_seqs)
+    assert sizes == sorted(set(sizes))
+    assert (sizes[0], sizes[-1]) == (1, max_num_seqs)
+    # No batch is filled up by more than a few rows.
+    assert all(after - before <= 16 for before, after in pairwise(sizes))
