@@ -56,7 +56,8 @@ class Engine:
         model: directory.
         block_size: tokens of a block.
         num_blocks: of the cache.
-        mode: of preemption; there is host memory for four times the cache.
+        mode: of preemption.
+        swap_factor: host memory for swapped blocks, in caches.
         max_num_seqs: that run at once.
         max_steps_in_flight: 2 starts a step before the one before it has ended.
         device: of the worker; None for the CPU.
@@ -71,6 +72,7 @@ class Engine:
         block_size: int = 16,
         num_blocks: int,
         mode: PreemptionMode = PreemptionMode.AUTO,
+        swap_factor: int = 4,
         max_num_seqs: int = 256,
         max_steps_in_flight: int = 1,
         device: Device | None = None,
@@ -79,7 +81,7 @@ class Engine:
     ) -> None:
         self._max_steps_in_flight = max_steps_in_flight
         loaded = load_model(spec or LoadSpec(str(model)), "bench", ParallelGroup(), device)
-        swap_space = 4 * num_blocks * block_bytes(loaded, block_size)
+        swap_space = swap_factor * num_blocks * block_bytes(loaded, block_size)
         self.runner = ModelRunner(
             loaded,
             block_size,

@@ -123,6 +123,7 @@ class Bench:
             device=self._device,
             block_size=BLOCK_SIZE,
             num_blocks=max_streams * blocks + 8,
+            swap_factor=0,
             max_num_seqs=max_streams,
             max_steps_in_flight=2,
         )
@@ -210,6 +211,12 @@ def main() -> int:
     device = open_device(arguments.device)
     device.start_thread(None)
     figures: dict[str, Any] = {}
+
+    def save() -> None:
+        """Write what is known so far: a run may be cut short."""
+        if arguments.json:
+            arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+
     rate = copy_rate(device)
     figures["copy_bytes_per_s"] = rate
     print(f"copy {rate / 1e12:.2f} TB/s")
@@ -222,6 +229,7 @@ def main() -> int:
             for streams in arguments.streams:
                 result = bench.measure(engine, streams, rate)
                 figures[name].append(asdict(result))
+                save()
                 print(
                     f"{name:9} {streams:4} streams {result.tokens_per_s:9.1f} tokens/s, step "
                     f"{result.step_ms:.2f} ms, {result.roof:.0%} of the roof, gap {result.gap:.1%}",
@@ -230,13 +238,18 @@ def main() -> int:
             del engine
             gc.collect()
         streams = max(arguments.streams)
-        figures["transformers"] = bench.transformers(streams)
+        try:
+            figures["transformers"] = bench.transformers(streams)
+        except Exception as error:  # whatever a version of it raises
+            figures["transformers_error"] = repr(error)
+            save()
+            print(f"transformers: not measured: {error!r}", file=sys.stderr)
+            return 1
         ours = figures["default"][-1]["tokens_per_s"]
         for name, theirs in figures["transformers"].items():
             ratio = ours / theirs
             print(f"transformers {name}: {theirs} tokens/s; ours at {streams}: {ratio:.1f}x")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    save()
     return 0
 
 

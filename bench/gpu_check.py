@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -48,23 +49,24 @@ def run(
     print("+", *command, flush=True)
     timeout_s = min(timeout_s, max(1.0, TOTAL_S - (time.monotonic() - BEGAN)))
     began = time.perf_counter()
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        process = subprocess.run(
-            [str(word) for word in command],
-            cwd=ROOT,
-            env={**os.environ, **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        status, output = process.returncode, process.stdout
-    except subprocess.TimeoutExpired as error:
-        partial: bytes | str = error.stdout or ""
-        output = partial if isinstance(partial, str) else partial.decode(errors="replace")
+        output, _ = process.communicate(timeout=timeout_s)
+        status = process.returncode
+    except subprocess.TimeoutExpired:
+        # With all it has started: what goes on would disturb what is measured next.
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
         status, output = 124, f"{output}\nended after {timeout_s:.0f} s"
-    tail = output[-3000:]
+    tail = output[-8000:]
     print(tail, flush=True)
     return {"ok": status == 0, "s": round(time.perf_counter() - began, 1), "output": tail}
 

@@ -22,6 +22,7 @@ MIN_BLOCK_SIZE = 8
 MAX_BLOCK_SIZE = 256
 # More than this many times the cache cannot be waiting for it for long.
 MAX_HOST_BLOCKS_PER_BLOCK = 4
+MEASURED_BLOCKS = 16
 
 
 def check_block_size(block_size: int) -> None:
@@ -120,7 +121,7 @@ class CacheEngine:
     def _make_mover(self, loaded: LoadedModel) -> BlockMover | StreamBlockMover:
         device, sizes = loaded.device, (self.block_size, self.num_host_blocks)
         if isinstance(device, CudaDevice):
-            host_caches = _empty_caches(loaded, *sizes, device.pinned)
+            host_caches = _empty_caches(loaded, *sizes, device.pinned_for_long)
             return StreamBlockMover(device, self.caches, host_caches)
         return BlockMover(self.caches, _empty_caches(loaded, *sizes, torch.empty))
 
@@ -147,13 +148,15 @@ class CacheEngine:
         """Return the time to move one block one way; 0 without host blocks. Changes no contents."""
         if not self.num_host_blocks:
             return 0.0
-        pair = np.zeros((1, 2), np.int64)
-        nothing = pair[:0]
+        # Several, since to start a move costs something too.
+        count = min(MEASURED_BLOCKS, self.num_host_blocks, self.num_blocks)
+        pairs = np.arange(count).repeat(2).reshape(count, 2)
+        nothing = pairs[:0]
         times = []
         for _ in range(5):  # the first ones wait for memory
-            self.mover.start(pair, nothing, nothing)
+            self.mover.start(pairs, nothing, nothing)
             times.append(self.mover.finish()())
-        return float(min(times))
+        return min(times) / count
 
 
 def _check_pairs(field: str, pairs: IntArray, limits: IntArray) -> None:

@@ -1,5 +1,6 @@
 """A GPU: a stream to compute on, one to move blocks on, pinned memory between it and the host."""
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,10 +13,11 @@ from quire.errors import ConfigError
 from worker_svc import ops
 from worker_svc.device import Array, MemoryProfile
 
-# Steps that may be under way while the next is written: one runs, one waits, one is new.
-UPLOAD_BUFFERS = 3
+# Of two steps under way and one that is written; a step uploads a few times.
+UPLOAD_BUFFERS = 12
 # Which converts float8 in hardware.
 FLOAT8_CAPABILITY = (8, 9)
+LEAST_CAPABILITY = (8, 0)
 _ALIGNMENT = 16
 
 
@@ -79,6 +81,8 @@ class CudaDevice:
             raise ConfigError(
                 "device: the kernels were built without CUDA; install with nvcc there"
             )
+        if torch.cuda.get_device_capability(index) < LEAST_CAPABILITY:
+            raise ConfigError(f"device: cuda:{index} is older than the kernels serve, sm_80")
         return cls(index)
 
     # ---------------------------------------------------------------- the device's own things
@@ -111,6 +115,23 @@ class CudaDevice:
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return host memory that the device copies to and from by itself."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def pinned_for_long(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return pinned memory of exactly this size; torch's own is rounded to a power of two.
+
+        Raises:
+            ConfigError: the system does not give so much.
+        """
+        tensor = torch.empty(tuple(shape), dtype=dtype)
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if tensor.nbytes > 0:
+            status = int(runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
+            if status != 0:
+                raise ConfigError(
+                    f"swap_space: {tensor.nbytes} bytes cannot be pinned (CUDA error {status})"
+                )
+            weakref.finalize(tensor, runtime.cudaHostUnregister, tensor.data_ptr())
+        return tensor
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Start what torch and our kernels are told in the block on a stream."""
@@ -159,6 +180,18 @@ class CudaDevice:
         torch.cuda.set_device(self.torch_device)
         torch.cuda.set_stream(self.compute_stream)
         ops.set_stream(self.compute_stream.cuda_stream)
+
+    def start_waiting_thread(self) -> None:
+        """See Device."""
+        torch.cuda.set_device(self.torch_device)
+
+    def is_lost(self) -> bool:
+        """See Device: an error of a kernel stays for as long as its process lives."""
+        try:
+            self.synchronize()
+        except RuntimeError:
+            return True
+        return False
 
     def place(
         self, arrays: Mapping[str, Array], into: torch.Tensor | None = None

@@ -37,6 +37,27 @@ class _Captured:
     hidden: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A decode step that only needs to be started.
+
+    Attributes:
+        sampler: what the sampler needs.
+    """
+
+    _graph: Graph
+    _hidden: torch.Tensor
+    sampler: SamplerInputs
+
+    def run(self) -> torch.Tensor:
+        """Start it; return the last hidden states [num_sequences, hidden_size].
+
+        Mutates: the caches. The next step overwrites what was returned.
+        """
+        self._graph.replay()
+        return self._hidden
+
+
 class DecodeGraphs:
     """The graphs of a model.
 
@@ -76,15 +97,8 @@ class DecodeGraphs:
         for size in reversed(self._sizes):
             self._captured[size] = self._capture(size)
 
-    def run(self, batch: StepBatch) -> tuple[torch.Tensor, SamplerInputs] | None:
-        """Start a decode step.
-
-        Mutates: the caches.
-
-        Returns:
-            The last hidden states [num_sequences, hidden_size], which the next step will overwrite,
-            and what the sampler needs; None if no graph is for this batch.
-        """
+    def prepare(self, batch: StepBatch) -> "PreparedStep | None":
+        """Bring a decode step to where its graph looks for it; None if no graph is for it."""
         if not batch.is_decode or batch.prompt_parts or batch.num_tokens > self._sizes[-1]:
             return None
         self._rows.update()
@@ -101,8 +115,8 @@ class DecodeGraphs:
             torch.from_numpy(arrays["seq_lens"]), torch.from_numpy(arrays["query_start_loc"])
         )
         captured.plans.make_again()
-        captured.graph.replay()
-        return captured.hidden[: batch.num_tokens], take_sampler(placed, sampling)
+        hidden = captured.hidden[: batch.num_tokens]
+        return PreparedStep(captured.graph, hidden, take_sampler(placed, sampling))
 
     def _capture(self, size: int) -> _Captured:
         device, arrays = self._device, _decode_arrays(size)

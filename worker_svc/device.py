@@ -12,9 +12,12 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import torch
 
+from quire.log import get_logger
 from worker_svc import ops
 from worker_svc.layers.invariant_linear import padded_rows
 from worker_svc.memory import available_memory_bytes
+
+log = get_logger()
 
 Array = npt.NDArray[Any]
 
@@ -72,6 +75,12 @@ class Device(Protocol):
             num_threads: of kernels and dense layers on the CPU; None takes one per usable core.
         """
 
+    def start_waiting_thread(self) -> None:
+        """Prepare the calling thread to wait for what is computed here, and for nothing else."""
+
+    def is_lost(self) -> bool:
+        """Whether nothing can be computed here any more, in this process."""
+
     def place(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Return the arrays as tensors here; they may be changed once this has returned."""
 
@@ -126,6 +135,13 @@ class CpuDevice:
         torch.set_num_threads(count)
         ops.set_num_threads(count)
 
+    def start_waiting_thread(self) -> None:
+        """See Device."""
+
+    def is_lost(self) -> bool:
+        """See Device."""
+        return False
+
     def place(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """See Device; the tensors share the arrays' memory."""
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -178,6 +194,9 @@ def open_device(name: str) -> Device:
     from worker_svc.cuda_device import CudaDevice
 
     kind, _, index = name.partition(":")
+    if kind == "auto" and torch.cuda.device_count() > 0 and not ops.has_cuda():
+        log.warning("gpu_unused", reason="the kernels were built without CUDA; install with nvcc")
+        kind = "cpu"
     if kind == "cpu" or (kind == "auto" and torch.cuda.device_count() == 0):
         return CpuDevice()
     return CudaDevice.open(int(index or 0))

@@ -10,8 +10,12 @@ from quire.errors import InvalidRequestError
 from worker_svc.batch import PromptPart, StepBatch, gather_batch
 from worker_svc.row_options import RowOptions
 from worker_svc.sampler import SamplingTable
-from worker_svc.sequence_rows import PENDING, SequenceRows
+from worker_svc.sequence_rows import SequenceRows
 from worker_svc.steps import IntArray, MirroredSequence, SchedulerOutputs, SequenceState
+
+
+# Steps whose tokens have marks of their own; far more than can be under way.
+MAX_MARKS = 2**20
 
 
 class SequenceMirror:
@@ -43,6 +47,7 @@ class SequenceMirror:
         self._vocab_size = vocab_size
         self._padded_rows = padded_rows
         self._row_of: dict[int, int] = {}
+        self._num_steps = 0
         # Of the rows that have any.
         self._options: dict[int, RowOptions] = {}
         # One token more than the limit: a step sent ahead may sample past a sequence's end.
@@ -175,33 +180,43 @@ class SequenceMirror:
     def token_ids(self, row: int) -> npt.NDArray[np.int32]:
         """Return [num_tokens] the tokens of the sequence in a row; a view, not a copy.
 
-        Those of steps that are not settled are PENDING.
+        Those of steps that are not settled are negative.
         """
         return self._held.token_ids[row, : self._held.num_tokens[row]]
 
-    def advance(self, batch: StepBatch) -> None:
+    def advance(self, batch: StepBatch) -> int:
         """Record that a batch is computed, and that its sequences gain a token yet unknown.
 
         Args:
             batch: of the last `build_batch`.
+
+        Returns:
+            The mark that stands in the place of these tokens until they are settled.
         """
         held, rows = self._held, batch.sampling_rows
+        self._num_steps += 1
+        mark = -1 - self._num_steps % MAX_MARKS
         held.num_computed[batch.rows] += batch.num_scheduled_tokens
-        held.token_ids[rows, batch.sampled_positions] = PENDING
+        held.token_ids[rows, batch.sampled_positions] = mark
         held.num_tokens[rows] += 1
+        return mark
 
-    def settle(self, batch: StepBatch, token_ids: IntArray, ok: npt.NDArray[np.bool_]) -> None:
+    def settle(
+        self, batch: StepBatch, mark: int, token_ids: IntArray, ok: npt.NDArray[np.bool_]
+    ) -> None:
         """Record what a batch has sampled, of the sequences that still wait for it.
 
         Args:
             batch: that `advance` was told of.
+            mark: that it returned.
             token_ids: [num_sampling].
             ok: [num_sampling] False marks a sequence that failed: its token means nothing, and it
                 is not computed again.
         """
         held, rows, positions = self._held, batch.sampling_rows, batch.sampled_positions
-        # A sequence may have been released since, and its row be another's, who knows its tokens.
-        waits = held.token_ids[rows, positions] == PENDING
+        # A sequence may have been released since, and its row be another's: of known tokens, or one
+        # that waits at the same position for a later step.
+        waits = held.token_ids[rows, positions] == mark
         if not waits.all():
             rows, positions = rows[waits], positions[waits]
             token_ids, ok = token_ids[waits], ok[waits]

@@ -1,6 +1,7 @@
 """Runs steps: orders in, tokens out."""
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,7 +66,8 @@ class ModelRunner:
             loaded.info.vocab_size,
             lambda num_rows: device.padded_rows(num_rows, loaded.dtype),
             loaded.info.eos_token_ids,
-            max_num_seqs,
+            # Twice: forks come before releases, and tables that grow stop the device.
+            None if max_num_seqs is None else 2 * max_num_seqs,
         )
         # Started, and not yet settled in the mirror.
         self._pending: deque[PendingStep] = deque()
@@ -98,8 +100,7 @@ class ModelRunner:
             InvalidRequestError: the orders do not fit what is held; the mirror is then undefined.
         """
         batch = self.begin_step(outputs)
-        started = self._device.mark()
-        hidden, logits, sampler = self._start(batch)
+        started, hidden, logits, sampler = self._start(batch)
         computed = self._device.mark()
         prompt_logprobs = self.prompt_logprobs(batch, hidden)
         token_ids, ok, reports = self.sample(batch, logits, sampler)
@@ -107,6 +108,7 @@ class ModelRunner:
         step = PendingStep(
             self._device,
             batch,
+            self.mirror.advance(batch),
             # After the marks: when this has come, they have.
             self._device.fetch((token_ids, ok, *reports.tensors)),
             marks,
@@ -114,7 +116,6 @@ class ModelRunner:
             reports=reports if self._parallel.rank == 0 else None,
             prompt_logprobs=prompt_logprobs,
         )
-        self.mirror.advance(batch)
         self._pending.append(step)
         if self._device.is_immediate:
             self._settle()
@@ -240,20 +241,23 @@ class ModelRunner:
             if each.num_candidates
         }
 
-    def _start(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor, SamplerInputs]:
-        """Return hidden states, logits, and what the sampler needs."""
+    def _start(self, batch: StepBatch) -> tuple[Any, torch.Tensor, torch.Tensor, SamplerInputs]:
+        """Return the moment it began, hidden states, logits, and what the sampler needs."""
         # A graph does not wait for layers one by one: with blocks on their way it is not used.
         if self._graphs is not None and not self.cache_engine.mover.is_moving:
-            started = self._graphs.run(batch)
-            if started is not None:
-                hidden, sampler = started
-                return hidden, self._model.compute_logits(hidden), sampler
+            prepared = self._graphs.prepare(batch)
+            if prepared is not None:
+                started = self._device.mark()
+                hidden = prepared.run()
+                return started, hidden, self._model.compute_logits(hidden), prepared.sampler
         inputs = self.place(batch)
+        started = self._device.mark()
         hidden = self.forward(inputs)
-        return hidden, self.compute_logits(hidden, inputs.sample_rows), inputs.sampler
+        logits = self.compute_logits(hidden, inputs.sample_rows)
+        return started, hidden, logits, inputs.sampler
 
     def _settle(self, leave: int = 0) -> None:
         """Wait for the steps under way but the last `leave`; write their tokens into the mirror."""
         while len(self._pending) > leave:
             step = self._pending.popleft()
-            self.mirror.settle(step.batch, *step.sampled())
+            self.mirror.settle(step.batch, step.mark, *step.sampled())

@@ -35,6 +35,7 @@ class PendingStep:
     Args:
         device: that does it.
         batch: that it computes.
+        mark: of its tokens in the mirror.
         fetched: token_ids [num_sampling] int64, ok [num_sampling] bool and the tensors of
             `reports`, on their way.
         marks: of its times.
@@ -44,12 +45,14 @@ class PendingStep:
 
     Attributes:
         batch: that it computes.
+        mark: of its tokens in the mirror.
     """
 
     def __init__(
         self,
         device: Device,
         batch: StepBatch,
+        mark: int,
         fetched: Fetched,
         marks: StepMarks,
         swap_us: Callable[[], int],
@@ -58,6 +61,7 @@ class PendingStep:
         prompt_logprobs: tuple[PromptLogprobs, ...] = (),
     ) -> None:
         self.batch = batch
+        self.mark = mark
         self._device = device
         self._fetched = fetched
         self._marks = marks

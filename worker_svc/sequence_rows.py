@@ -5,9 +5,6 @@ import numpy as np
 from worker_svc.sampler import SamplingTable
 from worker_svc.steps import IntArray, SequenceState
 
-# Of a token that was sampled, but has not come from the device yet.
-PENDING = -1
-
 _INITIAL_ROWS = 64
 _ARRAYS = ("token_ids", "block_tables", "num_tokens", "num_computed", "num_blocks", "has_failed")
 
@@ -25,7 +22,8 @@ class SequenceRows:
 
     Attributes:
         block_size: tokens of a block.
-        token_ids: [rows, max_num_tokens] int32; PENDING where only a device knows the token.
+        token_ids: [rows, max_num_tokens] int32; negative where only a device knows the token: the
+            mark of the step that sampled it.
         block_tables: [rows, blocks of max_num_tokens] int32.
         num_tokens: [rows] tokens known.
         num_computed: [rows] tokens whose keys and values are in the cache.

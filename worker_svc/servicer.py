@@ -10,7 +10,7 @@ from typing import TypeVar, TypeVarTuple
 
 import grpc
 
-from quire.errors import StaleEpochError
+from quire.errors import QuireError, StaleEpochError
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire.wire import model_info_to_proto
 from worker_svc import wire
@@ -46,8 +46,9 @@ class _StartedStep:
     def result(self) -> StepResult:
         """Wait for it."""
         outcome = self.pending.result()
-        # A GPU may still be at it when the thread has long gone on.
-        worker_us = max(self.thread_us, outcome.model_us + outcome.sample_us)
+        # Beside a GPU the thread has long gone on, or has waited for the step before.
+        device_us = outcome.model_us + outcome.sample_us
+        worker_us = self.thread_us if self.pending.is_done else device_us
         return StepResult(self.epoch, self.step_id, outcome, worker_us)
 
 
@@ -65,7 +66,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             max_workers=1, thread_name_prefix="model", initializer=worker.start_thread
         )
         # Waits for what a GPU computes, while the model's thread starts the next step.
-        self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step-waiter")
+        self._waiter = ThreadPoolExecutor(
+            max_workers=1,
+            thread_name_prefix="step-waiter",
+            initializer=worker.start_waiting_thread,
+        )
 
     def close(self) -> None:
         """Let the step under way finish and stop the thread."""
@@ -199,7 +204,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             return step
         if step.pending.is_done:
             return step.result()
-        return await asyncio.get_running_loop().run_in_executor(self._waiter, step.result)
+        return await self._run_in(self._waiter, step.result)
 
     def _run_step(self, stream: StepStream, outputs: SchedulerOutputs) -> "_StartedStep | StepGap":
         """Start a step in the model's thread."""
@@ -222,4 +227,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Queue a call for the model's thread."""
-        return asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+        return self._run_in(self._executor, function, *args)
+
+    def _run_in(
+        self, executor: ThreadPoolExecutor, function: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """Queue a call for a thread that uses the device."""
+
+        def call() -> T:
+            try:
+                return function(*args)
+            except QuireError:
+                raise
+            except Exception:
+                self._worker.exit_if_device_is_lost()
+                raise
+
+        return asyncio.get_running_loop().run_in_executor(executor, call)

@@ -131,7 +131,7 @@ class StepResult:
         epoch: as ordered.
         step_id: as ordered.
         outcome: tokens and times; no tokens on ranks above 0.
-        worker_us: time the model's thread spent on the step, or the GPU if that was longer.
+        worker_us: time that the model's thread, or the GPU, spent on the step.
     """
 
     epoch: int

@@ -1,6 +1,7 @@
 """The worker behind the service: a model, its cache and its sequences, driven from one thread."""
 
 import gc
+import os
 from dataclasses import dataclass, replace
 
 from quire import __version__
@@ -22,6 +23,8 @@ from worker_svc.profile import (
 from worker_svc.steps import MirroredSequence, SchedulerOutputs
 
 log = get_logger()
+
+EXIT_DEVICE_LOST = 70
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,16 @@ class Worker:
         """Prepare the calling thread for the other methods."""
         self._device.start_thread(self._num_threads)
 
+    def start_waiting_thread(self) -> None:
+        """Prepare the calling thread to wait for steps."""
+        self._device.start_waiting_thread()
+
+    def exit_if_device_is_lost(self) -> None:
+        """End the process if its device is of no use any more: whoever starts it again helps."""
+        if self._device.is_lost():
+            log.error("device_lost", device=self._device.name)
+            os._exit(EXIT_DEVICE_LOST)
+
     def describe(self) -> WorkerDescription:
         """Return what this worker is and holds; may be called from any thread."""
         loaded, runner = self._loaded, self._runner
@@ -97,6 +110,10 @@ class Worker:
             UnavailableError: the other ranks did not come.
         """
         name = served_model_name or spec.model
+        if spec.tensor_parallel_size > 1 and not self._device.is_immediate:
+            # NCCL does not let go of a group while graphs have captured its operations.
+            self._runner = None
+            gc.collect()
         # Anew each time: another rank may be back after its death, or hang in a step that this one
         # was never told of.
         parallel = join_group(

@@ -24,6 +24,7 @@ class Workspace {
     check(cudaFree(data_), "workspace");
     data_ = nullptr;
     bytes_ = 0;
+    bytes += bytes / 2;  // what grows by little grows often
     check(cudaMalloc(&data_, bytes), "workspace");
     bytes_ = bytes;
   }

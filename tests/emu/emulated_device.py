@@ -78,6 +78,10 @@ class EmulatedDevice(CudaDevice):
         """See CudaDevice."""
         return torch.empty(tuple(shape), dtype=dtype)
 
+    def pinned_for_long(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """See CudaDevice."""
+        return self.pinned(shape, dtype)
+
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """See CudaDevice."""
         return _on_stream(stream)

@@ -15,10 +15,11 @@ from worker_svc.logprobs import StepReports
 from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import ParallelGroup
 from worker_svc.pending_step import PendingStep
-from worker_svc.sequence_rows import PENDING
 from worker_svc.step_inputs import SamplerInputs
 from worker_svc.steps import IntArray, PromptLogprobs, SchedulerOutputs, SequenceState
 
+# In the place of a token that was sampled and has not been told yet.
+PENDING = -1
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 
 

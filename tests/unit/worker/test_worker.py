@@ -1,10 +1,14 @@
 """A worker over its life: what it keeps and what it lets go."""
 
+import os
 import weakref
 
+import pytest
+
 from quire.cli.cluster import embedded_model
+from worker_svc.device import CpuDevice
 from worker_svc.loader import LoadSpec
-from worker_svc.worker import Worker
+from worker_svc.worker import EXIT_DEVICE_LOST, Worker
 
 
 def test_a_new_cache_takes_the_place_of_the_one_before() -> None:
@@ -19,3 +23,16 @@ def test_a_new_cache_takes_the_place_of_the_one_before() -> None:
         caches.append(weakref.ref(runner.cache_engine.caches.keys[0]))
         del runner
     assert [cache() is None for cache in caches] == [True, True, False]
+
+
+def test_a_worker_whose_device_is_lost_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its errors would come again at every call; another process may find the device well."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    device = CpuDevice()
+    worker = Worker(device)
+    worker.exit_if_device_is_lost()
+    assert ended == []
+    monkeypatch.setattr(device, "is_lost", lambda: True)
+    worker.exit_if_device_is_lost()
+    assert ended == [EXIT_DEVICE_LOST]

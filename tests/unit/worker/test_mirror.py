@@ -1,0 +1,61 @@
+"""Tokens that a step sampled and that come later: whose they are."""
+
+import numpy as np
+import pytest
+
+from quire.sampling_params import SamplingParams
+from worker_svc.batch import StepBatch
+from worker_svc.mirror import SequenceMirror
+from worker_svc.steps import SchedulerOutputs, SequenceState
+
+PROMPT = np.array([5, 6, 7], np.int64)
+
+
+def state(sequence_id: int) -> SequenceState:
+    params = SamplingParams(temperature=0.0, seed=0)
+    return SequenceState(sequence_id, PROMPT, len(PROMPT), 0, np.array([3]), params, 0)
+
+
+def step(
+    mirror: SequenceMirror, computes: tuple[int, int], *, new: int | None = None, released: int = 0
+) -> tuple[StepBatch, int]:
+    """Compute so many tokens of a sequence, and let the mirror wait for the token it samples."""
+    outputs = SchedulerOutputs(
+        epoch=1,
+        step_id=1,
+        released_sequence_ids=(released,) if released else (),
+        new_sequences=() if new is None else (state(new),),
+        blocks_to_copy=np.empty((0, 2), np.int64),
+        sequence_ids=computes[:1],
+        num_scheduled_tokens=np.array(computes[1:]),
+        num_new_blocks=np.array([0]),
+        new_block_ids=np.empty(0, np.int64),
+    )
+    mirror.apply(outputs)
+    batch = mirror.build_batch(outputs)
+    return batch, mirror.advance(batch)
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_row_that_changes_hands_waits_for_the_token_of_its_own_step(ok: bool) -> None:
+    """The next sequence in the row waits at the same position as the one before it."""
+    mirror = SequenceMirror(16, 10, 100, 50, lambda rows: rows, (2,))
+    first, first_mark = step(mirror, (1, 3), new=1)
+    second, second_mark = step(mirror, (2, 3), new=2, released=1)
+    assert first.sampling_rows == second.sampling_rows
+    assert first.sampled_positions == second.sampled_positions
+
+    row = int(second.sampling_rows[0])
+    mirror.settle(first, first_mark, np.array([11]), np.array([ok]))
+    assert mirror.token_ids(row)[-1] < 0, "that was the token of a sequence that is gone"
+    mirror.settle(second, second_mark, np.array([22]), np.array([True]))
+    assert mirror.token_ids(row).tolist() == [5, 6, 7, 22]
+    third, _ = step(mirror, (2, 1))
+    assert (third.failed_ids, third.input_codes.tolist()) == ((), [22])
+
+
+def test_a_token_that_has_not_come_is_named_by_its_row() -> None:
+    mirror = SequenceMirror(16, 10, 100, 50, lambda rows: rows, (2,))
+    batch, _ = step(mirror, (1, 3), new=1)
+    following, _ = step(mirror, (1, 1))
+    assert following.input_codes.tolist() == [-1 - int(batch.sampling_rows[0])]
