@@ -13,7 +13,6 @@ from worker_svc.sampler import SamplingTable
 from worker_svc.sequence_rows import SequenceRows
 from worker_svc.steps import IntArray, MirroredSequence, SchedulerOutputs, SequenceState
 
-
 # Steps whose tokens have marks of their own; far more than can be under way.
 MAX_MARKS = 2**20
 
