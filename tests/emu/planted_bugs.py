@@ -63,3 +63,12 @@ class Builder:
 def run(program: Path) -> "subprocess.CompletedProcess[str]":
     """Run a driver: 0 if it saw nothing wrong."""
     return subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
+
+
+def assert_noticed(name: str, result: "subprocess.CompletedProcess[str]") -> None:
+    """A driver has seen that something is wrong; where a bug's name says what, just that."""
+    assert result.returncode != 0
+    if "skips" in name:
+        assert "deadlock" in result.stderr
+    if "misaligned" in name:
+        assert "misaligned" in result.stderr

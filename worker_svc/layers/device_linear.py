@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -32,45 +33,21 @@ def fixed_tiles(wanted: bool) -> Iterator[None]:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """Return the layer of a weight [out_features, in_features] and a bias [out_features]."""
+    """Return the layer of a weight [out_features, in_features] and a bias [out_features].
+
+    On a GPU cuBLAS picks its algorithm, and so a row's last bits, by the number of rows; layers of
+    fixed tiles do not.
+    """
     if weight.device.type == "cpu":
         return InvariantLinear(weight, bias)
-    return FixedTileLinear(weight, bias) if _fixed_tiles.get() else CublasLinear(weight, bias)
+    linear = fixed_tile_linear if _fixed_tiles.get() else functional.linear
+    return partial(linear, weight=weight, bias=bias)
 
 
-class CublasLinear:
-    """The fastest layer: its algorithm, and so a row's last bits, depend on the number of rows.
-
-    Args:
-        weight: [out_features, in_features] on a GPU.
-        bias: [out_features] or None.
-    """
-
-    __slots__ = ("_bias", "_weight")
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [rows, out_features]."""
-        return functional.linear(x, self._weight, self._bias)
-
-
-class FixedTileLinear:
-    """A layer whose rows have the same bits in any company.
-
-    Args:
-        weight: [out_features, in_features] on a GPU.
-        bias: [out_features] or None.
-    """
-
-    __slots__ = ("_bias", "_weight")
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [rows, out_features]."""
-        out = x.new_empty(x.shape[0], self._weight.shape[0])
-        ops.linear(out, x, self._weight, self._bias)
-        return out
+def fixed_tile_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return x W^T + b with the same bits for a row in any company; see ops.linear."""
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    ops.linear(out, x, weight, bias)
+    return out
