@@ -1,11 +1,11 @@
 """The worker process: binds, serves until it is asked to stop, closes cleanly."""
 
 from quire.errors import QuireError
-from quire.log import configure, get_logger
+from quire.log import get_logger
 from quire.rpc import Server, announce, stop_signal
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from worker_svc.config import WorkerConfig
-from worker_svc.device import open_device
+from worker_svc.device import Device
 from worker_svc.servicer import WorkerServicer
 from worker_svc.worker import Worker
 
@@ -19,11 +19,12 @@ class WorkerServer:
 
     Args:
         config: how to listen and compute.
+        device: that the configuration names.
     """
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, device: Device) -> None:
         self._config = config
-        self._servicer = WorkerServicer(Worker(open_device(config.device), config.num_threads))
+        self._servicer = WorkerServicer(Worker(device, config.num_threads))
         self._server = Server([SERVICE_NAME])
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(
             self._servicer, self._server.grpc_server
@@ -45,18 +46,18 @@ class WorkerServer:
         self._servicer.close()
 
 
-async def serve(config: WorkerConfig, ready_fd: int | None) -> int:
+async def serve(config: WorkerConfig, device: Device, ready_fd: int | None) -> int:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         config: how to listen and compute.
+        device: that the configuration names.
         ready_fd: pipe that is told "ready HOST:PORT" or "error MESSAGE"; None tells nobody.
 
     Returns:
         The exit code: 0 after a clean stop, 1 if serving could not start.
     """
-    configure("worker", config.log_level)
-    server = WorkerServer(config)
+    server = WorkerServer(config, device)
     try:
         address = await server.start()
     except QuireError as error:

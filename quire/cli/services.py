@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -69,6 +70,7 @@ def worker(
         # the cores that the kernels and the other services need.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         from worker_svc.config import WorkerConfig
+        from worker_svc.device import open_device
         from worker_svc.server import serve
 
         config = WorkerConfig(
@@ -78,7 +80,8 @@ def worker(
             num_threads=num_threads,
             log_level=log_level.value,
         )
-        return lambda fd: serve(config, fd)
+        # Opened here, where a device that is not there is told in one line.
+        return partial(serve, config, open_device(config.device))
 
     _run("worker", log_level, ready_fd, make)
 

@@ -160,3 +160,13 @@ def test_doctor_finds_no_violation() -> None:
     result = quire("doctor")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "kernels" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["worker", "serve"])
+def test_a_device_that_is_not_there_is_told_in_one_line(command: str) -> None:
+    result = quire(command, "--device", "cuda:99", "--port", "0")
+    assert result.returncode == 1
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: device: ")
+    assert "Traceback" not in result.stderr

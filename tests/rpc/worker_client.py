@@ -11,6 +11,7 @@ import grpc
 from quire.rpc import open_channel
 from quire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from worker_svc.config import WorkerConfig
+from worker_svc.device import CpuDevice
 from worker_svc.server import WorkerServer
 
 BLOCK_SIZE = 8
@@ -85,7 +86,8 @@ def prefill(*sequences: worker_pb2.SequenceState) -> dict[str, Any]:
 @asynccontextmanager
 async def running_worker() -> "AsyncIterator[worker_pb2_grpc.WorkerServiceAsyncStub]":
     """A worker with nothing loaded."""
-    server = WorkerServer(WorkerConfig(port=0, num_threads=2, log_level="error"))
+    config = WorkerConfig(port=0, num_threads=2, log_level="error")
+    server = WorkerServer(config, CpuDevice())
     address = await server.start()
     try:
         async with open_channel(address) as channel:
