@@ -2,8 +2,8 @@
 
 Prints a line for each case: time, bytes of keys and values over time, and that as a share of what a
 copy reaches on the same device; "float8" is our kernel over caches of e4m3. FlashInfer is compared
-with where it is installed. Then linear layers by the invariance rule against torch's, which keep no
-such rule.
+with where it is installed, torch's flex_attention at one group of heads. Then linear layers by the
+invariance rule against torch's, which keep no such rule.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.flex_paged import flex_decode
 from worker_svc import ops
 
 BLOCK_SIZE = 16
@@ -36,6 +37,8 @@ CASES = {
     "mixed": ([512, 1024, 2048, 4096, 8192, 16384, 300, 50] * 4, 8),
 }
 GROUPS = (1, 4, 8)
+# To compile it takes long.
+FLEX_GROUP = 4
 # (in_features, out_features) of Llama-3-8B: QKV, output, gate and up, down, vocabulary.
 LINEAR_SHAPES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256))
 LINEAR_ROWS = (1, 8, 64, 256, 2048)
@@ -156,6 +159,20 @@ class Decode:
         run: Callable[[Tensor, tuple[Tensor, Tensor]], object] = wrapper.run
         return lambda: run(self.query, (keys, values))
 
+    def flex(self) -> Callable[[], object] | None:
+        """Torch's flex_attention over pages of its own; None, and why, where it does not run."""
+        keys, values = (
+            [cache.new_empty(each, cache.shape[1], HEAD_SIZE).normal_() for each in self.lengths]
+            for cache in self.caches
+        )
+        try:
+            body = flex_decode(self.query, keys, values)
+            body()
+        except Exception as error:  # a compiler's many ways to fail
+            print(f"flex_attention: not measured: {error!r}"[:300], file=sys.stderr)
+            return None
+        return body
+
 
 def bench_case(name: str, group: int, dtype: torch.dtype, copy_rate: float) -> dict[str, Any]:
     """Measure one case; rates are of keys and values, shares those of a copy."""
@@ -166,6 +183,8 @@ def bench_case(name: str, group: int, dtype: torch.dtype, copy_rate: float) -> d
         bodies["v1"] = decode.seed(1)
     if (other := decode.flashinfer()) is not None:
         bodies["flashinfer"] = other
+    if group == FLEX_GROUP and (flex := decode.flex()) is not None:
+        bodies["flex"] = flex
     times = {kernel: microseconds(body) for kernel, body in bodies.items()}
     rates = {kernel: decode.bytes_read / (1e-6 * us) for kernel, us in times.items()}
     float8 = decode.as_float8()

@@ -13,6 +13,7 @@ from tests.emu.emulated_device import EmulatedDevice
 from tests.emu.emulated_torch import EmulatedGraph
 from tests.factories import CONFIGS, random_model, save_model
 from tests.models.driver import Driver, load_runner
+from tests.models.test_against_transformers import reference_tokens
 from worker_svc.cuda_device import CudaDevice
 from worker_svc.loader import LoadSpec
 from worker_svc.profile import ProfileSpec
@@ -37,6 +38,14 @@ def assert_replayed(driver: Driver, count: int) -> None:
     found = [] if graphs is None else [each.graph for each in graphs._captured.values()]
     if all(isinstance(graph, EmulatedGraph) for graph in found):
         assert sum(graph.num_replays for graph in found) == count  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "opt"])
+def test_greedy_tokens_equal_transformers(gpu: CudaDevice, tmp_path: Path, family: str) -> None:
+    config = CONFIGS[family]()
+    save_model(tmp_path, config)
+    expected = [reference_tokens(config, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    assert continuations(tmp_path, device=gpu, max_num_seqs=4, ahead=True) == expected
 
 
 @pytest.mark.parametrize("family", CONFIGS)

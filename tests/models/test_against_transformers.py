@@ -29,9 +29,11 @@ def random_prompts(lengths: list[int]) -> list[list[int]]:
     ]
 
 
-def reference_tokens(config: PreTrainedConfig, prompt: list[int]) -> list[int]:
+def reference_tokens(
+    config: PreTrainedConfig, prompt: list[int], num_tokens: int = NUM_TOKENS
+) -> list[int]:
     output = random_model(config).generate(
-        torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
+        torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None
     )
     return output[0, len(prompt) :].tolist()
 
