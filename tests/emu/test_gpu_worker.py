@@ -11,7 +11,7 @@ from bench.kv_quality import divergence
 from quire.sampling_params import SamplingParams
 from tests.emu.emulated_device import EmulatedDevice
 from tests.emu.emulated_torch import EmulatedGraph
-from tests.factories import CONFIGS, random_model, save_model
+from tests.factories import CONFIGS, FALLBACKS, random_model, save_model
 from tests.models.driver import Driver, load_runner
 from tests.models.test_against_transformers import reference_tokens
 from worker_svc.cuda_device import CudaDevice
@@ -48,9 +48,9 @@ def test_greedy_tokens_equal_transformers(gpu: CudaDevice, tmp_path: Path, famil
     assert continuations(tmp_path, device=gpu, max_num_seqs=4, ahead=True) == expected
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", [*CONFIGS, *FALLBACKS])
 def test_every_family(gpu: CudaDevice, tmp_path: Path, family: str) -> None:
-    save_model(tmp_path, CONFIGS[family]())
+    save_model(tmp_path, (CONFIGS | FALLBACKS)[family]())
     expected = continuations(tmp_path)
     assert continuations(tmp_path, device=gpu, max_num_seqs=4) == expected
     assert continuations(tmp_path, device=gpu, max_num_seqs=4, ahead=True) == expected

@@ -32,6 +32,11 @@ def fixed_tiles(wanted: bool) -> Iterator[None]:
         _fixed_tiles.reset(token)
 
 
+def are_invariant(device: torch.device) -> bool:
+    """Whether layers that are built now for a device keep a row's bits in any company."""
+    return device.type == "cpu" or _fixed_tiles.get()
+
+
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """Return the layer of a weight [out_features, in_features] and a bias [out_features].
 

@@ -8,6 +8,7 @@ something the interface does not show is refused instead of being wrong.
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from quire.log import get_logger
 from worker_svc.cache_shapes import empty_caches
 from worker_svc.hf_config import HfConfig, one_line
 from worker_svc.layers.attention import AttentionMetadata
-from worker_svc.layers.invariant_linear import InvariantLinear, padded_rows
+from worker_svc.layers.device_linear import are_invariant, make_linear
+from worker_svc.layers.invariant_linear import padded_rows
 from worker_svc.layers.linear import HeadShare
 from worker_svc.parallel import ParallelGroup
 from worker_svc.weights import Weights
@@ -130,11 +132,6 @@ class FallbackForCausalLM:
                 f"architecture {config.architecture} runs on one worker only, "
                 f"got tensor_parallel_size {parallel.size}"
             )
-        if weights.device.type != "cpu":
-            raise ModelLoadError(
-                f"architecture {config.architecture} is served on the CPU only, "
-                f"got device {weights.device}"
-            )
         from worker_svc.models import attention_interface
 
         self._interface = attention_interface
@@ -142,7 +139,9 @@ class FallbackForCausalLM:
         self.vocab_size = config.vocab_size
         self.num_layers = config.num_layers
         self.is_capturable = False
+        self._device = weights.device
         model = _load(config, weights.dtype)
+        _move(model, weights.device)
         weights.count_parameters(sum(each.numel() for each in model.parameters()))
         self._body = model.base_model
         # The whole model less its body: head, and what else it does to logits.
@@ -175,7 +174,7 @@ class FallbackForCausalLM:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [rows, vocab_size] float32 of the rows that sample."""
         self._hidden.value = hidden.unsqueeze(0)
-        placeholder = torch.zeros(1, hidden.shape[0], dtype=torch.int64)
+        placeholder = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=hidden.device)
         logits: torch.Tensor = self._head(input_ids=placeholder, use_cache=False).logits
         return logits[0].float().contiguous()
 
@@ -194,7 +193,7 @@ class FallbackForCausalLM:
         Raises:
             ModelLoadError: not each once, not alike, or with what the kernels do not serve.
         """
-        ids, positions = _probe_ids(self.vocab_size)
+        ids, positions = self._probe()
         with self._interface.recording() as calls:
             self._run_body(ids, positions)
         layers = [call.layer_index for call in calls]
@@ -218,7 +217,7 @@ class FallbackForCausalLM:
 
     def _own_logits(self, model: Any) -> torch.Tensor:
         """Return the logits of the probe as `transformers` computes them."""
-        ids, positions = _probe_ids(self.vocab_size)
+        ids, positions = self._probe()
         model.set_attn_implementation("eager")
         out = model(
             input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
@@ -233,14 +232,21 @@ class FallbackForCausalLM:
         Raises:
             ModelLoadError: the logits are others.
         """
-        ids, positions = _probe_ids(self.vocab_size)
-        caches = empty_caches(self.num_layers, self.heads, dtype, PROBE_BLOCK_SIZE, 2)
+        ids, positions = self._probe()
+        caches = empty_caches(
+            self.num_layers,
+            self.heads,
+            dtype,
+            PROBE_BLOCK_SIZE,
+            2,
+            partial(torch.empty, device=self._device),
+        )
         for cache in (*caches.keys, *caches.values):
             cache.zero_()
         parts = []
         for start, end in ((0, PROBE_TOKENS - 1), (PROBE_TOKENS - 1, PROBE_TOKENS)):
             rows = padded_rows(end - start, dtype)
-            padded = torch.zeros(2, rows, dtype=torch.int64)
+            padded = torch.zeros(2, rows, dtype=torch.int64, device=self._device)
             padded[0, : end - start], padded[1, : end - start] = (
                 ids[start:end],
                 positions[start:end],
@@ -249,14 +255,16 @@ class FallbackForCausalLM:
                 caches=caches,
                 num_tokens=end - start,
                 slot_mapping=positions[start:end].clone(),
-                block_tables=torch.tensor([[0, 1]], dtype=torch.int32),
-                seq_lens=torch.tensor([end], dtype=torch.int32),
-                query_start_loc=torch.tensor([0, end - start], dtype=torch.int32),
+                block_tables=self._int32([[0, 1]]),
+                seq_lens=self._int32([end]),
+                query_start_loc=self._int32([0, end - start]),
             )
             hidden = self.forward(padded[0], padded[1], metadata)
             parts.append(self.compute_logits(hidden[: end - start]))
             last = hidden[end - start - 1 : end - start]
-            if not torch.equal(self.compute_logits(last), parts[-1][-1:]):
+            if are_invariant(self._device) and not torch.equal(
+                self.compute_logits(last), parts[-1][-1:]
+            ):
                 log.warning("not_invariant", architecture=self._config.architecture, part="head")
         error = (torch.cat(parts) - expected).square().mean().sqrt()
         share = float(error / expected.square().mean().sqrt())
@@ -265,6 +273,15 @@ class FallbackForCausalLM:
                 f"over the paged cache its logits are off by {share:.1%}: it does something that "
                 "the attention interface does not show"
             )
+
+    def _probe(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ids and positions of a made-up text, the same every time."""
+        positions = torch.arange(PROBE_TOKENS)
+        ids = (positions * 7919 + 11) % self.vocab_size
+        return ids.to(self._device), positions.to(self._device)
+
+    def _int32(self, values: list[Any]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32).to(self._device)
 
     def _refusal(self, reason: str) -> ModelLoadError:
         return ModelLoadError(f"architecture {self._config.architecture} is not served: {reason}")
@@ -294,11 +311,11 @@ class _Hidden(nn.Module):
 
 
 class _RowwiseLinear(nn.Module):
-    """An InvariantLinear in the place of a torch layer."""
+    """A layer of ours in the place of one of torch."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self._linear = InvariantLinear(weight, bias)
+        self._linear = make_linear(weight, bias)
         self.out_features, self.in_features = weight.shape
         # For code that asks for its type; the packed layer keeps the numbers.
         self.weight = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
@@ -343,7 +360,18 @@ def _replace_linears(model: nn.Module) -> None:
                 setattr(parent, name, _RowwiseLinear(child.weight.t().contiguous(), child.bias))
 
 
-def _probe_ids(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and positions of a made-up text, the same every time."""
-    ids = (torch.arange(PROBE_TOKENS) * 7919 + 11) % vocab_size
-    return ids, torch.arange(PROBE_TOKENS)
+def _move(model: nn.Module, device: torch.device) -> None:
+    """Move parameters and buffers; what layers share they share afterwards.
+
+    Mutates: model.
+    """
+    moved: dict[torch.Tensor, torch.Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None and tensor.device != device:
+                    if tensor not in moved:
+                        there = tensor.detach().to(device)
+                        is_parameter = isinstance(tensor, nn.Parameter)
+                        moved[tensor] = nn.Parameter(there, False) if is_parameter else there
+                    held[name] = moved[tensor]  # type: ignore[assignment]
