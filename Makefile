@@ -19,11 +19,7 @@ demo: .venv/.ready ## Start a cluster on the embedded model, stream three comple
 	@$(BIN)/python examples/demo.py
 
 test: .venv/.ready ## Run every test (CUDA kernels in an emulator, all kernels once more under ASan and UBSan)
-	@$(BIN)/python -m pytest -q
-	@# Each of the two has one thread.
-	@mkdir -p build; csrc/emulated_tests.sh >build/emulated_tests.log 2>&1 & emulated=$$!; \
-	status=0; csrc/sanitized_tests.sh || status=1; wait $$emulated || status=1; \
-	cat build/emulated_tests.log; exit $$status
+	@tests/run_all.sh
 
 lint: .venv/.ready ## Check style, types, protos and the dependency rule
 	$(BIN)/ruff format --check .

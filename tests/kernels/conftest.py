@@ -32,7 +32,10 @@ def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from forced(request.param)
 
 
-@pytest.fixture(params=[isa for isa in ALL_ISAS if isa not in CPU_ISAS])
+NO_CUDA = pytest.param("none", marks=pytest.mark.skip("neither a GPU nor its emulator is here"))
+
+
+@pytest.fixture(params=[isa for isa in ALL_ISAS if isa not in CPU_ISAS] or [NO_CUDA])
 def cuda_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Force the emulated GPU or a real one, for an operation that the CPU has not."""
     yield from forced(request.param)

@@ -205,7 +205,9 @@ class Driver:
         self.prompt_logprobs = outcome.prompt_logprobs
         logprobs = zip(outcome.sequence_ids, outcome.logprobs, strict=False)
         self.logprobs = {each: found for each, found in logprobs if found.token_ids}
-        sampled = dict(zip(outcome.sequence_ids, outcome.token_ids, strict=True))
+        # Not the outcome's, which ranks above 0 leave empty.
+        token_ids, _ = step.sampled()
+        sampled = dict(zip(step.batch.sampling_ids, token_ids.tolist(), strict=True))
         for sequence_id, token_id in sampled.items():
             tokens = self.tokens[sequence_id]
             tokens[tokens.index(PENDING)] = token_id
