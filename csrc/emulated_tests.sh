@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the kernel tests of the CUDA kernels in the emulator (tests/emu), in each order of turns, and the worker on an
-# emulated GPU: csrc/emulated_tests.sh [pytest options...]
+# Runs the kernel tests of the CUDA kernels in the emulator (tests/emu), each in one of its orders of turns or, with
+# QUIRE_ALL_ORDERS=1, in all of them, and the worker on an emulated GPU: csrc/emulated_tests.sh [pytest options...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/emulated
