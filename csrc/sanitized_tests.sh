@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the kernel tests, the emulated CUDA kernels' too, against a build with AddressSanitizer and
-# UndefinedBehaviorSanitizer: csrc/sanitized_tests.sh [pytest options...]
+# UndefinedBehaviorSanitizer, each on one instruction set: csrc/sanitized_tests.sh [pytest options...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/sanitized
@@ -19,7 +19,7 @@ kernels=$(find "$PWD/$build/csrc" -maxdepth 1 -name '_C*.so')
 # for good, leaks are not looked for. pytest's capture would hide the report of an abort.
 LD_PRELOAD="$runtime $("$compiler" -print-file-name=libubsan.so)" \
   ASAN_OPTIONS=detect_leaks=0:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1 \
-  QUIRE_KERNELS="$kernels" \
+  QUIRE_KERNELS="$kernels" QUIRE_ONE_ISA=1 \
   .venv/bin/python -m pytest -q -p no:cacheprovider --capture=sys tests/kernels \
   -k "not (cuda and invariance)" "$@"
 echo "kernels under ASan and UBSan: ok"

@@ -24,17 +24,23 @@ ALL_ISAS = (
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let each case run in one of the emulator's orders, all cases together in all of them.
 
-    In every order each, with QUIRE_ALL_ORDERS set: that takes three times as long.
+    In every order each, with QUIRE_ALL_ORDERS set: that takes three times as long. With
+    QUIRE_ONE_ISA set each runs on one of the CPU's instruction sets, too.
     """
-    if os.environ.get("QUIRE_ALL_ORDERS"):
-        return
+    rotated = [] if os.environ.get("QUIRE_ALL_ORDERS") else [EMULATED]
+    if os.environ.get("QUIRE_ONE_ISA"):
+        rotated.append(tuple(each for each in CPU_ISAS if each in ops.available_isas()))
     kept, left_out = [], []
     for item in items:
-        order = next((each for each in EMULATED if each in item.name), None)
-        # Of one case the names differ in the order alone.
-        case = item.nodeid.replace(order, "") if order else ""
-        chosen = EMULATED[zlib.crc32(case.encode()) % len(EMULATED)]
-        (left_out if order and order != chosen else kept).append(item)
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        names = [params[each] for each in ("isa", "cpu_isa", "cuda_isa") if each in params]
+        is_chosen = True
+        for choices in rotated:
+            for name in set(names) & set(choices):
+                # Of one case the names differ in this alone.
+                case = item.nodeid.replace(name, "")
+                is_chosen = choices[zlib.crc32(case.encode()) % len(choices)] == name
+        (kept if is_chosen else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 
