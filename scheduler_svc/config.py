@@ -25,12 +25,13 @@ class SchedulerConfig:
         port: to listen on; 0 takes a free one.
         dtype: "auto", "float32", "bfloat16" or "float16".
         load_format: "safetensors", or "dummy" for weights that are made up.
-        invariant: whether a token's bits depend on its company on no GPU either, at a cost there.
+        invariant: whether a token's bits depend neither on the number of workers nor, on GPUs too,
+            on its company; at a cost.
         kv_cache_dtype: what the cache holds: "auto" for the model's type, "fp8" on GPUs, "int8" on
             CPUs.
         enforce_eager: whether workers on GPUs do without CUDA graphs.
         gpu_memory_utilization: share of a GPU's memory for weights, activations and cache together.
-        distributed_init_address: where several ranks meet, "host:port"; empty with one worker.
+        distributed_timeout_s: how long workers wait for each other, to meet and in every exchange.
         block_size: slots of a cache block.
         num_gpu_blocks_override: blocks of the cache; None asks the workers to profile.
         kv_cache_memory_bytes: memory for the cache of each worker; None leaves it to the worker.
@@ -66,7 +67,7 @@ class SchedulerConfig:
     kv_cache_dtype: str = "auto"
     enforce_eager: bool = False
     gpu_memory_utilization: float = 0.9
-    distributed_init_address: str = ""
+    distributed_timeout_s: float = 30.0
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -93,12 +94,9 @@ class SchedulerConfig:
             _check_address("workers", address)
         if len(set(self.workers)) < len(self.workers):
             raise ConfigError(f"workers: each once, got {', '.join(self.workers)}")
-        if len(self.workers) > 1:
-            _check_address("distributed_init_address", self.distributed_init_address)
-        elif self.distributed_init_address:
+        if not 1 <= self.distributed_timeout_s <= 3600:
             raise ConfigError(
-                "distributed_init_address: only with more than one worker, "
-                f"got {self.distributed_init_address}"
+                f"distributed_timeout_s: must be in [1, 3600], got {self.distributed_timeout_s:g}"
             )
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype: one of {', '.join(DTYPES)}, got {self.dtype}")

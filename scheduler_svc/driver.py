@@ -190,13 +190,17 @@ class Driver:
 
     # ---------------------------------------------------------------- life
 
-    async def run(self) -> None:
+    async def run(self, scheduler_name: str) -> None:
         """Form the group and run steps; form it again whenever it is lost. Runs until cancelled.
+
+        Args:
+            scheduler_name: by which workers know who drives them, the same after a new start.
 
         Raises:
             QuireError: the group cannot be formed and another attempt cannot help, or another
                 scheduler has taken the workers over.
         """
+        self._group.scheduler_name = scheduler_name
         reporter = asyncio.create_task(self._report())
         try:
             self._start(await self._form_first())

@@ -86,6 +86,19 @@ class Rank:
         )
         return response
 
+    @property
+    def host(self) -> str:
+        """Address of the worker's machine, as this scheduler reaches it."""
+        return self.address.rpartition(":")[0]
+
+    async def open_rendezvous(self, epoch: int) -> str:
+        """Have the worker await the other ranks on its own machine; return "host:port"."""
+        response: worker_pb2.OpenRendezvousResponse = await self._call(
+            self._stub.OpenRendezvous,
+            worker_pb2.OpenRendezvousRequest(epoch=epoch, host=self.host),
+        )
+        return response.distributed_init_address
+
     async def load_model(
         self, request: worker_pb2.LoadModelRequest
     ) -> worker_pb2.LoadModelResponse:

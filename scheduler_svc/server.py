@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 
 from quire import log as quire_log
 from quire.errors import QuireError
@@ -36,7 +37,8 @@ class SchedulerServer:
             UnavailableError: the address cannot be bound.
         """
         address = await self._server.start(self._config.host, self._config.port)
-        self._run = asyncio.create_task(self._driver.run())
+        name = f"{socket.gethostname()}:{address.rpartition(':')[2]}"
+        self._run = asyncio.create_task(self._driver.run(name))
         return address
 
     async def wait_until_serving(self) -> None:

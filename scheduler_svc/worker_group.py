@@ -20,6 +20,9 @@ from scheduler_svc.wire import StepReport, execute_request_to_proto
 
 # 2020-01-01, so that epochs are short on the wire.
 EPOCH_ORIGIN_S = 1_577_836_800
+# Longer than workers take to notice that a scheduler hangs (the pings of quire.rpc).
+CLAIM_PATIENCE_S = 20.0
+CLAIM_POLL_S = 0.1
 
 log = get_logger()
 Result = TypeVar("Result")
@@ -35,6 +38,7 @@ class Formation:
         num_blocks: blocks of the cache, the same on every rank.
         num_host_blocks: blocks in the host's memory, the same on every rank.
         swap_block_us: measured time to move one block one way, on the slowest rank.
+        checkpoint_digest: of the model directory, the same on every rank.
     """
 
     epoch: int
@@ -42,6 +46,7 @@ class Formation:
     num_blocks: int
     num_host_blocks: int = 0
     swap_block_us: float = 0.0
+    checkpoint_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,10 @@ class WorkerGroup:
     Args:
         config: which workers, and what to load into them.
         on_lost: called when a rank ends its Execute stream, also between steps.
+
+    Attributes:
+        scheduler_name: by which workers know who drives them; to be set before `form`.
+        is_lost: a rank has ended its stream since the group was formed.
     """
 
     def __init__(self, config: SchedulerConfig, on_lost: Callable[[], None]) -> None:
@@ -92,6 +101,7 @@ class WorkerGroup:
         self._step_id = 0
         self._in_flight: deque[_SentStep] = deque()
         self._received = 0.0
+        self.scheduler_name = ""
         self.is_lost = False
 
     async def form(self) -> Formation:
@@ -100,19 +110,21 @@ class WorkerGroup:
         Every sequence is unknown to the workers afterwards. Weights that they hold are kept.
 
         Raises:
-            ConfigError: a worker is of another version, or the settings do not fit the cache.
-            ModelLoadError: the model cannot be served.
+            ConfigError: a worker is of another version or driven by another scheduler, or the
+                settings do not fit the cache.
+            ModelLoadError: the model cannot be served, or is another one on some rank.
             StaleEpochError: another scheduler took the workers over.
             WorkerFailedError: a worker failed in a way it did not foresee.
             UnavailableError: a worker cannot be reached; worth another attempt.
         """
         self.dissolve()
         epoch = await self._next_epoch()
-        loaded = await self._load_model(epoch)
+        loaded, digest = await self._load_model(epoch)
         if self._formation is None:
             num_blocks = await self._choose_num_blocks(epoch)
-            formation = Formation(epoch, self._fit_model_len(loaded, num_blocks), num_blocks)
-        elif loaded != self._loaded_model:
+            model = self._fit_model_len(loaded, num_blocks)
+            formation = Formation(epoch, model, num_blocks, checkpoint_digest=digest)
+        elif (loaded, digest) != (self._loaded_model, self._formation.checkpoint_digest):
             raise ModelLoadError(f"model {self._config.model} changed while it was served")
         else:
             # Not profiled again: a survivor's cache would count as used memory, and routers have
@@ -203,7 +215,7 @@ class WorkerGroup:
 
     async def _next_epoch(self) -> int:
         """Return an epoch above the clock's and above any that a worker or this group has seen."""
-        descriptions = await self._on_all(Rank.describe)
+        descriptions = await self._on_all(self._describe_unclaimed)
         for rank, description in zip(self._ranks, descriptions, strict=True):
             if description.version != __version__:
                 raise ConfigError(
@@ -223,8 +235,31 @@ class WorkerGroup:
         milliseconds = int(1000 * (time.time() - EPOCH_ORIGIN_S))
         return max(milliseconds, max(seen) + 1)
 
-    async def _load_model(self, epoch: int) -> ModelInfo:
+    async def _describe_unclaimed(self, rank: Rank) -> worker_pb2.DescribeResponse:
+        """Describe a worker that no other scheduler drives.
+
+        One that has died lets go of its workers at once, one that hangs as soon as they notice. One
+        that is alive keeps them: by its epoch a newcomer would win, and take them over by mistake.
+        """
+        deadline = time.monotonic() + CLAIM_PATIENCE_S
+        while True:
+            description = await rank.describe()
+            driver = description.scheduler_name
+            if driver in ("", self.scheduler_name):
+                return description
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"worker {rank.address} is driven by the scheduler {driver}; stop that one "
+                    "first, or give this one other workers"
+                )
+            await asyncio.sleep(CLAIM_POLL_S)
+
+    async def _load_model(self, epoch: int) -> tuple[ModelInfo, bytes]:
+        """Load the model into every rank; return what it is and the digest of its directory."""
         config = self._config
+        meeting_address = ""
+        if len(self._ranks) > 1:
+            meeting_address = await self._ranks[0].open_rendezvous(epoch)
 
         def load(rank: Rank) -> Coroutine[Any, Any, worker_pb2.LoadModelResponse]:
             return rank.load_model(
@@ -236,15 +271,28 @@ class WorkerGroup:
                     max_model_len=config.max_model_len,
                     tensor_parallel_rank=rank.rank,
                     tensor_parallel_size=config.tensor_parallel_size,
-                    distributed_init_address=config.distributed_init_address,
+                    distributed_init_address=meeting_address,
+                    host=rank.host,
+                    distributed_timeout_ms=round(1e3 * config.distributed_timeout_s),
+                    scheduler_name=self.scheduler_name,
                     load_format=config.load_format,
                     invariant=config.invariant,
                     kv_cache_dtype=config.kv_cache_dtype,
                 )
             )
 
-        responses = await self._on_all(load)
-        return model_info_from_proto(responses[0].model)
+        first, *others = await self._on_all(load)
+        for rank, response in zip(self._ranks[1:], others, strict=True):
+            same = (response.model, response.checkpoint_digest) == (
+                first.model,
+                first.checkpoint_digest,
+            )
+            if not same:
+                raise ModelLoadError(
+                    f"model {config.model} is another one on worker {rank.address} than on "
+                    f"{self._ranks[0].address}: all ranks must be given the same directory"
+                )
+        return model_info_from_proto(first.model), first.checkpoint_digest
 
     async def _choose_num_blocks(self, epoch: int) -> int:
         config = self._config

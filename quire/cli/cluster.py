@@ -1,7 +1,6 @@
 """A whole cluster as child processes: workers, their scheduler, a router."""
 
 import asyncio
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,11 +113,6 @@ class Cluster:
         await asyncio.gather(*(worker.start(0) for worker in workers))
 
         named_workers = [part for worker in workers for part in ("--worker", worker.address)]
-        if len(workers) > 1:
-            named_workers += [
-                "--distributed-init-address",
-                f"{config.host}:{_free_port(config.host)}",
-            ]
         scheduler = ServiceProcess(
             "scheduler",
             ["scheduler", str(config.model), *named_workers, *common, *config.scheduler_args],
@@ -170,11 +164,3 @@ class Cluster:
         await asyncio.gather(*self._keepers, return_exceptions=True)
         for service in reversed(self.services):
             await service.stop()
-
-
-def _free_port(host: str) -> int:
-    """Return a port that was free a moment ago, for the ranks' rendezvous."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port

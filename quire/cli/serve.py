@@ -23,6 +23,7 @@ def serve(
     device: options.Device = "auto",
     kv_cache_dtype: options.KvCacheDTypeOption = KvCacheDType.AUTO,
     invariant: options.Invariant = False,
+    distributed_timeout_s: options.DistributedTimeoutS = 30.0,
     enforce_eager: options.EnforceEager = False,
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
     max_model_len: options.MaxModelLen = None,
@@ -64,6 +65,7 @@ def serve(
         *["--preemption-mode", preemption_mode.value],
         *["--priority-ageing-s", str(priority_ageing_s)],
         *["--gpu-memory-utilization", str(gpu_memory_utilization)],
+        *["--distributed-timeout-s", str(distributed_timeout_s)],
         *(["--invariant"] if invariant else []),
         *(["--enforce-eager"] if enforce_eager else []),
     ]

@@ -92,9 +92,7 @@ def scheduler(
         list[str],
         typer.Option("--worker", metavar="HOST:PORT", help="A worker, in order of rank; repeat."),
     ] = ["127.0.0.1:50053"],  # noqa: B006 - typer reads it, nobody changes it
-    distributed_init_address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where several ranks meet.")
-    ] = "",
+    distributed_timeout_s: options.DistributedTimeoutS = 30.0,
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50052,
     served_model_name: options.ServedModelName = None,
@@ -139,7 +137,7 @@ def scheduler(
             enforce_eager=enforce_eager,
             gpu_memory_utilization=gpu_memory_utilization,
             workers=tuple(workers),
-            distributed_init_address=distributed_init_address,
+            distributed_timeout_s=distributed_timeout_s,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
