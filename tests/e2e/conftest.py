@@ -22,6 +22,8 @@ async def running_cluster(
             port=0,
             tensor_parallel_size=tensor_parallel_size,
             scheduler_args=("--kv-cache-gib", "0.03125", *scheduler_args),
+            # More ranks than cores would wait for each other's threads.
+            worker_args=("--num-threads", "1") if tensor_parallel_size > 1 else (),
         )
     )
     await cluster.start()
