@@ -23,7 +23,10 @@ def test_defaults_are_valid() -> None:
     [
         ({"model": ""}, ["model"]),
         ({"served_model_name": ""}, ["served_model_name"]),
-        ({"workers": ()}, ["workers"]),
+        ({"workers": ()}, ["workers", "64", "0"]),
+        ({"workers": ("a:1",), "announced_ranks": 1}, ["workers", "a:1"]),
+        ({"workers": (), "announced_ranks": 65}, ["announced_ranks", "64", "65"]),
+        ({"workers": (), "announced_ranks": 2}, ["distributed_init_address"]),
         ({"workers": ("nowhere",)}, ["workers", "nowhere"]),
         ({"workers": ("a:1", "a:1"), "distributed_init_address": "a:2"}, ["once"]),
         ({"workers": ("a:1", "b:1")}, ["distributed_init_address"]),
