@@ -11,6 +11,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 PREEMPTION_MODES = tuple(PreemptionMode)
 MAX_AGEING_S = 1e6
+MAX_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class SchedulerConfig:
         model: model directory, as the workers see it.
         served_model_name: name that requests use.
         workers: addresses "host:port", in order of rank; their number is the tensor-parallel size.
+        announced_ranks: the tensor-parallel size if the workers announce themselves; 0 if they are
+            given by address.
         host: address to listen on, and no other.
         port: to listen on; 0 takes a free one.
         dtype: "auto", "float32", "bfloat16" or "float16".
@@ -59,6 +62,7 @@ class SchedulerConfig:
     model: str
     served_model_name: str
     workers: tuple[str, ...] = ("127.0.0.1:50053",)
+    announced_ranks: int = 0
     host: str = "127.0.0.1"
     port: int = 50052
     dtype: str = "auto"
@@ -88,8 +92,16 @@ class SchedulerConfig:
             raise ConfigError("model: a directory, got an empty name")
         if not self.served_model_name:
             raise ConfigError("served_model_name: at least 1 character, got 0")
-        if not self.workers:
-            raise ConfigError("workers: at least one address, got none")
+        _check("announced_ranks", self.announced_ranks, 0, MAX_RANKS)
+        if self.announced_ranks and self.workers:
+            raise ConfigError(
+                f"workers: none where {self.announced_ranks} announce themselves, "
+                f"got {', '.join(self.workers)}"
+            )
+        if not self.announced_ranks and not 1 <= len(self.workers) <= MAX_RANKS:
+            raise ConfigError(
+                f"workers: must be in [1, {MAX_RANKS}] addresses, got {len(self.workers)}"
+            )
         for address in self.workers:
             _check_address("workers", address)
         if len(set(self.workers)) < len(self.workers):
@@ -138,7 +150,7 @@ class SchedulerConfig:
     @property
     def tensor_parallel_size(self) -> int:
         """Ranks over which the model is split."""
-        return len(self.workers)
+        return self.announced_ranks or len(self.workers)
 
 
 def _check(field: str, value: int | None, low: int, high: int) -> None:

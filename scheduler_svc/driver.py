@@ -19,6 +19,7 @@ from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.preemption import PreemptionMode
 from scheduler_svc.rank import WorkerFailedError
+from scheduler_svc.roster import Roster
 from scheduler_svc.routes import Routes
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.session import Admitted, Refused, RouterSession, StepOutputs, Submission
@@ -45,16 +46,20 @@ class Driver:
     Args:
         config: of the cell.
         on_serving: told whether the cell can take steps, whenever that changes.
+        on_missing: told which ranks have not announced themselves yet, whenever that changes.
     """
 
     def __init__(
-        self, config: SchedulerConfig, on_serving: Callable[[bool], Awaitable[None]]
+        self,
+        config: SchedulerConfig,
+        on_serving: Callable[[bool], Awaitable[None]],
+        on_missing: Callable[[tuple[int, ...]], None] = lambda _: None,
     ) -> None:
         self._config = config
         self._on_serving = on_serving
         self._wake = asyncio.Event()
         self._serving = asyncio.Event()
-        self._group = WorkerGroup(config, on_lost=self._wake.set)
+        self._group = WorkerGroup(config, self._wake.set, on_missing)
         self._sessions: set[RouterSession] = set()
         self._routes = Routes()
         # Of the last step, for the sessions.
@@ -95,6 +100,11 @@ class Driver:
             prefix_cache_queries_total=scheduler.prefix_cache.num_tokens_looked_up,
             prefix_cache_hits_total=scheduler.prefix_cache.num_tokens_found,
         )
+
+    @property
+    def roster(self) -> Roster:
+        """Where the workers are."""
+        return self._group.roster
 
     async def wait_serving(self) -> None:
         """Return while the workers are ready to run steps."""

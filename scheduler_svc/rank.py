@@ -58,11 +58,13 @@ class Rank:
     Args:
         rank: its number in the tensor-parallel group.
         address: "host:port".
+        may_be_late: whether to wait a few seconds for a worker that is just starting there.
     """
 
-    def __init__(self, rank: int, address: str) -> None:
+    def __init__(self, rank: int, address: str, may_be_late: bool = True) -> None:
         self.rank = rank
         self.address = address
+        self._may_be_late = may_be_late
         self._channel = open_channel(address)
         self._stub = cast(
             "worker_pb2_grpc.WorkerServiceAsyncStub",
@@ -77,11 +79,11 @@ class Rank:
         self._stream: ExecuteCall | None = None
 
     async def describe(self) -> worker_pb2.DescribeResponse:
-        """Ask what the worker is, waiting a few seconds for one that is just starting."""
+        """Ask what the worker is."""
         response: worker_pb2.DescribeResponse = await self._call(
             self._stub.Describe,
             worker_pb2.DescribeRequest(),
-            wait_for_ready=True,
+            wait_for_ready=self._may_be_late,
             timeout=DESCRIBE_TIMEOUT_S,
         )
         return response
@@ -188,3 +190,15 @@ class Rank:
         if error.code() in _CONNECTION_CODES:
             return UnavailableError(f"worker {self.address} is unreachable ({text})")
         return WorkerFailedError(f"worker {self.address} failed ({text})")
+
+
+async def answers(rank: int, address: str) -> bool:
+    """Return whether a worker answers at `address`."""
+    worker = Rank(rank, address, may_be_late=False)
+    try:
+        await worker.describe()
+    except UnavailableError:
+        return False
+    finally:
+        await worker.close()
+    return True

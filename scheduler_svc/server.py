@@ -3,11 +3,12 @@
 import asyncio
 import gc
 import socket
+from collections.abc import Callable
 
 from quire import log as quire_log
 from quire.errors import QuireError
 from quire.log import get_logger
-from quire.rpc import Server, announce, stop_signal
+from quire.rpc import Server, announce, report, stop_signal
 from quire.v1 import scheduler_pb2_grpc
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.driver import Driver
@@ -19,12 +20,21 @@ log = get_logger()
 
 
 class SchedulerServer:
-    """A running scheduler. Health says SERVING while its workers can run steps."""
+    """A running scheduler. Health says SERVING while its workers can run steps.
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    Args:
+        config: its settings.
+        on_missing: told which ranks have not announced themselves yet, whenever that changes.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        on_missing: Callable[[tuple[int, ...]], None] = lambda _: None,
+    ) -> None:
         self._config = config
         self._server = Server([SERVICE_NAME])
-        self._driver = Driver(config, self._server.set_serving)
+        self._driver = Driver(config, self._server.set_serving, on_missing)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
             SchedulerServicer(self._driver), self._server.grpc_server
         )
@@ -74,12 +84,19 @@ async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
         The exit status of the process.
     """
     quire_log.configure("scheduler", config.log_level)
-    scheduler = SchedulerServer(config)
+
+    def tell_missing(ranks: tuple[int, ...]) -> None:
+        names = ", ".join(map(str, ranks))
+        if not announced:
+            report(ready_fd, f"waiting for workers {names} of {config.tensor_parallel_size}")
+
+    scheduler = SchedulerServer(config, tell_missing)
     stopped = asyncio.create_task(stop_signal())
     tasks = {stopped}
     announced = False
     try:
         address = await scheduler.start()
+        report(ready_fd, f"listening {address}")
         running = asyncio.create_task(scheduler.run())
         formed = asyncio.create_task(scheduler.wait_until_serving())
         tasks |= {running, formed}

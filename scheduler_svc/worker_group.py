@@ -14,7 +14,8 @@ from quire.outputs import ModelInfo
 from quire.v1 import worker_pb2
 from quire.wire import model_info_from_proto
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.rank import Rank
+from scheduler_svc.rank import Rank, answers
+from scheduler_svc.roster import Roster
 from scheduler_svc.step import SchedulerOutputs
 from scheduler_svc.wire import StepReport, execute_request_to_proto
 
@@ -86,15 +87,23 @@ class WorkerGroup:
     Args:
         config: which workers, and what to load into them.
         on_lost: called when a rank ends its Execute stream, also between steps.
+        on_missing: called with the ranks that nobody has announced yet, whenever they change.
 
     Attributes:
+        roster: where the ranks are.
         scheduler_name: by which workers know who drives them; to be set before `form`.
         is_lost: a rank has ended its stream since the group was formed.
     """
 
-    def __init__(self, config: SchedulerConfig, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        on_lost: Callable[[], None],
+        on_missing: Callable[[tuple[int, ...]], None] = lambda _: None,
+    ) -> None:
         self._config = config
         self._on_lost = on_lost
+        self.roster = Roster(config, answers, on_missing)
         self._ranks = [Rank(rank, address) for rank, address in enumerate(config.workers)]
         self._formation: Formation | None = None
         self._loaded_model: ModelInfo | None = None
@@ -107,6 +116,8 @@ class WorkerGroup:
     async def form(self) -> Formation:
         """Describe, load, profile (the first time) and open the Execute streams under a new epoch.
 
+        Waits for workers that have yet to announce themselves.
+
         Every sequence is unknown to the workers afterwards. Weights that they hold are kept.
 
         Raises:
@@ -118,6 +129,8 @@ class WorkerGroup:
             UnavailableError: a worker cannot be reached; worth another attempt.
         """
         self.dissolve()
+        if self._config.announced_ranks:
+            await self._find_ranks()
         epoch = await self._next_epoch()
         loaded, digest = await self._load_model(epoch)
         if self._formation is None:
@@ -213,6 +226,23 @@ class WorkerGroup:
 
     # ---------------------------------------------------------------- forming
 
+    async def _find_ranks(self) -> None:
+        """Connect to where the ranks have announced themselves."""
+        addresses = await self.roster.complete()
+        for rank in self._ranks:
+            await rank.close()
+        # Channels of their own, which know nothing yet of a worker that was not there a moment ago.
+        self._ranks = [
+            Rank(rank, address, may_be_late=False) for rank, address in enumerate(addresses)
+        ]
+
+    async def _describe(self, rank: Rank) -> worker_pb2.DescribeResponse:
+        try:
+            return await rank.describe()
+        except UnavailableError:
+            self.roster.forget(rank.rank, rank.address)
+            raise
+
     async def _next_epoch(self) -> int:
         """Return an epoch above the clock's and above any that a worker or this group has seen."""
         descriptions = await self._on_all(self._describe_unclaimed)
@@ -243,7 +273,7 @@ class WorkerGroup:
         """
         deadline = time.monotonic() + CLAIM_PATIENCE_S
         while True:
-            description = await rank.describe()
+            description = await self._describe(rank)
             driver = description.scheduler_name
             if driver in ("", self.scheduler_name):
                 return description

@@ -23,7 +23,9 @@ def test_defaults_are_valid() -> None:
     [
         ({"model": ""}, ["model"]),
         ({"served_model_name": ""}, ["served_model_name"]),
-        ({"workers": ()}, ["workers"]),
+        ({"workers": ()}, ["workers", "64", "0"]),
+        ({"workers": ("a:1",), "announced_ranks": 1}, ["workers", "a:1"]),
+        ({"workers": (), "announced_ranks": 65}, ["announced_ranks", "64", "65"]),
         ({"workers": ("nowhere",)}, ["workers", "nowhere"]),
         ({"workers": ("a:1", "a:1")}, ["once"]),
         ({"distributed_timeout_s": 0.5}, ["distributed_timeout_s", "[1, 3600]", "0.5"]),
