@@ -11,9 +11,9 @@ from hypothesis.stateful import (
     rule,
 )
 
+from quire.block_hashes import extend_block_hashes
 from scheduler_svc.block_allocator import BlockAllocator
 from scheduler_svc.block_manager import AllocStatus, AppendedSlots, BlockSpaceManager
-from scheduler_svc.prefix_cache import extend_block_hashes
 
 
 def test_allocator_hands_out_each_block_once() -> None:
