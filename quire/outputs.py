@@ -69,6 +69,8 @@ class CellState:
     swapped_in_blocks_total: int = 0
     recomputed_tokens_total: int = 0
     swap_us_total: int = 0
+    outstanding_tokens: int = 0
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Prefix caching: sequences begin with the blocks of a prefix that was computed before."""
 
+from collections.abc import Collection
 from collections.abc import Sequence as AbstractSequence
 
-from quire.block_hashes import extend_block_hashes
+from quire.block_hashes import extend_block_hashes, reported_depths
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.sequence import Sequence
 
@@ -36,6 +37,27 @@ class PrefixCache:
         num_blocks = (sequence.num_tokens - 1) // self._block_size
         self._extend_hashes(sequence, num_blocks, salt)
         return self._blocks.find_prefix(sequence.block_hashes[:num_blocks])
+
+    def num_tokens_to_find(self, sequence: Sequence, salt: bytes, coming: Collection[bytes]) -> int:
+        """Return about how many tokens of a waiting sequence need not be computed.
+
+        Args:
+            sequence: that waits.
+            salt: of its group.
+            coming: hashes of blocks that will be published before it is admitted.
+        """
+        if not self._enabled:
+            return 0
+        num_blocks = (sequence.num_tokens - 1) // self._block_size
+        self._extend_hashes(sequence, num_blocks, salt)
+        # Only some depths are looked at: it is an estimate, and queues are long.
+        found = 0
+        for depth in reported_depths(num_blocks):
+            block_hash = sequence.block_hashes[depth - 1]
+            if block_hash not in coming and not self._blocks.can_find(block_hash):
+                break
+            found = depth
+        return found * self._block_size
 
     def take(self, sequence: Sequence, block_ids: AbstractSequence[int]) -> None:
         """Count blocks that were found, and that the table begins with, as computed."""

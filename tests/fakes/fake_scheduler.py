@@ -144,7 +144,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         welcome = scheduler_pb2.Welcome(
             epoch=self.num_sessions,
             model=model_info_to_proto(self.model),
-            cell_state=cell_state_to_proto(CellState(epoch=self.num_sessions)),
+            cell_state=cell_state_to_proto(CellState(epoch=self.num_sessions, block_size=16)),
         )
         session.outgoing.put_nowait(scheduler_pb2.SessionResponse(welcome=welcome))
         tasks = [
