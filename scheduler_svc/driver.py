@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 from quire.errors import (
+    DrainingError,
     InvalidRequestError,
     OverloadedError,
     QuireError,
@@ -28,6 +29,7 @@ from scheduler_svc.worker_group import ExecutedStep, Formation, WorkerGroup
 
 REPORT_INTERVAL_S = 0.1
 IDLE_REPORT_INTERVAL_S = 1.0
+DRAIN_LOOK_INTERVAL_S = 0.02
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
 RETRY_AFTER_MS = 1000
@@ -66,6 +68,10 @@ class Driver:
         self._untold = StepOutcome()
         self._schedule_s = 0.0
         self._counters = CellState(block_size=config.block_size)
+        self._is_formed = False
+        self._draining = False
+        # Set when draining is over.
+        self.drained = asyncio.Event()
         # Set by the first formation, before anything can be submitted.
         self._model: ModelInfo
         self._blocks: BlockSpaceManager
@@ -99,12 +105,19 @@ class Driver:
             recomputed_tokens_total=counters.recomputed_tokens,
             prefix_cache_queries_total=scheduler.prefix_cache.num_tokens_looked_up,
             prefix_cache_hits_total=scheduler.prefix_cache.num_tokens_found,
+            outstanding_tokens=scheduler.outstanding_tokens,
+            draining=self._draining,
         )
 
     @property
     def roster(self) -> Roster:
         """Where the workers are."""
         return self._group.roster
+
+    @property
+    def block_hashes(self) -> Collection[int]:
+        """What can be found in the prefix cache. Known once `wait_serving` has returned."""
+        return self._blocks.digest.keys
 
     async def wait_serving(self) -> None:
         """Return while the workers are ready to run steps."""
@@ -131,6 +144,7 @@ class Driver:
                 raise InvalidRequestError(
                     "request_number", f"must be unique in the session, got {number} again"
                 )
+            self._check_draining()
             self._check_room()
             self._check_vocabulary("prompt", submission.prompt_token_ids)
             for output in (submission.outputs or {}).values():
@@ -150,7 +164,7 @@ class Driver:
                 priority=submission.priority,
                 cache_salt=submission.cache_salt,
             )
-        except (InvalidRequestError, OverloadedError) as error:
+        except (InvalidRequestError, OverloadedError, DrainingError) as error:
             session.push(Refused(number, error))
             return
         log.debug(
@@ -183,6 +197,10 @@ class Driver:
         group_id = session.groups.get(request_number)
         if group_id is not None and not self._scheduler.abort_sequence(group_id, sequence_index):
             self._routes.remove(group_id)
+
+    def _check_draining(self) -> None:
+        if self._draining:
+            raise DrainingError("the cell is draining: it takes no new requests")
 
     def _check_room(self) -> None:
         if self._scheduler.num_waiting >= self._config.max_waiting:
@@ -233,12 +251,43 @@ class Driver:
             session.end(UnavailableError("the scheduler stops"))
         await self._group.close()
 
+    async def drain(self) -> int:
+        """Take nothing new, tell the routers, and finish what there is, as far as time allows.
+
+        Returns:
+            How many requests are unfinished in the end. They are with their routers too, which
+            continue them on other cells when their sessions end.
+        """
+        if not self._draining:
+            self._draining = True
+            log.info("drain_started", num_requests=self._num_unfinished)
+            await self._on_serving(False)
+            if self._is_formed:
+                self._tell_state()
+        deadline = time.monotonic() + self._config.drain_timeout_s
+        while self._is_busy and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_LOOK_INTERVAL_S)
+        num_unfinished = self._num_unfinished
+        log.info("drain_ended", num_unfinished=num_unfinished)
+        self.drained.set()
+        return num_unfinished
+
+    @property
+    def _num_unfinished(self) -> int:
+        return sum(len(session.groups) for session in self._sessions)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether any router has a request here, or has something to be told and can be."""
+        untold = self._serving.is_set() and any(not each.is_told for each in self._sessions)
+        return untold or self._num_unfinished > 0
+
     async def _set_serving(self, serving: bool) -> None:
         if serving:
             self._serving.set()
         else:
             self._serving.clear()
-        await self._on_serving(serving)
+        await self._on_serving(serving and not self._draining)
 
     def _start(self, formation: Formation) -> None:
         config = self._config
@@ -257,6 +306,7 @@ class Driver:
             priority_ageing_s=config.priority_ageing_s,
         )
         self._scheduler.preemption_costs.block_us = formation.swap_block_us
+        self._is_formed = True
         self._counters = replace(self._counters, epoch=formation.epoch)
 
     async def _form_first(self) -> Formation:
@@ -379,6 +429,13 @@ class Driver:
             state, now = self.state, time.monotonic()
             if state != reported or now - reported_at >= IDLE_REPORT_INTERVAL_S:
                 reported, reported_at = state, now
-                for session in self._sessions:
-                    session.push(state)
+                self._tell_state()
             await asyncio.sleep(REPORT_INTERVAL_S)
+
+    def _tell_state(self) -> None:
+        """Tell every router how the cell is, and what its cache holds."""
+        delta, state = self._blocks.digest.take_delta(), self.state
+        for session in self._sessions:
+            if delta.added or delta.removed:
+                session.push(delta)
+            session.push(state)
