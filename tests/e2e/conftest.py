@@ -23,7 +23,7 @@ async def running_cluster(
             tensor_parallel_size=tensor_parallel_size,
             scheduler_args=("--kv-cache-gib", "0.03125", *scheduler_args),
             # More ranks than cores would wait for each other's threads.
-            worker_args=("--num-threads", "1") if tensor_parallel_size > 1 else (),
+            num_threads=1 if tensor_parallel_size > 1 else None,
         )
     )
     await cluster.start()
