@@ -84,7 +84,7 @@ async def run(model: Path, size: int, *, invariant: bool) -> Run:
             tensor_parallel_size=size,
             device="cpu",
             scheduler_args=(*arguments, *(["--invariant"] if invariant else [])),
-            worker_args=("--num-threads", "1"),
+            num_threads=1,
         )
     )
     await cluster.start()
@@ -126,13 +126,13 @@ async def bench(rounds: int) -> bool:
     )
     print("  workers  weights of a worker  tokens/s  --invariant       streams as with one worker")
     for size in SIZES:
-        plain, invariant = speed(runs[size, False]), speed(runs[size, True])
+        plain, ordered = speed(runs[size, False]), speed(runs[size, True])
         held, whole = runs[size, False][0].weight_bytes, runs[1, False][0].weight_bytes
         shares = [same_streams(runs[size, each], runs[1, each][0].tokens) for each in (False, True)]
         print(
             f"  {size:7}  {held / 2**20:8.1f} MiB {held / whole:6.1%}  {plain:8,.0f}  "
-            f"{invariant:8,.0f} ({invariant / plain - 1:+.1%})  {shares[0]:.0%}, and {shares[1]:.0%} "
-            "with --invariant"
+            f"{ordered:8,.0f} ({ordered / plain - 1:+.1%})  {shares[0]:.0%}, and "
+            f"{shares[1]:.0%} with --invariant"
         )
     return all(same_streams(runs[size, True], runs[1, True][0].tokens) == 1 for size in SIZES)
 
