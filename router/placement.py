@@ -22,6 +22,8 @@ from quire.outputs import TOKENS_OF_DECODING
 COMPUTE_WEIGHT = 2
 # Cells that are looked at for the prefix they hold, those of the longest first.
 MAX_HOLDERS = 8
+# Blocks of a prompt that are hashed, about 0.6 us each: what differs later does not count.
+MAX_PREFIX_BLOCKS = 4096
 
 CellT = TypeVar("CellT", bound=Hashable)
 # (tokens, block size, short hash) of the beginning of a prompt.
@@ -315,7 +317,8 @@ class Placement(Generic[CellT]):
         """
         prefixes = []
         for block_size in self._num_of_block_size:
-            depths = list(reported_depths((len(token_ids) - 1) // block_size))
+            num_blocks = min((len(token_ids) - 1) // block_size, MAX_PREFIX_BLOCKS)
+            depths = list(reported_depths(num_blocks))
             if not depths:
                 continue
             hashes: list[bytes] = []
