@@ -53,7 +53,7 @@ class Cells:
             await service.stop()
 
     async def _start(self, name: str, *command: str, port: int = 0) -> ServiceProcess:
-        service = ServiceProcess(name, [name, *command, "--log-level", "warning"])
+        service = ServiceProcess(name, [name, *command, "--log-level", "error"])
         self._services.append(service)
         await service.start(port)
         return service

@@ -278,9 +278,13 @@ class Driver:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether any router has a request here, or has something to be told and can be."""
-        untold = self._serving.is_set() and any(not each.is_told for each in self._sessions)
-        return untold or self._num_unfinished > 0
+        """Whether waiting helps: requests go on here, or their routers are yet to be told of them.
+
+        Requests that wait for workers to come back are better off elsewhere.
+        """
+        if not self._serving.is_set():
+            return False
+        return self._num_unfinished > 0 or not all(each.is_told for each in self._sessions)
 
     async def _set_serving(self, serving: bool) -> None:
         if serving:
