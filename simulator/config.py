@@ -40,7 +40,7 @@ class TrafficConfig:
     their rank (Zipf).
 
     Attributes:
-        streams: answers under way at the busiest moment, if every shared prefix is found in a cache.
+        streams: answers under way at the busiest moment, if every shared prefix is in a cache.
         duration_s: for which requests come in.
         period_s: length of the day; it begins at night.
         night: rate at night, as a share of the peak's.

@@ -103,4 +103,4 @@ def _non_negative_least_squares(features: FloatArray, target: FloatArray) -> Flo
                 least = float(residual @ residual)
                 best = np.zeros(num_prices)
                 best[columns] = found
-    return best / scale
+    return np.asarray(best / scale, np.float64)

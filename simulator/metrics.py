@@ -221,7 +221,7 @@ class Metrics:
         with np.errstate(invalid="ignore", divide="ignore"):
             hit_rate = np.diff(found[edges]) / np.diff(looked_up[edges])
         return Series(
-            time_s=BIN_S * np.arange(num_bins),
+            time_s=BIN_S * np.arange(num_bins, dtype=np.float64),
             arrivals_per_s=arrivals,
             goodput_per_s=np.bincount(bins, answers.is_good, num_bins) / BIN_S,
             streams=num_open[edges[1:]],

@@ -1,9 +1,9 @@
 """Prompts of simulated requests.
 
-What tokens mean is nothing to a scheduler; only which texts begin alike is. So each text (a tenant's
-system prompt, a document, a conversation) begins with its kind and number and goes on with one and
-the same token: two prompts have equal blocks exactly as far as they are made of the same texts.
-Answers are of that token too, so that a later turn finds them in the cache, as it should.
+What tokens mean is nothing to a scheduler; only which prompts begin alike is. So each text (a
+tenant's system prompt, a document, a conversation) begins with its kind and number and goes on with
+one and the same token: two prompts have equal blocks exactly as far as they are made of the same
+texts. Answers are of that token too, so that a later turn finds them in the cache, as it should.
 """
 
 from typing import NamedTuple

@@ -159,7 +159,7 @@ class Traffic:
         return [turns[start:end] for start, end in pairwise(ends)]
 
     def _streams_at_peak(self, rng: np.random.Generator, token_s: float) -> float:
-        """Return how many answers are under way at most if the curve's 1 is one conversation a second.
+        """Return how many answers are under way at most, if the curve's 1 is one a second.
 
         An answer is counted as under way from its turn on, for `token_s` times its length.
         """
@@ -183,4 +183,4 @@ def _zipf(count: int, exponent: float) -> FloatArray:
     weights = np.arange(1, count + 1, dtype=np.float64) ** -exponent
     cumulated = weights.cumsum() / weights.sum()
     cumulated[-1] = 1.0
-    return cumulated
+    return np.asarray(cumulated, np.float64)
