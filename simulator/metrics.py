@@ -104,6 +104,7 @@ class Metrics:
     """Collects what a run shows.
 
     Attributes:
+        answers: request id, arrival, first token and end in seconds, tokens, moves of each.
         wall_s: that the run took to compute.
         cpu_s: of all processes together.
 
@@ -119,8 +120,8 @@ class Metrics:
         self.config = config
         self.policy = policy
         self.bursts = bursts
-        # Of each answer: arrival, first token, end, tokens, moves.
-        self._answers: list[tuple[float, float, float, int, int]] = []
+        # Of each answer: request, arrival, first token, end, tokens, moves.
+        self.answers: list[tuple[int, float, float, float, int, int]] = []
         # Of each interval.
         self._end_s: list[float] = []
         self._num_arrivals: list[int] = []
@@ -132,7 +133,7 @@ class Metrics:
     @property
     def num_answered(self) -> int:
         """Requests that have been answered."""
-        return len(self._answers)
+        return len(self.answers)
 
     @property
     def num_arrived(self) -> int:
@@ -151,8 +152,9 @@ class Metrics:
         num_open: int,
     ) -> None:
         """Take what came of an interval."""
-        self._answers += [
+        self.answers += [
             (
+                each.submission.request.request_id,
                 each.submission.request.arrival_s,
                 each.first_token_s,
                 each.end_s,
@@ -232,8 +234,8 @@ class Metrics:
         )
 
     def _answer_arrays(self) -> "_Answers":
-        columns = np.array(self._answers, np.float64).reshape(-1, 5).T
-        arrival_s, first_token_s, end_s, num_tokens, num_moves = columns
+        columns = np.array(self.answers, np.float64).reshape(-1, 6).T
+        _, arrival_s, first_token_s, end_s, num_tokens, num_moves = columns
         ttft_s = first_token_s - arrival_s
         tpot_s = (end_s - first_token_s) / np.maximum(num_tokens - 1, 1)
         is_good = (ttft_s <= self.config.ttft_slo_s) & (tpot_s <= self.config.tpot_slo_s)

@@ -1,6 +1,7 @@
 """Requests over time: rates, conversations, prompts."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_a_turn_begins_with_all_that_was_said_before() -> None:
         by_conversation.setdefault(request.conversation_id, []).append(request)
     num_later = 0
     for turns in by_conversation.values():
-        for before, after in zip(turns, turns[1:], strict=False):
+        for before, after in pairwise(turns):
             num_later += 1
             prompt = library.prompt(before)
             said = prompt + [0] * before.num_output_tokens
