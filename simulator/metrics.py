@@ -136,6 +136,11 @@ class Metrics:
         return len(self.answers)
 
     @property
+    def usage(self) -> Usage:
+        """What all cells have done so far."""
+        return self._usage[-1]
+
+    @property
     def num_arrived(self) -> int:
         """Requests that have arrived."""
         return sum(self._num_arrivals)

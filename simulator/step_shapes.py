@@ -14,12 +14,25 @@ class StepShapes:
         # one more of the latter; ids are never used again, so these only grow.
         self._computed = np.zeros(1024, np.int64)
         self._known = np.zeros(1024, np.int64)
+        # Most steps decode the sequences of the one before, and nothing else: those are counted,
+        # and added to the lengths when another step comes.
+        self._decoding: list[int] = []
+        self._num_contexts = 0
+        self._num_decodes = 0
 
     def measure(self, orders: SchedulerOutputs) -> tuple[StepShape, list[int]]:
         """Return the shape of a step, and which of its sequences sample a token in it.
 
         Mutates: the lengths: they are those after the step.
         """
+        num_moved = len(orders.blocks_to_swap_out) + len(orders.blocks_to_swap_in)
+        if not orders.new_sequences and orders.sequence_ids == self._decoding:
+            num_sequences = len(self._decoding)
+            self._num_decodes += 1
+            self._num_contexts += num_sequences
+            shape = StepShape(num_sequences, num_sequences, self._num_contexts, 0, num_moved)
+            return shape, orders.sequence_ids
+        self._settle()
         for state in orders.new_sequences:
             self._make_room(state.sequence_id)
             self._computed[state.sequence_id] = state.num_computed_tokens
@@ -41,11 +54,18 @@ class StepShapes:
         if not samples.all():
             sampling = ids[samples].tolist()
         self._known[ids] = np.where(samples, after + 1, known)
-        num_moved = len(orders.blocks_to_swap_out) + len(orders.blocks_to_swap_in)
-        shape = StepShape(
-            num_tokens, len(orders.sequence_ids), int(after.sum()), num_pairs, num_moved
-        )
+        self._num_contexts = int(after.sum())
+        # If all of them have sampled, each has one token to compute next.
+        self._decoding = sampling if len(sampling) == len(ids) else []
+        shape = StepShape(num_tokens, len(ids), self._num_contexts, num_pairs, num_moved)
         return shape, sampling
+
+    def _settle(self) -> None:
+        """Add the decoding steps that were only counted to the lengths."""
+        if self._num_decodes:
+            self._computed[self._decoding] += self._num_decodes
+            self._known[self._decoding] += self._num_decodes
+            self._num_decodes = 0
 
     def _make_room(self, sequence_id: int) -> None:
         if sequence_id >= len(self._computed):
