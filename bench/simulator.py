@@ -185,15 +185,16 @@ def print_comparison(real: RealRun, config: SimulationConfig) -> None:
     total = float(num_tokens.sum())
     summary = metrics.summary()
     rows = [
-        (f"{name} {statistic}, ms", statistic_of(measured), statistic_of(simulated))
+        (
+            f"{name} {statistic}, ms",
+            float(np.percentile(measured, percent)),
+            float(np.percentile(simulated, percent)),
+        )
         for name, measured, simulated in (
             ("time to first token", real_ttft, simulated_ttft),
             ("time per token", real_tpot, simulated_tpot),
         )
-        for statistic, statistic_of in (
-            ("p50", lambda values: float(np.percentile(values, 50))),
-            ("p95", lambda values: float(np.percentile(values, 95))),
-        )
+        for statistic, percent in (("p50", 50), ("p95", 95))
     ]
     rows += [
         ("tokens/s, start to end", total / real.seconds, total / float(end_s.max())),
