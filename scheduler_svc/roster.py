@@ -27,7 +27,7 @@ class Roster:
     Args:
         config: addresses of the workers, or how many announce themselves.
         answers: whether the worker of a rank (first argument) answers at an address.
-        on_missing: told which ranks are being waited for, whenever that changes.
+        on_missing: told which ranks are being waited for, whenever that changes, down to none.
     """
 
     def __init__(
@@ -53,6 +53,8 @@ class Roster:
                 told = missing
             self._changed.clear()
             await self._changed.wait()
+        if told:
+            self._on_missing(())
         return tuple(self._addresses[rank] for rank in range(self._size))
 
     async def announce(self, rank: int, address: str, version: str) -> None:

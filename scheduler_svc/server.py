@@ -26,7 +26,8 @@ class SchedulerServer:
 
     Args:
         config: its settings.
-        on_missing: told which ranks have not announced themselves yet, whenever that changes.
+        on_missing: told which ranks have not announced themselves yet, whenever that changes; of
+            none at last, if it was told of some.
     """
 
     def __init__(
@@ -96,9 +97,9 @@ async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
     quire_log.configure("scheduler", config.log_level)
 
     def tell_missing(ranks: tuple[int, ...]) -> None:
-        names = ", ".join(map(str, ranks))
+        names = ", ".join(f"worker {rank}" for rank in ranks)
         if not announced:
-            report(ready_fd, f"waiting for workers {names} of {config.tensor_parallel_size}")
+            report(ready_fd, f"waiting for {names or 'the workers to load the model'}")
 
     scheduler = SchedulerServer(config, tell_missing)
     stopped = asyncio.create_task(stop_signal())

@@ -65,7 +65,7 @@ async def test_the_group_forms_when_the_last_rank_is_there() -> None:
         assert first.load_requests == second.load_requests == []
         await announce(at, 0, first.address)
         await asyncio.wait_for(formed, 20)
-        assert missing == [(0, 1), (0,)]
+        assert missing == [(0, 1), (0,), ()]
         assert [load.tensor_parallel_rank for load in first.load_requests] == [0]
         assert [load.tensor_parallel_rank for load in second.load_requests] == [1]
         async with open_session(at) as router:

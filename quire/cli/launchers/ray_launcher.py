@@ -10,28 +10,24 @@ import ipaddress
 import logging
 import os
 import secrets
-import threading
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from quire.cli.cluster_config import ClusterConfig
 from quire.cli.launchers.base import Launcher, Say, WorkerPlace
 from quire.cli.launchers.ray_placement import choose_bundle, place
+from quire.cli.launchers.ray_thread import RayThread
 from quire.cli.launchers.ray_worker import STOP_TIMEOUT_S, RayWorker, WorkerStatus
 from quire.errors import ConfigError, QuireError, UnavailableError
 from quire.log import get_logger
 
 REACH_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 60.0
-PLACE_TIMEOUT_S = 90.0
 START_TIMEOUT_S = 180.0
 RELEASE_TIMEOUT_S = 20.0
 POLL_INTERVAL_S = 2.0
 # Polls in a row that find an actor dead for good.
 DEATHS_IN_A_ROW = 5
-
-Result = TypeVar("Result")
 
 log = get_logger()
 
@@ -59,6 +55,7 @@ class RayLauncher(Launcher):
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         self._config = config
         self._say = say
+        self._thread = RayThread()
         self._is_connected = False
         self._is_ours = False
         self._groups: list[Any] = []  # the placement group, once there is room
@@ -96,10 +93,10 @@ class RayLauncher(Launcher):
         self._say("starting Ray" if address is None else f"connecting to Ray at {address}")
         if address not in (None, "auto"):
             await _check_reachable(str(address))
-        await _off_loop(self._connect, CONNECT_TIMEOUT_S, "connecting to Ray")
+        await self._thread.call(self._connect, CONNECT_TIMEOUT_S, "connecting to Ray")
         size = self._config.tensor_parallel_size
         self._say(f"waiting for room for {size} worker{'s' if size > 1 else ''} in Ray")
-        await _off_loop(self._place, PLACE_TIMEOUT_S, "placing workers")
+        await self._place()
 
     def _connect(self) -> None:
         import ray
@@ -118,28 +115,26 @@ class RayLauncher(Launcher):
                 "_node_ip_address": self._config.host,
             }
         try:
-            ray.init(**options, logging_level=logging.WARNING, configure_logging=False)
+            ray.init(**options, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UnavailableError(
                 f"--ray-address {address}: cannot connect to Ray: {_first_line(error)}"
             ) from error
         self._is_connected = self._is_ours = True
 
-    def _place(self) -> None:
+    async def _place(self) -> None:
         import ray
-        from ray.util.placement_group import placement_group_table
 
-        config = self._config
-        nodes = [node for node in ray.nodes() if node["Alive"]]
+        config, size = self._config, self._config.tensor_parallel_size
+        every_node = await self._thread.call(ray.nodes, CONNECT_TIMEOUT_S, "listing Ray's nodes")
+        nodes = [node for node in every_node if node["Alive"]]
         resources = [node["Resources"] for node in nodes]
-        size = config.tensor_parallel_size
         self._bundle = choose_bundle(config.device, config.ray_cpus_per_worker, size, resources)
-        group = place(self._bundle, size, resources)
-        self._groups.append(group)
+        placement = await place(self._bundle, size, resources, self._thread)
+        self._groups.append(placement.group)
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes}
-        chosen = placement_group_table(group)["bundles_to_node_id"].values()
         here = ray.util.get_node_ip_address()
-        far = sorted({addresses.get(node_id, node_id) for node_id in chosen} - {here})
+        far = sorted({addresses.get(each, each) for each in placement.node_ids} - {here})
         if far and _is_loopback(config.host):
             raise ConfigError(
                 f"--host: workers on {', '.join(far)} cannot reach the scheduler at {config.host}; "
@@ -261,7 +256,7 @@ class RayLauncher(Launcher):
                 future.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
         try:
-            await _off_loop(self._release, RELEASE_TIMEOUT_S, "leaving Ray")
+            await self._thread.call(self._release, RELEASE_TIMEOUT_S, "leaving Ray")
         except QuireError as error:
             log.warning("ray_not_left", error=error.message)
 
@@ -277,38 +272,6 @@ class RayLauncher(Launcher):
                 remove_placement_group(group)
         if self._is_ours:
             ray.shutdown()
-
-
-async def _off_loop(call: Callable[[], Result], timeout_s: float, what: str) -> Result:
-    """Run a blocking call in a thread that nobody waits for when it takes too long.
-
-    Raises:
-        UnavailableError: it did.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Result] = loop.create_future()
-
-    def settle(result: Result | None, error: Exception | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]  # what `call` returned
-
-    def run() -> None:
-        try:
-            outcome: tuple[Result | None, Exception | None] = (call(), None)
-        except Exception as error:
-            outcome = (None, error)
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, name=f"ray: {what}", daemon=True).start()
-    try:
-        return await asyncio.wait_for(done, timeout_s)
-    except TimeoutError:
-        raise UnavailableError(f"--launcher ray: {what} took more than {timeout_s:g} s") from None
 
 
 async def _check_reachable(address: str) -> None:

@@ -1,14 +1,19 @@
 """Room for the workers in a Ray cluster: one bundle of resources for each rank."""
 
+import asyncio
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from quire.cli.launchers.ray_thread import RayThread
 from quire.errors import ConfigError, UnavailableError
 
 STRICT_PACK_TIMEOUT_S = 10.0
 PACK_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S = 30.0
 
 Resources = Mapping[str, float]
 
@@ -52,25 +57,61 @@ def choose_strategies(
     return [*strict, ("PACK", PACK_TIMEOUT_S)]
 
 
-def place(bundle: Resources, size: int, nodes: Sequence[Resources]) -> Any:
-    """Return a placement group that Ray has made room for. Blocks for up to a minute or so.
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Room that Ray has made.
+
+    Attributes:
+        group: Ray's placement group, with one bundle for each rank.
+        node_ids: the node of each bundle.
+    """
+
+    group: Any
+    node_ids: tuple[str, ...]
+
+
+async def place(
+    bundle: Resources, size: int, nodes: Sequence[Resources], thread: RayThread
+) -> Placement:
+    """Have Ray make room.
+
+    Args:
+        bundle: resources of one worker.
+        size: number of workers.
+        nodes: what each node of the cluster has in all.
+        thread: that calls into Ray.
 
     Raises:
         ConfigError: the cluster could not hold the workers if it did nothing else.
         UnavailableError: others use it, and did not end in time.
     """
     import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.placement_group import (
+        placement_group,
+        placement_group_table,
+        remove_placement_group,
+    )
 
     for strategy, timeout_s in choose_strategies(bundle, size, nodes):
-        group = placement_group([dict(bundle)] * size, strategy=strategy)
-        if group.wait(timeout_s):
-            return group
-        remove_placement_group(group)
+        make = partial(placement_group, [dict(bundle)] * size, strategy=strategy)
+        group = await thread.call(make, CALL_TIMEOUT_S, "placing workers")
+        try:
+            async with asyncio.timeout(timeout_s):
+                # In short calls, so that whoever gives up need not wait for Ray.
+                while not await thread.call(partial(group.wait, 1), CALL_TIMEOUT_S, "placing"):
+                    pass
+        except TimeoutError:
+            remove = partial(remove_placement_group, group)
+            await thread.call(remove, CALL_TIMEOUT_S, "giving room back")
+        else:
+            ask = partial(placement_group_table, group)
+            table = await thread.call(ask, CALL_TIMEOUT_S, "placing workers")
+            return Placement(group, tuple(table["bundles_to_node_id"].values()))
+    free = await thread.call(ray.available_resources, CALL_TIMEOUT_S, "asking what is free")
     raise UnavailableError(
         f"--launcher ray: no room for {size} workers of {_text(bundle)} each within "
-        f"{PACK_TIMEOUT_S:g} s: the Ray cluster has {_text_of_all(nodes)}, of which "
-        f"{_text(ray.available_resources())} are free"
+        f"{PACK_TIMEOUT_S:g} s: the Ray cluster has {_text_of_all(nodes)}, of which {_text(free)} "
+        "are free"
     )
 
 
