@@ -8,7 +8,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt tools/bootstrap.sh \
 .venv/.ready: $(BUILD_INPUTS)
 	@tools/bootstrap.sh
 
-.PHONY: help setup demo test lint format bench-smoke bench-sched bench-kv bench-kernels bench-gpu gpu-check clean
+.PHONY: help setup demo test lint format bench-smoke bench-sched bench-cells bench-kv bench-tp bench-kernels bench-gpu gpu-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,10 +40,16 @@ bench-smoke: .venv/.ready ## Tokens/s, step time split and bytes per step at 64 
 bench-sched: .venv/.ready ## Cost of scheduling and of the step message
 	@$(BIN)/python bench/scheduler.py
 
+bench-cells: .venv/.ready ## Several cells behind routers: prefix hits and latency by routing policy, and a cell drained in mid-run
+	@$(BIN)/python -m bench.cells
+
 bench-kv: .venv/.ready ## KV cache: share that holds tokens, savings by sharing, cost of preemption and of fewer bits
 	@$(BIN)/python bench/kv.py
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m bench.sharing
 	@$(BIN)/python -m bench.kv_quality
+
+bench-tp: .venv/.ready ## One model on 1, 2 and 4 workers: memory, speed, and what the same bits on all cost
+	@$(BIN)/python -m bench.tensor_parallel
 
 bench-kernels: .venv/.ready ## Paged attention against the memory bandwidth of the same process
 	@$(BIN)/python bench/kernels_cpu.py

@@ -66,6 +66,13 @@ class UnavailableError(QuireError):
     reason = "UNAVAILABLE"
 
 
+class DrainingError(QuireError):
+    """A cell takes no new requests; another one may."""
+
+    code = "UNAVAILABLE"
+    reason = "DRAINING"
+
+
 class DeadlineExceededError(QuireError):
     """The time that the caller gave has passed."""
 

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from enum import Enum
 
+# What a sequence that decodes adds to a cell's outstanding tokens: how long it will go on is not
+# known, and a token of it takes less than a step of its own.
+TOKENS_OF_DECODING = 64
+
 
 class FinishReason(Enum):
     """Why a request ended."""
@@ -65,6 +69,8 @@ class CellState:
     swapped_in_blocks_total: int = 0
     recomputed_tokens_total: int = 0
     swap_us_total: int = 0
+    outstanding_tokens: int = 0
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,13 +251,13 @@ def open_channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
-async def stop_signal() -> None:
-    """Return when this process is asked to stop by SIGINT or SIGTERM."""
-    stopped = asyncio.Event()
+async def stop_signal() -> signal.Signals:
+    """Return when this process is asked to stop, by SIGINT or SIGTERM, and say which it was."""
+    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()
+        loop.add_signal_handler(number, received.put_nowait, number)
+    return await received.get()
 
 
 def report(ready_fd: int | None, line: str) -> None:

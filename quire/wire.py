@@ -187,7 +187,7 @@ def model_info_from_proto(message: common_pb2.ModelInfo) -> ModelInfo:
     )
 
 
-# CellState and its message have the same integer fields by the same names; a test holds them to it.
+# CellState and its message have the same fields by the same names; a test holds them to it.
 _CELL_STATE_FIELDS = tuple(CellState.__dataclass_fields__)
 
 

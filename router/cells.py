@@ -1,4 +1,4 @@
-"""All the cells behind this router: which one runs a request, and what happens when one is lost.
+"""All the cells behind this router: which there are, and what happens when one comes or is lost.
 
 The router holds everything that a request needs to continue: prompt, parameters, seed and the
 tokens so far. When a session breaks, its requests are submitted again, to any cell that serves
@@ -7,12 +7,15 @@ had. Their clients notice a pause and nothing else.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+import random
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
 
 from quire.errors import ModelNotFoundError, RequestExistsError, UnavailableError
 from quire.log import get_logger
 from quire.outputs import CellStatus, FinishReason, ModelInfo
 from router.config import RouterConfig
+from router.discovery import follow_names
+from router.placement import Placement, RoutingPolicy
 from router.session import Cell
 from router.streams import RequestStream
 
@@ -24,39 +27,87 @@ class CellPool:
 
     def __init__(self, config: RouterConfig):
         self._config = config
-        self._cells = [Cell(address, self) for address in config.schedulers]
+        # By address, in the order in which they became known.
+        self._cells: dict[str, Cell] = {}
+        # Of each model, the cells that take requests.
+        self._placements: dict[str, Placement[Cell]] = {}
+        # Cells that names no longer resolve to; they stay as long as their session.
+        self._vanished: set[str] = set()
+        # Where each open request was submitted last.
+        self._cell_of: dict[RequestStream, Cell] = {}
         self._open: dict[str, RequestStream] = {}
         # Requests that run nowhere now, and the timer that will fail them or place them again.
         self._waiting: dict[RequestStream, asyncio.TimerHandle] = {}
         # Set, and replaced by a new one, at every change of a cell.
         self._changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._sessions: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin to connect to every cell."""
-        self._tasks = [asyncio.create_task(cell.run()) for cell in self._cells]
+        """Begin to connect to every cell, and to look for them where they are named."""
+        config = self._config
+        for address in config.schedulers:
+            self._add(address)
+        if config.scheduler_dns:
+            self._start_task(
+                follow_names(config.scheduler_dns, config.dns_interval_s, self._names_resolved)
+            )
+
+    def _start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _add(self, address: str) -> None:
+        cell = self._cells[address] = Cell(address, self)
+        self._sessions[address] = self._start_task(cell.run())
+
+    def _remove(self, address: str) -> None:
+        self._vanished.discard(address)
+        del self._cells[address]
+        self._sessions.pop(address).cancel()
+        log.info("cell_removed", address=address)
+        self.cell_changed()
+
+    def _names_resolved(self, addresses: Collection[str]) -> None:
+        """Names resolve to these addresses now: begin to connect to new ones, leave old ones.
+
+        A cell that has vanished while it is connected may be draining: it is left when it ends its
+        session.
+        """
+        for address in sorted(set(addresses) - self._cells.keys()):
+            log.info("cell_found", address=address)
+            self._add(address)
+        self._vanished = self._cells.keys() - set(addresses) - set(self._config.schedulers)
+        for address in list(self._vanished):
+            if not self._cells[address].connected:
+                self._remove(address)
 
     async def stop(self) -> None:
         """End the sessions."""
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for timer in self._waiting.values():
             timer.cancel()
 
     @property
     def is_serving(self) -> bool:
         """Whether any scheduler is connected."""
-        return any(cell.connected for cell in self._cells)
+        return any(cell.connected for cell in self._cells.values())
 
     def statuses(self) -> list[CellStatus]:
         """Return the status of every cell, in the order of the configuration."""
-        return [cell.status for cell in self._cells]
+        return [cell.status for cell in self._cells.values()]
 
     def models(self) -> list[ModelInfo]:
         """Return the models of the connected cells, each once."""
         models = {
-            cell.model.name: cell.model for cell in self._cells if cell.connected and cell.model
+            cell.model.name: cell.model
+            for cell in self._cells.values()
+            if cell.connected and cell.model
         }
         return list(models.values())
 
@@ -95,7 +146,8 @@ class CellPool:
         for model in models:
             if model.name == name:
                 return model
-        if any(cell.model is None or cell.model.name == name for cell in self._cells):
+        cells = self._cells.values()
+        if any(cell.model is None or cell.model.name == name for cell in cells):
             return None
         served = ", ".join(model.name for model in models)
         asked = f"{name} is not served here" if name else "name one of several"
@@ -130,20 +182,21 @@ class CellPool:
     def _withdraw(self, stream: RequestStream) -> None:
         """Take a request from wherever it runs or waits."""
         self._stop_waiting(stream)
-        for cell in self._cells:
+        cell = self._cell_of.pop(stream, None)
+        if cell is not None:
             cell.cancel(stream)
 
     def _place(self, stream: RequestStream) -> None:
-        """Submit a request to the least loaded cell that serves its model; if none, let it wait."""
+        """Submit a request to a cell that takes requests for its model; if none, let it wait."""
         self._stop_waiting(stream)
-        name = stream.request.model.name
-        candidates = [
-            cell
-            for cell in self._cells
-            if cell.connected and cell.model and cell.model.name == name
-        ]
-        if candidates:
-            min(candidates, key=lambda cell: cell.load).submit(stream)
+        request = stream.request
+        placement = self._placements.get(request.model.name)
+        assignment = placement and placement.place(
+            stream.tokens_to_compute, request.cache_salt.encode(), request.sampling_params.width
+        )
+        if assignment:
+            self._cell_of[stream] = assignment.cell
+            assignment.cell.submit(stream, assignment)
             return
         config = self._config
         limit_s = config.recovery_timeout_s if stream.admitted else config.connect_timeout_s
@@ -171,13 +224,28 @@ class CellPool:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def cell_connected(self) -> None:
+    def cell_connected(self, cell: Cell) -> Placement[Cell]:
+        """Return the cells of its model that take requests, for it to join."""
+        assert cell.model is not None, "connected"
+        name = cell.model.name
+        if name not in self._placements:
+            policy = RoutingPolicy(self._config.routing_policy)
+            self._placements[name] = Placement(policy, random.Random())
+        return self._placements[name]
+
+    def cell_ready(self) -> None:
         """Place the requests that wait for a cell."""
         for stream in list(self._waiting):
             self._place(stream)
 
+    def cell_disconnected(self, cell: Cell) -> None:
+        """Wake the watchers; forget the cell if its address is known no more."""
+        if cell.address in self._vanished:
+            self._remove(cell.address)
+        self.cell_changed()
+
     def streams_lost(self, streams: Iterable[RequestStream]) -> None:
-        """Find a new place for the requests of a session that broke."""
+        """Find a new place for requests that their cell does not run any more."""
         for stream in streams:
             self._place(stream)
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from quire.errors import ConfigError
 from quire.log import LEVELS
+from router.placement import RoutingPolicy
+
+ROUTING_POLICIES = tuple(RoutingPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +17,9 @@ class RouterConfig:
     Attributes:
         model: directory that holds the tokenizer; weights are not read.
         schedulers: addresses "host:port" of the cells' schedulers.
+        scheduler_dns: names "host:port"; each address that they resolve to is a cell.
+        dns_interval_s: how often they are resolved.
+        routing_policy: how a cell is chosen: "prefix-aware", "least-loaded" or "round-robin".
         host: address to listen on, and no other.
         port: to listen on; 0 takes a free one.
         max_prompt_bytes: longest text of a request, in bytes of UTF-8; longer ones are refused
@@ -32,6 +38,9 @@ class RouterConfig:
 
     model: str
     schedulers: tuple[str, ...] = ("127.0.0.1:50052",)
+    scheduler_dns: tuple[str, ...] = ()
+    dns_interval_s: float = 5.0
+    routing_policy: str = RoutingPolicy.PREFIX_AWARE
     host: str = "127.0.0.1"
     port: int = 50051
     max_prompt_bytes: int = 2**20
@@ -44,16 +53,15 @@ class RouterConfig:
     def __post_init__(self) -> None:
         if not Path(self.model).is_dir():
             raise ConfigError(f"model: directory {self.model} does not exist")
-        if not self.schedulers:
-            raise ConfigError("schedulers: at least one address, got none")
-        for address in self.schedulers:
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-                raise ConfigError(
-                    f"schedulers: each HOST:PORT with a port in [1, 65535], got {address}"
-                )
-        if len(set(self.schedulers)) < len(self.schedulers):
-            raise ConfigError(f"schedulers: each once, got {', '.join(self.schedulers)}")
+        if not self.schedulers and not self.scheduler_dns:
+            raise ConfigError("schedulers: at least one address or scheduler_dns name, got none")
+        _check_addresses("schedulers", self.schedulers)
+        _check_addresses("scheduler_dns", self.scheduler_dns)
+        _check("dns_interval_s", self.dns_interval_s, 0.1, 3600)
+        if self.routing_policy not in ROUTING_POLICIES:
+            raise ConfigError(
+                f"routing_policy: one of {', '.join(ROUTING_POLICIES)}, got {self.routing_policy}"
+            )
         _check("port", self.port, 0, 65535)
         _check("max_prompt_bytes", self.max_prompt_bytes, 1, 2**24)
         _check("max_queued_texts", self.max_queued_texts, 1, 2**20)
@@ -69,6 +77,15 @@ class RouterConfig:
         return 4 * self.max_prompt_bytes + 2**16
 
 
-def _check(field: str, value: float, low: int, high: int) -> None:
+def _check_addresses(field: str, addresses: tuple[str, ...]) -> None:
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+            raise ConfigError(f"{field}: each HOST:PORT with a port in [1, 65535], got {address}")
+    if len(set(addresses)) < len(addresses):
+        raise ConfigError(f"{field}: each once, got {', '.join(addresses)}")
+
+
+def _check(field: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ConfigError(f"{field}: must be in [{low}, {high}], got {value}")

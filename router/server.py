@@ -59,7 +59,7 @@ class Router:
                     if self._cells.is_serving:
                         return
         except TimeoutError:
-            addresses = ", ".join(self._config.schedulers)
+            addresses = ", ".join((*self._config.schedulers, *self._config.scheduler_dns))
             raise UnavailableError(f"no scheduler answers at {addresses}") from None
 
     async def _follow_health(self) -> None:

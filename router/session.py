@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias, cast
 
 import grpc
 
-from quire.errors import OverloadedError
+from quire.errors import DrainingError, OverloadedError
 from quire.log import get_logger
 from quire.outputs import CellState, CellStatus, ModelInfo
 from quire.rpc import open_channel
@@ -19,6 +19,7 @@ from quire.wire import (
     model_info_from_proto,
     token_logprobs_from_proto,
 )
+from router.placement import Assignment, CellLoad, Placement
 from router.streams import RequestStream
 from router.wire import hypothesis_from_proto, refusal_from_proto, submit_to_proto
 
@@ -39,11 +40,17 @@ class CellOwner(Protocol):
     def cell_changed(self) -> None:
         """A cell connected, disconnected or reported its state."""
 
-    def cell_connected(self) -> None:
-        """A cell is ready for requests."""
+    def cell_connected(self, cell: "Cell") -> Placement["Cell"]:
+        """A cell is connected. Returns among which cells it is to be chosen from now on."""
+
+    def cell_ready(self) -> None:
+        """A cell takes requests, and has joined those that may be chosen."""
+
+    def cell_disconnected(self, cell: "Cell") -> None:
+        """The session of a cell broke."""
 
     def streams_lost(self, streams: Iterable[RequestStream]) -> None:
-        """The session broke: these requests need a new place."""
+        """These requests need a new place."""
 
     def stream_postponed(self, stream: RequestStream, retry_after_ms: int) -> None:
         """An admitted request found its new scheduler's queue full."""
@@ -51,6 +58,9 @@ class CellOwner(Protocol):
 
 class Cell:
     """A scheduler as this router sees it, and the requests it runs for us.
+
+    It joins the cells that may be chosen while it is connected and not draining, and tells their
+    Placement what becomes of the requests that were placed here.
 
     Requests go over the wire as numbers, a new one for each submission, so that nothing said about
     an earlier one can be taken for this one.
@@ -71,6 +81,11 @@ class Cell:
         self._numbers = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
         self._number_of: dict[RequestStream, int] = {}
+        self._assignments: dict[int, Assignment[Cell]] = {}
+        # Requests without a token so far.
+        self._computing: set[int] = set()
+        # Set when it connects, before anything can be submitted.
+        self._placement: Placement[Cell]
         # At most one submit and one cancel per open request.
         self._outgoing: deque[scheduler_pb2.SessionRequest] = deque()
         self._has_outgoing = asyncio.Event()
@@ -80,16 +95,13 @@ class Cell:
         """What WatchCluster says about this cell."""
         return CellStatus(self.address, self.connected, self.model, self.state)
 
-    @property
-    def load(self) -> int:
-        """Requests there: those it reported, or our own where its report is older than them."""
-        return max(len(self._streams), self.state.num_waiting + self.state.num_running)
-
-    def submit(self, stream: RequestStream) -> None:
-        """Hand a request to the scheduler, with the tokens it has produced elsewhere."""
+    def submit(self, stream: RequestStream, assignment: "Assignment[Cell]") -> None:
+        """Hand a request that was placed here to the scheduler, with its tokens so far."""
         number = next(self._numbers)
         self._streams[number] = stream
         self._number_of[stream] = number
+        self._assignments[number] = assignment
+        self._computing.add(number)
         self._send(submit_to_proto(number, stream))
 
     def cancel(self, stream: RequestStream) -> None:
@@ -117,6 +129,8 @@ class Cell:
     def _forget(self, number: int) -> RequestStream:
         stream = self._streams.pop(number)
         del self._number_of[stream]
+        self._computing.discard(number)
+        self._placement.ended(self._assignments.pop(number))
         return stream
 
     async def run(self) -> None:
@@ -168,33 +182,53 @@ class Cell:
             case "step_outputs":
                 self._step(message.step_outputs)
             case "admitted":
-                stream = self._streams.get(message.admitted.request_number)
-                if stream is not None:
-                    stream.admit(message.admitted.seed)
+                number = message.admitted.request_number
+                if number in self._streams:
+                    self._placement.admitted(self._assignments[number])
+                    self._streams[number].admit(message.admitted.seed)
             case "refused":
                 self._refuse(message.refused)
             case "cell_state":
-                self.state = cell_state_from_proto(message.cell_state)
-                self._owner.cell_changed()
+                self._report(cell_state_from_proto(message.cell_state))
+            case "prefix_digest_delta":
+                delta = message.prefix_digest_delta
+                self._placement.update_digest(self, delta.added, delta.removed)
             case "welcome":
                 self._connect(message.welcome)
 
     def _connect(self, welcome: scheduler_pb2.Welcome) -> None:
         self.model = model_info_from_proto(welcome.model)
-        self.state = cell_state_from_proto(welcome.cell_state)
         self.connected = True
         log.info("scheduler_connected", address=self.address, epoch=welcome.epoch)
+        self._placement = self._owner.cell_connected(self)
+        state = cell_state_from_proto(welcome.cell_state)
+        if not state.draining:
+            self._placement.join(self, state.block_size)
+            self._placement.update_digest(self, welcome.block_hashes, ())
+        self._report(state)
+        if not state.draining:
+            self._owner.cell_ready()
+
+    def _report(self, state: CellState) -> None:
+        self.state = state
+        if state.draining:
+            self._placement.leave(self)
+        else:
+            load = CellLoad(state.outstanding_tokens, state.num_free_blocks)
+            self._placement.report(self, load)
         self._owner.cell_changed()
-        self._owner.cell_connected()
 
     def _disconnect(self, reason: str) -> None:
         lost = list(self._streams.values())
         self._streams.clear()
         self._number_of.clear()
+        self._assignments.clear()
+        self._computing.clear()
         self._outgoing.clear()
         self.connected = False
+        self._placement.leave(self)
         log.warning("scheduler_lost", address=self.address, reason=reason, num_requests=len(lost))
-        self._owner.cell_changed()
+        self._owner.cell_disconnected(self)
         self._owner.streams_lost(lost)
 
     def _step(self, outputs: scheduler_pb2.StepOutputs) -> None:
@@ -211,6 +245,9 @@ class Cell:
             stream = streams.get(number)
             if stream is None:
                 continue
+            if number in self._computing:
+                self._computing.remove(number)
+                self._placement.computed(self._assignments[number])
             logprobs = (
                 token_logprobs_from_proto(outputs.logprobs[place]) if outputs.logprobs else None
             )
@@ -241,7 +278,11 @@ class Cell:
             return
         stream = self._forget(refused.request_number)
         error = refusal_from_proto(refused)
-        if stream.admitted and isinstance(error, OverloadedError):
+        if isinstance(error, DrainingError):
+            # It may say so before its state does. Else the request would come back here.
+            self._placement.leave(self)
+            self._owner.streams_lost([stream])
+        elif stream.admitted and isinstance(error, OverloadedError):
             self._owner.stream_postponed(stream, error.retry_after_ms)
         else:
             stream.fail(error)

@@ -63,6 +63,13 @@ class RequestStream:
             if output.finish_reason is None
         }
 
+    @property
+    def tokens_to_compute(self) -> Sequence[int]:
+        """The prompt, and what the first sequence that goes on has added to it elsewhere."""
+        prompt = self.request.prompt_token_ids
+        output = next(iter(self.unfinished_outputs.values()), ())
+        return (*prompt, *output) if output else prompt
+
     def admit(self, seed: int) -> None:
         """The scheduler took the request; with a seed it will keep, wherever it continues.
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from quire.errors import InvalidRequestError, OverloadedError, QuireError
+from quire.errors import DrainingError, InvalidRequestError, OverloadedError, QuireError
 from quire.outputs import Hypothesis
 from quire.v1 import inference_pb2, scheduler_pb2
 from quire.wire import (
@@ -78,4 +78,6 @@ def refusal_from_proto(message: scheduler_pb2.Refused) -> QuireError:
     """Return the error that a refusal means to the client."""
     if message.reason == scheduler_pb2.REFUSAL_REASON_QUEUE_FULL:
         return OverloadedError(message.message, message.retry_after_ms)
+    if message.reason == scheduler_pb2.REFUSAL_REASON_DRAINING:
+        return DrainingError(message.message)
     return InvalidRequestError(message.field, message.message)

@@ -2,6 +2,9 @@
 
 from collections import OrderedDict
 
+from quire.block_hashes import short_hash
+from scheduler_svc.prefix_digest import PrefixDigest
+
 
 class BlockAllocator:
     """Hands out blocks, counts their references and takes them back when the last one goes.
@@ -18,6 +21,7 @@ class BlockAllocator:
     Attributes:
         ref_counts: how many block tables hold each block; others only read it.
         num_saved: blocks that would be needed beyond those in use if none were shared.
+        digest: of the contents that can be found.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -30,6 +34,7 @@ class BlockAllocator:
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
+        self.digest = PrefixDigest()
 
     @property
     def num_free(self) -> int:
@@ -43,7 +48,9 @@ class BlockAllocator:
         else:
             assert self._evictable, "no free block: the caller checks num_free first"
             block_id, _ = self._evictable.popitem(last=False)
-            del self._block_of[self._hash_of.pop(block_id)]
+            content_hash = self._hash_of.pop(block_id)
+            del self._block_of[content_hash]
+            self.digest.remove(content_hash)
         self.ref_counts[block_id] = 1
         return block_id
 
@@ -66,12 +73,19 @@ class BlockAllocator:
 
     # ------------------------------------------------------------------ contents
 
-    def publish(self, block_id: int, content_hash: bytes) -> None:
-        """Let the contents of a block in use be found; nothing happens if they can be already."""
+    def publish(self, block_id: int, content_hash: bytes, depth: int) -> None:
+        """Let the contents of a block in use be found; nothing happens if they can be already.
+
+        Args:
+            block_id: the block.
+            content_hash: of its contents and of all that came before them.
+            depth: its place among them, 1 for the first.
+        """
         assert self.ref_counts[block_id] > 0, f"publishing free block {block_id}"
         if content_hash not in self._block_of and block_id not in self._hash_of:
             self._block_of[content_hash] = block_id
             self._hash_of[block_id] = content_hash
+            self.digest.add(content_hash, depth)
 
     def find(self, content_hash: bytes) -> int | None:
         """Return the block that holds these contents, in use or free."""
@@ -91,6 +105,7 @@ class BlockAllocator:
         self._evictable.clear()
         self._hash_of.clear()
         self._block_of.clear()
+        self.digest.clear()
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless lists, counts and published contents agree."""
@@ -104,3 +119,5 @@ class BlockAllocator:
         assert self._evictable.keys() <= self._hash_of.keys(), "kept without contents"
         assert not self._hash_of.keys() & set(self._free), "contents in a block without any"
         assert {h: b for b, h in self._hash_of.items()} == self._block_of, "contents disagree"
+        findable = set(map(short_hash, self._block_of))
+        assert self.digest.keys <= findable, "routers are told of contents that cannot be found"

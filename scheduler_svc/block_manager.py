@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from scheduler_svc.block_allocator import BlockAllocator
+from scheduler_svc.prefix_digest import PrefixDigest
 
 
 class AllocStatus(Enum):
@@ -103,6 +104,10 @@ class BlockSpaceManager:
         """Return the blocks of a sequence in order of its tokens; a live view, not a copy."""
         return self._tables[sequence_id]
 
+    def can_find(self, block_hash: bytes) -> bool:
+        """Say whether a block of this hash is published."""
+        return self._allocator.find(block_hash) is not None
+
     def find_prefix(self, block_hashes: AbstractSequence[bytes]) -> list[int]:
         """Return the blocks that hold the longest published prefix.
 
@@ -159,7 +164,12 @@ class BlockSpaceManager:
 
     def publish(self, sequence_id: int, index: int, content_hash: bytes) -> None:
         """Let others find a full block of a sequence, the one at `index` of its table."""
-        self._allocator.publish(self._tables[sequence_id][index], content_hash)
+        self._allocator.publish(self._tables[sequence_id][index], content_hash, index + 1)
+
+    @property
+    def digest(self) -> PrefixDigest:
+        """Which prefixes can be found, for routers."""
+        return self._allocator.digest
 
     def forget_contents(self) -> None:
         """No prefix can be found any more: the workers' caches are new."""

@@ -12,6 +12,7 @@ KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 PREEMPTION_MODES = tuple(PreemptionMode)
 MAX_AGEING_S = 1e6
 MAX_RANKS = 64
+MAX_DRAIN_TIMEOUT_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class SchedulerConfig:
             worker.
         priority_ageing_s: a request may be overtaken by one that comes so much later for each level
             of priority between them.
+        drain_timeout_s: how long a cell that is taken out of service finishes what it has.
         log_level: least severe log line that is written.
 
     Raises:
@@ -85,6 +87,7 @@ class SchedulerConfig:
     preemption_mode: str = "auto"
     swap_space_bytes: int | None = None
     priority_ageing_s: float = 60.0
+    drain_timeout_s: float = 30.0
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -143,6 +146,11 @@ class SchedulerConfig:
         if not 0 <= self.priority_ageing_s <= MAX_AGEING_S:
             raise ConfigError(
                 f"priority_ageing_s: must be in [0, {MAX_AGEING_S}], got {self.priority_ageing_s}"
+            )
+        if not 0 <= self.drain_timeout_s <= MAX_DRAIN_TIMEOUT_S:
+            raise ConfigError(
+                f"drain_timeout_s: must be in [0, {MAX_DRAIN_TIMEOUT_S}], "
+                f"got {self.drain_timeout_s}"
             )
         if self.log_level not in LEVELS:
             raise ConfigError(f"log_level: one of {', '.join(LEVELS)}, got {self.log_level}")

@@ -7,29 +7,28 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 from quire.errors import (
+    DrainingError,
     InvalidRequestError,
     OverloadedError,
-    QuireError,
-    StaleEpochError,
     UnavailableError,
 )
 from quire.log import get_logger
 from quire.outputs import CellState, FinishReason, ModelInfo
 from scheduler_svc.block_manager import BlockSpaceManager
+from scheduler_svc.cell_account import CellAccount
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.formation import Formation
 from scheduler_svc.preemption import PreemptionMode
-from scheduler_svc.rank import WorkerFailedError
 from scheduler_svc.roster import Roster
 from scheduler_svc.routes import Routes
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.session import Admitted, Refused, RouterSession, StepOutputs, Submission
 from scheduler_svc.step import StepOutcome
-from scheduler_svc.worker_group import ExecutedStep, Formation, WorkerGroup
+from scheduler_svc.worker_group import WorkerGroup
 
 REPORT_INTERVAL_S = 0.1
 IDLE_REPORT_INTERVAL_S = 1.0
-FIRST_BACKOFF_S = 0.1
-LONGEST_BACKOFF_S = 2.0
+DRAIN_LOOK_INTERVAL_S = 0.02
 RETRY_AFTER_MS = 1000
 # Outputs of a step for 256 sequences are about 2 KB: some MB for a router that stopped reading.
 MAX_UNSENT_EVENTS = 1024
@@ -64,8 +63,11 @@ class Driver:
         self._routes = Routes()
         # Of the last step, for the sessions.
         self._untold = StepOutcome()
-        self._schedule_s = 0.0
-        self._counters = CellState(block_size=config.block_size)
+        self._account = CellAccount(config.block_size)
+        self._is_formed = False
+        self._draining = False
+        # Set when draining is over.
+        self.drained = asyncio.Event()
         # Set by the first formation, before anything can be submitted.
         self._model: ModelInfo
         self._blocks: BlockSpaceManager
@@ -81,30 +83,17 @@ class Driver:
     @property
     def state(self) -> CellState:
         """Live state of the cell. Known once `wait_serving` has returned."""
-        scheduler, blocks, counters = self._scheduler, self._blocks, self._scheduler.counters
-        return replace(
-            self._counters,
-            num_waiting=scheduler.num_waiting,
-            num_running=scheduler.num_running,
-            num_swapped=scheduler.num_swapped,
-            num_blocks=blocks.num_blocks,
-            num_free_blocks=blocks.num_free_blocks,
-            num_blocks_saved=blocks.num_blocks_saved,
-            num_idle_slots=scheduler.num_idle_slots,
-            num_host_blocks=blocks.num_host_blocks,
-            num_free_host_blocks=blocks.num_free_host_blocks,
-            preemptions_total=counters.preemptions,
-            swapped_out_blocks_total=counters.swapped_out_blocks,
-            swapped_in_blocks_total=counters.swapped_in_blocks,
-            recomputed_tokens_total=counters.recomputed_tokens,
-            prefix_cache_queries_total=scheduler.prefix_cache.num_tokens_looked_up,
-            prefix_cache_hits_total=scheduler.prefix_cache.num_tokens_found,
-        )
+        return self._account.state(self._scheduler, self._blocks, draining=self._draining)
 
     @property
     def roster(self) -> Roster:
         """Where the workers are."""
         return self._group.roster
+
+    @property
+    def block_hashes(self) -> Collection[int]:
+        """What can be found in the prefix cache. Known once `wait_serving` has returned."""
+        return self._blocks.digest.keys
 
     async def wait_serving(self) -> None:
         """Return while the workers are ready to run steps."""
@@ -131,6 +120,7 @@ class Driver:
                 raise InvalidRequestError(
                     "request_number", f"must be unique in the session, got {number} again"
                 )
+            self._check_draining()
             self._check_room()
             self._check_vocabulary("prompt", submission.prompt_token_ids)
             for output in (submission.outputs or {}).values():
@@ -150,7 +140,7 @@ class Driver:
                 priority=submission.priority,
                 cache_salt=submission.cache_salt,
             )
-        except (InvalidRequestError, OverloadedError) as error:
+        except (InvalidRequestError, OverloadedError, DrainingError) as error:
             session.push(Refused(number, error))
             return
         log.debug(
@@ -184,6 +174,10 @@ class Driver:
         if group_id is not None and not self._scheduler.abort_sequence(group_id, sequence_index):
             self._routes.remove(group_id)
 
+    def _check_draining(self) -> None:
+        if self._draining:
+            raise DrainingError("the cell is draining: it takes no new requests")
+
     def _check_room(self) -> None:
         if self._scheduler.num_waiting >= self._config.max_waiting:
             raise OverloadedError(
@@ -210,18 +204,17 @@ class Driver:
             QuireError: the group cannot be formed and another attempt cannot help, or another
                 scheduler has taken the workers over.
         """
-        self._group.scheduler_name = scheduler_name
         reporter = asyncio.create_task(self._report())
         try:
-            self._start(await self._form_first())
+            self._start(await self._group.form_first(scheduler_name))
             while True:
                 await self._set_serving(True)
                 await self._step_until_lost()
                 await self._set_serving(False)
                 self._scheduler.preempt_all()
-                formation = await self._form_again()
+                formation = await self._group.form_again()
                 self._blocks.set_num_host_blocks(formation.num_host_blocks)
-                self._counters = replace(self._counters, epoch=formation.epoch)
+                self._account.epoch = formation.epoch
         finally:
             reporter.cancel()
             self._group.dissolve()
@@ -233,12 +226,47 @@ class Driver:
             session.end(UnavailableError("the scheduler stops"))
         await self._group.close()
 
+    async def drain(self) -> int:
+        """Take nothing new, tell the routers, and finish what there is, as far as time allows.
+
+        Returns:
+            How many requests are unfinished in the end. They are with their routers too, which
+            continue them on other cells when their sessions end.
+        """
+        if not self._draining:
+            self._draining = True
+            log.info("drain_started", num_requests=self._num_unfinished)
+            await self._on_serving(False)
+            if self._is_formed:
+                self._tell_state()
+        deadline = time.monotonic() + self._config.drain_timeout_s
+        while self._is_busy and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_LOOK_INTERVAL_S)
+        num_unfinished = self._num_unfinished
+        log.info("drain_ended", num_unfinished=num_unfinished)
+        self.drained.set()
+        return num_unfinished
+
+    @property
+    def _num_unfinished(self) -> int:
+        return sum(len(session.groups) for session in self._sessions)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether waiting helps: requests go on here, or their routers are yet to be told of them.
+
+        Requests that wait for workers to come back are better off elsewhere.
+        """
+        if not self._serving.is_set():
+            return False
+        return self._num_unfinished > 0 or not all(each.is_told for each in self._sessions)
+
     async def _set_serving(self, serving: bool) -> None:
         if serving:
             self._serving.set()
         else:
             self._serving.clear()
-        await self._on_serving(serving)
+        await self._on_serving(serving and not self._draining)
 
     def _start(self, formation: Formation) -> None:
         config = self._config
@@ -257,46 +285,8 @@ class Driver:
             priority_ageing_s=config.priority_ageing_s,
         )
         self._scheduler.preemption_costs.block_us = formation.swap_block_us
-        self._counters = replace(self._counters, epoch=formation.epoch)
-
-    async def _form_first(self) -> Formation:
-        """Form the group, waiting for workers that are not there yet. Other errors are final."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
-            try:
-                return self._log_formed(await self._group.form())
-            except WorkerFailedError:
-                raise
-            except UnavailableError as error:
-                log.warning("workers_unavailable", error=error.message)
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
-
-    async def _form_again(self) -> Formation:
-        """Form the group again, however long it takes: requests wait meanwhile."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
-            try:
-                return self._log_formed(await self._group.form())
-            except StaleEpochError:
-                raise
-            except UnavailableError as error:
-                log.warning("workers_unavailable", error=error.message)
-            except QuireError as error:
-                log.error("workers_unusable", error=error.message)
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
-
-    def _log_formed(self, formation: Formation) -> Formation:
-        log.info(
-            "group_formed",
-            epoch=formation.epoch,
-            model=formation.model.name,
-            max_model_len=formation.model.max_model_len,
-            num_blocks=formation.num_blocks,
-            num_host_blocks=formation.num_host_blocks,
-        )
-        return formation
+        self._is_formed = True
+        self._account.epoch = formation.epoch
 
     # ---------------------------------------------------------------- steps
 
@@ -321,7 +311,7 @@ class Driver:
         while self._group.num_in_flight < self._config.max_steps_in_flight:
             started = time.perf_counter()
             outputs = self._scheduler.schedule()
-            self._schedule_s += time.perf_counter() - started
+            self._account.schedule_s += time.perf_counter() - started
             if outputs is None:
                 return
             await self._group.send(outputs)
@@ -330,8 +320,8 @@ class Driver:
         executed = await self._group.receive()
         started = time.perf_counter()
         self._untold = self._scheduler.update(executed.report.result)
-        self._schedule_s += time.perf_counter() - started
-        self._count(executed)
+        self._account.schedule_s += time.perf_counter() - started
+        self._account.count(executed, len(self._untold.token_ids))
         costs, report = self._scheduler.preemption_costs, executed.report
         costs.observe_step(executed.num_tokens, report.model_us)
         if executed.num_swapped_blocks:
@@ -357,20 +347,6 @@ class Driver:
 
     # ---------------------------------------------------------------- state
 
-    def _count(self, executed: ExecutedStep) -> None:
-        counters, report = self._counters, executed.report
-        self._counters = replace(
-            counters,
-            steps_total=counters.steps_total + 1,
-            tokens_total=counters.tokens_total + len(self._untold.token_ids),
-            step_bytes_total=counters.step_bytes_total + executed.step_bytes,
-            schedule_us_total=round(1e6 * self._schedule_s),
-            wire_us_total=counters.wire_us_total + max(0, executed.elapsed_us - report.worker_us),
-            model_us_total=counters.model_us_total + report.model_us,
-            swap_us_total=counters.swap_us_total + report.swap_us,
-            sample_us_total=counters.sample_us_total + report.sample_us,
-        )
-
     async def _report(self) -> None:
         """Send the cell's state: within 100 ms of a step, and once a second in any case."""
         await self._serving.wait()
@@ -379,6 +355,13 @@ class Driver:
             state, now = self.state, time.monotonic()
             if state != reported or now - reported_at >= IDLE_REPORT_INTERVAL_S:
                 reported, reported_at = state, now
-                for session in self._sessions:
-                    session.push(state)
+                self._tell_state()
             await asyncio.sleep(REPORT_INTERVAL_S)
+
+    def _tell_state(self) -> None:
+        """Tell every router how the cell is, and what its cache holds."""
+        delta, state = self._blocks.digest.take_delta(), self.state
+        for session in self._sessions:
+            if delta.added or delta.removed:
+                session.push(delta)
+            session.push(state)

@@ -1,40 +1,12 @@
 """Prefix caching: sequences begin with the blocks of a prefix that was computed before."""
 
-from array import array
+from bisect import bisect_left
+from collections.abc import Collection
 from collections.abc import Sequence as AbstractSequence
-from hashlib import sha256
 
+from quire.block_hashes import extend_block_hashes
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.sequence import Sequence
-
-
-def extend_block_hashes(
-    hashes: list[bytes],
-    token_ids: AbstractSequence[int],
-    block_size: int,
-    num_blocks: int,
-    salt: bytes = b"",
-) -> None:
-    """Hash further full blocks of a sequence.
-
-    A hash covers the block's tokens and, through the hash before it, all tokens before them: keys
-    and values depend on those and on nothing else (the invariance rule). It is cryptographic, since
-    equal hashes hand one request the cache of another.
-
-    Mutates: hashes.
-
-    Args:
-        hashes: of the first blocks of the sequence.
-        token_ids: of the sequence.
-        block_size: tokens of a block.
-        num_blocks: how many blocks to have hashed in the end; all must be full.
-        salt: sequences of different salts have no hash in common, whatever their tokens.
-    """
-    for index in range(len(hashes), num_blocks):
-        tokens = token_ids[index * block_size : (index + 1) * block_size]
-        assert len(tokens) == block_size, "only full blocks have a hash"
-        before = hashes[-1] if hashes else sha256(b"quire prefix" + salt).digest()
-        hashes.append(sha256(before + array("I", tokens).tobytes()).digest())
 
 
 class PrefixCache:
@@ -66,6 +38,27 @@ class PrefixCache:
         num_blocks = (sequence.num_tokens - 1) // self._block_size
         self._extend_hashes(sequence, num_blocks, salt)
         return self._blocks.find_prefix(sequence.block_hashes[:num_blocks])
+
+    def num_tokens_to_find(self, sequence: Sequence, salt: bytes, coming: Collection[bytes]) -> int:
+        """Return about how many tokens of a waiting sequence need not be computed.
+
+        Args:
+            sequence: that waits.
+            salt: of its group.
+            coming: hashes of blocks that will be published before it is admitted.
+        """
+        if not self._enabled:
+            return 0
+        num_blocks = (sequence.num_tokens - 1) // self._block_size
+        self._extend_hashes(sequence, num_blocks, salt)
+        hashes = sequence.block_hashes
+        # Where a block is, those before it are, all but always: queues are long, and this is quick.
+        num_found = bisect_left(
+            range(num_blocks),
+            True,
+            key=lambda i: hashes[i] not in coming and not self._blocks.can_find(hashes[i]),
+        )
+        return num_found * self._block_size
 
     def take(self, sequence: Sequence, block_ids: AbstractSequence[int]) -> None:
         """Count blocks that were found, and that the table begins with, as computed."""

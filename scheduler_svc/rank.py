@@ -1,9 +1,9 @@
 """One worker of a group: its channel, its calls and its Execute stream."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -25,6 +25,7 @@ DESCRIBE_TIMEOUT_S = 5.0
 
 # Generic in its stub only.
 ExecuteCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, worker_pb2.ExecuteResponse]"
+Result = TypeVar("Result")
 
 _EXECUTE_METHOD = f"/{worker_pb2.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Execute"
 # What a worker may say that trying again cannot change.
@@ -202,3 +203,18 @@ async def answers(rank: int, address: str) -> bool:
     finally:
         await worker.close()
     return True
+
+
+async def on_all(
+    ranks: Sequence[Rank], call: Callable[[Rank], Coroutine[Any, Any, Result]]
+) -> list[Result]:
+    """Run `call` for every rank at once; a failure cancels the others, who may wait for it."""
+    if len(ranks) == 1:
+        return [await call(ranks[0])]
+    tasks = [asyncio.create_task(call(rank)) for rank in ranks]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

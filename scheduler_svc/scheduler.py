@@ -9,6 +9,7 @@ from scheduler_svc.batch import Batch
 from scheduler_svc.beam_search import Continuation
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.group_queue import GroupQueue
+from scheduler_svc.outstanding import outstanding_tokens
 from scheduler_svc.preemption import PreemptionCosts, PreemptionCounters, PreemptionMode
 from scheduler_svc.prefix_cache import PrefixCache
 from scheduler_svc.residency import Residency
@@ -109,6 +110,13 @@ class Scheduler:
     def num_idle_slots(self) -> int:
         """Slots of blocks in use that hold no token yet: what the cache wastes."""
         return self._residency.num_idle_slots
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """What is yet to be computed, see `outstanding`."""
+        return outstanding_tokens(
+            self._running, self._waiting, len(self._waiting), self.prefix_cache
+        )
 
     @property
     def has_unfinished(self) -> bool:

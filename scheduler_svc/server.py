@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import signal
 import socket
 from collections.abc import Callable
+from typing import Any
 
 from quire import log as quire_log
 from quire.errors import QuireError
@@ -56,6 +58,14 @@ class SchedulerServer:
         """Return when the worker group has formed for the first time."""
         await self._driver.wait_serving()
 
+    async def drain(self) -> None:
+        """Take nothing new and finish what there is, as far as time allows."""
+        await self._driver.drain()
+
+    async def wait_until_drained(self) -> None:
+        """Return when the cell has been drained, whoever asked for it."""
+        await self._driver.drained.wait()
+
     async def run(self) -> None:
         """Run until cancelled.
 
@@ -75,7 +85,7 @@ class SchedulerServer:
 
 
 async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
-    """Run a scheduler until SIGINT or SIGTERM.
+    """Run a scheduler until SIGINT, or until it is drained: by SIGTERM or the Drain RPC.
 
     Args:
         config: its settings.
@@ -93,7 +103,8 @@ async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
 
     scheduler = SchedulerServer(config, tell_missing)
     stopped = asyncio.create_task(stop_signal())
-    tasks = {stopped}
+    drained = asyncio.create_task(scheduler.wait_until_drained())
+    tasks: set[asyncio.Task[Any]] = {stopped, drained}
     announced = False
     try:
         address = await scheduler.start()
@@ -108,7 +119,13 @@ async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
             gc.freeze()
             announce(ready_fd, f"ready {address}")
             announced = True
-        await asyncio.wait({stopped, running}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({stopped, running, drained}, return_when=asyncio.FIRST_COMPLETED)
+        if stopped.done() and stopped.result() is signal.SIGTERM and formed.done():
+            stopped = asyncio.create_task(stop_signal())
+            draining = asyncio.create_task(scheduler.drain())
+            tasks |= {stopped, draining}
+            # A second signal is from somebody who will not wait.
+            await asyncio.wait({stopped, running, drained}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             await running
     except QuireError as error:

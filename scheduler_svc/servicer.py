@@ -61,9 +61,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         await self._driver.roster.announce(request.rank, request.address, request.version)
         return scheduler_pb2.AnnounceWorkerResponse()
 
+    async def Drain(  # noqa: N802 - the service's name for it
+        self, request: scheduler_pb2.DrainRequest, context: grpc.aio.ServicerContext
+    ) -> scheduler_pb2.DrainResponse:
+        """Drain the cell, then let the process end."""
+        return scheduler_pb2.DrainResponse(num_unfinished=await self._driver.drain())
+
     async def _write(self, session: RouterSession, context: grpc.aio.ServicerContext) -> None:
         await self._driver.wait_serving()
-        await context.write(welcome_to_proto(self._driver.model, self._driver.state))
+        driver = self._driver
+        await context.write(welcome_to_proto(driver.model, driver.state, driver.block_hashes))
         async with aclosing(session.events()) as events:
             async for event in events:
                 await context.write(session_event_to_proto(event))

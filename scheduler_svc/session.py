@@ -5,9 +5,10 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from quire.errors import InvalidRequestError, OverloadedError, QuireError
+from quire.errors import DrainingError, InvalidRequestError, OverloadedError, QuireError
 from quire.outputs import CellState, FinishReason, Hypothesis, TokenLogprobs
 from quire.sampling_params import SamplingParams
+from scheduler_svc.prefix_digest import DigestDelta
 from scheduler_svc.step import PromptLogprobs
 
 RECONNECT_AFTER_MS = 1000
@@ -47,10 +48,10 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request is not taken: now (OverloadedError) or ever (InvalidRequestError)."""
+    """A request is not taken: now (OverloadedError), ever (InvalidRequestError), or any more."""
 
     request_number: int
-    error: OverloadedError | InvalidRequestError
+    error: OverloadedError | InvalidRequestError | DrainingError
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class StepOutputs:
         self.finish_reasons.append(reason)
 
 
-SessionEvent = Admitted | Refused | StepOutputs | CellState
+SessionEvent = Admitted | Refused | StepOutputs | CellState | DigestDelta
 
 
 class RouterSession:
@@ -124,6 +125,11 @@ class RouterSession:
             return
         self._unsent.append(event)
         self._changed.set()
+
+    @property
+    def is_told(self) -> bool:
+        """Whether everything that was pushed is on its way."""
+        return not self._unsent
 
     def end(self, error: QuireError | None = None) -> None:
         """End the session; the first call counts."""

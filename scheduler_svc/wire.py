@@ -1,8 +1,9 @@
 """Between protobuf messages and domain objects: the only place here that knows both."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quire.errors import InvalidRequestError, OverloadedError
+from quire.errors import DrainingError, InvalidRequestError, OverloadedError
 from quire.outputs import CellState, Hypothesis, ModelInfo
 from quire.sampling_params import SamplingParams
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2
@@ -14,6 +15,7 @@ from quire.wire import (
     token_logprobs_from_proto,
     token_logprobs_to_proto,
 )
+from scheduler_svc.prefix_digest import DigestDelta
 from scheduler_svc.session import Admitted, Refused, SessionEvent, StepOutputs, Submission
 from scheduler_svc.step import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
 
@@ -177,13 +179,22 @@ def submission_from_proto(message: scheduler_pb2.SubmitRequest, max_tokens: int)
     )
 
 
-def welcome_to_proto(model: ModelInfo, state: CellState) -> scheduler_pb2.SessionResponse:
-    """Return the first message of a session."""
+def welcome_to_proto(
+    model: ModelInfo, state: CellState, block_hashes: Iterable[int]
+) -> scheduler_pb2.SessionResponse:
+    """Return the first message of a session.
+
+    Args:
+        model: that is served.
+        state: of the cell.
+        block_hashes: all keys of its prefix digest.
+    """
     return scheduler_pb2.SessionResponse(
         welcome=scheduler_pb2.Welcome(
             epoch=state.epoch,
             model=model_info_to_proto(model),
             cell_state=cell_state_to_proto(state),
+            block_hashes=block_hashes,
         )
     )
 
@@ -220,6 +231,9 @@ def session_event_to_proto(event: SessionEvent) -> scheduler_pb2.SessionResponse
             return scheduler_pb2.SessionResponse(step_outputs=outputs)
         case CellState():
             return scheduler_pb2.SessionResponse(cell_state=cell_state_to_proto(event))
+        case DigestDelta():
+            delta = scheduler_pb2.PrefixDigestDelta(added=event.added, removed=event.removed)
+            return scheduler_pb2.SessionResponse(prefix_digest_delta=delta)
         case Admitted():
             admitted = scheduler_pb2.Admitted(request_number=event.request_number, seed=event.seed)
             return scheduler_pb2.SessionResponse(admitted=admitted)
@@ -244,6 +258,12 @@ def _refused_to_proto(refused: Refused) -> scheduler_pb2.Refused:
                 reason=scheduler_pb2.REFUSAL_REASON_QUEUE_FULL,
                 message=error.message,
                 retry_after_ms=error.retry_after_ms,
+            )
+        case DrainingError() as error:
+            return scheduler_pb2.Refused(
+                request_number=refused.request_number,
+                reason=scheduler_pb2.REFUSAL_REASON_DRAINING,
+                message=error.message,
             )
         case InvalidRequestError() as error:
             return scheduler_pb2.Refused(

@@ -104,7 +104,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.LoadModelResponse(
             model=model_info_to_proto(loaded.info),
             checkpoint_digest=loaded.checkpoint_digest,
-            weight_bytes=loaded.weight_bytes,
         )
 
     async def ProfileCache(  # noqa: N802

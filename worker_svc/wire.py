@@ -36,6 +36,7 @@ def description_to_proto(
         model=None if model is None else model_info_to_proto(model),
         num_blocks=description.num_blocks,
         scheduler_name=scheduler_name,
+        weight_bytes=description.weight_bytes,
     )
 
 

@@ -38,6 +38,7 @@ class WorkerDescription:
         isa: instruction set the kernels run on.
         model: None until one is loaded.
         num_blocks: 0 until the cache is allocated.
+        weight_bytes: memory of this rank's slice of the weights.
     """
 
     version: str
@@ -45,6 +46,7 @@ class WorkerDescription:
     isa: str
     model: ModelInfo | None
     num_blocks: int
+    weight_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class Worker:
             isa=self._device.isa,
             model=None if loaded is None else loaded.info,
             num_blocks=0 if runner is None else runner.cache_engine.num_blocks,
+            weight_bytes=0 if loaded is None else loaded.weight_bytes,
         )
 
     def open_rendezvous(self, host: str) -> str:

@@ -3,7 +3,7 @@
 import typer
 
 from quire import __version__
-from quire.cli import doctor, generate, serve, services
+from quire.cli import doctor, drain, generate, serve, services, simulate
 
 app = typer.Typer(
     name="quire",
@@ -22,6 +22,8 @@ app.command("generate")(generate.generate)
 app.command("router")(services.router)
 app.command("scheduler")(services.scheduler)
 app.command("worker")(services.worker)
+app.command("drain")(drain.drain)
+app.command("simulate")(simulate.simulate)
 app.command("doctor")(doctor.doctor)
 
 

@@ -38,6 +38,14 @@ class PreemptionModeName(StrEnum):
     RECOMPUTE = "recompute"
 
 
+class RoutingPolicyName(StrEnum):
+    """How a router chooses a cell."""
+
+    PREFIX_AWARE = "prefix-aware"
+    LEAST_LOADED = "least-loaded"
+    ROUND_ROBIN = "round-robin"
+
+
 class LogLevel(StrEnum):
     """Least severe log line that is written."""
 

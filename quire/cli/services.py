@@ -10,11 +10,19 @@ from typing import Annotated
 import typer
 
 from quire.cli import options
-from quire.cli.options import DType, KvCacheDType, LoadFormat, LogLevel, PreemptionModeName
+from quire.cli.options import (
+    DType,
+    KvCacheDType,
+    LoadFormat,
+    LogLevel,
+    PreemptionModeName,
+    RoutingPolicyName,
+)
 
 # On one machine the step goes first: what the router does with the tokens of a step can wait until
 # the workers compute the next, while every core it takes from the hand-over delays all sequences.
 ROUTER_NICENESS = 5
+DEFAULT_SCHEDULER = "127.0.0.1:50052"
 
 
 def _run(
@@ -149,6 +157,13 @@ def scheduler(
     preemption_mode: options.PreemptionModeOption = PreemptionModeName.AUTO,
     swap_space: options.SwapSpace = None,
     priority_ageing_s: options.PriorityAgeingS = 60.0,
+    drain_timeout_s: Annotated[
+        float,
+        typer.Option(
+            help="How long a cell that is taken out of service, by SIGTERM or `quire drain`, "
+            "finishes what it has; the rest then continues on other cells."
+        ),
+    ] = 30.0,
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -195,6 +210,7 @@ def scheduler(
             preemption_mode=preemption_mode.value,
             swap_space_bytes=options.gib_to_bytes(swap_space),
             priority_ageing_s=priority_ageing_s,
+            drain_timeout_s=drain_timeout_s,
             log_level=log_level.value,
         )
         return lambda fd: serve(config, fd)
@@ -205,9 +221,32 @@ def scheduler(
 def router(
     model: options.ModelArgument = None,
     schedulers: Annotated[
-        list[str],
-        typer.Option("--scheduler", metavar="HOST:PORT", help="The scheduler of a cell."),
-    ] = ["127.0.0.1:50052"],  # noqa: B006 - typer reads it, nobody changes it
+        list[str] | None,
+        typer.Option(
+            "--scheduler",
+            metavar="HOST:PORT",
+            help="The scheduler of a cell; repeat.",
+            show_default="127.0.0.1:50052, without --scheduler-dns",
+        ),
+    ] = None,
+    scheduler_dns: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:PORT",
+            help="A name each of whose addresses is a cell; cells come and go with them. Repeat.",
+            show_default=False,
+        ),
+    ] = None,
+    dns_interval_s: Annotated[
+        float, typer.Option(help="How often these names are resolved.")
+    ] = 5.0,
+    routing_policy: Annotated[
+        RoutingPolicyName,
+        typer.Option(
+            help="How a cell is chosen: by the prefixes in its cache and its load, by load alone, "
+            "or one after the other."
+        ),
+    ] = RoutingPolicyName.PREFIX_AWARE,
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50051,
     log_level: options.LogLevelOption = LogLevel.INFO,
@@ -224,7 +263,10 @@ def router(
             host=host,
             port=port,
             model=model or str(embedded_model()),
-            schedulers=tuple(schedulers),
+            schedulers=tuple(schedulers or (() if scheduler_dns else (DEFAULT_SCHEDULER,))),
+            scheduler_dns=tuple(scheduler_dns or ()),
+            dns_interval_s=dns_interval_s,
+            routing_policy=routing_policy.value,
             log_level=log_level.value,
         )
         return lambda fd: serve(config, fd)

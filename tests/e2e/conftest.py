@@ -22,8 +22,6 @@ async def running_cluster(
             port=0,
             tensor_parallel_size=tensor_parallel_size,
             scheduler_args=("--kv-cache-gib", "0.03125", *scheduler_args),
-            # More ranks than cores would wait for each other's threads.
-            num_threads=1 if tensor_parallel_size > 1 else None,
         )
     )
     await cluster.start()

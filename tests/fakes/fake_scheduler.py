@@ -84,6 +84,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._free.set()
         self._allowed_steps = 0
         self._drop_after: list[int] = []
+        self.block_hashes: list[int] = []
         self._changed = asyncio.Condition()
 
     # Knobs.
@@ -135,6 +136,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 scheduler_pb2.SessionResponse(cell_state=cell_state_to_proto(state))
             )
 
+    async def send_digest(self, added: Sequence[int], removed: Sequence[int] = ()) -> None:
+        """Tell every router how the prefix cache has changed."""
+        delta = scheduler_pb2.PrefixDigestDelta(added=added, removed=removed)
+        for session in self._sessions:
+            session.outgoing.put_nowait(scheduler_pb2.SessionResponse(prefix_digest_delta=delta))
+
     # The service.
 
     async def Session(self, request_iterator, context: grpc.aio.ServicerContext):  # noqa: N802
@@ -144,7 +151,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         welcome = scheduler_pb2.Welcome(
             epoch=self.num_sessions,
             model=model_info_to_proto(self.model),
-            cell_state=cell_state_to_proto(CellState(epoch=self.num_sessions)),
+            cell_state=cell_state_to_proto(CellState(epoch=self.num_sessions, block_size=16)),
+            block_hashes=self.block_hashes,
         )
         session.outgoing.put_nowait(scheduler_pb2.SessionResponse(welcome=welcome))
         tasks = [
@@ -250,16 +258,19 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 
 @asynccontextmanager
-async def running_scheduler(fake: FakeScheduler, port: int = 0) -> AsyncIterator[str]:
-    """Serve a fake on 127.0.0.1 and yield its address.
+async def running_scheduler(
+    fake: FakeScheduler, port: int = 0, host: str = "127.0.0.1"
+) -> AsyncIterator[str]:
+    """Serve a fake and yield its address.
 
     Args:
         fake: the servicer.
         port: 0 takes a free one.
+        host: a loopback address.
     """
     server = Server(["quire.v1.SchedulerService"])
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(fake, server.grpc_server)
-    address = await server.start("127.0.0.1", port)
+    address = await server.start(host, port)
     try:
         await server.set_serving(True)
         yield address

@@ -1,6 +1,8 @@
 """Ranks, each with its share of every layer, give the tokens of one."""
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ from quire.errors import ModelLoadError
 from tests.factories import CONFIGS, VARIANTS, llama_config, save_model
 from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
+from worker_svc import profile
+from worker_svc.cache_engine import allocate_caches
 from worker_svc.loader import LoadSpec, load_model
 from worker_svc.parallel import ParallelGroup
 
@@ -80,6 +84,25 @@ def test_each_rank_holds_its_share_of_the_weights(tmp_path: Path) -> None:
         shares = run_ranks(size, weight_bytes)
         # Norms, and a key/value head that two ranks share, are held more than once.
         assert whole / size <= max(shares) < 1.2 * whole / size
+
+
+def test_ranks_stop_warming_up_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their clocks differ: the one of a slower rank must not decide for it alone."""
+    save_model(tmp_path, VARIANTS["llama"])
+    clock = threading.local()
+
+    def monotonic() -> float:
+        clock.calls = getattr(clock, "calls", 0) + 1
+        return 1e9 if clock.calls > clock.limit else 0.0
+
+    def warm(parallel: ParallelGroup) -> int:
+        clock.limit = 3 if parallel.rank == 0 else 1
+        loaded = load_model(LoadSpec(str(tmp_path)), "test", parallel)
+        profile.warm_up(loaded, allocate_caches(loaded, 16, 1), 16)
+        return int(clock.calls)
+
+    monkeypatch.setattr(profile, "time", SimpleNamespace(monotonic=monotonic))
+    assert run_ranks(2, warm) == [4, 4]
 
 
 @pytest.mark.parametrize("size", [3, 8])

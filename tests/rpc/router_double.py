@@ -48,15 +48,26 @@ class RouterDouble:
         self.finished: dict[int, int] = {}
         self.states: list[scheduler_pb2.CellState] = []
         self.steps: list[scheduler_pb2.StepOutputs] = []
+        self.block_hashes: set[int] = set()
+        self.ended = False
         self._changed = asyncio.Condition()
 
     async def read(self) -> None:
         """Take messages until the session ends."""
+        try:
+            await self._read()
+        finally:
+            self.ended = True
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _read(self) -> None:
         while (message := await self.call.read()) is not grpc.aio.EOF:
             match message.WhichOneof("message"):
                 case "welcome":
                     assert self.welcome is None
                     self.welcome = message.welcome
+                    self.block_hashes = set(message.welcome.block_hashes)
                 case "admitted":
                     self.seeds[message.admitted.request_number] = message.admitted.seed
                 case "refused":
@@ -65,6 +76,9 @@ class RouterDouble:
                     self._take(message.step_outputs)
                 case "cell_state":
                     self.states.append(message.cell_state)
+                case "prefix_digest_delta":
+                    self.block_hashes -= set(message.prefix_digest_delta.removed)
+                    self.block_hashes |= set(message.prefix_digest_delta.added)
             async with self._changed:
                 self._changed.notify_all()
 

@@ -8,7 +8,7 @@ import pytest
 from quire.cli.cluster import embedded_model
 from quire.errors import ConfigError, ModelLoadError
 from quire.v1 import worker_pb2
-from scheduler_svc import worker_group
+from scheduler_svc import formation
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
 from tests.rpc.test_scheduler import running_scheduler
 from tests.rpc.worker_client import Steps, init_cache, load, running_worker
@@ -34,7 +34,7 @@ async def test_ranks_that_hold_other_models_are_refused(other: dict[str, object]
 async def test_a_worker_that_another_scheduler_drives_is_left_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_group, "CLAIM_PATIENCE_S", 0.3)
+    monkeypatch.setattr(formation, "CLAIM_PATIENCE_S", 0.3)
     async with FakeWorker(scheduler_name="other:50052") as worker:
         epoch = worker.epoch
         async with running_scheduler(worker.address, wait=False) as (scheduler, _):

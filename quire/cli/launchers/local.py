@@ -1,6 +1,7 @@
 """Workers as child processes of this one."""
 
 import asyncio
+import os
 
 from quire.cli.cluster_config import ClusterConfig
 from quire.cli.launchers.base import Launcher, Say, WorkerPlace
@@ -18,13 +19,17 @@ class LocalLauncher(Launcher):
     def __init__(self, config: ClusterConfig, say: Say) -> None:
         self._say = say
         common = ["--host", config.host, "--log-level", config.log_level]
-        if config.num_threads is not None:
-            common += ["--num-threads", str(config.num_threads)]
+        size, num_threads = config.tensor_parallel_size, config.num_threads
+        if num_threads is None and size > 1:
+            # Ranks with more threads than cores would wait for each other's.
+            num_threads = max(1, len(os.sched_getaffinity(0)) // size)
+        if num_threads is not None:
+            common += ["--num-threads", str(num_threads)]
         self.services = [
             ServiceProcess(
                 f"worker {rank}", ["worker", *common, "--device", config.device_of(rank)]
             )
-            for rank in range(config.tensor_parallel_size)
+            for rank in range(size)
         ]
 
     @property

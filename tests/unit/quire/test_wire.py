@@ -58,7 +58,11 @@ model_infos = st.builds(
     num_parameters=u64,
 )
 # Some of the fields are 32 bits wide on the wire.
-cell_states = st.builds(CellState, **{field.name: u32 for field in fields(CellState)})
+cell_states = st.builds(
+    CellState,
+    **{field.name: u32 for field in fields(CellState) if field.name != "draining"},
+    draining=st.booleans(),
+)
 token_logprobs = st.builds(
     TokenLogprobs,
     ids,

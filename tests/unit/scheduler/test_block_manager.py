@@ -11,9 +11,9 @@ from hypothesis.stateful import (
     rule,
 )
 
+from quire.block_hashes import extend_block_hashes, is_reported_depth, short_hash
 from scheduler_svc.block_allocator import BlockAllocator
 from scheduler_svc.block_manager import AllocStatus, AppendedSlots, BlockSpaceManager
-from scheduler_svc.prefix_cache import extend_block_hashes
 
 
 def test_allocator_hands_out_each_block_once() -> None:
@@ -179,6 +179,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.next_stamp = 0
         # Contents of full blocks that were published once; some have been evicted since.
         self.published: list[list[int]] = []
+        # What a router knows that was told of every change.
+        self.told: set[int] = set()
 
     def write(self, sequence_id: int, num_tokens: int) -> None:
         contents = self.contents[sequence_id]
@@ -283,6 +285,33 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def free(self, sequence_id: int) -> None:
         del self.contents[sequence_id]
         self.manager.free(sequence_id)
+
+    @rule()
+    def lose_the_workers(self) -> None:
+        if not self.contents:
+            self.manager.forget_contents()
+            assert not self.manager.digest.keys
+
+    @rule()
+    def tell_a_router(self) -> None:
+        delta = self.manager.digest.take_delta()
+        assert self.told.isdisjoint(delta.added)
+        assert self.told.issuperset(delta.removed)
+        self.told = (self.told - set(delta.removed)) | set(delta.added)
+        assert self.told == self.findable()
+
+    def findable(self) -> set[int]:
+        """Short hashes of all blocks at reported depths that can be found now."""
+        return {
+            short_hash(content_hash)
+            for contents in self.published
+            for depth, content_hash in enumerate(hashes_of(contents), 1)
+            if is_reported_depth(depth) and self.manager.can_find(content_hash)
+        }
+
+    @invariant()
+    def the_digest_is_what_can_be_found(self) -> None:
+        assert self.manager.digest.keys == self.findable()
 
     def num_free_in_model(self) -> int:
         held = {b for s in self.contents for b in self.manager.block_table(s)}

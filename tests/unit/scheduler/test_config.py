@@ -41,6 +41,7 @@ def test_defaults_are_valid() -> None:
         ({"max_num_seqs": 0}, ["max_num_seqs", "0"]),
         ({"max_waiting": 0}, ["max_waiting", "0"]),
         ({"max_steps_in_flight": 3}, ["max_steps_in_flight", "3"]),
+        ({"drain_timeout_s": -1.0}, ["drain_timeout_s", "86400", "-1.0"]),
         ({"watermark": 1.0}, ["watermark", "1.0"]),
         ({"watermark": float("nan")}, ["watermark", "nan"]),
         ({"log_level": "loud"}, ["log_level", "loud"]),

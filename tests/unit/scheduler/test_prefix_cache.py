@@ -2,8 +2,8 @@
 
 import pytest
 
+from quire.block_hashes import extend_block_hashes
 from scheduler_svc.block_allocator import BlockAllocator
-from scheduler_svc.prefix_cache import extend_block_hashes
 from tests.fakes.fake_model import fake_generate
 from tests.unit.scheduler.factories import VOCAB_SIZE, Cell, make_params, make_prompt
 
@@ -131,7 +131,7 @@ def test_the_block_unused_for_longest_is_evicted_first() -> None:
     allocator = BlockAllocator(3)
     blocks = [allocator.allocate() for _ in range(3)]
     for block, name in zip(blocks, (b"a", b"b", b"c"), strict=True):
-        allocator.publish(block, name)
+        allocator.publish(block, name, 1)
     for block in (blocks[1], blocks[0], blocks[2]):
         allocator.free(block)
     allocator.check_invariants()
@@ -146,7 +146,7 @@ def test_the_block_unused_for_longest_is_evicted_first() -> None:
 def test_blocks_without_contents_go_first() -> None:
     allocator = BlockAllocator(2)
     kept, plain = allocator.allocate(), allocator.allocate()
-    allocator.publish(kept, b"a")
+    allocator.publish(kept, b"a", 1)
     allocator.free(plain)
     allocator.free(kept)
     assert allocator.allocate() == plain
@@ -156,8 +156,8 @@ def test_blocks_without_contents_go_first() -> None:
 def test_contents_are_published_once() -> None:
     allocator = BlockAllocator(2)
     first, second = allocator.allocate(), allocator.allocate()
-    allocator.publish(first, b"a")
-    allocator.publish(second, b"a")
+    allocator.publish(first, b"a", 1)
+    allocator.publish(second, b"a", 1)
     assert allocator.find(b"a") == first
     allocator.free(second)
     assert allocator.allocate() == second

@@ -1,0 +1,261 @@
+"""`make bench-simulator`: the simulator against a real cluster under the same requests.
+
+Fits a cost model to steps of the embedded model on one CPU thread, measures what router and wire
+add to a lone request, then sends the same seeded requests to a real cell and to a simulated one.
+Prints both side by side, and how far the simulation is off.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from quire import AsyncClient, SamplingParams, log
+from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
+from quire.cli.console import cell_status
+from quire.outputs import CellState, Delta, Finished
+from router.placement import RoutingPolicy
+from simulator.config import CellConfig, Lengths, SimulationConfig, TrafficConfig
+from simulator.cost_model import CostModel
+from simulator.fit import MeasuredStep, fit, fit_error
+from simulator.measure import measure_steps
+from simulator.simulation import assumed_token_s, simulate
+from simulator.texts import Library, Request
+from simulator.traffic import Traffic
+
+NUM_PROBES = 30
+PROBE_TOKENS = 32
+INTERVAL_S = 0.1
+SCHEDULER_OPTIONS = {"--block-size": 16, "--num-gpu-blocks-override": 1200}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a client saw of a request: seconds since it began to wait, and tokens."""
+
+    ttft_s: float
+    total_s: float
+    num_tokens: int
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds per token after the first."""
+        return (self.total_s - self.ttft_s) / max(self.num_tokens - 1, 1)
+
+
+def traffic_config(streams: int, duration_s: float) -> TrafficConfig:
+    """Return single turns, some about one of a few documents; a day of the length of the run."""
+    return TrafficConfig(
+        streams=streams,
+        duration_s=duration_s,
+        period_s=duration_s,
+        num_tenants=4,
+        num_documents=60,
+        mean_turns=1.0,
+        system_prompt=Lengths(60, 0.4, 16, 150),
+        document=Lengths(300, 0.4, 100, 500),
+        message=Lengths(30, 0.5, 8, 100),
+        answer=Lengths(80, 0.6, 8, 200),
+    )
+
+
+def requests_of(config: SimulationConfig) -> list[Request]:
+    """Return the requests that a simulation of single turns makes."""
+    library = Library(config.traffic, config.seed)
+    token_s = assumed_token_s(config, library)
+    traffic = Traffic(config.traffic, library, config.cell.max_model_len, token_s, config.seed)
+    num_intervals = round(config.traffic.duration_s / INTERVAL_S)
+    return [
+        request
+        for interval in range(num_intervals)
+        for request in traffic.arrivals(interval * INTERVAL_S, (interval + 1) * INTERVAL_S)
+    ]
+
+
+async def ask(client: AsyncClient, prompt: list[int], num_tokens: int, seed: int) -> Answer:
+    """Run one request; time counts from the call."""
+    params = SamplingParams(temperature=0.8, seed=seed, max_tokens=num_tokens, ignore_eos=True)
+    began, first_s, received = time.perf_counter(), 0.0, 0
+    async for event in client.stream(prompt, params):
+        match event:
+            case Delta():
+                first_s = first_s or time.perf_counter() - began
+                received += len(event.token_ids)
+            case Finished():
+                assert received == event.num_output_tokens == num_tokens
+    return Answer(first_s, time.perf_counter() - began, received)
+
+
+async def probe(client: AsyncClient) -> tuple[float, float]:
+    """Return the median TTFT and TPOT, in seconds, of requests that are alone."""
+    prompts = [[4, index, *[7] * 62] for index in range(NUM_PROBES + 3)]
+    answers = [
+        await ask(client, prompt, PROBE_TOKENS, seed) for seed, prompt in enumerate(prompts)
+    ][3:]
+    return (
+        statistics.median(each.ttft_s for each in answers),
+        statistics.median(each.tpot_s for each in answers),
+    )
+
+
+async def load(client: AsyncClient, requests: list[Request], library: Library) -> list[Answer]:
+    """Send every request at its time, whatever has become of the others."""
+    prompts = [library.prompt(each) for each in requests]
+    began = time.perf_counter()
+
+    async def send(request: Request, prompt: list[int]) -> Answer:
+        await asyncio.sleep(began + request.arrival_s - time.perf_counter())
+        late_s = time.perf_counter() - began - request.arrival_s
+        answer = await ask(client, prompt, request.num_output_tokens, request.request_id)
+        return replace(answer, ttft_s=answer.ttft_s + late_s, total_s=answer.total_s + late_s)
+
+    return list(await asyncio.gather(*map(send, requests, prompts)))
+
+
+@dataclass(frozen=True, slots=True)
+class RealRun:
+    """A real cluster's answers, and how its cell's counters changed meanwhile."""
+
+    answers: list[Answer]
+    before: CellState
+    after: CellState
+    seconds: float
+    lone_ttft_s: float
+    lone_tpot_s: float
+
+
+async def run_real(config: SimulationConfig, requests: list[Request]) -> RealRun:
+    """Start a cluster, probe it, load it, stop it."""
+    scheduler_args = tuple(str(each) for pair in SCHEDULER_OPTIONS.items() for each in pair)
+    cluster = Cluster(
+        ClusterConfig(
+            model=embedded_model(),
+            port=0,
+            device="cpu",
+            scheduler_args=scheduler_args,
+            num_threads=1,
+        )
+    )
+    await cluster.start()
+    # Clients have machines of their own; here they should not take the cluster's cores.
+    os.nice(10)
+    try:
+        address = cluster.router.address
+        async with AsyncClient(address) as client:
+            lone_ttft_s, lone_tpot_s = await probe(client)
+            await asyncio.sleep(1.5)  # longer than an idle cell's reports are apart
+            before, began = (await cell_status(address)).state, time.perf_counter()
+            answers = await load(client, requests, Library(config.traffic, config.seed))
+            seconds = time.perf_counter() - began
+            await asyncio.sleep(1.5)
+            after = (await cell_status(address)).state
+    finally:
+        await cluster.stop()
+    return RealRun(answers, before, after, seconds, lone_ttft_s, lone_tpot_s)
+
+
+def with_measured_constants(model: CostModel, real: RealRun) -> CostModel:
+    """Return the model with what router, wire and client add to a lone request.
+
+    Their share of the TTFT is what the step of the prompt does not explain.
+    """
+    # 64 tokens, in one step.
+    prompt_us = model.base_us + 64 * (model.token_us + model.context_us) + model.sequence_us
+    prompt_us += model.pair_us * 64 * 65 / 2
+    outside_us = max(0.0, 1e6 * real.lone_ttft_s - prompt_us - model.dispatch_us)
+    return replace(model, request_us=outside_us / 2, answer_us=outside_us / 2)
+
+
+def print_comparison(real: RealRun, config: SimulationConfig) -> None:
+    """Simulate the same requests and print both."""
+    metrics = simulate(config, RoutingPolicy.PREFIX_AWARE)
+    assert metrics.num_answered == len(real.answers), "not the same requests"
+    columns = np.array(metrics.answers).T
+    _, arrival_s, first_s, end_s, num_tokens, _ = columns
+    simulated_ttft = 1e3 * (first_s - arrival_s)
+    simulated_tpot = 1e3 * (end_s - first_s) / np.maximum(num_tokens - 1, 1)
+    real_ttft = np.array([1e3 * each.ttft_s for each in real.answers])
+    real_tpot = np.array([1e3 * each.tpot_s for each in real.answers])
+    looked_up = real.after.prefix_cache_queries_total - real.before.prefix_cache_queries_total
+    found = real.after.prefix_cache_hits_total - real.before.prefix_cache_hits_total
+    total = float(num_tokens.sum())
+    summary = metrics.summary()
+    rows = [
+        (
+            f"{name} {statistic}, ms",
+            float(np.percentile(measured, percent)),
+            float(np.percentile(simulated, percent)),
+        )
+        for name, measured, simulated in (
+            ("time to first token", real_ttft, simulated_ttft),
+            ("time per token", real_tpot, simulated_tpot),
+        )
+        for statistic, percent in (("p50", 50), ("p95", 95))
+    ]
+    rows += [
+        ("tokens/s, start to end", total / real.seconds, total / float(end_s.max())),
+        ("prefix hit rate, %", 100 * found / looked_up, 100 * summary.prefix_hit_rate),
+        (
+            "steps",
+            real.after.steps_total - real.before.steps_total,
+            metrics.usage.num_steps,
+        ),
+    ]
+    print(f"{'':<26} {'real':>10} {'simulated':>10} {'error':>8}")
+    for name, measured, simulated in rows:
+        print(f"{name:<26} {measured:>10.1f} {simulated:>10.1f} {simulated / measured - 1:>+8.1%}")
+
+
+def main() -> None:
+    """Measure, run both, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--duration", type=float, default=40.0)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    log.configure("bench", "warning")
+
+    steps: list[MeasuredStep] = measure_steps(embedded_model(), lambda _: None)
+    model = fit("embedded demo model, one CPU thread", "measured", steps[::2])
+    error = fit_error(model, steps[1::2])
+    print("cost model, microseconds of a step")
+    for name in ("base_us", "token_us", "sequence_us", "context_us", "pair_us"):
+        print(f"  {name:<12} {model.prices[name]:12.4f}")
+    print(
+        f"  {len(steps[1::2])} steps it was not fitted to: error {error.median:.1%} in the median, "
+        f"{error.p90:.1%} in nine of ten, {error.bias:+.1%} on average"
+    )
+    config = SimulationConfig(
+        traffic=traffic_config(arguments.streams, arguments.duration),
+        cell=CellConfig(
+            model,
+            num_blocks=SCHEDULER_OPTIONS["--num-gpu-blocks-override"],
+            block_size=SCHEDULER_OPTIONS["--block-size"],
+            max_num_batched_tokens=2048,
+            max_model_len=1024,
+        ),
+        num_cells=1,
+        num_routers=1,
+        warmup_s=0.0,
+        seed=arguments.seed,
+    )
+    requests = requests_of(config)
+    real = asyncio.run(run_real(config, requests))
+    model = with_measured_constants(model, real)
+    print(
+        f"a lone request: first token after {1e3 * real.lone_ttft_s:.1f} ms, of which "
+        f"{(model.request_us + model.answer_us) / 1e3:.1f} ms in router, wire and client; "
+        f"then {1e3 * real.lone_tpot_s:.2f} ms a token, "
+        f"{model.base_us / 1e3 + model.sequence_us / 1e3 + model.token_us / 1e3:.2f} in the model\n"
+    )
+    print(f"{len(requests)} requests in {arguments.duration:g} s")
+    # The same requests: how many come was decided by the model without the constants.
+    print_comparison(real, replace(config, cell=replace(config.cell, cost_model=model)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""`quire drain`: take a cell out of service without an error."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+
+def drain(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The scheduler of the cell.")],
+) -> None:
+    """Have a cell take nothing new, finish what it has, and end; as SIGTERM to its scheduler does.
+
+    Routers send what comes to other cells, and continue there what is not finished in time.
+    """
+    import grpc
+
+    from quire.rpc import open_channel
+    from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+    async def run() -> int:
+        async with open_channel(address) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            response = await stub.Drain(scheduler_pb2.DrainRequest())
+            return int(response.num_unfinished)
+
+    try:
+        num_unfinished = asyncio.run(run())
+    except grpc.aio.AioRpcError as error:
+        typer.echo(f"error: {address}: {error.code().name}: {error.details()}", err=True)
+        raise typer.Exit(1) from None
+    left = f"{num_unfinished} requests were left to other cells" if num_unfinished else "all done"
+    typer.echo(f"{address} is drained: {left}")

@@ -1,0 +1,1 @@
+"""Many cells under load, simulated: routing policy and scheduler core are the real ones."""

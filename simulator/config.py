@@ -1,0 +1,187 @@
+"""What is simulated."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from quire.errors import ConfigError
+from simulator.cost_model import CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Log-normal numbers of tokens, cut at both ends.
+
+    Attributes:
+        mean: before they are cut.
+        sigma: standard deviation of the logarithm.
+        low: the smallest.
+        high: the largest.
+    """
+
+    mean: float
+    sigma: float
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.mean <= self.high:
+            raise ConfigError(
+                f"mean: must be in [{self.low}, {self.high}] and low at least 1, got {self.mean}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficConfig:
+    """Who asks what, and when.
+
+    Conversations begin at a rate that goes up and down like a day, and in bursts that ask about one
+    document. Each has a tenant's system prompt, perhaps a document of that tenant, and turns: the
+    prompt of a turn is all that was said before. Popularity of tenants and documents falls with
+    their rank (Zipf).
+
+    Attributes:
+        streams: answers under way at the busiest moment, if every shared prefix is in a cache.
+        duration_s: for which requests come in.
+        period_s: length of the day; it begins at night.
+        night: rate at night, as a share of the peak's.
+        burst_factor: rate in a burst, as a multiple of what it would be.
+        burst_s: mean length of a burst.
+        burst_gap_s: mean time between bursts.
+        num_tenants: that have a system prompt each.
+        num_documents: that are asked about.
+        document_share: of the conversations that are about a document.
+        zipf: exponent of popularity.
+        mean_turns: of a conversation.
+        think_s: mean time between an answer and the next turn.
+        system_prompt: tokens of a tenant's system prompt.
+        document: tokens of a document.
+        message: tokens of what a user says in a turn.
+        answer: tokens of an answer.
+    """
+
+    streams: int
+    duration_s: float = 30.0
+    period_s: float = 30.0
+    night: float = 0.4
+    burst_factor: float = 1.5
+    burst_s: float = 2.0
+    burst_gap_s: float = 8.0
+    num_tenants: int = 64
+    num_documents: int = 1280
+    document_share: float = 0.6
+    zipf: float = 0.9
+    mean_turns: float = 2.5
+    think_s: float = 3.0
+    system_prompt: Lengths = Lengths(400, 0.6, 32, 2000)
+    document: Lengths = Lengths(1500, 0.6, 200, 4000)
+    message: Lengths = Lengths(60, 0.8, 8, 1000)
+    answer: Lengths = Lengths(250, 0.7, 8, 1024)
+
+    def __post_init__(self) -> None:
+        _check("streams", self.streams, 1, 10**7)
+        _check("duration_s", self.duration_s, 0.1, 86400)
+        _check("period_s", self.period_s, 1, 86400)
+        _check("night", self.night, 0, 1)
+        _check("burst_factor", self.burst_factor, 1, 100)
+        _check("num_tenants", self.num_tenants, 1, 2**16)
+        _check("num_documents", self.num_documents, 1, 2**24)
+        _check("document_share", self.document_share, 0, 1)
+        _check("mean_turns", self.mean_turns, 1, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class CellConfig:
+    """A scheduler and its workers; names as in SchedulerConfig.
+
+    Attributes:
+        cost_model: of its workers.
+        num_blocks: of the cache.
+        block_size: tokens of a block.
+        num_host_blocks: for swapped blocks.
+        max_num_batched_tokens: tokens of one step.
+        max_num_seqs: sequences that run at once.
+        max_model_len: tokens, prompt and output, of one sequence.
+        max_steps_in_flight: 2 sends a step before the result of the one before it is back.
+        enable_prefix_caching: let requests share the blocks of a prefix.
+        watermark: share of the cache that admission leaves free.
+    """
+
+    cost_model: CostModel
+    num_blocks: int
+    block_size: int = 32
+    num_host_blocks: int = 0
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 256
+    max_model_len: int = 8192
+    max_steps_in_flight: int = 2
+    enable_prefix_caching: bool = True
+    watermark: float = 0.01
+
+
+class OutageKind(StrEnum):
+    """How cells go: at once, or after what they run."""
+
+    KILL = "kill"
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Cells that go at the same time.
+
+    Attributes:
+        kind: how.
+        num_cells: chosen by chance.
+        at_s: when.
+    """
+
+    kind: OutageKind
+    num_cells: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationConfig:
+    """A cluster, its traffic and what happens to it.
+
+    Attributes:
+        traffic: that arrives.
+        cell: what each of them is.
+        num_cells: behind the routers.
+        num_routers: that share the requests evenly.
+        outages: in any order.
+        drain_timeout_s: after which a draining cell hands over what it still runs.
+        restart_s: after which a cell that went is back, with an empty cache.
+        warmup_s: requests that arrive before are not reported on.
+        ttft_slo_s: time to the first token within which an answer is good.
+        tpot_slo_s: time for each further token within which an answer is good.
+        heartbeat_s: how often cells report to the routers; nothing is seen between.
+        seed: of all chance.
+    """
+
+    traffic: TrafficConfig
+    cell: CellConfig
+    num_cells: int
+    num_routers: int = 4
+    outages: tuple[Outage, ...] = ()
+    drain_timeout_s: float = 30.0
+    restart_s: float = 10.0
+    warmup_s: float = 5.0
+    ttft_slo_s: float = 1.0
+    tpot_slo_s: float = 0.05
+    heartbeat_s: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check("num_cells", self.num_cells, 1, 10**5)
+        _check("num_routers", self.num_routers, 1, 10**3)
+        _check("seed", self.seed, 0, 2**64 - 1)
+        _check("warmup_s", self.warmup_s, 0, self.traffic.duration_s)
+        for outage in self.outages:
+            _check(f"{outage.kind} cells", outage.num_cells, 1, self.num_cells)
+            _check(f"{outage.kind} time", outage.at_s, 0, self.traffic.duration_s)
+
+
+def _check(field: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{field}: must be in [{low}, {high}], got {value}")

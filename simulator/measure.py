@@ -1,0 +1,110 @@
+"""Real steps of a real worker on this machine's CPU, over a grid of shapes."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from quire.sampling_params import SamplingParams
+from quire.v1 import worker_pb2
+from scheduler_svc.block_manager import BlockSpaceManager
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.wire import execute_request_to_proto, step_report_from_proto
+from simulator.fit import MeasuredStep
+from simulator.step_shapes import StepShapes
+from worker_svc.device import CpuDevice
+from worker_svc.loader import LoadSpec, load_model
+from worker_svc.model_runner import ModelRunner
+from worker_svc.parallel import ParallelGroup
+from worker_svc.steps import StepResult
+from worker_svc.wire import execute_response_to_proto, scheduler_outputs_from_proto
+
+_BLOCK_SIZE = 16
+_NUM_SEQUENCES = (1, 2, 4, 8, 16, 32)
+_PROMPT_SHARES = (0.02, 0.15, 0.5)
+_NUM_OUTPUT_TOKENS = 10
+_REPETITIONS = 8
+
+
+def measure_steps(model: Path, say: Callable[[str], None]) -> list[MeasuredStep]:
+    """Run steps of different shapes on one CPU thread; return what each took.
+
+    The same steps are run several times, and the least counts: what else a machine does only adds.
+
+    Args:
+        model: directory.
+        say: told what is being done.
+    """
+    say(f"loading {model.name}")
+    worker = _Worker(model)
+    rounds = []
+    for repetition in range(_REPETITIONS + 1):
+        say(f"measuring steps, round {repetition} of {_REPETITIONS}")
+        rounds.append(worker.run_grid())
+    # The first round warms caches and allocators up.
+    return [
+        MeasuredStep(steps[0].shape, min(each.step_us for each in steps))
+        for steps in zip(*rounds[1:], strict=True)
+    ]
+
+
+class _Worker:
+    """A model and a scheduler, joined by their messages."""
+
+    def __init__(self, model: Path) -> None:
+        device = CpuDevice()
+        device.start_thread(1)
+        loaded = load_model(LoadSpec(str(model)), "measured", ParallelGroup(), device)
+        self._max_model_len = loaded.info.max_model_len
+        num_blocks = max(_NUM_SEQUENCES) * (-(-self._max_model_len // _BLOCK_SIZE) + 1)
+        self._runner = ModelRunner(loaded, _BLOCK_SIZE, num_blocks, 0, max(_NUM_SEQUENCES))
+        self._scheduler = Scheduler(
+            BlockSpaceManager(_BLOCK_SIZE, num_blocks, 0.0, 0),
+            max_num_batched_tokens=1024,
+            max_num_seqs=max(_NUM_SEQUENCES),
+            max_model_len=self._max_model_len,
+            eos_token_ids=(),
+            enable_prefix_caching=False,
+        )
+        self._shapes = StepShapes()
+        self._step_id = 0
+
+    def run_grid(self) -> list[MeasuredStep]:
+        """Run prompts, decoding and both together, for every number and length of sequences."""
+        steps: list[MeasuredStep] = []
+        for num_sequences in _NUM_SEQUENCES:
+            for share in _PROMPT_SHARES:
+                length = max(1, int(share * self._max_model_len))
+                # The second half comes when the first is decoding.
+                self._add((num_sequences + 1) // 2, length)
+                steps += [self._step() for _ in range(_NUM_OUTPUT_TOKENS // 2)]
+                self._add(num_sequences // 2, length)
+                while self._scheduler.has_unfinished:
+                    steps.append(self._step())
+        return steps
+
+    def _add(self, count: int, length: int) -> None:
+        params = SamplingParams(
+            seed=0, temperature=0.8, max_tokens=_NUM_OUTPUT_TOKENS, ignore_eos=True
+        )
+        for index in range(count):
+            self._scheduler.add([5 + (index + i) % 200 for i in range(length)], params)
+
+    def _step(self) -> MeasuredStep:
+        orders = self._scheduler.schedule()
+        assert orders is not None, "there is always something to compute here"
+        shape, _ = self._shapes.measure(orders)
+        self._step_id += 1
+        message = execute_request_to_proto(1, self._step_id, orders).SerializeToString()
+        began = time.perf_counter()
+        answer = self._execute(message)
+        step_us = 1e6 * (time.perf_counter() - began)
+        report = step_report_from_proto(worker_pb2.StepResult.FromString(answer))
+        self._scheduler.update(report.result)
+        return MeasuredStep(shape, step_us)
+
+    def _execute(self, message: bytes) -> bytes:
+        """Do what a worker does between two messages."""
+        orders = worker_pb2.ExecuteRequest.FromString(message).scheduler_outputs
+        outcome = self._runner.execute(scheduler_outputs_from_proto(orders)).result()
+        response = execute_response_to_proto(StepResult(1, self._step_id, outcome, 0))
+        return response.result.SerializeToString()
