@@ -224,7 +224,7 @@ class RayLauncher(Launcher):
     async def _watch(self, rank: int) -> None:
         import ray
 
-        deaths = 0
+        deaths, is_away = 0, False
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
             before = self.statuses[rank]
@@ -238,9 +238,11 @@ class RayLauncher(Launcher):
                     ) from error
                 continue
             except (TimeoutError, ray.exceptions.RayError) as error:
-                log.warning("worker_unavailable", rank=rank, error=_first_line(error))
+                if not is_away:
+                    log.warning("worker_unavailable", rank=rank, error=_first_line(error))
+                is_away = True
                 continue
-            deaths = 0
+            deaths, is_away = 0, False
             if status != before:
                 self.statuses[rank] = status
                 log.warning(
