@@ -94,8 +94,7 @@ def measure_placement() -> None:
 class _Reporter(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Says again and again how a cell is."""
 
-    # A generator is what grpc.aio wants here; the stub says otherwise.
-    async def Session(  # type: ignore[override]  # noqa: N802 - the service's name for it
+    async def Session(  # noqa: N802 - the service's name for it
         self,
         request_iterator: AsyncIterator[scheduler_pb2.SessionRequest],
         context: grpc.aio.ServicerContext,
@@ -103,6 +102,12 @@ class _Reporter(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Send NUM_MESSAGES heartbeats."""
         for _ in range(NUM_MESSAGES):
             yield scheduler_pb2.SessionResponse(cell_state=cell_state_to_proto(STATE))
+
+    async def Drain(  # noqa: N802 - the service's name for it
+        self, request: scheduler_pb2.DrainRequest, context: grpc.aio.ServicerContext
+    ) -> scheduler_pb2.DrainResponse:
+        """Nothing runs here."""
+        return scheduler_pb2.DrainResponse()
 
 
 def _report(pipe: Connection) -> None:

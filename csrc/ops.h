@@ -57,7 +57,7 @@ void activation(Backend& backend, const Tensor& out, const Tensor& x, Activation
 
 // A GPU only.
 void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
-            const std::optional<Tensor>& bias);
+            const std::optional<Tensor>& bias, int64_t total_features);
 
 void apply_penalties(Backend& backend, const Tensor& logits, const Tensor& token_ids,
                      const Tensor& num_prompt_tokens, const Tensor& num_tokens,

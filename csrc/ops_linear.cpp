@@ -15,7 +15,7 @@ void check_matrix(const char* name, const Tensor& tensor, const Tensor& x) {
 }  // namespace
 
 void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
-            const std::optional<Tensor>& bias) {
+            const std::optional<Tensor>& bias, int64_t total_features) {
   check_shape("x", x, {-1, -1}, "[M, K]");
   check_shape("weight", weight, {-1, x.shape[1]}, "[N, K]");
   check_shape("out", out, {x.shape[0], weight.shape[0]}, "[M, N]");
@@ -23,6 +23,10 @@ void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& 
   check_unit_stride("x", x);
   check_matrix("weight", weight, x);
   check_matrix("out", out, x);
+  if (total_features < weight.shape[0]) {
+    fail("total_features: must be at least N = " + std::to_string(weight.shape[0]) + ", got " +
+         std::to_string(total_features));
+  }
   LinearParams p{};
   if (bias) {
     check_shape("bias", *bias, {weight.shape[0]}, "[N]");
@@ -39,6 +43,7 @@ void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& 
   p.weight_stride = weight.stride[0];
   p.num_rows = x.shape[0];
   p.out_features = weight.shape[0];
+  p.total_features = total_features;
   p.in_features = x.shape[1];
   p.dtype = x.dtype;
   backend.linear(p);

@@ -87,6 +87,13 @@ class StaleEpochError(QuireError):
     reason = "STALE_EPOCH"
 
 
+class RankTakenError(QuireError):
+    """A worker claims a rank that another one holds."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "RANK_TAKEN"
+
+
 class ModelLoadError(QuireError):
     """A model directory cannot be served: missing shard, wrong shape, unsupported architecture."""
 

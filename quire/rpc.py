@@ -10,7 +10,7 @@ import os
 import signal
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -258,6 +258,19 @@ async def stop_signal() -> signal.Signals:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, received.put_nowait, number)
     return await received.get()
+
+
+def report(ready_fd: int | None, line: str) -> None:
+    """Tell the parent process how a start goes that `announce` will end.
+
+    Args:
+        ready_fd: file descriptor to write to; None does nothing.
+        line: "listening HOST:PORT", or "waiting for WHAT".
+    """
+    if ready_fd is not None:
+        # A parent that has gone takes this process with it by other means.
+        with suppress(BrokenPipeError):
+            os.write(ready_fd, (line.replace("\n", " ") + "\n").encode())
 
 
 def announce(ready_fd: int | None, line: str) -> None:

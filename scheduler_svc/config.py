@@ -11,6 +11,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 PREEMPTION_MODES = tuple(PreemptionMode)
 MAX_AGEING_S = 1e6
+MAX_RANKS = 64
 MAX_DRAIN_TIMEOUT_S = 86_400
 
 
@@ -22,16 +23,19 @@ class SchedulerConfig:
         model: model directory, as the workers see it.
         served_model_name: name that requests use.
         workers: addresses "host:port", in order of rank; their number is the tensor-parallel size.
+        announced_ranks: the tensor-parallel size if the workers announce themselves; 0 if they are
+            given by address.
         host: address to listen on, and no other.
         port: to listen on; 0 takes a free one.
         dtype: "auto", "float32", "bfloat16" or "float16".
         load_format: "safetensors", or "dummy" for weights that are made up.
-        invariant: whether a token's bits depend on its company on no GPU either, at a cost there.
+        invariant: whether a token's bits depend neither on the number of workers nor, on GPUs too,
+            on its company; at a cost.
         kv_cache_dtype: what the cache holds: "auto" for the model's type, "fp8" on GPUs, "int8" on
             CPUs.
         enforce_eager: whether workers on GPUs do without CUDA graphs.
         gpu_memory_utilization: share of a GPU's memory for weights, activations and cache together.
-        distributed_init_address: where several ranks meet, "host:port"; empty with one worker.
+        distributed_timeout_s: how long workers wait for each other, to meet and in every exchange.
         block_size: slots of a cache block.
         num_gpu_blocks_override: blocks of the cache; None asks the workers to profile.
         kv_cache_memory_bytes: memory for the cache of each worker; None leaves it to the worker.
@@ -60,6 +64,7 @@ class SchedulerConfig:
     model: str
     served_model_name: str
     workers: tuple[str, ...] = ("127.0.0.1:50053",)
+    announced_ranks: int = 0
     host: str = "127.0.0.1"
     port: int = 50052
     dtype: str = "auto"
@@ -68,7 +73,7 @@ class SchedulerConfig:
     kv_cache_dtype: str = "auto"
     enforce_eager: bool = False
     gpu_memory_utilization: float = 0.9
-    distributed_init_address: str = ""
+    distributed_timeout_s: float = 30.0
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -90,18 +95,23 @@ class SchedulerConfig:
             raise ConfigError("model: a directory, got an empty name")
         if not self.served_model_name:
             raise ConfigError("served_model_name: at least 1 character, got 0")
-        if not self.workers:
-            raise ConfigError("workers: at least one address, got none")
+        _check("announced_ranks", self.announced_ranks, 0, MAX_RANKS)
+        if self.announced_ranks and self.workers:
+            raise ConfigError(
+                f"workers: none where {self.announced_ranks} announce themselves, "
+                f"got {', '.join(self.workers)}"
+            )
+        if not self.announced_ranks and not 1 <= len(self.workers) <= MAX_RANKS:
+            raise ConfigError(
+                f"workers: must be in [1, {MAX_RANKS}] addresses, got {len(self.workers)}"
+            )
         for address in self.workers:
             _check_address("workers", address)
         if len(set(self.workers)) < len(self.workers):
             raise ConfigError(f"workers: each once, got {', '.join(self.workers)}")
-        if len(self.workers) > 1:
-            _check_address("distributed_init_address", self.distributed_init_address)
-        elif self.distributed_init_address:
+        if not 1 <= self.distributed_timeout_s <= 3600:
             raise ConfigError(
-                "distributed_init_address: only with more than one worker, "
-                f"got {self.distributed_init_address}"
+                f"distributed_timeout_s: must be in [1, 3600], got {self.distributed_timeout_s:g}"
             )
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype: one of {', '.join(DTYPES)}, got {self.dtype}")
@@ -148,7 +158,7 @@ class SchedulerConfig:
     @property
     def tensor_parallel_size(self) -> int:
         """Ranks over which the model is split."""
-        return len(self.workers)
+        return self.announced_ranks or len(self.workers)
 
 
 def _check(field: str, value: int | None, low: int, high: int) -> None:

@@ -10,27 +10,25 @@ from quire.errors import (
     DrainingError,
     InvalidRequestError,
     OverloadedError,
-    QuireError,
-    StaleEpochError,
     UnavailableError,
 )
 from quire.log import get_logger
 from quire.outputs import CellState, FinishReason, ModelInfo
 from scheduler_svc.block_manager import BlockSpaceManager
+from scheduler_svc.cell_account import CellAccount
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.formation import Formation
 from scheduler_svc.preemption import PreemptionMode
-from scheduler_svc.rank import WorkerFailedError
+from scheduler_svc.roster import Roster
 from scheduler_svc.routes import Routes
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.session import Admitted, Refused, RouterSession, StepOutputs, Submission
 from scheduler_svc.step import StepOutcome
-from scheduler_svc.worker_group import ExecutedStep, Formation, WorkerGroup
+from scheduler_svc.worker_group import WorkerGroup
 
 REPORT_INTERVAL_S = 0.1
 IDLE_REPORT_INTERVAL_S = 1.0
 DRAIN_LOOK_INTERVAL_S = 0.02
-FIRST_BACKOFF_S = 0.1
-LONGEST_BACKOFF_S = 2.0
 RETRY_AFTER_MS = 1000
 # Outputs of a step for 256 sequences are about 2 KB: some MB for a router that stopped reading.
 MAX_UNSENT_EVENTS = 1024
@@ -47,22 +45,25 @@ class Driver:
     Args:
         config: of the cell.
         on_serving: told whether the cell can take steps, whenever that changes.
+        on_missing: told which ranks have not announced themselves yet, whenever that changes.
     """
 
     def __init__(
-        self, config: SchedulerConfig, on_serving: Callable[[bool], Awaitable[None]]
+        self,
+        config: SchedulerConfig,
+        on_serving: Callable[[bool], Awaitable[None]],
+        on_missing: Callable[[tuple[int, ...]], None] = lambda _: None,
     ) -> None:
         self._config = config
         self._on_serving = on_serving
         self._wake = asyncio.Event()
         self._serving = asyncio.Event()
-        self._group = WorkerGroup(config, on_lost=self._wake.set)
+        self._group = WorkerGroup(config, self._wake.set, on_missing)
         self._sessions: set[RouterSession] = set()
         self._routes = Routes()
         # Of the last step, for the sessions.
         self._untold = StepOutcome()
-        self._schedule_s = 0.0
-        self._counters = CellState(block_size=config.block_size)
+        self._account = CellAccount(config.block_size)
         self._is_formed = False
         self._draining = False
         # Set when draining is over.
@@ -82,27 +83,12 @@ class Driver:
     @property
     def state(self) -> CellState:
         """Live state of the cell. Known once `wait_serving` has returned."""
-        scheduler, blocks, counters = self._scheduler, self._blocks, self._scheduler.counters
-        return replace(
-            self._counters,
-            num_waiting=scheduler.num_waiting,
-            num_running=scheduler.num_running,
-            num_swapped=scheduler.num_swapped,
-            num_blocks=blocks.num_blocks,
-            num_free_blocks=blocks.num_free_blocks,
-            num_blocks_saved=blocks.num_blocks_saved,
-            num_idle_slots=scheduler.num_idle_slots,
-            num_host_blocks=blocks.num_host_blocks,
-            num_free_host_blocks=blocks.num_free_host_blocks,
-            preemptions_total=counters.preemptions,
-            swapped_out_blocks_total=counters.swapped_out_blocks,
-            swapped_in_blocks_total=counters.swapped_in_blocks,
-            recomputed_tokens_total=counters.recomputed_tokens,
-            prefix_cache_queries_total=scheduler.prefix_cache.num_tokens_looked_up,
-            prefix_cache_hits_total=scheduler.prefix_cache.num_tokens_found,
-            outstanding_tokens=scheduler.outstanding_tokens,
-            draining=self._draining,
-        )
+        return self._account.state(self._scheduler, self._blocks, draining=self._draining)
+
+    @property
+    def roster(self) -> Roster:
+        """Where the workers are."""
+        return self._group.roster
 
     @property
     def block_hashes(self) -> Collection[int]:
@@ -208,8 +194,11 @@ class Driver:
 
     # ---------------------------------------------------------------- life
 
-    async def run(self) -> None:
+    async def run(self, scheduler_name: str) -> None:
         """Form the group and run steps; form it again whenever it is lost. Runs until cancelled.
+
+        Args:
+            scheduler_name: by which workers know who drives them, the same after a new start.
 
         Raises:
             QuireError: the group cannot be formed and another attempt cannot help, or another
@@ -217,15 +206,15 @@ class Driver:
         """
         reporter = asyncio.create_task(self._report())
         try:
-            self._start(await self._form_first())
+            self._start(await self._group.form_first(scheduler_name))
             while True:
                 await self._set_serving(True)
                 await self._step_until_lost()
                 await self._set_serving(False)
                 self._scheduler.preempt_all()
-                formation = await self._form_again()
+                formation = await self._group.form_again()
                 self._blocks.set_num_host_blocks(formation.num_host_blocks)
-                self._counters = replace(self._counters, epoch=formation.epoch)
+                self._account.epoch = formation.epoch
         finally:
             reporter.cancel()
             self._group.dissolve()
@@ -264,9 +253,13 @@ class Driver:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether any router has a request here, or has something to be told and can be."""
-        untold = self._serving.is_set() and any(not each.is_told for each in self._sessions)
-        return untold or self._num_unfinished > 0
+        """Whether waiting helps: requests go on here, or their routers are yet to be told of them.
+
+        Requests that wait for workers to come back are better off elsewhere.
+        """
+        if not self._serving.is_set():
+            return False
+        return self._num_unfinished > 0 or not all(each.is_told for each in self._sessions)
 
     async def _set_serving(self, serving: bool) -> None:
         if serving:
@@ -293,46 +286,7 @@ class Driver:
         )
         self._scheduler.preemption_costs.block_us = formation.swap_block_us
         self._is_formed = True
-        self._counters = replace(self._counters, epoch=formation.epoch)
-
-    async def _form_first(self) -> Formation:
-        """Form the group, waiting for workers that are not there yet. Other errors are final."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
-            try:
-                return self._log_formed(await self._group.form())
-            except WorkerFailedError:
-                raise
-            except UnavailableError as error:
-                log.warning("workers_unavailable", error=error.message)
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
-
-    async def _form_again(self) -> Formation:
-        """Form the group again, however long it takes: requests wait meanwhile."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
-            try:
-                return self._log_formed(await self._group.form())
-            except StaleEpochError:
-                raise
-            except UnavailableError as error:
-                log.warning("workers_unavailable", error=error.message)
-            except QuireError as error:
-                log.error("workers_unusable", error=error.message)
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
-
-    def _log_formed(self, formation: Formation) -> Formation:
-        log.info(
-            "group_formed",
-            epoch=formation.epoch,
-            model=formation.model.name,
-            max_model_len=formation.model.max_model_len,
-            num_blocks=formation.num_blocks,
-            num_host_blocks=formation.num_host_blocks,
-        )
-        return formation
+        self._account.epoch = formation.epoch
 
     # ---------------------------------------------------------------- steps
 
@@ -357,7 +311,7 @@ class Driver:
         while self._group.num_in_flight < self._config.max_steps_in_flight:
             started = time.perf_counter()
             outputs = self._scheduler.schedule()
-            self._schedule_s += time.perf_counter() - started
+            self._account.schedule_s += time.perf_counter() - started
             if outputs is None:
                 return
             await self._group.send(outputs)
@@ -366,8 +320,8 @@ class Driver:
         executed = await self._group.receive()
         started = time.perf_counter()
         self._untold = self._scheduler.update(executed.report.result)
-        self._schedule_s += time.perf_counter() - started
-        self._count(executed)
+        self._account.schedule_s += time.perf_counter() - started
+        self._account.count(executed, len(self._untold.token_ids))
         costs, report = self._scheduler.preemption_costs, executed.report
         costs.observe_step(executed.num_tokens, report.model_us)
         if executed.num_swapped_blocks:
@@ -392,20 +346,6 @@ class Driver:
         self._routes.tell(outcome)
 
     # ---------------------------------------------------------------- state
-
-    def _count(self, executed: ExecutedStep) -> None:
-        counters, report = self._counters, executed.report
-        self._counters = replace(
-            counters,
-            steps_total=counters.steps_total + 1,
-            tokens_total=counters.tokens_total + len(self._untold.token_ids),
-            step_bytes_total=counters.step_bytes_total + executed.step_bytes,
-            schedule_us_total=round(1e6 * self._schedule_s),
-            wire_us_total=counters.wire_us_total + max(0, executed.elapsed_us - report.worker_us),
-            model_us_total=counters.model_us_total + report.model_us,
-            swap_us_total=counters.swap_us_total + report.swap_us,
-            sample_us_total=counters.sample_us_total + report.sample_us,
-        )
 
     async def _report(self) -> None:
         """Send the cell's state: within 100 ms of a step, and once a second in any case."""

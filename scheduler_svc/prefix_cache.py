@@ -1,9 +1,10 @@
 """Prefix caching: sequences begin with the blocks of a prefix that was computed before."""
 
+from bisect import bisect_left
 from collections.abc import Collection
 from collections.abc import Sequence as AbstractSequence
 
-from quire.block_hashes import extend_block_hashes, reported_depths
+from quire.block_hashes import extend_block_hashes
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.sequence import Sequence
 
@@ -50,14 +51,14 @@ class PrefixCache:
             return 0
         num_blocks = (sequence.num_tokens - 1) // self._block_size
         self._extend_hashes(sequence, num_blocks, salt)
-        # Only some depths are looked at: it is an estimate, and queues are long.
-        found = 0
-        for depth in reported_depths(num_blocks):
-            block_hash = sequence.block_hashes[depth - 1]
-            if block_hash not in coming and not self._blocks.can_find(block_hash):
-                break
-            found = depth
-        return found * self._block_size
+        hashes = sequence.block_hashes
+        # Where a block is, those before it are, all but always: queues are long, and this is quick.
+        num_found = bisect_left(
+            range(num_blocks),
+            True,
+            key=lambda i: hashes[i] not in coming and not self._blocks.can_find(hashes[i]),
+        )
+        return num_found * self._block_size
 
     def take(self, sequence: Sequence, block_ids: AbstractSequence[int]) -> None:
         """Count blocks that were found, and that the table begins with, as computed."""

@@ -1,9 +1,9 @@
 """One worker of a group: its channel, its calls and its Execute stream."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -25,6 +25,7 @@ DESCRIBE_TIMEOUT_S = 5.0
 
 # Generic in its stub only.
 ExecuteCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, worker_pb2.ExecuteResponse]"
+Result = TypeVar("Result")
 
 _EXECUTE_METHOD = f"/{worker_pb2.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Execute"
 # What a worker may say that trying again cannot change.
@@ -58,11 +59,13 @@ class Rank:
     Args:
         rank: its number in the tensor-parallel group.
         address: "host:port".
+        may_be_late: whether to wait a few seconds for a worker that is just starting there.
     """
 
-    def __init__(self, rank: int, address: str) -> None:
+    def __init__(self, rank: int, address: str, may_be_late: bool = True) -> None:
         self.rank = rank
         self.address = address
+        self._may_be_late = may_be_late
         self._channel = open_channel(address)
         self._stub = cast(
             "worker_pb2_grpc.WorkerServiceAsyncStub",
@@ -77,14 +80,27 @@ class Rank:
         self._stream: ExecuteCall | None = None
 
     async def describe(self) -> worker_pb2.DescribeResponse:
-        """Ask what the worker is, waiting a few seconds for one that is just starting."""
+        """Ask what the worker is."""
         response: worker_pb2.DescribeResponse = await self._call(
             self._stub.Describe,
             worker_pb2.DescribeRequest(),
-            wait_for_ready=True,
+            wait_for_ready=self._may_be_late,
             timeout=DESCRIBE_TIMEOUT_S,
         )
         return response
+
+    @property
+    def host(self) -> str:
+        """Address of the worker's machine, as this scheduler reaches it."""
+        return self.address.rpartition(":")[0]
+
+    async def open_rendezvous(self, epoch: int) -> str:
+        """Have the worker await the other ranks on its own machine; return "host:port"."""
+        response: worker_pb2.OpenRendezvousResponse = await self._call(
+            self._stub.OpenRendezvous,
+            worker_pb2.OpenRendezvousRequest(epoch=epoch, host=self.host),
+        )
+        return response.distributed_init_address
 
     async def load_model(
         self, request: worker_pb2.LoadModelRequest
@@ -175,3 +191,30 @@ class Rank:
         if error.code() in _CONNECTION_CODES:
             return UnavailableError(f"worker {self.address} is unreachable ({text})")
         return WorkerFailedError(f"worker {self.address} failed ({text})")
+
+
+async def answers(rank: int, address: str) -> bool:
+    """Return whether a worker answers at `address`."""
+    worker = Rank(rank, address, may_be_late=False)
+    try:
+        await worker.describe()
+    except UnavailableError:
+        return False
+    finally:
+        await worker.close()
+    return True
+
+
+async def on_all(
+    ranks: Sequence[Rank], call: Callable[[Rank], Coroutine[Any, Any, Result]]
+) -> list[Result]:
+    """Run `call` for every rank at once; a failure cancels the others, who may wait for it."""
+    if len(ranks) == 1:
+        return [await call(ranks[0])]
+    tasks = [asyncio.create_task(call(rank)) for rank in ranks]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

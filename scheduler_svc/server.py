@@ -3,12 +3,14 @@
 import asyncio
 import gc
 import signal
+import socket
+from collections.abc import Callable
 from typing import Any
 
 from quire import log as quire_log
 from quire.errors import QuireError
 from quire.log import get_logger
-from quire.rpc import Server, announce, stop_signal
+from quire.rpc import Server, announce, report, stop_signal
 from quire.v1 import scheduler_pb2_grpc
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.driver import Driver
@@ -20,12 +22,22 @@ log = get_logger()
 
 
 class SchedulerServer:
-    """A running scheduler. Health says SERVING while its workers can run steps."""
+    """A running scheduler. Health says SERVING while its workers can run steps.
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    Args:
+        config: its settings.
+        on_missing: told which ranks have not announced themselves yet, whenever that changes; of
+            none at last, if it was told of some.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        on_missing: Callable[[tuple[int, ...]], None] = lambda _: None,
+    ) -> None:
         self._config = config
         self._server = Server([SERVICE_NAME])
-        self._driver = Driver(config, self._server.set_serving)
+        self._driver = Driver(config, self._server.set_serving, on_missing)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
             SchedulerServicer(self._driver), self._server.grpc_server
         )
@@ -38,7 +50,8 @@ class SchedulerServer:
             UnavailableError: the address cannot be bound.
         """
         address = await self._server.start(self._config.host, self._config.port)
-        self._run = asyncio.create_task(self._driver.run())
+        name = f"{socket.gethostname()}:{address.rpartition(':')[2]}"
+        self._run = asyncio.create_task(self._driver.run(name))
         return address
 
     async def wait_until_serving(self) -> None:
@@ -82,13 +95,20 @@ async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
         The exit status of the process.
     """
     quire_log.configure("scheduler", config.log_level)
-    scheduler = SchedulerServer(config)
+
+    def tell_missing(ranks: tuple[int, ...]) -> None:
+        names = ", ".join(f"worker {rank}" for rank in ranks)
+        if not announced:
+            report(ready_fd, f"waiting for {names or 'the workers to load the model'}")
+
+    scheduler = SchedulerServer(config, tell_missing)
     stopped = asyncio.create_task(stop_signal())
     drained = asyncio.create_task(scheduler.wait_until_drained())
     tasks: set[asyncio.Task[Any]] = {stopped, drained}
     announced = False
     try:
         address = await scheduler.start()
+        report(ready_fd, f"listening {address}")
         running = asyncio.create_task(scheduler.run())
         formed = asyncio.create_task(scheduler.wait_until_serving())
         tasks |= {running, formed}

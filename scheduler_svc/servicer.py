@@ -1,4 +1,4 @@
-"""quire.v1.SchedulerService: sessions with routers."""
+"""quire.v1.SchedulerService: sessions with routers, announcements of workers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ log = get_logger()
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Carries messages between a session's stream and the driver."""
+    """Carries messages between streams and the driver."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -51,6 +51,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             writer.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
             log.info("session_closed", peer=context.peer())
+
+    async def AnnounceWorker(  # noqa: N802 - the service's name for it
+        self,
+        request: scheduler_pb2.AnnounceWorkerRequest,
+        context: grpc.aio.ServicerContext,
+    ) -> scheduler_pb2.AnnounceWorkerResponse:
+        """Take note of where a worker is."""
+        await self._driver.roster.announce(request.rank, request.address, request.version)
+        return scheduler_pb2.AnnounceWorkerResponse()
 
     async def Drain(  # noqa: N802 - the service's name for it
         self, request: scheduler_pb2.DrainRequest, context: grpc.aio.ServicerContext

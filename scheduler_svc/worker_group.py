@@ -3,45 +3,22 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from quire import __version__
-from quire.errors import ConfigError, ModelLoadError, UnavailableError
+from quire.errors import QuireError, StaleEpochError, UnavailableError
 from quire.log import get_logger
-from quire.outputs import ModelInfo
-from quire.v1 import worker_pb2
-from quire.wire import model_info_from_proto
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.rank import Rank
+from scheduler_svc.formation import Formation, GroupFormer
+from scheduler_svc.rank import Rank, WorkerFailedError, answers, on_all
+from scheduler_svc.roster import Roster
 from scheduler_svc.step import SchedulerOutputs
 from scheduler_svc.wire import StepReport, execute_request_to_proto
 
-# 2020-01-01, so that epochs are short on the wire.
-EPOCH_ORIGIN_S = 1_577_836_800
+FIRST_BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 2.0
 
 log = get_logger()
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Formation:
-    """What a formed group is. What routers were told stays the same when it is formed again.
-
-    Attributes:
-        epoch: larger than any these workers have seen.
-        model: as loaded, with the max_model_len that its cache can hold.
-        num_blocks: blocks of the cache, the same on every rank.
-        num_host_blocks: blocks in the host's memory, the same on every rank.
-        swap_block_us: measured time to move one block one way, on the slowest rank.
-    """
-
-    epoch: int
-    model: ModelInfo
-    num_blocks: int
-    num_host_blocks: int = 0
-    swap_block_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,61 +58,112 @@ class WorkerGroup:
     Args:
         config: which workers, and what to load into them.
         on_lost: called when a rank ends its Execute stream, also between steps.
+        on_missing: called with the ranks that nobody has announced yet, whenever they change.
+
+    Attributes:
+        roster: where the ranks are.
+        is_lost: a rank has ended its stream since the group was formed.
     """
 
-    def __init__(self, config: SchedulerConfig, on_lost: Callable[[], None]) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        on_lost: Callable[[], None],
+        on_missing: Callable[[tuple[int, ...]], None] = lambda _: None,
+    ) -> None:
         self._on_lost = on_lost
-        self._ranks = [Rank(rank, address) for rank, address in enumerate(config.workers)]
+        self.roster = Roster(config, answers, on_missing)
+        self._former = GroupFormer(config, self.roster)
         self._formation: Formation | None = None
-        self._loaded_model: ModelInfo | None = None
         self._step_id = 0
         self._in_flight: deque[_SentStep] = deque()
         self._received = 0.0
         self.is_lost = False
 
-    async def form(self) -> Formation:
-        """Describe, load, profile (the first time) and open the Execute streams under a new epoch.
+    # ---------------------------------------------------------------- forming
 
-        Every sequence is unknown to the workers afterwards. Weights that they hold are kept.
+    async def form_first(self, scheduler_name: str) -> Formation:
+        """Form the group, waiting for workers that are not there yet. Other errors are final.
+
+        Args:
+            scheduler_name: by which workers know who drives them.
 
         Raises:
-            ConfigError: a worker is of another version, or the settings do not fit the cache.
-            ModelLoadError: the model cannot be served.
+            QuireError: another attempt cannot help; see GroupFormer.form.
+        """
+        self._former.scheduler_name = scheduler_name
+        return await self._form_patiently(
+            lambda error: (
+                isinstance(error, WorkerFailedError) or not isinstance(error, UnavailableError)
+            )
+        )
+
+    async def form_again(self) -> Formation:
+        """Form the group again, however long it takes: requests wait meanwhile.
+
+        Raises:
             StaleEpochError: another scheduler took the workers over.
-            WorkerFailedError: a worker failed in a way it did not foresee.
-            UnavailableError: a worker cannot be reached; worth another attempt.
+        """
+        return await self._form_patiently(lambda error: isinstance(error, StaleEpochError))
+
+    async def _form_patiently(self, is_final: Callable[[QuireError], bool]) -> Formation:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                return await self.form()
+            except QuireError as error:
+                if is_final(error):
+                    raise
+                is_unavailable = isinstance(error, UnavailableError)
+                log.warning(
+                    "workers_unavailable" if is_unavailable else "workers_unusable",
+                    error=error.message,
+                )
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+
+    async def form(self) -> Formation:
+        """Form the group under a new epoch and open the Execute streams.
+
+        Raises:
+            QuireError: see GroupFormer.form.
         """
         self.dissolve()
-        epoch = await self._next_epoch()
-        loaded = await self._load_model(epoch)
-        if self._formation is None:
-            num_blocks = await self._choose_num_blocks(epoch)
-            formation = Formation(epoch, self._fit_model_len(loaded, num_blocks), num_blocks)
-        elif loaded != self._loaded_model:
-            raise ModelLoadError(f"model {self._config.model} changed while it was served")
-        else:
-            # Not profiled again: a survivor's cache would count as used memory, and routers have
-            # been told the limits.
-            formation = replace(self._formation, epoch=epoch)
-        request = worker_pb2.InitCacheRequest(
-            epoch=epoch,
-            block_size=self._config.block_size,
+        formation = self._formation = await self._former.form()
+        self._step_id = 0
+        self._in_flight.clear()
+        self.is_lost = False
+        for rank in self._ranks:
+            rank.open_stream(self._lost)
+        log.info(
+            "group_formed",
+            epoch=formation.epoch,
+            model=formation.model.name,
+            max_model_len=formation.model.max_model_len,
             num_blocks=formation.num_blocks,
-            swap_space_bytes=self._config.swap_space_bytes,
-            max_num_seqs=self._config.max_num_seqs,
-            enforce_eager=self._config.enforce_eager,
+            num_host_blocks=formation.num_host_blocks,
         )
-        caches = await self._on_all(lambda rank: rank.init_cache(request))
-        # Asked for no size, a worker takes a share of what is free: another one than before.
-        formation = replace(
-            formation,
-            num_host_blocks=min(cache.num_host_blocks for cache in caches),
-            swap_block_us=max(cache.swap_block_us for cache in caches),
-        )
-        self._open_streams()
-        self._formation, self._loaded_model = formation, loaded
         return formation
+
+    def dissolve(self) -> None:
+        """End the Execute streams."""
+        for rank in self._ranks:
+            rank.cancel_stream()
+
+    async def close(self) -> None:
+        """End the streams and close the channels."""
+        for rank in self._ranks:
+            await rank.close()
+
+    @property
+    def _ranks(self) -> list[Rank]:
+        return self._former.ranks
+
+    def _lost(self) -> None:
+        self.is_lost = True
+        self._on_lost()
+
+    # ---------------------------------------------------------------- steps
 
     async def send(self, outputs: SchedulerOutputs) -> None:
         """Send a step to every rank; it runs after those sent before.
@@ -158,7 +186,7 @@ class WorkerGroup:
                 len(outputs.blocks_to_swap_out) + len(outputs.blocks_to_swap_in),
             )
         )
-        await self._on_all(lambda rank: rank.send(request))
+        await on_all(self._ranks, lambda rank: rank.send(request))
 
     async def receive(self) -> ExecutedStep:
         """Wait until every rank has run the oldest step in flight.
@@ -169,7 +197,7 @@ class WorkerGroup:
         """
         assert self._formation is not None, "the group is formed"
         epoch, sent = self._formation.epoch, self._in_flight.popleft()
-        reports = await self._on_all(Rank.receive)
+        reports = await on_all(self._ranks, Rank.receive)
         received = time.perf_counter()
         # A step that was sent ahead does not wait for the wire while the one before it runs.
         elapsed_us = round(1e6 * (received - max(sent.started, self._received)))
@@ -188,118 +216,3 @@ class WorkerGroup:
     def num_in_flight(self) -> int:
         """Steps sent whose result has not been received."""
         return len(self._in_flight)
-
-    def dissolve(self) -> None:
-        """End the Execute streams."""
-        for rank in self._ranks:
-            rank.cancel_stream()
-
-    async def close(self) -> None:
-        """End the streams and close the channels."""
-        for rank in self._ranks:
-            await rank.close()
-
-    # ---------------------------------------------------------------- forming
-
-    async def _next_epoch(self) -> int:
-        """Return an epoch above the clock's and above any that a worker or this group has seen."""
-        descriptions = await self._on_all(Rank.describe)
-        for rank, description in zip(self._ranks, descriptions, strict=True):
-            if description.version != __version__:
-                raise ConfigError(
-                    f"worker {rank.address} runs Quire {description.version}, this scheduler "
-                    f"{__version__}: both must run the same version"
-                )
-            log.info(
-                "worker_found",
-                rank=rank.rank,
-                address=rank.address,
-                device=description.device,
-                isa=description.isa,
-            )
-        seen = [description.epoch for description in descriptions]
-        if self._formation is not None:
-            seen.append(self._formation.epoch)
-        milliseconds = int(1000 * (time.time() - EPOCH_ORIGIN_S))
-        return max(milliseconds, max(seen) + 1)
-
-    async def _load_model(self, epoch: int) -> ModelInfo:
-        config = self._config
-
-        def load(rank: Rank) -> Coroutine[Any, Any, worker_pb2.LoadModelResponse]:
-            return rank.load_model(
-                worker_pb2.LoadModelRequest(
-                    epoch=epoch,
-                    model=config.model,
-                    served_model_name=config.served_model_name,
-                    dtype=config.dtype,
-                    max_model_len=config.max_model_len,
-                    tensor_parallel_rank=rank.rank,
-                    tensor_parallel_size=config.tensor_parallel_size,
-                    distributed_init_address=config.distributed_init_address,
-                    load_format=config.load_format,
-                    invariant=config.invariant,
-                    kv_cache_dtype=config.kv_cache_dtype,
-                )
-            )
-
-        responses = await self._on_all(load)
-        return model_info_from_proto(responses[0].model)
-
-    async def _choose_num_blocks(self, epoch: int) -> int:
-        config = self._config
-        if config.num_gpu_blocks_override is not None:
-            return config.num_gpu_blocks_override
-        request = worker_pb2.ProfileCacheRequest(
-            epoch=epoch,
-            block_size=config.block_size,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-        )
-        profiles = await self._on_all(lambda rank: rank.profile_cache(request))
-        num_blocks = min(profile.num_blocks for profile in profiles)
-        if num_blocks == 0:
-            raise ConfigError(
-                "kv_cache_memory_bytes: must hold at least one block of "
-                f"{max(profile.block_bytes for profile in profiles)} bytes, "
-                f"got {config.kv_cache_memory_bytes or 'too little free memory'}"
-            )
-        return num_blocks
-
-    def _fit_model_len(self, model: ModelInfo, num_blocks: int) -> ModelInfo:
-        """Return the model with a length that one sequence can reach in this cache."""
-        num_slots = num_blocks * self._config.block_size
-        if model.max_model_len <= num_slots:
-            return model
-        if self._config.max_model_len is not None:
-            raise ConfigError(
-                f"max_model_len: must be at most {num_slots}, the tokens that the cache holds, "
-                f"got {self._config.max_model_len}"
-            )
-        log.warning("max_model_len_clamped", model=model.max_model_len, cache=num_slots)
-        return replace(model, max_model_len=num_slots)
-
-    def _open_streams(self) -> None:
-        self._step_id = 0
-        self._in_flight.clear()
-        self.is_lost = False
-        for rank in self._ranks:
-            rank.open_stream(self._lost)
-
-    def _lost(self) -> None:
-        self.is_lost = True
-        self._on_lost()
-
-    async def _on_all(self, call: Callable[[Rank], Coroutine[Any, Any, Result]]) -> list[Result]:
-        """Run `call` for every rank at once; a failure cancels the others, who may wait for it."""
-        if len(self._ranks) == 1:
-            return [await call(self._ranks[0])]
-        tasks = [asyncio.create_task(call(rank)) for rank in self._ranks]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)

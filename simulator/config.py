@@ -60,8 +60,8 @@ class TrafficConfig:
     """
 
     streams: int
-    duration_s: float = 20.0
-    period_s: float = 20.0
+    duration_s: float = 30.0
+    period_s: float = 30.0
     night: float = 0.4
     burst_factor: float = 1.5
     burst_s: float = 2.0
@@ -166,7 +166,7 @@ class SimulationConfig:
     outages: tuple[Outage, ...] = ()
     drain_timeout_s: float = 30.0
     restart_s: float = 10.0
-    warmup_s: float = 4.0
+    warmup_s: float = 5.0
     ttft_slo_s: float = 1.0
     tpot_slo_s: float = 0.05
     heartbeat_s: float = 0.1

@@ -8,6 +8,41 @@ from quire.log import LEVELS
 
 DEFAULT_PORT = 50053
 MAX_THREADS = 1024
+MAX_RANKS = 64
+# Addresses to listen on that nobody can connect to.
+WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]", "::", "*"})
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What a worker that announces itself tells, and to whom.
+
+    Attributes:
+        scheduler: its address, "host:port".
+        rank: that this worker claims.
+        host: at which the scheduler and the other ranks reach this worker.
+
+    Raises:
+        ConfigError: a value is out of bounds; names field, limit and value.
+    """
+
+    scheduler: str
+    rank: int
+    host: str
+
+    def __post_init__(self) -> None:
+        host, _, port = self.scheduler.rpartition(":")
+        if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+            raise ConfigError(
+                f"announce_to: HOST:PORT with a port in [1, 65535], got {self.scheduler!r}"
+            )
+        if not 0 <= self.rank < MAX_RANKS:
+            raise ConfigError(f"rank: must be in [0, {MAX_RANKS - 1}], got {self.rank}")
+        if self.host in WILDCARD_HOSTS:
+            raise ConfigError(
+                f"advertise_host: nobody can connect to {self.host}; name the host at which others "
+                "reach this worker"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +55,8 @@ class WorkerConfig:
         device: "cpu", "cuda" or "cuda:N"; "auto" or "auto:N" takes that GPU if there is one.
         num_threads: threads of the kernels and dense layers; None takes one per available core.
         log_level: one of quire.log.LEVELS.
+        announcement: for a worker that tells the scheduler where it is; None for one whose address
+            the scheduler is given.
 
     Raises:
         ConfigError: a value is out of bounds; names field, limit and value.
@@ -30,6 +67,7 @@ class WorkerConfig:
     device: str = "cpu"
     num_threads: int | None = None
     log_level: str = "info"
+    announcement: Announcement | None = None
 
     def __post_init__(self) -> None:
         if not self.host:

@@ -1,11 +1,11 @@
 """Check, on the machine at hand, that linear layers keep the invariance rule.
 
 The rule: the arithmetic for a token depends on the model, the token and its context, never on how
-many rows were computed together or where among them. A cluster may only promise identical tokens
-after a crash where this holds.
+many rows were computed together or where among them, nor on how many ranks share the output
+features. A cluster may only promise identical tokens after a crash where this holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,23 +32,26 @@ DTYPES: dict[str, torch.dtype] = {
 
 ROW_COUNTS: tuple[int, ...] = (*range(1, 71), 128, 255, 500)
 ROW_OFFSETS: tuple[int, ...] = (0, 5, 29)
+RANK_COUNTS: tuple[int, ...] = (2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A row that changed with its company.
+    """A row that changed with its company, or with the number of ranks.
 
     Attributes:
         dtype: "float32", "bfloat16" or "float16".
         in_features: of the layer.
         out_features: of the layer.
-        num_rows: rows computed together that gave other bits than the reference batch.
+        num_rows: rows computed together that gave other bits than the reference.
+        num_ranks: over which the output features were cut.
     """
 
     dtype: str
     in_features: int
     out_features: int
     num_rows: int
+    num_ranks: int = 1
 
 
 @torch.inference_mode()
@@ -67,14 +70,10 @@ def check_linear_invariance(
     Returns:
         One entry per shape and batch size that gave other bits; empty where the rule holds.
     """
-    generator = torch.Generator().manual_seed(0)
     violations = []
     total_rows = max(row_counts) + max(ROW_OFFSETS)
-    for in_features, out_features in shapes:
-        weight = torch.randn(out_features, in_features, generator=generator) / in_features**0.5
-        bias = torch.randn(out_features, generator=generator)
-        linear = InvariantLinear(weight.to(dtype), bias.to(dtype))
-        rows = torch.randn(total_rows, in_features, generator=generator).to(dtype)
+    for weight, bias, rows in _layers(dtype, shapes, total_rows):
+        linear = InvariantLinear(weight, bias)
         reference = linear(rows)
         for count in row_counts:
             if not all(
@@ -83,6 +82,58 @@ def check_linear_invariance(
                 )
                 for offset in ROW_OFFSETS
             ):
-                name = str(dtype).removeprefix("torch.")
-                violations.append(Violation(name, in_features, out_features, count))
+                violations.append(_violation(weight, count))
     return violations
+
+
+@torch.inference_mode()
+def check_split_invariance(
+    dtype: torch.dtype,
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    row_counts: Sequence[int] = (1, 7, 64, 255),
+) -> list[Violation]:
+    """Compare layers cut over ranks by output features with the whole layer, bit by bit.
+
+    Args:
+        dtype: float32, bfloat16 or float16.
+        shapes: (in_features, out_features) of the layers to try.
+        row_counts: batch sizes to try.
+
+    Returns:
+        One entry per shape, number of ranks and batch size that gave other bits.
+    """
+    violations = []
+    for weight, bias, rows in _layers(dtype, shapes, max(row_counts)):
+        whole = InvariantLinear(weight, bias)
+        for num_ranks in RANK_COUNTS:
+            if weight.shape[0] < 2 * num_ranks:
+                continue  # one feature alone is a dot product, in another order; no model has that
+            ranks = [
+                InvariantLinear(own_weight.contiguous(), own_bias.contiguous())
+                for own_weight, own_bias in zip(
+                    weight.chunk(num_ranks), bias.chunk(num_ranks), strict=True
+                )
+            ]
+            for count in row_counts:
+                x = rows[:count]
+                if not torch.equal(torch.cat([rank(x) for rank in ranks], dim=1), whole(x)):
+                    violations.append(_violation(weight, count, num_ranks))
+    return violations
+
+
+def _layers(
+    dtype: torch.dtype, shapes: Sequence[tuple[int, int]], num_rows: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yield weight, bias and input rows of a made-up layer of each shape."""
+    generator = torch.Generator().manual_seed(0)
+    for in_features, out_features in shapes:
+        weight = torch.randn(out_features, in_features, generator=generator) / in_features**0.5
+        bias = torch.randn(out_features, generator=generator)
+        rows = torch.randn(num_rows, in_features, generator=generator)
+        yield weight.to(dtype), bias.to(dtype), rows.to(dtype)
+
+
+def _violation(weight: torch.Tensor, num_rows: int, num_ranks: int = 1) -> Violation:
+    out_features, in_features = weight.shape
+    name = str(weight.dtype).removeprefix("torch.")
+    return Violation(name, in_features, out_features, num_rows, num_ranks)

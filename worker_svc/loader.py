@@ -7,15 +7,16 @@ import torch
 
 from quire.errors import ModelLoadError
 from quire.outputs import ModelInfo
+from worker_svc.checkpoint_digest import digest_checkpoint
 from worker_svc.device import CpuDevice, Device
 from worker_svc.dummy_weights import DummyCheckpoint
 from worker_svc.hf_config import HfConfig
 from worker_svc.kv_cache_dtype import KV_CACHE_DTYPES, resolve_kv_cache_dtype
-from worker_svc.layers.device_linear import fixed_tiles
+from worker_svc.layers.device_linear import invariance
 from worker_svc.models.interface import CausalLM
 from worker_svc.models.registry import FAMILIES, find_family
 from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import SafetensorsCheckpoint, Weights
+from worker_svc.weights import SafetensorsCheckpoint, Weights, WeightTally
 
 LOAD_FORMATS = ("safetensors", "dummy")
 DTYPES: dict[str, torch.dtype] = {
@@ -35,11 +36,10 @@ class LoadSpec:
         max_model_len: limit on tokens of one sequence; None takes the model's own.
         tensor_parallel_rank: of this worker.
         tensor_parallel_size: number of workers that share each layer.
-        distributed_init_address: "host:port" where ranks meet; empty for one.
         load_format: "safetensors", or "dummy" for weights that are made up: only the configuration
             is read.
-        invariant: whether linear layers on a GPU are of fixed tiles, so that a token's bits do not
-            depend on its company there either; on the CPU they never do.
+        invariant: whether a token's bits depend neither on the number of ranks nor, on a GPU
+            either, on its company; on the CPU they never depend on that.
         kv_cache_dtype: of the paged cache: "auto" for the model's own, "fp8" on a GPU or "int8" on
             the CPU.
 
@@ -52,7 +52,6 @@ class LoadSpec:
     max_model_len: int | None = None
     tensor_parallel_rank: int = 0
     tensor_parallel_size: int = 1
-    distributed_init_address: str = ""
     load_format: str = "safetensors"
     invariant: bool = False
     kv_cache_dtype: str = "auto"
@@ -78,11 +77,6 @@ class LoadSpec:
                 f"tensor_parallel_rank: must be in [0, tensor_parallel_size), got "
                 f"{self.tensor_parallel_rank} of {self.tensor_parallel_size}"
             )
-        if self.tensor_parallel_size > 1 and not self.distributed_init_address:
-            raise ModelLoadError(
-                "distributed_init_address: needed when tensor_parallel_size is "
-                f"{self.tensor_parallel_size}"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +91,8 @@ class LoadedModel:
         parallel: the group it computes with.
         device: where it is.
         kv_cache_dtype: of the paged cache's elements.
+        weight_bytes: memory of this rank's slice of the weights.
+        checkpoint_digest: of the directory it was read from.
     """
 
     spec: LoadSpec
@@ -106,6 +102,8 @@ class LoadedModel:
     parallel: ParallelGroup
     device: Device
     kv_cache_dtype: torch.dtype
+    weight_bytes: int
+    checkpoint_digest: bytes
 
 
 @torch.inference_mode()
@@ -143,13 +141,13 @@ def load_model(
     )
     eos_token_ids = _eos_token_ids(directory, hf)
 
-    sizes: dict[str, int] = {}
+    tally = WeightTally()
     is_dummy = spec.load_format == "dummy"
     if is_dummy and architecture not in FAMILIES:
         raise ModelLoadError(f"load_format: dummy is not served for {architecture}")
     reader = DummyCheckpoint(device.torch_device) if is_dummy else SafetensorsCheckpoint(directory)
-    weights = Weights(reader, DTYPES[dtype_name], device.torch_device, count=sizes.__setitem__)
-    with fixed_tiles(spec.invariant):
+    weights = Weights(reader, DTYPES[dtype_name], device.torch_device, tally=tally)
+    with invariance(spec.invariant):
         model = family.build(config, weights, parallel, max_model_len)
     info = ModelInfo(
         name=served_model_name or spec.model,
@@ -158,9 +156,19 @@ def load_model(
         vocab_size=config.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
-        num_parameters=sum(sizes.values()),
+        num_parameters=tally.num_parameters,
     )
-    return LoadedModel(spec, info, model, DTYPES[dtype_name], parallel, device, kv_cache_dtype)
+    return LoadedModel(
+        spec,
+        info,
+        model,
+        DTYPES[dtype_name],
+        parallel,
+        device,
+        kv_cache_dtype,
+        tally.loaded_bytes,
+        digest_checkpoint(directory, reads_weights=not is_dummy),
+    )
 
 
 def _refuse_quantized(hf: HfConfig) -> None:

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from quire.errors import ConfigError
 from worker_svc.cache_engine import allocate_caches, block_bytes, check_block_size
@@ -132,9 +133,12 @@ def warm_up(loaded: LoadedModel, caches: KVCaches, block_size: int) -> None:
     deadline = time.monotonic() + WARM_UP_MAX_S
     padded_rows = loaded.device.padded_rows
     sizes = {padded_rows(count, loaded.dtype) for count in range(1, WARM_UP_MAX_TOKENS + 1)}
+    device = loaded.device.torch_device
     for num_tokens in sorted(sizes):
         _run_dummy_step(loaded, caches, block_size, num_tokens, num_tokens)
-        if time.monotonic() > deadline:
+        is_late = torch.tensor([time.monotonic() > deadline], dtype=torch.int32, device=device)
+        # By rank 0's clock: a rank that went on alone would wait for the others in vain.
+        if loaded.parallel.broadcast(is_late).item():
             break
 
 

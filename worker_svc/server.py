@@ -4,6 +4,7 @@ from quire.errors import QuireError
 from quire.log import get_logger
 from quire.rpc import Server, announce, stop_signal
 from quire.v1 import worker_pb2, worker_pb2_grpc
+from worker_svc.announcer import Announcer
 from worker_svc.config import WorkerConfig
 from worker_svc.device import Device
 from worker_svc.servicer import WorkerServicer
@@ -24,6 +25,7 @@ class WorkerServer:
 
     def __init__(self, config: WorkerConfig, device: Device) -> None:
         self._config = config
+        self._announcers: list[Announcer] = []
         self._servicer = WorkerServicer(Worker(device, config.num_threads))
         self._server = Server([SERVICE_NAME])
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(
@@ -31,17 +33,22 @@ class WorkerServer:
         )
 
     async def start(self) -> str:
-        """Bind, serve, and return the address bound.
+        """Bind, serve, announce the worker if it is to be, and return the address bound.
 
         Raises:
             UnavailableError: the address cannot be bound.
         """
         address = await self._server.start(self._config.host, self._config.port)
         await self._server.set_serving(True)
+        if (told := self._config.announcement) is not None:
+            port = address.rpartition(":")[2]
+            self._announcers.append(Announcer(told.scheduler, told.rank, f"{told.host}:{port}"))
         return address
 
     async def stop(self) -> None:
-        """Refuse new calls, end running ones, stop the model's thread."""
+        """Announce no more, refuse new calls, end running ones, stop the model's thread."""
+        for announcer in self._announcers:
+            await announcer.stop()
         await self._server.stop()
         self._servicer.close()
 

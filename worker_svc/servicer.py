@@ -81,18 +81,30 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.DescribeResponse:
         """What this worker is and holds."""
-        return wire.description_to_proto(self._worker.describe(), self._epochs.highest)
+        return wire.description_to_proto(
+            self._worker.describe(), self._epochs.highest, self._epochs.driver_name
+        )
+
+    async def OpenRendezvous(  # noqa: N802
+        self, request: worker_pb2.OpenRendezvousRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.OpenRendezvousResponse:
+        """Await the other ranks."""
+        self._epochs.admit(request.epoch)
+        address = await self._run(self._worker.open_rendezvous, request.host)
+        return worker_pb2.OpenRendezvousResponse(distributed_init_address=address)
 
     async def LoadModel(  # noqa: N802
         self, request: worker_pb2.LoadModelRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.LoadModelResponse:
         """Load this rank's slice of a model."""
         self._epochs.admit(request.epoch)
-        spec = wire.load_spec_from_proto(request)
-        info = await self._run(
-            self._worker.load_model, spec, request.served_model_name, request.epoch
+        self._epochs.scheduler_name = request.scheduler_name
+        spec, meeting = wire.load_spec_from_proto(request), wire.meeting_from_proto(request)
+        loaded = await self._run(self._worker.load_model, spec, request.served_model_name, meeting)
+        return worker_pb2.LoadModelResponse(
+            model=model_info_to_proto(loaded.info),
+            checkpoint_digest=loaded.checkpoint_digest,
         )
-        return worker_pb2.LoadModelResponse(model=model_info_to_proto(info))
 
     async def ProfileCache(  # noqa: N802
         self, request: worker_pb2.ProfileCacheRequest, context: grpc.aio.ServicerContext

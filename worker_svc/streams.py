@@ -56,11 +56,18 @@ class EpochGuard:
 
     Attributes:
         highest: 0 until a scheduler has spoken.
+        scheduler_name: of the one that has loaded the model; empty if it has none.
     """
 
     def __init__(self) -> None:
         self.highest = 0
+        self.scheduler_name = ""
         self._streams: set[StepStream] = set()
+
+    @property
+    def driver_name(self) -> str:
+        """Name of the scheduler that has a stream open; empty while none has."""
+        return self.scheduler_name if self._streams else ""
 
     def admit(self, epoch: int) -> None:
         """Accept a message of an epoch; one above all before ends the streams of those.

@@ -4,7 +4,7 @@ Layers ask for what they need while they are built, so a model is never half loa
 misshapen tensor ends the construction with one readable line.
 """
 
-from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -137,6 +137,34 @@ def _no_safetensors(directory: Path) -> str:
     return f"{directory}: no {SINGLE_FILE} and no {INDEX_FILE}"
 
 
+class WeightTally:
+    """What was loaded of a checkpoint.
+
+    Attributes:
+        loaded_bytes: memory of all parts, as they are on the device.
+    """
+
+    def __init__(self) -> None:
+        self.loaded_bytes = 0
+        self._sizes: dict[str, int] = {}
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of the whole tensors of which any part was loaded, each tensor once."""
+        return sum(self._sizes.values())
+
+    def add(self, name: str, size: int, num_bytes: int) -> None:
+        """Count a part of a tensor.
+
+        Args:
+            name: of the tensor.
+            size: elements of the whole tensor.
+            num_bytes: of the part.
+        """
+        self._sizes[name] = size
+        self.loaded_bytes += num_bytes
+
+
 class Weights:
     """A view of a checkpoint below a name prefix, in the dtype and on the device of the model.
 
@@ -145,7 +173,7 @@ class Weights:
         dtype: of what is loaded.
         device: where that is to be.
         prefix: of names.
-        count: told the name and the size of each whole tensor.
+        tally: counts what is loaded.
     """
 
     def __init__(
@@ -154,21 +182,21 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
         prefix: str = "",
-        count: Callable[[str, int], None] = lambda name, size: None,
+        tally: WeightTally | None = None,
     ) -> None:
         self.dtype = dtype
         self.device = device
         self._reader = reader
         self._prefix = prefix
-        self._count = count
+        self._tally = tally or WeightTally()
 
     def count_parameters(self, size: int) -> None:
-        """Count parameters that something else has read."""
-        self._count(self._prefix, size)
+        """Count parameters that something else has read, all of them on this rank."""
+        self._tally.add(self._prefix, size, size * self.dtype.itemsize)
 
     def scope(self, name: str) -> "Weights":
         """Return the view below `name`; scopes nest with dots between."""
-        return Weights(self._reader, self.dtype, self.device, f"{self._prefix}{name}.", self._count)
+        return Weights(self._reader, self.dtype, self.device, f"{self._prefix}{name}.", self._tally)
 
     def scope_if_present(self, name: str, probe: str) -> "Weights":
         """Return the view below `name` if it has the tensor `probe`, else this one.
@@ -195,9 +223,7 @@ class Weights:
         """
         full_name = self._prefix + name
         tensor = self._reader.read(full_name, shape, part)
-        size = 1
-        for extent in shape:
-            size *= extent
-        self._count(full_name, size)
         # A copy, because what safetensors returns may still be backed by the file.
-        return tensor.to(self.device, self.dtype, copy=True).contiguous()
+        own = tensor.to(self.device, self.dtype, copy=True).contiguous()
+        self._tally.add(full_name, prod(shape), own.nbytes)
+        return own

@@ -7,6 +7,7 @@ import numpy as np
 from quire.errors import InvalidRequestError
 from quire.v1 import worker_pb2
 from quire.wire import model_info_to_proto, sampling_params_from_proto, token_logprobs_to_proto
+from worker_svc.communicator import DEFAULT_TIMEOUT_S, Meeting
 from worker_svc.loader import LoadSpec
 from worker_svc.profile import DEFAULT_GPU_MEMORY_UTILIZATION, CacheProfile, ProfileSpec
 from worker_svc.steps import (
@@ -22,8 +23,10 @@ from worker_svc.worker import WorkerDescription
 _MAX_US = 2**32 - 1
 
 
-def description_to_proto(description: WorkerDescription, epoch: int) -> worker_pb2.DescribeResponse:
-    """Return the message of a worker's description and the highest epoch it has seen."""
+def description_to_proto(
+    description: WorkerDescription, epoch: int, scheduler_name: str
+) -> worker_pb2.DescribeResponse:
+    """Return the message of a worker's description, the highest epoch seen, and who drives it."""
     model = description.model
     return worker_pb2.DescribeResponse(
         version=description.version,
@@ -32,7 +35,19 @@ def description_to_proto(description: WorkerDescription, epoch: int) -> worker_p
         epoch=epoch,
         model=None if model is None else model_info_to_proto(model),
         num_blocks=description.num_blocks,
+        scheduler_name=scheduler_name,
+        weight_bytes=description.weight_bytes,
     )
+
+
+def meeting_from_proto(message: worker_pb2.LoadModelRequest) -> Meeting:
+    """Read where the ranks meet; without a timeout, the default one.
+
+    Raises:
+        InvalidRequestError: the timeout is out of bounds.
+    """
+    timeout_s = message.distributed_timeout_ms / 1e3 or DEFAULT_TIMEOUT_S
+    return Meeting(message.distributed_init_address, message.host, message.epoch, timeout_s)
 
 
 def load_spec_from_proto(message: worker_pb2.LoadModelRequest) -> LoadSpec:
@@ -47,7 +62,6 @@ def load_spec_from_proto(message: worker_pb2.LoadModelRequest) -> LoadSpec:
         max_model_len=message.max_model_len if message.HasField("max_model_len") else None,
         tensor_parallel_rank=message.tensor_parallel_rank,
         tensor_parallel_size=message.tensor_parallel_size or 1,
-        distributed_init_address=message.distributed_init_address,
         load_format=message.load_format or "safetensors",
         invariant=message.invariant,
         kv_cache_dtype=message.kv_cache_dtype or "auto",

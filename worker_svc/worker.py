@@ -8,10 +8,11 @@ from quire import __version__
 from quire.errors import ConfigError
 from quire.log import get_logger
 from quire.outputs import ModelInfo
+from worker_svc.communicator import Meeting, ProcessCommunicator
 from worker_svc.device import CpuDevice, Device
 from worker_svc.loader import LoadedModel, LoadSpec, load_model
 from worker_svc.model_runner import ModelRunner
-from worker_svc.parallel import join_group
+from worker_svc.parallel import ParallelGroup
 from worker_svc.pending_step import PendingStep
 from worker_svc.profile import (
     CacheProfile,
@@ -37,6 +38,7 @@ class WorkerDescription:
         isa: instruction set the kernels run on.
         model: None until one is loaded.
         num_blocks: 0 until the cache is allocated.
+        weight_bytes: memory of this rank's slice of the weights.
     """
 
     version: str
@@ -44,6 +46,7 @@ class WorkerDescription:
     isa: str
     model: ModelInfo | None
     num_blocks: int
+    weight_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class Worker:
     def __init__(self, device: Device | None = None, num_threads: int | None = None) -> None:
         self._device = device or CpuDevice()
         self._num_threads = num_threads
+        # Outlives every group: layers keep it, whichever ranks are at its other ends.
+        self._communicator = ProcessCommunicator(self._device.torch_device)
         self._loaded: LoadedModel | None = None
         self._runner: ModelRunner | None = None
 
@@ -98,12 +103,28 @@ class Worker:
             isa=self._device.isa,
             model=None if loaded is None else loaded.info,
             num_blocks=0 if runner is None else runner.cache_engine.num_blocks,
+            weight_bytes=0 if loaded is None else loaded.weight_bytes,
         )
 
-    def load_model(self, spec: LoadSpec, served_model_name: str, epoch: int = 0) -> ModelInfo:
-        """Meet the other ranks of an epoch and load this rank's slice, unless it is loaded already.
+    def open_rendezvous(self, host: str) -> str:
+        """Await the other ranks at an address of this machine; return "host:port".
+
+        Raises:
+            ConfigError: `host` is no address of this machine.
+        """
+        return self._communicator.open_meeting_place(host)
+
+    def load_model(
+        self, spec: LoadSpec, served_model_name: str, meeting: Meeting | None = None
+    ) -> LoadedModel:
+        """Meet the other ranks and load this rank's slice, unless it is loaded already.
 
         Another model, and its cache, are dropped first.
+
+        Args:
+            spec: which slice of which model.
+            served_model_name: name that requests use.
+            meeting: where to meet the other ranks; None where there are none.
 
         Raises:
             ModelLoadError: the directory cannot be served.
@@ -116,29 +137,27 @@ class Worker:
             gc.collect()
         # Anew each time: another rank may be back after its death, or hang in a step that this one
         # was never told of.
-        parallel = join_group(
-            spec.tensor_parallel_rank,
-            spec.tensor_parallel_size,
-            spec.distributed_init_address,
-            epoch,
-            self._device.torch_device,
-        )
+        rank, size = spec.tensor_parallel_rank, spec.tensor_parallel_size
+        self._communicator.join(rank, size, meeting or Meeting())
         if self._loaded is not None and self._loaded.spec == spec:
             self._loaded = replace(self._loaded, info=replace(self._loaded.info, name=name))
-            return self._loaded.info
+            return self._loaded
         self._runner = None
         self._loaded = None
-        self._loaded = load_model(spec, name, parallel, self._device)
-        info = self._loaded.info
+        adds_in_order = spec.invariant or self._device.torch_device.type == "cpu"
+        parallel = ParallelGroup(rank, size, self._communicator, adds_in_order)
+        loaded = self._loaded = load_model(spec, name, parallel, self._device)
+        info = loaded.info
         log.info(
             "model_loaded",
             model=info.name,
             architecture=info.architecture,
             dtype=info.dtype,
             num_parameters=info.num_parameters,
-            rank=parallel.rank,
+            rank=rank,
+            weight_bytes=loaded.weight_bytes,
         )
-        return info
+        return loaded
 
     def profile_cache(self, spec: ProfileSpec) -> CacheProfile:
         """Run the largest step and say how many blocks fit beside it.

@@ -28,7 +28,7 @@ template <typename Shape, bool kIsAligned>
 void run(const LinearParams& p, const SplitResults& results, cudaStream_t stream) {
   static_assert(Shape::kFeatures * Shape::kRows <= SplitMemory::kMaxTileElements);
   const int64_t tiles = num_tiles<Shape>(p);
-  const int64_t sections = linear_sections(p.out_features, p.in_features).count;
+  const int64_t sections = linear_sections(p.total_features, p.in_features).count;
   const bool is_split = sections > 1 && 2 * tiles < num_blocks_at_once() &&
                         tiles * sections <= SplitMemory::kMaxBlocks;
   launch_linear<Shape, kIsAligned>(p, is_split, results, stream);

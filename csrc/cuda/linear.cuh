@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kIsAligned ? Shape::kBlocks :
 template <typename Shape, bool kIsAligned>
 void launch_linear(const LinearParams& p, bool is_split, const SplitResults& results,
                    cudaStream_t stream) {
-  const LinearSections sections = linear_sections(p.out_features, p.in_features);
+  const LinearSections sections = linear_sections(p.total_features, p.in_features);
   LinearGrid grid{};
   grid.row_tiles = (p.num_rows + Shape::kRows - 1) / Shape::kRows;
   grid.section_steps = static_cast<int>(sections.length / Shape::kStep);

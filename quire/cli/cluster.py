@@ -1,63 +1,20 @@
-"""A whole cluster as child processes: workers, their scheduler, a router."""
+"""A whole cluster: a scheduler and a router as child processes, workers from a launcher."""
 
 import asyncio
-import socket
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
+from quire.cli.cluster_config import ClusterConfig, LauncherName, embedded_model
+from quire.cli.launchers import make_launcher
 from quire.cli.process import ServiceProcess
 from quire.errors import ConfigError, UnavailableError
 from quire.log import get_logger
+
+__all__ = ["Cluster", "ClusterConfig", "LauncherName", "embedded_model"]
 
 RESTARTS_IN_A_ROW = 5
 RESTART_DELAY_S = 0.2
 
 log = get_logger()
-
-
-def embedded_model() -> Path:
-    """Return the directory of the demo model that ships with Quire."""
-    return Path(__file__).resolve().parent.parent / "demo_model"
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterConfig:
-    """What `quire serve` was asked for.
-
-    Attributes:
-        model: Hugging Face model directory.
-        host: address every service listens on.
-        port: of the router; 0 takes a free one. The other services always take free ones.
-        tensor_parallel_size: number of workers that share the model.
-        device: of the workers: "cpu", "cuda", "cuda:N" or "auto"; several take one GPU each.
-        scheduler_args: further options of `quire scheduler`.
-        worker_args: further options of `quire worker`.
-        log_level: of all services.
-    """
-
-    model: Path
-    host: str = "127.0.0.1"
-    port: int = 50051
-    tensor_parallel_size: int = 1
-    device: str = "auto"
-    scheduler_args: tuple[str, ...] = ()
-    worker_args: tuple[str, ...] = ()
-    log_level: str = "warning"
-
-    def __post_init__(self) -> None:
-        if not self.model.is_dir():
-            raise ConfigError(f"model directory {self.model} does not exist")
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port must be in [0, 65535], got {self.port}")
-        if not 1 <= self.tensor_parallel_size <= 64:
-            raise ConfigError(
-                f"--tensor-parallel-size must be in [1, 64], got {self.tensor_parallel_size}"
-            )
-
-    def device_of(self, rank: int) -> str:
-        """Return where a rank computes: on the GPU of its number unless one is named."""
-        return f"{self.device}:{rank}" if self.device in ("cuda", "auto") else self.device
 
 
 class Cluster:
@@ -75,7 +32,8 @@ class Cluster:
             progress: called with a line about what is being waited for.
         """
         self.config = config
-        self.services: list[ServiceProcess] = []
+        self.launcher = make_launcher(config, progress)
+        self.services: list[ServiceProcess] = list(self.launcher.services)
         self._progress = progress
         self._keepers: list[asyncio.Task[None]] = []
 
@@ -90,7 +48,7 @@ class Cluster:
         Raises:
             ConfigError: a service said why it cannot start (broken model directory, port in use,
                 bad option).
-            UnavailableError: a service died without a word.
+            UnavailableError: a service died without a word, or workers do not come up.
         """
         try:
             await self._start_all()
@@ -98,34 +56,21 @@ class Cluster:
             await self.stop()
             raise
         self._keepers = [asyncio.create_task(self._keep(service)) for service in self.services]
+        self._keepers.append(asyncio.create_task(self.launcher.keep()))
 
     async def _start_all(self) -> None:
         config = self.config
         common = ["--host", config.host, "--log-level", config.log_level]
-        workers = [
-            ServiceProcess(
-                f"worker {rank}",
-                ["worker", *common, "--device", config.device_of(rank), *config.worker_args],
-            )
-            for rank in range(config.tensor_parallel_size)
-        ]
-        self.services.extend(workers)
-        self._progress(f"starting {len(workers)} worker{'s' if len(workers) > 1 else ''}")
-        await asyncio.gather(*(worker.start(0) for worker in workers))
+        await self.launcher.start()
 
-        named_workers = [part for worker in workers for part in ("--worker", worker.address)]
-        if len(workers) > 1:
-            named_workers += [
-                "--distributed-init-address",
-                f"{config.host}:{_free_port(config.host)}",
-            ]
+        workers = self.launcher.scheduler_args
         scheduler = ServiceProcess(
             "scheduler",
-            ["scheduler", str(config.model), *named_workers, *common, *config.scheduler_args],
+            ["scheduler", str(config.model), *workers, *common, *config.scheduler_args],
         )
         self.services.append(scheduler)
         self._progress(f"loading {config.model.name} and sizing the KV cache")
-        await scheduler.start(0)
+        await self._start_scheduler(scheduler)
 
         router = ServiceProcess(
             "router",
@@ -134,6 +79,28 @@ class Cluster:
         self.services.append(router)
         self._progress("starting the router")
         await router.start(config.port)
+
+    async def _start_scheduler(self, scheduler: ServiceProcess) -> None:
+        """Start it, and workers that announce themselves to it; return when all is ready."""
+        listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def hear(word: str, rest: str) -> None:
+            if word == "listening":
+                listening.set_result(rest)
+            else:
+                self._progress(f"{word} {rest}")
+
+        async def announce() -> None:
+            await self.launcher.announce_to(await listening)
+
+        both = [asyncio.create_task(scheduler.start(0, hear)), asyncio.create_task(announce())]
+        try:
+            # The first failure ends the other, which may wait for what will not come.
+            await asyncio.gather(*both)
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
 
     async def _keep(self, service: ServiceProcess) -> None:
         """Start `service` again whenever it ends; give up when it will not stay up."""
@@ -159,7 +126,7 @@ class Cluster:
         """Run until cancelled.
 
         Raises:
-            UnavailableError: a service would not stay up.
+            UnavailableError: a service would not stay up, or workers are lost for good.
         """
         await asyncio.gather(*self._keepers)
 
@@ -170,11 +137,4 @@ class Cluster:
         await asyncio.gather(*self._keepers, return_exceptions=True)
         for service in reversed(self.services):
             await service.stop()
-
-
-def _free_port(host: str) -> int:
-    """Return a port that was free a moment ago, for the ranks' rendezvous."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        await self.launcher.stop()

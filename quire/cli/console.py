@@ -51,6 +51,17 @@ async def cell_status(target: str) -> CellStatus:
     raise AssertionError("watch_cluster sends the state at once")
 
 
+def _places(cluster: Cluster) -> list[tuple[str, str, str]]:
+    """Name, address and process of each service, the router first."""
+    children = [
+        (service.name, service.address, f"pid {service.pid}")
+        for service in reversed(cluster.services)
+        if service not in cluster.launcher.services
+    ]
+    workers = [(each.name, each.address, each.process) for each in cluster.launcher.places]
+    return children + workers
+
+
 async def print_ready(cluster: Cluster) -> None:
     """Print model, cache, addresses and lines to paste."""
     target = cluster.router.address
@@ -67,8 +78,8 @@ async def print_ready(cluster: Cluster) -> None:
         f"  KV cache   {state.num_blocks:,} blocks of {state.block_size} = {tokens:,} tokens "
         f"({tokens / model.max_model_len:,.1f} requests of full length at once)",
         *(
-            f"  {service.name:<10} {service.address} (pid {service.pid})"
-            for service in reversed(cluster.services)
+            f"  {name:<10} {address}{f' ({process})' if process else ''}"
+            for name, address, process in _places(cluster)
         ),
         "Try:",
         f"  quire generate --target {target} 'The list class'",

@@ -8,7 +8,7 @@ import typer
 
 
 def doctor() -> None:
-    """Print versions and the instruction set in use; check that batch size never changes a bit."""
+    """Print versions and the instruction set in use; check what must never change a bit."""
     from quire import __version__
 
     typer.echo(f"quire      {__version__}")
@@ -23,12 +23,16 @@ def doctor() -> None:
     violations = 0
     for name, dtype in invariance.DTYPES.items():
         found = invariance.check_linear_invariance(dtype)
+        found += invariance.check_split_invariance(dtype)
         typer.echo(f"linear     {name}: {'ok' if not found else f'{len(found)} violations'}")
         for violation in found[:5]:
             typer.echo(f"           {violation}")
         violations += len(found)
     if violations:
-        typer.echo("error: outputs may depend on batch size on this machine", err=True)
+        typer.echo(
+            "error: outputs may depend on batch size, or on the number of workers, on this machine",
+            err=True,
+        )
         sys.exit(1)
 
 

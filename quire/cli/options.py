@@ -96,8 +96,15 @@ Invariant = Annotated[
     bool,
     typer.Option(
         "--invariant",
-        help="Linear layers whose bits do not depend on the batch on a GPU either, so that nothing "
-        "changes an answer; slower there. On the CPU they never do.",
+        help="Layers whose bits depend neither on the number of workers nor, on a GPU too, on the "
+        "batch, so that nothing changes an answer; slower.",
+    ),
+]
+DistributedTimeoutS = Annotated[
+    float,
+    typer.Option(
+        "--distributed-timeout-s",
+        help="How long workers that share a model wait for each other in any exchange.",
     ),
 ]
 EnforceEager = Annotated[

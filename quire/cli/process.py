@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quire.errors import ConfigError, UnavailableError
 
@@ -21,6 +21,10 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before the request took effect
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _ignore(word: str, rest: str) -> None:
+    """Hear nothing."""
 
 
 class ServiceProcess:
@@ -49,11 +53,13 @@ class ServiceProcess:
         """Process id of the running child."""
         return self._running.pid
 
-    async def start(self, port: int) -> str:
+    async def start(self, port: int, hear: Callable[[str, str], None] = _ignore) -> str:
         """Start the child and wait until it can serve.
 
         Args:
             port: to listen on; 0 takes a free one. A restart gets the port of the first start.
+            hear: called with the first word and the rest of what the child says before it is ready,
+                e.g. "listening" and an address.
 
         Returns:
             The address the child reported.
@@ -74,7 +80,7 @@ class ServiceProcess:
             )
         finally:
             os.close(write_fd)
-        verdict, _, rest = (await _read_line(read_fd)).partition(" ")
+        verdict, rest = await _read_verdict(read_fd, hear)
         if verdict == "ready":
             self.address = rest
             return rest
@@ -105,14 +111,22 @@ class ServiceProcess:
         return self._process
 
 
-async def _read_line(fd: int) -> str:
-    """Read a pipe to its end, off the event loop's hands, and return its first line."""
+async def _read_verdict(fd: int, hear: Callable[[str, str], None]) -> tuple[str, str]:
+    """Read a pipe up to how the start went, and return that: its first word and the rest.
+
+    Both are empty if the child ended before it said so.
+    """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb")
     )
     try:
-        return (await reader.readline()).decode(errors="replace").strip()
+        while line := (await reader.readline()).decode(errors="replace").strip():
+            word, _, rest = line.partition(" ")
+            if word in ("ready", "error"):
+                return word, rest
+            hear(word, rest)
+        return "", ""
     finally:
         transport.close()

@@ -1,4 +1,4 @@
-"""`quire serve`: a whole cluster on this machine."""
+"""`quire serve`: a whole cluster, on this machine or with workers on others."""
 
 import asyncio
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from quire.cli import options
+from quire.cli.cluster_config import LauncherName
 from quire.cli.options import DType, KvCacheDType, LoadFormat, LogLevel, PreemptionModeName
 
 
@@ -23,6 +24,7 @@ def serve(
     device: options.Device = "auto",
     kv_cache_dtype: options.KvCacheDTypeOption = KvCacheDType.AUTO,
     invariant: options.Invariant = False,
+    distributed_timeout_s: options.DistributedTimeoutS = 30.0,
     enforce_eager: options.EnforceEager = False,
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
     max_model_len: options.MaxModelLen = None,
@@ -38,9 +40,35 @@ def serve(
     swap_space: options.SwapSpace = None,
     priority_ageing_s: options.PriorityAgeingS = 60.0,
     num_threads: options.NumThreads = None,
+    launcher: Annotated[
+        LauncherName,
+        typer.Option(
+            help="Where workers come from: 'local' starts them here, 'ray' in a Ray cluster, "
+            "'static' takes running ones."
+        ),
+    ] = LauncherName.LOCAL,
+    workers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--worker",
+            metavar="HOST:PORT",
+            help="A running worker, in order of rank; repeat. For --launcher static.",
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT|auto",
+            help="A running Ray cluster. For --launcher ray.",
+            show_default="a Ray of its own, here",
+        ),
+    ] = None,
+    ray_cpus_per_worker: Annotated[
+        int, typer.Option(help="CPUs that Ray sets aside for each worker.")
+    ] = 1,
     log_level: options.LogLevelOption = LogLevel.WARNING,
 ) -> None:
-    """Serve a model: start worker, scheduler and router here, keep them up, stop them on Ctrl-C."""
+    """Serve a model: start workers, scheduler and router, keep them up, stop them on Ctrl-C."""
     from quire import log
     from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
     from quire.cli.console import Progress, print_ready
@@ -64,13 +92,13 @@ def serve(
         *["--preemption-mode", preemption_mode.value],
         *["--priority-ageing-s", str(priority_ageing_s)],
         *["--gpu-memory-utilization", str(gpu_memory_utilization)],
+        *["--distributed-timeout-s", str(distributed_timeout_s)],
         *(["--invariant"] if invariant else []),
         *(["--enforce-eager"] if enforce_eager else []),
     ]
     for name, value in optional.items():
         if value is not None:
             scheduler_args += [name, str(value)]
-    worker_args = [] if num_threads is None else ["--num-threads", str(num_threads)]
 
     async def run() -> None:
         config = ClusterConfig(
@@ -80,8 +108,12 @@ def serve(
             tensor_parallel_size=tensor_parallel_size,
             device=device,
             scheduler_args=tuple(scheduler_args),
-            worker_args=tuple(worker_args),
+            num_threads=num_threads,
             log_level=log_level.value,
+            launcher=launcher,
+            workers=tuple(workers or ()),
+            ray_address=ray_address,
+            ray_cpus_per_worker=ray_cpus_per_worker,
         )
         await _serve(config)
 

@@ -68,6 +68,17 @@ def worker(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50053,
     device: options.Device = "auto",
     num_threads: options.NumThreads = None,
+    announce_to: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Scheduler to tell where this worker is."),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Which worker of --announce-to's this is, from 0.")
+    ] = None,
+    advertise_host: Annotated[
+        str | None,
+        typer.Option(help="Where others reach this worker.", show_default="--host"),
+    ] = None,
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -77,11 +88,22 @@ def worker(
         # OpenMP, which reads this when torch is imported, would let torch's idle threads spin on
         # the cores that the kernels and the other services need.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        from worker_svc.config import WorkerConfig
+        from quire.errors import ConfigError
+        from worker_svc.config import Announcement, WorkerConfig
         from worker_svc.device import open_device
         from worker_svc.server import serve
 
+        if (announce_to is None) != (rank is None) or (advertise_host and announce_to is None):
+            raise ConfigError(
+                "announce_to and rank belong together, and advertise_host to both; "
+                f"got {announce_to}, {rank} and {advertise_host}"
+            )
         config = WorkerConfig(
+            announcement=(
+                None
+                if announce_to is None or rank is None
+                else Announcement(announce_to, rank, advertise_host or host)
+            ),
             host=host,
             port=port,
             device=device,
@@ -97,12 +119,23 @@ def worker(
 def scheduler(
     model: options.ModelArgument = None,
     workers: Annotated[
-        list[str],
-        typer.Option("--worker", metavar="HOST:PORT", help="A worker, in order of rank; repeat."),
-    ] = ["127.0.0.1:50053"],  # noqa: B006 - typer reads it, nobody changes it
-    distributed_init_address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where several ranks meet.")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            "--worker",
+            metavar="HOST:PORT",
+            help="A worker, in order of rank; repeat.",
+            show_default="127.0.0.1:50053",
+        ),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None,
+        typer.Option(
+            "--tensor-parallel-size",
+            "-tp",
+            help="Workers that announce themselves, where no --worker is named.",
+        ),
+    ] = None,
+    distributed_timeout_s: options.DistributedTimeoutS = 30.0,
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50052,
     served_model_name: options.ServedModelName = None,
@@ -138,9 +171,18 @@ def scheduler(
 
     def make() -> Callable[[int | None], Awaitable[int]]:
         from quire.cli.cluster import embedded_model
+        from quire.errors import ConfigError
         from scheduler_svc.config import SchedulerConfig
         from scheduler_svc.server import serve
 
+        addresses = tuple(workers or ())
+        if not addresses and tensor_parallel_size is None:
+            addresses = ("127.0.0.1:50053",)
+        if tensor_parallel_size not in (None, len(addresses)) and addresses:
+            raise ConfigError(
+                f"tensor_parallel_size: must be {len(addresses)}, the number of workers named, "
+                f"got {tensor_parallel_size}"
+            )
         directory = Path(model).resolve() if model else embedded_model()
         config = SchedulerConfig(
             host=host,
@@ -153,8 +195,9 @@ def scheduler(
             kv_cache_dtype=kv_cache_dtype.value,
             enforce_eager=enforce_eager,
             gpu_memory_utilization=gpu_memory_utilization,
-            workers=tuple(workers),
-            distributed_init_address=distributed_init_address,
+            workers=addresses,
+            announced_ranks=0 if addresses else tensor_parallel_size or 0,
+            distributed_timeout_s=distributed_timeout_s,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

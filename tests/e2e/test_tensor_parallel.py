@@ -28,6 +28,22 @@ async def test_two_ranks_give_the_tokens_of_one(
     assert answers[0] == answers[1]
 
 
+async def test_with_invariance_1_2_and_4_ranks_give_the_same_bits(
+    start_cluster: StartCluster,
+) -> None:
+    """bf16, sampled, with log-probabilities: any other sum would show."""
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=64, ignore_eos=True, logprobs=2)
+    answers = []
+    for size in (1, 2, 4):
+        async with (
+            start_cluster(None, "--invariant", tensor_parallel_size=size) as cluster,
+            AsyncClient(cluster.router.address) as client,
+        ):
+            outputs = await asyncio.gather(*(client.generate(p, params) for p in PROMPTS))
+            answers.append([(output.token_ids, output.logprobs) for output in outputs])
+    assert answers[0] == answers[1] == answers[2]
+
+
 @pytest.mark.parametrize("victim", ["worker 0", "worker 1", "scheduler"])
 async def test_killing_any_of_them_changes_no_token(
     victim: str, start_cluster: StartCluster

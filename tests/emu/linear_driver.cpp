@@ -67,6 +67,7 @@ struct Problem {
     p.weight_stride = kStride;
     p.num_rows = kRows;
     p.out_features = kOutFeatures;
+    p.total_features = kOutFeatures;
     p.in_features = kInFeatures;
     return p;
   }

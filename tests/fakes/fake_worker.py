@@ -49,6 +49,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         version: what Describe answers.
         port: to listen on; 0 takes a free one.
         load_error: LoadModel fails with it.
+        checkpoint_digest: what LoadModel answers.
+        scheduler_name: what Describe answers: who drives it.
 
     Attributes:
         address: where it listens, once entered.
@@ -69,6 +71,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         version: str = __version__,
         port: int = 0,
         load_error: Exception | None = None,
+        checkpoint_digest: bytes = b"fake",
+        scheduler_name: str = "",
     ) -> None:
         self.address = ""
         self.epoch = 0
@@ -85,6 +89,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self._version = version
         self._port = port
         self._load_error = load_error
+        self._checkpoint_digest = checkpoint_digest
+        self.scheduler_name = scheduler_name
+        self.rendezvous = ""
         self._rank = 0
         self._server = Server(["quire.v1.WorkerService"])
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server.grpc_server)
@@ -123,8 +130,19 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.DescribeResponse:
         return worker_pb2.DescribeResponse(
-            version=self._version, device="cpu", isa="fake", epoch=self.epoch
+            version=self._version,
+            device="cpu",
+            isa="fake",
+            epoch=self.epoch,
+            scheduler_name=self.scheduler_name,
         )
+
+    async def OpenRendezvous(  # noqa: N802
+        self, request: worker_pb2.OpenRendezvousRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.OpenRendezvousResponse:
+        self._obey(request)
+        self.rendezvous = f"{request.host}:9"
+        return worker_pb2.OpenRendezvousResponse(distributed_init_address=self.rendezvous)
 
     async def LoadModel(  # noqa: N802
         self, request: worker_pb2.LoadModelRequest, context: grpc.aio.ServicerContext
@@ -140,7 +158,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             if request.max_model_len > self._model.max_model_len:
                 raise ConfigError(f"max_model_len: must be at most {self._model.max_model_len}")
             model.max_model_len = request.max_model_len
-        return worker_pb2.LoadModelResponse(model=model)
+        return worker_pb2.LoadModelResponse(model=model, checkpoint_digest=self._checkpoint_digest)
 
     async def ProfileCache(  # noqa: N802
         self, request: worker_pb2.ProfileCacheRequest, context: grpc.aio.ServicerContext

@@ -157,6 +157,7 @@ def test_the_cpu_is_refused(cpu_isa: str) -> None:
         ({"bias": torch.zeros(4)}, "^bias must be .*3.*4"),
         ({"bias": torch.zeros(3).half()}, "^bias must be float32, got float16"),
         ({"bias": torch.zeros(6)[::2]}, "^bias must be contiguous"),
+        ({"total_features": 2}, "^total_features.* at least .*3.*2"),
     ],
     ids=str,
 )
@@ -169,6 +170,21 @@ def test_bad_arguments(changes: dict[str, Tensor], words: str) -> None:
     }
     with pytest.raises(ValueError, match=words):
         ops.linear(**right | changes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_share_of_the_features_has_the_bits_of_the_whole(
+    cuda_isa: str, dtype: torch.dtype, rows: int
+) -> None:
+    """Without being told of the others, a rank would cut its sums over K elsewhere."""
+    x, weight, bias = operands(rows, 2048, 4096, dtype)
+    whole = linear(x, weight, bias)
+    own = slice(1024, 1536)
+    share = torch.full((rows, 512), torch.nan, dtype=dtype)
+    ops.linear(share, x, weight[own], bias[own], total_features=4096)
+    assert torch.equal(share, whole[:, own])
+    assert not torch.equal(linear(x, weight[own], bias[own]), whole[:, own])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -31,17 +31,21 @@ class Exchange:
         return parts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkedRank(ParallelGroup):
-    """A rank that meets the others in an Exchange; sums and joins as the real one does."""
+@dataclass(frozen=True, slots=True)
+class ThreadCommunicator:
+    """A rank that meets the others in an Exchange."""
 
+    rank: int
     exchange: Exchange
 
-    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
-        return values.copy_(self.exchange.gather(self.rank, values)[0])
-
-    def _all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+    def all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         return self.exchange.gather(self.rank, part)
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        return sum(self.exchange.gather(self.rank, partial), torch.zeros_like(partial))
+
+    def broadcast(self, values: torch.Tensor) -> None:
+        values.copy_(self.exchange.gather(self.rank, values)[0])
 
 
 def run_ranks(size: int, work: Callable[[ParallelGroup], T]) -> list[T]:
@@ -50,7 +54,7 @@ def run_ranks(size: int, work: Callable[[ParallelGroup], T]) -> list[T]:
 
     def run(rank: int) -> T:
         try:
-            return work(LinkedRank(rank, size, exchange=exchange))
+            return work(ParallelGroup(rank, size, ThreadCommunicator(rank, exchange)))
         except BaseException:
             exchange.barrier.abort()  # the others would wait for this rank
             raise

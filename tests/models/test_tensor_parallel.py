@@ -1,13 +1,19 @@
-"""Two ranks, each with its share of every layer, give the tokens of one."""
+"""Ranks, each with its share of every layer, give the tokens of one."""
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.factories import CONFIGS, VARIANTS, save_model
+from quire.errors import ModelLoadError
+from tests.factories import CONFIGS, VARIANTS, llama_config, save_model
 from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
+from worker_svc import profile
+from worker_svc.cache_engine import allocate_caches
+from worker_svc.loader import LoadSpec, load_model
 from worker_svc.parallel import ParallelGroup
 
 PROMPTS = ([5, 9, 77, 30, 31, 8, 100, 12, 60, 3], [4, 128])
@@ -15,15 +21,20 @@ NUM_TOKENS = 12
 # Shares that the plain configurations do not have: a key/value head that both ranks hold, groups
 # of a fused layer, slopes of a number of heads that is not a power of two.
 VARIANTS_TOO = ("llama_mqa_gelu", "falcon_groups", "falcon_alibi", "mpt_clipped")
+SIX_HEADS = ("falcon_alibi", "mpt_clipped")
+NAMES = (*CONFIGS, *VARIANTS_TOO)
 
 
-def generate(directory: Path, parallel: ParallelGroup) -> tuple[list[list[int]], torch.Tensor]:
+def generate(
+    directory: Path, parallel: ParallelGroup, *, dtype: str = "auto", invariant: bool = False
+) -> tuple[list[list[int]], torch.Tensor]:
     """Return the tokens of the prompts, and the logits of the first one's last step."""
-    driver = Driver(load_runner(directory, parallel=parallel))
+    runner = load_runner(directory, parallel=parallel, dtype=dtype, invariant=invariant)
+    driver = Driver(runner)
     return driver.generate(PROMPTS, NUM_TOKENS), driver.logits[0]
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *VARIANTS_TOO])
+@pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
     save_model(tmp_path, VARIANTS[name])
     tokens, logits = generate(tmp_path, ParallelGroup())
@@ -31,3 +42,83 @@ def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
     for rank_tokens, rank_logits in ranks:
         assert rank_tokens == tokens
         assert torch.allclose(rank_logits, logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_invariant_logits_have_the_same_bits_on_1_2_and_4_ranks(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    """In bf16 a sum in another order would change the last bits at once, and tokens soon."""
+    save_model(tmp_path, VARIANTS[name])
+
+    def run(parallel: ParallelGroup) -> tuple[list[list[int]], torch.Tensor]:
+        return generate(tmp_path, parallel, dtype=dtype, invariant=True)
+
+    tokens, logits = run(ParallelGroup())
+    for size in (2,) if name in SIX_HEADS else (2, 4):
+        for rank_tokens, rank_logits in run_ranks(size, run):
+            assert rank_tokens == tokens
+            assert torch.equal(rank_logits, logits)
+
+
+def test_without_invariance_they_have_not(tmp_path: Path) -> None:
+    """What the test above holds does not come by itself."""
+    save_model(tmp_path, VARIANTS["llama"])
+
+    def run(parallel: ParallelGroup) -> tuple[list[list[int]], torch.Tensor]:
+        return generate(tmp_path, parallel, dtype="bfloat16")
+
+    _, logits = run(ParallelGroup())
+    assert not any(torch.equal(other, logits) for _, other in run_ranks(2, run))
+
+
+def test_each_rank_holds_its_share_of_the_weights(tmp_path: Path) -> None:
+    save_model(tmp_path, VARIANTS["llama"])
+
+    def weight_bytes(parallel: ParallelGroup) -> int:
+        return load_model(LoadSpec(str(tmp_path)), "test", parallel).weight_bytes
+
+    whole = weight_bytes(ParallelGroup())
+    for size in (2, 4):
+        shares = run_ranks(size, weight_bytes)
+        # Norms, and a key/value head that two ranks share, are held more than once.
+        assert whole / size <= max(shares) < 1.2 * whole / size
+
+
+def test_ranks_stop_warming_up_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their clocks differ: the one of a slower rank must not decide for it alone."""
+    save_model(tmp_path, VARIANTS["llama"])
+    clock = threading.local()
+
+    def monotonic() -> float:
+        clock.calls = getattr(clock, "calls", 0) + 1
+        return 1e9 if clock.calls > clock.limit else 0.0
+
+    def warm(parallel: ParallelGroup) -> int:
+        clock.limit = 3 if parallel.rank == 0 else 1
+        loaded = load_model(LoadSpec(str(tmp_path)), "test", parallel)
+        profile.warm_up(loaded, allocate_caches(loaded, 16, 1), 16)
+        return int(clock.calls)
+
+    monkeypatch.setattr(profile, "time", SimpleNamespace(monotonic=monotonic))
+    assert run_ranks(2, warm) == [4, 4]
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_sizes_that_do_not_divide_the_heads_are_refused(size: int, tmp_path: Path) -> None:
+    save_model(tmp_path, VARIANTS["llama"])
+    words = f"num_attention_heads 4 cannot be divided by tensor_parallel_size {size}"
+    with pytest.raises(ModelLoadError, match=words):
+        load_model(LoadSpec(str(tmp_path)), "test", ParallelGroup(size - 1, size))
+
+
+def test_invariance_has_a_largest_number_of_ranks(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 12}
+    sizes["intermediate_size"] = 96
+    save_model(tmp_path, llama_config(**sizes))
+    group = ParallelGroup(0, 12)
+    load_model(LoadSpec(str(tmp_path)), "test", group)
+    words = "invariant: tensor_parallel_size must divide 8, .* 96 input features of o_proj.* got 12"
+    with pytest.raises(ModelLoadError, match=words):
+        load_model(LoadSpec(str(tmp_path), invariant=True), "test", group)

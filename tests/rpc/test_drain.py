@@ -15,7 +15,7 @@ from tests.fakes.fake_worker import FakeWorker
 from tests.rpc.router_double import open_session, running_scheduler
 from tests.rpc.test_scheduler import reference
 from tests.rpc.test_scheduler_process import scheduler_process
-from tests.rpc.test_scheduler_recovery import NOT_SERVING, health
+from tests.rpc.test_scheduler_recovery import NOT_SERVING, health, until_health
 
 PARAMS = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)
 PROMPT = list(range(3, 53))
@@ -76,6 +76,21 @@ async def test_draining_has_an_end() -> None:
         await router.until(lambda r: len(r.seeds) == 2)
         assert await drain(at) == 2
         worker.steps_allowed.set()
+
+
+async def test_a_cell_without_workers_does_not_wait_for_them() -> None:
+    async with (
+        FakeWorker() as worker,
+        running_scheduler(worker.address) as (_, at),
+        open_session(at) as router,
+    ):
+        worker.steps_allowed.clear()
+        await router.submit(1, PROMPT, PARAMS)
+        await router.until(lambda r: 1 in r.seeds)
+        await worker.kill()
+        await until_health(at, NOT_SERVING)
+        # Far less than the 30 s it would give a request that goes on.
+        assert await asyncio.wait_for(drain(at), 10) == 1
 
 
 async def test_sigterm_drains_and_all_is_told_before_the_session_ends() -> None:

@@ -78,9 +78,7 @@ async def test_two_ranks_run_every_step() -> None:
     async with (
         FakeWorker(num_blocks=40) as first,
         FakeWorker(num_blocks=30) as second,
-        running_scheduler(
-            first.address, second.address, distributed_init_address="127.0.0.1:9"
-        ) as (_, at),
+        running_scheduler(first.address, second.address) as (_, at),
         open_session(at) as router,
     ):
         assert router.welcome is not None
@@ -95,7 +93,7 @@ async def test_two_ranks_run_every_step() -> None:
         loads = [first.load_requests[0], second.load_requests[0]]
         assert [load.tensor_parallel_rank for load in loads] == [0, 1]
         assert {load.tensor_parallel_size for load in loads} == {2}
-        assert {load.distributed_init_address for load in loads} == {"127.0.0.1:9"}
+        assert {load.distributed_init_address for load in loads} == {first.rendezvous}
 
 
 async def test_sessions_get_one_message_a_step_with_their_own_tokens_only() -> None:
@@ -446,9 +444,7 @@ async def test_one_rank_that_cannot_load_fails_the_start_of_all() -> None:
         FakeWorker(load_error=ModelLoadError("wrong shape")) as bad,
     ):
         addresses = (good.address, bad.address)
-        async with running_scheduler(
-            *addresses, wait=False, distributed_init_address="127.0.0.1:9"
-        ) as (scheduler, _):
+        async with running_scheduler(*addresses, wait=False) as (scheduler, _):
             with pytest.raises(ModelLoadError, match="wrong shape"):
                 await asyncio.wait_for(scheduler.run(), 20)
 

@@ -29,7 +29,7 @@ sys.exit(asyncio.run(serve(config, int(sys.argv[2]))))
 async def scheduler_process(
     worker: str, port: int = 0
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A scheduler in a process of its own, and the line it announces."""
+    """A scheduler in a process of its own, and the line that ends its start."""
     read_fd, write_fd = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -41,8 +41,9 @@ async def scheduler_process(
         os.close(write_fd)
     try:
         with os.fdopen(read_fd) as pipe:
-            line = await asyncio.wait_for(asyncio.to_thread(pipe.readline), 30)
-        yield process, line.rstrip("\n")
+            lines = (await asyncio.wait_for(asyncio.to_thread(pipe.read), 30)).splitlines()
+        assert [line.split()[0] for line in lines[:-1]] in (["listening"], [])
+        yield process, lines[-1]
     finally:
         if process.returncode is None:
             process.kill()

@@ -100,9 +100,7 @@ async def test_one_rank_killed_re_forms_the_group_and_the_other_keeps_its_place(
     async with FakeWorker(num_blocks=30) as first, FakeWorker(num_blocks=30) as second:
         port = int(second.address.rpartition(":")[2])
         async with (
-            running_scheduler(
-                first.address, second.address, distributed_init_address="127.0.0.1:9"
-            ) as (_, at),
+            running_scheduler(first.address, second.address) as (_, at),
             open_session(at) as router,
         ):
             await submit_all(router)

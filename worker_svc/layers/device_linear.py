@@ -1,4 +1,7 @@
-"""Linear layers where their weights are: oneDNN's on the CPU, cuBLAS's or our own on a GPU."""
+"""Linear layers where their weights are: oneDNN's on the CPU, cuBLAS's or our own on a GPU.
+
+What `--invariant` asks for is known here while layers are built.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +15,7 @@ import torch.nn.functional as functional
 from worker_svc import ops
 from worker_svc.layers.invariant_linear import InvariantLinear
 
-_fixed_tiles: ContextVar[bool] = ContextVar("linear layers of fixed tiles", default=False)
+_invariant: ContextVar[bool] = ContextVar("layers are built for --invariant", default=False)
 
 
 class Linear(Protocol):
@@ -23,36 +26,58 @@ class Linear(Protocol):
 
 
 @contextmanager
-def fixed_tiles(wanted: bool) -> Iterator[None]:
-    """Build linear layers in the block that are invariant on a GPU, where cuBLAS is not."""
-    token = _fixed_tiles.set(wanted)
+def invariance(wanted: bool) -> Iterator[None]:
+    """Build layers in the block whose bits depend neither on the batch nor on the number of ranks.
+
+    On the CPU the first half holds in any case.
+    """
+    token = _invariant.set(wanted)
     try:
         yield
     finally:
-        _fixed_tiles.reset(token)
+        _invariant.reset(token)
 
 
-def are_invariant(device: torch.device) -> bool:
+def is_invariance_wanted() -> bool:
+    """Whether layers that are built now are to give the same bits on any number of ranks."""
+    return _invariant.get()
+
+
+def are_rows_independent(device: torch.device) -> bool:
     """Whether layers that are built now for a device keep a row's bits in any company."""
-    return device.type == "cpu" or _fixed_tiles.get()
+    return device.type == "cpu" or _invariant.get()
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+def make_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, total_features: int | None = None
+) -> Linear:
     """Return the layer of a weight [out_features, in_features] and a bias [out_features].
 
     On a GPU cuBLAS picks its algorithm, and so a row's last bits, by the number of rows; layers of
     fixed tiles do not.
+
+    Args:
+        weight: of this rank.
+        bias: of this rank.
+        total_features: out_features over all ranks; None where this rank has them all. Layers of
+            fixed tiles choose by it how to cut their sums, so that each rank cuts them alike.
     """
     if weight.device.type == "cpu":
         return InvariantLinear(weight, bias)
-    linear = fixed_tile_linear if _fixed_tiles.get() else functional.linear
-    return partial(linear, weight=weight, bias=bias)
+    if not _invariant.get():
+        return partial(functional.linear, weight=weight, bias=bias)
+    return partial(
+        fixed_tile_linear,
+        weight=weight,
+        bias=bias,
+        total_features=total_features or weight.shape[0],
+    )
 
 
 def fixed_tile_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, total_features: int
 ) -> torch.Tensor:
     """Return x W^T + b with the same bits for a row in any company; see ops.linear."""
     out = x.new_empty(x.shape[0], weight.shape[0])
-    ops.linear(out, x, weight, bias)
+    ops.linear(out, x, weight, bias, total_features)
     return out

@@ -77,7 +77,7 @@ class ParallelLMHead:
         if missing > 0:
             weight = functional.pad(weight, (0, 0, 0, missing))
             bias = None if bias is None else functional.pad(bias, (0, missing))
-        self._linear = make_linear(weight, bias)
+        self._linear = make_linear(weight, bias, vocab_size)
         self._vocab_size = vocab_size
         self._parallel = parallel
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from quire.errors import ModelLoadError
-from worker_svc.layers.device_linear import make_linear
+from worker_svc.layers.device_linear import is_invariance_wanted, make_linear
+from worker_svc.layers.partial_sums import PartialSums, add_up
 from worker_svc.parallel import ParallelGroup
 from worker_svc.weights import Weights
 
@@ -131,7 +132,9 @@ class MergedColumnParallelLinear:
                     for source in sources
                 ]
             )
-        self._linear = make_linear(weight, merged_bias)
+        # Some layers are stored as one: their rows count once.
+        total_features = sum({source.name: source.total_rows for source in sources}.values())
+        self._linear = make_linear(weight, merged_bias, total_features)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [tokens, this rank's output features of every source, in order]."""
@@ -233,7 +236,7 @@ def _grouped_sources(name: str, heads: HeadShare) -> list[LinearSource]:
 class RowParallelLinear:
     """One layer of which each rank owns an equal share of the input features.
 
-    The bias is added once, after the sum over ranks.
+    The bias is added once, to the whole sum.
     """
 
     def __init__(
@@ -251,9 +254,11 @@ class RowParallelLinear:
         columns = parallel.part(name, in_features)
         weight = _load(weights, source, in_features, columns, transposed)
         own_bias = weights.load(f"{name}.bias", (out_features,)) if bias else None
+        # Inside the product where that is whole: one rounding less.
+        is_whole = parallel.size == 1 and not is_invariance_wanted()
         self._parallel = parallel
-        self._late_bias = own_bias if parallel.size > 1 else None
-        self._linear = make_linear(weight, own_bias if parallel.size == 1 else None)
+        self._partial_sums = PartialSums(name, weight, parallel, own_bias if is_whole else None)
+        self._late_bias = None if is_whole else own_bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [tokens, out_features], whole on every rank.
@@ -261,7 +266,7 @@ class RowParallelLinear:
         Args:
             x: [tokens, this rank's input features].
         """
-        out = self._parallel.all_reduce(self._linear(x))
+        out = add_up(self._partial_sums(x), self._parallel, x.dtype)
         return out if self._late_bias is None else out + self._late_bias
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from worker_svc.layers.activation import gated_activation
-from worker_svc.layers.device_linear import make_linear
 from worker_svc.layers.linear import LinearSource, MergedColumnParallelLinear, ReplicatedLinear
+from worker_svc.layers.partial_sums import PartialSums, add_up
 from worker_svc.parallel import ParallelGroup
 from worker_svc.weights import Weights
 
@@ -55,11 +55,14 @@ class _Expert:
         self._gate_up = MergedColumnParallelLinear(weights, sources, hidden_size, bias=False)
         self._activation = gated_activation(activation)
         shape = (hidden_size, inner)
-        self._down = make_linear(
-            weights.load(f"{down}.weight", shape, (range(hidden_size), own)), None
-        )
+        weight = weights.load(f"{down}.weight", shape, (range(hidden_size), own))
+        self._down = PartialSums(down, weight, parallel)
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    @property
+    def num_parts(self) -> int:
+        return self._down.num_parts
+
+    def __call__(self, hidden: torch.Tensor) -> list[torch.Tensor]:
         return self._down(self._activation(self._gate_up(hidden)))
 
 
@@ -100,9 +103,14 @@ class SparseMoE:
         weights, picked = probabilities.topk(self._config.num_experts_per_token, dim=-1)
         if self._config.normalizes_weights:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        out = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        # A sum for each part: only then does it not matter which rank holds which part.
+        sums = [
+            torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+            for _ in range(self._experts[0].num_parts)
+        ]
         for index in sorted(set(picked.flatten().cpu().tolist())):
             rows, places = (picked == index).nonzero(as_tuple=True)
-            outputs = self._experts[index](hidden.index_select(0, rows)).float()
-            out.index_add_(0, rows, outputs * weights[rows, places].unsqueeze(1))
-        return self._parallel.all_reduce(out.to(hidden.dtype))
+            outputs = self._experts[index](hidden.index_select(0, rows))
+            for total, output in zip(sums, outputs, strict=True):
+                total.index_add_(0, rows, output.float() * weights[rows, places].unsqueeze(1))
+        return add_up(sums, self._parallel, hidden.dtype)

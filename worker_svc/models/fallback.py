@@ -20,7 +20,7 @@ from quire.log import get_logger
 from worker_svc.cache_shapes import empty_caches
 from worker_svc.hf_config import HfConfig, one_line
 from worker_svc.layers.attention import AttentionMetadata
-from worker_svc.layers.device_linear import are_invariant, make_linear
+from worker_svc.layers.device_linear import are_rows_independent, make_linear
 from worker_svc.layers.invariant_linear import padded_rows
 from worker_svc.layers.linear import HeadShare
 from worker_svc.parallel import ParallelGroup
@@ -262,7 +262,7 @@ class FallbackForCausalLM:
             hidden = self.forward(padded[0], padded[1], metadata)
             parts.append(self.compute_logits(hidden[: end - start]))
             last = hidden[end - start - 1 : end - start]
-            if are_invariant(self._device) and not torch.equal(
+            if are_rows_independent(self._device) and not torch.equal(
                 self.compute_logits(last), parts[-1][-1:]
             ):
                 log.warning("not_invariant", architecture=self._config.architecture, part="head")

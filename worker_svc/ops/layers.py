@@ -105,13 +105,19 @@ def quick_gelu(out: Tensor, x: Tensor) -> None:
     compiled._C.quick_gelu(out, x)
 
 
-def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def linear(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    total_features: int | None = None,
+) -> None:
     """Multiply rows by weights, x @ weight.T + bias, on a GPU, by the invariance rule.
 
     A library of matrix products picks its algorithm by the number of rows; here the sum over K has
-    one order, whatever M and whatever the alignment: K is cut into sections by N and K alone, which
-    are summed in float32 (on tensor cores; of float32 operands by fused multiply-adds, not in TF32)
-    and added in order, then the bias, and the result is rounded once.
+    one order, whatever M and whatever the alignment: K is cut into sections by K and the features
+    of the layer alone, which are summed in float32 (on tensor cores; of float32 operands by fused
+    multiply-adds, not in TF32) and added in order, then the bias, and the result is rounded once.
 
     The first call of a thread allocates memory of the device, later ones none, so that they can be
     captured in a graph. What one thread starts on several streams must not overlap.
@@ -121,6 +127,7 @@ def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         x: [M, K].
         weight: [N, K].
         bias: [N], or None.
+        total_features: of the layer of which N are computed here, at least N; None for N.
 
     Mutates:
         out.
@@ -128,4 +135,4 @@ def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     Raises:
         ValueError: the operands are on the CPU, where dense layers are torch's with packed weights.
     """
-    compiled._C.linear(out, x, weight, bias)
+    compiled._C.linear(out, x, weight, bias, total_features or weight.shape[0])

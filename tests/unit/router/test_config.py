@@ -14,6 +14,10 @@ from router.config import RouterConfig
         ("schedulers", ("localhost",), "localhost"),
         ("schedulers", ("localhost:0",), "localhost:0"),
         ("schedulers", ("a:1", "a:1"), "a:1"),
+        ("scheduler_dns", ("cells",), "cells"),
+        ("scheduler_dns", ("cells:1", "cells:1"), "once"),
+        ("dns_interval_s", 0.0, "3600"),
+        ("routing_policy", "random", "prefix-aware, least-loaded, round-robin"),
         ("port", 65536, "65535"),
         ("port", -1, "-1"),
         ("max_prompt_bytes", 0, "got 0"),
@@ -29,3 +33,8 @@ def test_refusal_names_field_and_value(tmp_path, field: str, value: object, word
     with pytest.raises(ConfigError, match=field) as caught:
         dataclasses.replace(good, **{field: value})
     assert words in caught.value.message
+
+
+def test_names_alone_are_enough(tmp_path) -> None:
+    config = RouterConfig(model=str(tmp_path), schedulers=(), scheduler_dns=("cells:50052",))
+    assert config.routing_policy == "prefix-aware"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker_svc.invariance import SHAPES, check_linear_invariance
+from worker_svc.invariance import SHAPES, check_linear_invariance, check_split_invariance
 from worker_svc.layers.invariant_linear import InvariantLinear, padded_rows
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -13,6 +13,23 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 def test_rows_do_not_depend_on_their_company(dtype: torch.dtype) -> None:
     shapes = [shape for shape in SHAPES if dtype != torch.float16 or max(shape) <= 1024]
     assert check_linear_invariance(dtype, shapes) == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_features_do_not_depend_on_how_many_ranks_share_them(dtype: torch.dtype) -> None:
+    shapes = [shape for shape in SHAPES if dtype != torch.float16 or max(shape) <= 1024]
+    assert check_split_invariance(dtype, shapes) == []
+
+
+def test_check_of_ranks_reports_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = InvariantLinear.__call__
+
+    def depends_on_width(self: InvariantLinear, x: torch.Tensor) -> torch.Tensor:
+        return exact(self, x) + (1e-6 if self.out_features == 4 else 0.0)
+
+    monkeypatch.setattr(InvariantLinear, "__call__", depends_on_width)
+    [violation] = check_split_invariance(torch.float32, [(8, 16)], [5])
+    assert (violation.num_ranks, violation.num_rows) == (4, 5)
 
 
 def test_check_reports_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:

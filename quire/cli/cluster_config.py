@@ -1,0 +1,116 @@
+"""What `quire serve` was asked for."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from quire.errors import ConfigError
+
+MAX_RANKS = 64
+
+
+def embedded_model() -> Path:
+    """Return the directory of the demo model that ships with Quire."""
+    return Path(__file__).resolve().parent.parent / "demo_model"
+
+
+class LauncherName(StrEnum):
+    """Where the workers come from."""
+
+    LOCAL = "local"
+    STATIC = "static"
+    RAY = "ray"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """What `quire serve` was asked for.
+
+    Attributes:
+        model: Hugging Face model directory.
+        host: address every service listens on.
+        port: of the router; 0 takes a free one. The other services always take free ones.
+        tensor_parallel_size: number of workers that share the model.
+        device: of the workers: "cpu", "cuda", "cuda:N" or "auto"; several take one GPU each.
+        scheduler_args: further options of `quire scheduler`.
+        num_threads: of each worker; None leaves it to the launcher.
+        log_level: of all services.
+        launcher: where the workers come from.
+        workers: addresses of running ones in order of rank, for the static launcher.
+        ray_address: "host:port" or "auto" of a running Ray cluster; None starts Ray here.
+        ray_cpus_per_worker: CPUs that Ray sets aside for each worker.
+    """
+
+    model: Path
+    host: str = "127.0.0.1"
+    port: int = 50051
+    tensor_parallel_size: int = 1
+    device: str = "auto"
+    scheduler_args: tuple[str, ...] = ()
+    num_threads: int | None = None
+    log_level: str = "warning"
+    launcher: LauncherName = LauncherName.LOCAL
+    workers: tuple[str, ...] = ()
+    ray_address: str | None = None
+    ray_cpus_per_worker: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.model.is_dir():
+            raise ConfigError(f"model directory {self.model} does not exist")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port must be in [0, 65535], got {self.port}")
+        if not 1 <= self.tensor_parallel_size <= MAX_RANKS:
+            raise ConfigError(
+                f"--tensor-parallel-size must be in [1, {MAX_RANKS}], "
+                f"got {self.tensor_parallel_size}"
+            )
+        self._check_static()
+        self._check_ray()
+
+    def _check_static(self) -> None:
+        if self.launcher is not LauncherName.STATIC:
+            if self.workers:
+                raise ConfigError(
+                    f"--worker: for --launcher static, got {', '.join(self.workers)} "
+                    f"with --launcher {self.launcher}"
+                )
+            return
+        if not self.workers:
+            raise ConfigError("--worker: --launcher static needs the addresses of the workers")
+        if self.tensor_parallel_size not in (1, len(self.workers)):
+            raise ConfigError(
+                f"--tensor-parallel-size must be {len(self.workers)}, the number of workers named, "
+                f"got {self.tensor_parallel_size}"
+            )
+        if self.device != "auto" or self.num_threads is not None:
+            raise ConfigError(
+                "--device and --num-threads: options of `quire worker` where workers run already"
+            )
+
+    def _check_ray(self) -> None:
+        if not 1 <= self.ray_cpus_per_worker <= 1024:
+            raise ConfigError(
+                f"--ray-cpus-per-worker must be in [1, 1024], got {self.ray_cpus_per_worker}"
+            )
+        if self.launcher is not LauncherName.RAY:
+            if self.ray_address is not None:
+                raise ConfigError(
+                    f"--ray-address: for --launcher ray, got {self.ray_address} "
+                    f"with --launcher {self.launcher}"
+                )
+            return
+        if self.device not in ("cpu", "cuda", "auto"):
+            raise ConfigError(
+                f"--device must be cpu, cuda or auto where Ray chooses the GPU, got {self.device}"
+            )
+        if self.ray_address not in (None, "auto"):
+            host, _, port = str(self.ray_address).rpartition(":")
+            if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+                raise ConfigError(
+                    "--ray-address must be auto or HOST:PORT of the head node, "
+                    f"got {self.ray_address}"
+                )
+
+    def device_of(self, rank: int) -> str:
+        """Return where a rank computes: on the GPU of its number unless one is named."""
+        return f"{self.device}:{rank}" if self.device in ("cuda", "auto") else self.device

@@ -1,0 +1,76 @@
+"""What a cell has done so far, and how it is: the state that it reports."""
+
+from quire.outputs import CellState
+from scheduler_svc.block_manager import BlockSpaceManager
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.worker_group import ExecutedStep
+
+
+class CellAccount:
+    """Sums over the steps of a cell.
+
+    Args:
+        block_size: slots of a cache block.
+
+    Attributes:
+        epoch: of the workers' group.
+        schedule_s: time spent in the pure scheduler.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.epoch = 0
+        self.schedule_s = 0.0
+        self._block_size = block_size
+        self._steps = 0
+        self._tokens = 0
+        self._step_bytes = 0
+        self._wire_us = 0
+        self._model_us = 0
+        self._sample_us = 0
+        self._swap_us = 0
+
+    def count(self, executed: ExecutedStep, num_tokens: int) -> None:
+        """Add a step that sampled `num_tokens` tokens."""
+        report = executed.report
+        self._steps += 1
+        self._tokens += num_tokens
+        self._step_bytes += executed.step_bytes
+        self._wire_us += max(0, executed.elapsed_us - report.worker_us)
+        self._model_us += report.model_us
+        self._sample_us += report.sample_us
+        self._swap_us += report.swap_us
+
+    def state(
+        self, scheduler: Scheduler, blocks: BlockSpaceManager, *, draining: bool
+    ) -> CellState:
+        """Return how the cell is now."""
+        counters, prefix_cache = scheduler.counters, scheduler.prefix_cache
+        return CellState(
+            epoch=self.epoch,
+            num_waiting=scheduler.num_waiting,
+            num_running=scheduler.num_running,
+            num_swapped=scheduler.num_swapped,
+            outstanding_tokens=scheduler.outstanding_tokens,
+            draining=draining,
+            block_size=self._block_size,
+            num_blocks=blocks.num_blocks,
+            num_free_blocks=blocks.num_free_blocks,
+            num_blocks_saved=blocks.num_blocks_saved,
+            num_idle_slots=scheduler.num_idle_slots,
+            num_host_blocks=blocks.num_host_blocks,
+            num_free_host_blocks=blocks.num_free_host_blocks,
+            steps_total=self._steps,
+            tokens_total=self._tokens,
+            step_bytes_total=self._step_bytes,
+            schedule_us_total=round(1e6 * self.schedule_s),
+            wire_us_total=self._wire_us,
+            model_us_total=self._model_us,
+            sample_us_total=self._sample_us,
+            swap_us_total=self._swap_us,
+            preemptions_total=counters.preemptions,
+            swapped_out_blocks_total=counters.swapped_out_blocks,
+            swapped_in_blocks_total=counters.swapped_in_blocks,
+            recomputed_tokens_total=counters.recomputed_tokens,
+            prefix_cache_queries_total=prefix_cache.num_tokens_looked_up,
+            prefix_cache_hits_total=prefix_cache.num_tokens_found,
+        )

@@ -1,0 +1,118 @@
+"""Workers placed by Ray, on a cluster of two nodes on this machine, and on a Ray of our own."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from quire import AsyncClient, SamplingParams
+from quire.cli.cluster import Cluster, ClusterConfig, LauncherName, embedded_model
+from quire.cli.launchers.ray_launcher import RayLauncher
+from quire.errors import ConfigError
+from quire.outputs import Delta
+from tests.e2e.conftest import StartCluster
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'quire-serve[ray]'")
+
+PROMPT = "The list class"
+PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=120, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """A Ray cluster of two nodes, each with room for one worker."""
+    from ray.cluster_utils import Cluster as RayCluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+        cluster = RayCluster(initialize_head=True, head_node_args=node)
+        try:
+            cluster.add_node(**node)
+            yield cluster.address
+        finally:
+            cluster.shutdown()
+
+
+@asynccontextmanager
+async def ray_cluster(address: str, **settings: object) -> AsyncIterator[tuple[Cluster, list[str]]]:
+    """A cluster whose two workers are in Ray, and what it said while it started."""
+    said: list[str] = []
+    config = ClusterConfig(
+        model=embedded_model(),
+        port=0,
+        scheduler_args=("--kv-cache-gib", "0.03125", "--dtype", "float32"),
+        launcher=LauncherName.RAY,
+        ray_address=address,
+        **{"tensor_parallel_size": 2, "device": "cpu", **settings},  # type: ignore[arg-type]
+    )
+    cluster = Cluster(config, said.append)
+    await cluster.start()
+    try:
+        yield cluster, said
+    finally:
+        await cluster.stop()
+
+
+async def test_two_nodes_hold_a_rank_each_and_a_killed_one_changes_no_token(
+    ray_address: str, start_cluster: StartCluster
+) -> None:
+    async with (
+        start_cluster(None, "--dtype", "float32", tensor_parallel_size=2) as local,
+        AsyncClient(local.router.address) as client,
+    ):
+        expected = (await client.generate(PROMPT, PARAMS)).token_ids
+
+    async with ray_cluster(ray_address) as (cluster, said):
+        assert [service.name for service in cluster.services] == ["scheduler", "router"]
+        assert "waiting for worker 0, worker 1" in said
+        assert said[-2:] == ["waiting for the workers to load the model", "starting the router"]
+        launcher = cluster.launcher
+        assert isinstance(launcher, RayLauncher)
+        before = list(launcher._statuses)
+        assert len({status.node_id for status in before}) == 2, "one rank on each node"
+        assert not any(status.address.startswith("0.0.0.0") for status in before)
+
+        async with AsyncClient(cluster.router.address) as client:
+            assert (await client.generate(PROMPT, PARAMS)).token_ids == expected
+            for victim in (1, 0):
+                tokens: list[int] = []
+                pid = launcher._statuses[victim].pid
+                async with asyncio.timeout(60):
+                    async for event in client.stream(PROMPT, PARAMS):
+                        if isinstance(event, Delta):
+                            if not tokens:
+                                os.kill(pid, signal.SIGKILL)
+                            tokens += event.token_ids
+                assert tuple(tokens) == expected
+            restarted = [await launcher._status(rank, 10) for rank in range(2)]
+            assert not {each.pid for each in before} & {each.pid for each in restarted}
+        pids = [status.pid for status in restarted]
+    assert not ray.is_initialized()
+    async with asyncio.timeout(20):
+        while any(map(is_running, pids)):
+            await asyncio.sleep(0.05)  # polling another process's end: nothing to wait on
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_workers_that_no_node_can_hold_are_refused_at_once(ray_address: str) -> None:
+    for settings, parts in (
+        ({"tensor_parallel_size": 3}, ["3 workers", '{"CPU": 1.0}', "2 nodes"]),
+        ({"ray_cpus_per_worker": 2}, ["2 workers", '{"CPU": 2.0}', "2 nodes"]),
+        ({"device": "cuda"}, ['"GPU": 1.0', "2 nodes"]),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            async with ray_cluster(ray_address, **settings):
+                pass
+        assert all(part in caught.value.message for part in parts), caught.value.message
+        assert not ray.is_initialized()

@@ -1,0 +1,100 @@
+"""A model split over two hosts gives the tokens of one process, also after the cable was out."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from quire import AsyncClient, SamplingParams
+from quire.cli.cluster import embedded_model
+from tests.e2e.conftest import StartCluster
+from tests.e2e.test_cli import QUIRE
+from tests.e2e.two_hosts import Host, two_hosts, why_not
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
+
+PROMPT = "Return a copy of the string"
+SETTINGS = {"temperature": 0.0, "max_tokens": 48, "ignore_eos": True, "logprobs": 0}
+# What a client of any language would see: the SDK, in the namespace of the router.
+CLIENT = f"""
+import asyncio, json, sys
+from quire import AsyncClient, SamplingParams
+async def main():
+    async with AsyncClient(sys.argv[1]) as client:
+        output = await client.generate({PROMPT!r}, SamplingParams(**{SETTINGS}))
+        print(json.dumps([output.token_ids, output.cumulative_logprob]))
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def running(host: Host, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
+    process = subprocess.Popen(host.command(*QUIRE, *arguments, "--log-level", "error"))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(host: Host, deadline: float) -> list[object]:
+    """Return tokens and log-probability, asking again until the cluster answers."""
+    while True:
+        asked = subprocess.run(
+            host.command(sys.executable, "-c", CLIENT, f"{host.address}:50051"),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        if asked.returncode == 0:
+            answer: list[object] = json.loads(asked.stdout)
+            return answer
+        assert time.monotonic() < deadline, asked.stderr
+
+
+async def test_two_hosts_give_the_bits_of_one_process(start_cluster: StartCluster) -> None:
+    """bf16, where a sum in another order would soon change a token."""
+    async with (
+        start_cluster(None, "--invariant") as cluster,
+        AsyncClient(cluster.router.address) as client,
+    ):
+        alone = await client.generate(PROMPT, SamplingParams(**SETTINGS))
+    expected = [list(alone.token_ids), alone.cumulative_logprob]
+
+    with two_hosts() as (here, there), ExitStack() as services:
+        model = str(embedded_model())
+        workers = [
+            services.enter_context(
+                running(host, "worker", "--host", host.address, "--port", "50053")
+            )
+            for host in (here, there)
+        ]
+        named = [part for host in (here, there) for part in ("--worker", f"{host.address}:50053")]
+        local = ["--host", here.address]
+        services.enter_context(
+            running(
+                *(here, "scheduler", model, *named, *local, "--port", "50052", "--invariant"),
+                *("--kv-cache-gib", "0.03", "--distributed-timeout-s", "5"),
+            )
+        )
+        services.enter_context(
+            running(
+                *(here, "router", model, "--scheduler", f"{here.address}:50052"),
+                *(*local, "--port", "50051"),
+            )
+        )
+        assert ask(here, time.monotonic() + 90) == expected
+        for host in (here, there):
+            assert host.listening_addresses() <= host.address_in_hexadecimal()
+
+        there.set_link("down")
+        workers[1].kill()
+        there.set_link("up")
+        services.enter_context(running(there, "worker", "--host", there.address, "--port", "50053"))
+        assert ask(here, time.monotonic() + 90) == expected

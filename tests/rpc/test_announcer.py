@@ -1,0 +1,108 @@
+"""The worker's side of an announcement, against a real scheduler."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.server import SchedulerServer
+from tests.fakes.fake_worker import FakeWorker
+from tests.rpc.router_double import running_scheduler
+from worker_svc.announcer import Announcer
+from worker_svc.config import Announcement, WorkerConfig
+from worker_svc.device import open_device
+from worker_svc.server import WorkerServer
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker_svc.announcer.INTERVAL_S", 0.05)
+    monkeypatch.setattr("worker_svc.announcer.RETRY_INTERVAL_S", 0.05)
+
+
+def make_config(port: int) -> SchedulerConfig:
+    return SchedulerConfig(
+        model="/m", served_model_name="m", workers=(), announced_ranks=1, port=port
+    )
+
+
+async def test_a_restarted_scheduler_is_told_again() -> None:
+    async with FakeWorker() as worker:
+        scheduler = SchedulerServer(make_config(port=0))
+        address = await scheduler.start()
+        announcer = Announcer(address, 0, worker.address)
+        try:
+            await asyncio.wait_for(scheduler.wait_until_serving(), 20)
+            await scheduler.stop()
+            scheduler = SchedulerServer(make_config(int(address.rpartition(":")[2])))
+            await scheduler.start()
+            await asyncio.wait_for(scheduler.wait_until_serving(), 20)
+            assert len(worker.load_requests) == 2
+        finally:
+            await announcer.stop()
+            await scheduler.stop()
+
+
+async def test_a_refusal_is_logged_once_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker_svc.announcer.__version__", "9.9.9")
+    asked = 0
+
+    async with running_scheduler(wait=False, announced_ranks=1) as (scheduler, address):
+        announce, enough = scheduler._driver.roster.announce, asyncio.Event()
+
+        async def count(rank: int, address: str, version: str) -> None:
+            nonlocal asked
+            asked += 1
+            if asked == 3:
+                enough.set()
+            await announce(rank, address, version)
+
+        monkeypatch.setattr(scheduler._driver.roster, "announce", count)
+        with capture_logs() as lines:
+            announcer = Announcer(address, 0, "127.0.0.1:9")
+            await asyncio.wait_for(enough.wait(), 20)
+            await announcer.stop()
+    failures = [line for line in lines if line["event"] == "announcement_failed"]
+    assert len(failures) == 1
+    assert failures[0]["log_level"] == "warning"
+    assert "FAILED_PRECONDITION" in failures[0]["error"]
+    assert "9.9.9" in failures[0]["error"]
+
+
+async def test_an_absent_scheduler_is_logged_once_and_told_when_it_comes() -> None:
+    async with FakeWorker() as worker:
+        scheduler = SchedulerServer(make_config(port=0))
+        address = await scheduler.start()
+        await scheduler.stop()
+        with capture_logs() as lines:
+            announcer = Announcer(address, 0, worker.address)
+            while not lines:
+                await asyncio.sleep(0.01)
+            scheduler = SchedulerServer(make_config(int(address.rpartition(":")[2])))
+            await scheduler.start()
+            try:
+                await asyncio.wait_for(scheduler.wait_until_serving(), 20)
+            finally:
+                await announcer.stop()
+                await scheduler.stop()
+    said = [line for line in lines if line["event"].startswith("announce")]
+    assert [line["event"] for line in said[:2]] == ["announcement_failed", "announced"]
+    assert said[0]["error"] == "unreachable"
+
+
+async def test_a_worker_announces_the_host_it_was_told_to_and_its_own_port() -> None:
+    async with running_scheduler(wait=False, announced_ranks=2) as (
+        scheduler,
+        address,
+    ):
+        config = WorkerConfig(port=0, announcement=Announcement(address, 1, "localhost"))
+        worker = WorkerServer(config, open_device("cpu"))
+        try:
+            port = (await worker.start()).rpartition(":")[2]
+            roster = scheduler._driver.roster
+            while not roster._addresses:
+                await asyncio.sleep(0.01)
+            assert roster._addresses == {1: f"localhost:{port}"}
+        finally:
+            await worker.stop()

@@ -1,0 +1,44 @@
+"""What routers are told of a prefix cache; that it equals the cache is in test_block_manager."""
+
+from hashlib import sha256
+
+from quire.block_hashes import short_hash
+from scheduler_svc.prefix_digest import MAX_REPORTED_BLOCKS, DigestDelta, PrefixDigest
+
+
+def name(number: int) -> bytes:
+    return sha256(str(number).encode()).digest()
+
+
+def test_only_some_depths_are_told() -> None:
+    digest = PrefixDigest()
+    for depth in range(1, 14):
+        digest.add(name(depth), depth)
+    assert digest.keys == {short_hash(name(depth)) for depth in (1, 2, 3, 4, 6, 8, 12)}
+
+
+def test_what_comes_and_goes_between_two_reports_is_not_told() -> None:
+    digest = PrefixDigest()
+    digest.add(name(1), 1)
+    digest.remove(name(1))
+    assert digest.take_delta() == DigestDelta((), ())
+    digest.add(name(1), 1)
+    assert digest.take_delta() == DigestDelta((short_hash(name(1)),), ())
+    digest.remove(name(1))
+    digest.add(name(1), 1)
+    assert digest.take_delta() == DigestDelta((), ())
+    digest.clear()
+    assert digest.take_delta() == DigestDelta((), (short_hash(name(1)),))
+
+
+def test_its_size_is_bounded() -> None:
+    digest = PrefixDigest()
+    for number in range(MAX_REPORTED_BLOCKS + 5):
+        digest.add(name(number), 1)
+    assert len(digest.keys) == MAX_REPORTED_BLOCKS
+    # One that was not told may go unnoticed; then there is room for another.
+    digest.remove(name(MAX_REPORTED_BLOCKS + 1))
+    assert len(digest.keys) == MAX_REPORTED_BLOCKS
+    digest.remove(name(0))
+    digest.add(name(MAX_REPORTED_BLOCKS + 2), 1)
+    assert short_hash(name(MAX_REPORTED_BLOCKS + 2)) in digest.keys
