@@ -91,23 +91,12 @@ def measure_placement() -> None:
     print(f"  {1e6 * (time.process_time() - began) / NUM_CELLS:8.2f} us to take in a load\n")
 
 
-class _Reporter(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Says again and again how a cell is."""
-
-    async def Session(  # noqa: N802 - the service's name for it
-        self,
-        request_iterator: AsyncIterator[scheduler_pb2.SessionRequest],
-        context: grpc.aio.ServicerContext,
-    ) -> AsyncIterator[scheduler_pb2.SessionResponse]:
-        """Send NUM_MESSAGES heartbeats."""
-        for _ in range(NUM_MESSAGES):
-            yield scheduler_pb2.SessionResponse(cell_state=cell_state_to_proto(STATE))
-
-    async def Drain(  # noqa: N802 - the service's name for it
-        self, request: scheduler_pb2.DrainRequest, context: grpc.aio.ServicerContext
-    ) -> scheduler_pb2.DrainResponse:
-        """Nothing runs here."""
-        return scheduler_pb2.DrainResponse()
+async def _heartbeats(
+    request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+) -> AsyncIterator[scheduler_pb2.SessionResponse]:
+    """Say again and again how a cell is, as a scheduler's Session does."""
+    for _ in range(NUM_MESSAGES):
+        yield scheduler_pb2.SessionResponse(cell_state=cell_state_to_proto(STATE))
 
 
 def _report(pipe: Connection) -> None:
@@ -115,7 +104,17 @@ def _report(pipe: Connection) -> None:
 
     async def serve() -> None:
         server = grpc.aio.server()
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(_Reporter(), server)
+        handler = grpc.stream_stream_rpc_method_handler(
+            _heartbeats,
+            response_serializer=scheduler_pb2.SessionResponse.SerializeToString,
+        )
+        server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    "quire.v1.SchedulerService", {"Session": handler}
+                ),
+            )
+        )
         pipe.send(server.add_insecure_port("127.0.0.1:0"))
         await server.start()
         began = time.process_time()

@@ -147,7 +147,7 @@ async def run_real(
             port=0,
             device="cpu",
             scheduler_args=scheduler_args,
-            worker_args=("--num-threads", "1"),
+            num_threads=1,
         )
     )
     await cluster.start()
