@@ -13,6 +13,7 @@ import pytest
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "quire.cli.main", "simulate", *arguments],
+        check=False,
         capture_output=True,
         text=True,
         timeout=200,
@@ -50,7 +51,10 @@ def test_policies_are_printed_written_and_drawn_side_by_side(tmp_path: Path) -> 
         (["--kill-cells", "3"], "--kill-cells: N@T, such as 10@15, got '3'"),
         (["--cells", "2", "--kill-cells", "3@1"], "kill cells: must be in [1, 2], got 3"),
         (["--cells", "0", "--streams", "9"], "num_cells: must be in [1, 100000], got 0"),
-        (["--cost-model", "none"], "--cost-model: one of 405b-h100x8, demo-cpu or a file, got none"),
+        (
+            ["--cost-model", "none"],
+            "--cost-model: one of 405b-h100x8, demo-cpu or a file, got none",
+        ),
         (["--plot", "runs.txt"], "--plot: a name that ends in .svg, .png or .pdf, got runs.txt"),
     ],
 )
