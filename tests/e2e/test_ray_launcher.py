@@ -2,10 +2,15 @@
 
 import asyncio
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
+import grpc
 import pytest
 
 from quire import AsyncClient, SamplingParams
@@ -78,9 +83,8 @@ async def test_two_nodes_hold_a_rank_each_and_a_killed_one_changes_no_token(
 
         async with AsyncClient(cluster.router.address) as client:
             assert (await client.generate(PROMPT, PARAMS)).token_ids == expected
-            for victim in (1, 0):
+            for pid in (before[1].pid, before[0].pid, cluster.services[0].pid):
                 tokens: list[int] = []
-                pid = launcher._statuses[victim].pid
                 async with asyncio.timeout(60):
                     async for event in client.stream(PROMPT, PARAMS):
                         if isinstance(event, Delta):
@@ -116,3 +120,60 @@ async def test_workers_that_no_node_can_hold_are_refused_at_once(ray_address: st
                 pass
         assert all(part in caught.value.message for part in parts), caught.value.message
         assert not ray.is_initialized()
+
+
+def gcs_address(parent: int) -> str:
+    """Where the Ray listens that the process started."""
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            after_name = (directory / "stat").read_text().rpartition(")")[2].split()
+            command = (directory / "cmdline").read_text()
+            found = re.search(r"--gcs-address=([0-9.:]+)", command)
+            if int(after_name[1]) == parent and found:
+                return found[1]
+    raise AssertionError(f"process {parent} has no raylet")
+
+
+def ask_without_a_token(address: str) -> grpc.StatusCode:
+    """What the head node of a Ray cluster answers to somebody who knows no token."""
+    with grpc.insecure_channel(address) as channel:
+        ask = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetClusterId")
+        try:
+            ask(b"", timeout=20)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+    return grpc.StatusCode.OK
+
+
+def test_a_ray_of_our_own_obeys_nobody_else_and_ends_with_us(ray_address: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if "RAY_" not in name}
+    command = ["-m", "quire.cli.main", "serve", "--launcher", "ray", "--port", "0"]
+    process = subprocess.Popen(
+        [sys.executable, *command, "--kv-cache-gib", "0.03"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("Ctrl-C"):
+                break
+        shown = re.search(
+            r"worker 0 +127[.]0[.]0[.]1:[0-9]+ [(]pid ([0-9]+) on Ray", "".join(lines)
+        )
+        assert shown, lines
+        assert ask_without_a_token(gcs_address(process.pid)) is grpc.StatusCode.UNAUTHENTICATED
+        assert ask_without_a_token(ray_address) is grpc.StatusCode.OK, "the question is a good one"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert not is_running(int(shown[1]))
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

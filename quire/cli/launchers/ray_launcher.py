@@ -10,6 +10,8 @@ import ipaddress
 import logging
 import os
 import secrets
+import signal
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +28,7 @@ CONNECT_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 180.0
 RELEASE_TIMEOUT_S = 20.0
 POLL_INTERVAL_S = 2.0
+WILDCARD_HOSTS = ("0.0.0.0", "[::]", "::")
 # Polls in a row that find an actor dead for good.
 DEATHS_IN_A_ROW = 5
 
@@ -94,6 +97,7 @@ class RayLauncher(Launcher):
         if address not in (None, "auto"):
             await _check_reachable(str(address))
         await self._thread.call(self._connect, CONNECT_TIMEOUT_S, "connecting to Ray")
+        _take_sigterm_back()
         size = self._config.tensor_parallel_size
         self._say(f"waiting for room for {size} worker{'s' if size > 1 else ''} in Ray")
         await self._place()
@@ -112,8 +116,9 @@ class RayLauncher(Launcher):
                 "address": "local",
                 "num_cpus": cpus,
                 "include_dashboard": False,
-                "_node_ip_address": self._config.host,
             }
+            if self._config.host not in WILDCARD_HOSTS:
+                options["_node_ip_address"] = self._config.host
         try:
             ray.init(**options, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -155,8 +160,11 @@ class RayLauncher(Launcher):
 
         config, (group,) = self._config, self._groups
         host, _, port = scheduler.rpartition(":")
-        if host in ("0.0.0.0", "[::]", "::"):
+        if host in WILDCARD_HOSTS:
             scheduler = f"{ray.util.get_node_ip_address()}:{port}"
+        # A Ray of our own is all on this machine.
+        is_here = self._is_ours and config.ray_address is None
+        own_host = config.host if is_here and config.host not in WILDCARD_HOSTS else ""
         actor_class = ray.remote(RayWorker)
         for rank in range(config.tensor_parallel_size):
             self._actors.append(
@@ -170,8 +178,7 @@ class RayLauncher(Launcher):
                 ).remote(
                     scheduler,
                     rank,
-                    # A Ray of our own is all on this machine.
-                    config.host if config.ray_address is None and self._is_ours else "",
+                    own_host,
                     "cuda" if "GPU" in self._bundle else "cpu",
                     config.num_threads or config.ray_cpus_per_worker,
                     config.log_level,
@@ -272,6 +279,13 @@ class RayLauncher(Launcher):
                 remove_placement_group(group)
         if self._is_ours:
             ray.shutdown()
+
+
+def _take_sigterm_back() -> None:
+    """Install Python's handler again: Ray put one in its place that aborts the process."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        signal.siginterrupt(signal.SIGTERM, False)
 
 
 async def _check_reachable(address: str) -> None:
