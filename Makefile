@@ -8,7 +8,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt tools/bootstrap.sh \
 .venv/.ready: $(BUILD_INPUTS)
 	@tools/bootstrap.sh
 
-.PHONY: help setup demo test lint format bench-smoke bench-sched bench-cells bench-kv bench-tp bench-kernels bench-gpu gpu-check clean
+.PHONY: help setup demo test lint format bench-smoke bench-sched bench-cells bench-kv bench-tp bench-kernels bench-simulator bench-scale bench-gpu gpu-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,12 @@ bench-kv: .venv/.ready ## KV cache: share that holds tokens, savings by sharing,
 
 bench-tp: .venv/.ready ## One model on 1, 2 and 4 workers: memory, speed, and what the same bits on all cost
 	@$(BIN)/python -m bench.tensor_parallel
+
+bench-simulator: .venv/.ready ## The simulator beside a real cluster under the same requests, and its error
+	@$(BIN)/python -m bench.simulator
+
+bench-scale: .venv/.ready ## CPU time and bytes of one more token, request, router or cell
+	@$(BIN)/python -m bench.scale
 
 bench-kernels: .venv/.ready ## Paged attention against the memory bandwidth of the same process
 	@$(BIN)/python bench/kernels_cpu.py

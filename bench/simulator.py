@@ -10,6 +10,7 @@ import asyncio
 import os
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from quire.cli.console import cell_status
 from quire.outputs import CellState, Delta, Finished
 from router.placement import RoutingPolicy
 from simulator.config import CellConfig, Lengths, SimulationConfig, TrafficConfig
-from simulator.cost_model import CostModel
+from simulator.cost_model import CostModel, StepShape
 from simulator.fit import MeasuredStep, fit, fit_error
 from simulator.measure import measure_steps
 from simulator.simulation import assumed_token_s, simulate
@@ -28,6 +29,7 @@ from simulator.texts import Library, Request
 from simulator.traffic import Traffic
 
 NUM_PROBES = 30
+PROMPT_TOKENS = 64
 PROBE_TOKENS = 32
 INTERVAL_S = 0.1
 SCHEDULER_OPTIONS = {"--block-size": 16, "--num-gpu-blocks-override": 1200}
@@ -43,7 +45,7 @@ class Answer:
 
     @property
     def tpot_s(self) -> float:
-        """Seconds per token after the first."""
+        """Seconds for each token after the first."""
         return (self.total_s - self.ttft_s) / max(self.num_tokens - 1, 1)
 
 
@@ -90,13 +92,21 @@ async def ask(client: AsyncClient, prompt: list[int], num_tokens: int, seed: int
     return Answer(first_s, time.perf_counter() - began, received)
 
 
-async def probe(client: AsyncClient) -> tuple[float, float]:
-    """Return the median TTFT and TPOT, in seconds, of requests that are alone."""
-    prompts = [[4, index, *[7] * 62] for index in range(NUM_PROBES + 3)]
+@dataclass(frozen=True, slots=True)
+class Lone:
+    """Medians over requests that were alone."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+async def probe(client: AsyncClient) -> Lone:
+    """Measure requests one after another."""
+    prompts = [[4, index, *[7] * (PROMPT_TOKENS - 2)] for index in range(NUM_PROBES + 3)]
     answers = [
         await ask(client, prompt, PROBE_TOKENS, seed) for seed, prompt in enumerate(prompts)
     ][3:]
-    return (
+    return Lone(
         statistics.median(each.ttft_s for each in answers),
         statistics.median(each.tpot_s for each in answers),
     )
@@ -124,12 +134,12 @@ class RealRun:
     before: CellState
     after: CellState
     seconds: float
-    lone_ttft_s: float
-    lone_tpot_s: float
 
 
-async def run_real(config: SimulationConfig, requests: list[Request]) -> RealRun:
-    """Start a cluster, probe it, load it, stop it."""
+async def run_real(
+    configure: Callable[[Lone], SimulationConfig],
+) -> tuple[RealRun, SimulationConfig]:
+    """Start a cluster, probe it, load it with the requests of what is made of that, stop it."""
     scheduler_args = tuple(str(each) for pair in SCHEDULER_OPTIONS.items() for each in pair)
     cluster = Cluster(
         ClusterConfig(
@@ -146,7 +156,9 @@ async def run_real(config: SimulationConfig, requests: list[Request]) -> RealRun
     try:
         address = cluster.router.address
         async with AsyncClient(address) as client:
-            lone_ttft_s, lone_tpot_s = await probe(client)
+            config = configure(await probe(client))
+            requests = requests_of(config)
+            print(f"{len(requests)} requests in {config.traffic.duration_s:g} s")
             await asyncio.sleep(1.5)  # longer than an idle cell's reports are apart
             before, began = (await cell_status(address)).state, time.perf_counter()
             answers = await load(client, requests, Library(config.traffic, config.seed))
@@ -155,18 +167,20 @@ async def run_real(config: SimulationConfig, requests: list[Request]) -> RealRun
             after = (await cell_status(address)).state
     finally:
         await cluster.stop()
-    return RealRun(answers, before, after, seconds, lone_ttft_s, lone_tpot_s)
+    return RealRun(answers, before, after, seconds), config
 
 
-def with_measured_constants(model: CostModel, real: RealRun) -> CostModel:
-    """Return the model with what router, wire and client add to a lone request.
+def with_measured_constants(model: CostModel, lone: Lone) -> CostModel:
+    """Return the model with what the services add to a lone request.
 
-    Their share of the TTFT is what the step of the prompt does not explain.
+    To a step what its tokens do not explain, to the first token what its step does not.
     """
-    # 64 tokens, in one step.
-    prompt_us = model.base_us + 64 * (model.token_us + model.context_us) + model.sequence_us
-    prompt_us += model.pair_us * 64 * 65 / 2
-    outside_us = max(0.0, 1e6 * real.lone_ttft_s - prompt_us - model.dispatch_us)
+    context = PROMPT_TOKENS + PROBE_TOKENS // 2
+    service_us = max(0.0, 1e6 * lone.tpot_s - model.step_us(StepShape(1, 1, context)))
+    model = replace(model, base_us=model.base_us + service_us)
+    num_pairs = PROMPT_TOKENS * (PROMPT_TOKENS + 1) // 2
+    prompt_us = model.step_us(StepShape(PROMPT_TOKENS, 1, PROMPT_TOKENS, num_pairs))
+    outside_us = max(0.0, 1e6 * lone.ttft_s - prompt_us - model.dispatch_us)
     return replace(model, request_us=outside_us / 2, answer_us=outside_us / 2)
 
 
@@ -186,15 +200,15 @@ def print_comparison(real: RealRun, config: SimulationConfig) -> None:
     summary = metrics.summary()
     rows = [
         (
-            f"{name} {statistic}, ms",
-            float(np.percentile(measured, percent)),
-            float(np.percentile(simulated, percent)),
+            f"{name} p{percentile}, ms",
+            float(np.percentile(measured, percentile)),
+            float(np.percentile(simulated, percentile)),
         )
         for name, measured, simulated in (
             ("time to first token", real_ttft, simulated_ttft),
             ("time per token", real_tpot, simulated_tpot),
         )
-        for statistic, percent in (("p50", 50), ("p95", 95))
+        for percentile in (50, 95)
     ]
     rows += [
         ("tokens/s, start to end", total / real.seconds, total / float(end_s.max())),
@@ -213,8 +227,8 @@ def print_comparison(real: RealRun, config: SimulationConfig) -> None:
 def main() -> None:
     """Measure, run both, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--duration", type=float, default=40.0)
+    parser.add_argument("--streams", type=int, default=3)
+    parser.add_argument("--duration", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     log.configure("bench", "warning")
@@ -229,32 +243,35 @@ def main() -> None:
         f"  {len(steps[1::2])} steps it was not fitted to: error {error.median:.1%} in the median, "
         f"{error.p90:.1%} in nine of ten, {error.bias:+.1%} on average"
     )
-    config = SimulationConfig(
-        traffic=traffic_config(arguments.streams, arguments.duration),
-        cell=CellConfig(
-            model,
-            num_blocks=SCHEDULER_OPTIONS["--num-gpu-blocks-override"],
-            block_size=SCHEDULER_OPTIONS["--block-size"],
-            max_num_batched_tokens=2048,
-            max_model_len=1024,
-        ),
-        num_cells=1,
-        num_routers=1,
-        warmup_s=0.0,
-        seed=arguments.seed,
-    )
-    requests = requests_of(config)
-    real = asyncio.run(run_real(config, requests))
-    model = with_measured_constants(model, real)
-    print(
-        f"a lone request: first token after {1e3 * real.lone_ttft_s:.1f} ms, of which "
-        f"{(model.request_us + model.answer_us) / 1e3:.1f} ms in router, wire and client; "
-        f"then {1e3 * real.lone_tpot_s:.2f} ms a token, "
-        f"{model.base_us / 1e3 + model.sequence_us / 1e3 + model.token_us / 1e3:.2f} in the model\n"
-    )
-    print(f"{len(requests)} requests in {arguments.duration:g} s")
-    # The same requests: how many come was decided by the model without the constants.
-    print_comparison(real, replace(config, cell=replace(config.cell, cost_model=model)))
+
+    def configure(lone: Lone) -> SimulationConfig:
+        """Complete the model with what a lone request shows."""
+        whole = with_measured_constants(model, lone)
+        print("a lone request, from which what the model lacks is taken")
+        print(
+            f"  first token after {1e3 * lone.ttft_s:.1f} ms, of which "
+            f"{(whole.request_us + whole.answer_us) / 1e3:.1f} outside the step"
+        )
+        print(
+            f"  {1e3 * lone.tpot_s:.2f} ms for each further one, of which "
+            f"{(whole.base_us - model.base_us) / 1e3:.2f} between steps\n"
+        )
+        return SimulationConfig(
+            traffic=traffic_config(arguments.streams, arguments.duration),
+            cell=CellConfig(
+                whole,
+                num_blocks=SCHEDULER_OPTIONS["--num-gpu-blocks-override"],
+                block_size=SCHEDULER_OPTIONS["--block-size"],
+                max_num_batched_tokens=2048,
+                max_model_len=1024,
+            ),
+            num_cells=1,
+            num_routers=1,
+            warmup_s=0.0,
+            seed=arguments.seed,
+        )
+
+    print_comparison(*asyncio.run(run_real(configure)))
 
 
 if __name__ == "__main__":

@@ -60,8 +60,8 @@ class TrafficConfig:
     """
 
     streams: int
-    duration_s: float = 30.0
-    period_s: float = 30.0
+    duration_s: float = 20.0
+    period_s: float = 20.0
     night: float = 0.4
     burst_factor: float = 1.5
     burst_s: float = 2.0
@@ -71,7 +71,7 @@ class TrafficConfig:
     document_share: float = 0.6
     zipf: float = 0.9
     mean_turns: float = 2.5
-    think_s: float = 3.0
+    think_s: float = 2.0
     system_prompt: Lengths = Lengths(400, 0.6, 32, 2000)
     document: Lengths = Lengths(1500, 0.6, 200, 4000)
     message: Lengths = Lengths(60, 0.8, 8, 1000)
@@ -166,7 +166,7 @@ class SimulationConfig:
     outages: tuple[Outage, ...] = ()
     drain_timeout_s: float = 30.0
     restart_s: float = 10.0
-    warmup_s: float = 5.0
+    warmup_s: float = 4.0
     ttft_slo_s: float = 1.0
     tpot_slo_s: float = 0.05
     heartbeat_s: float = 0.1

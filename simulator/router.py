@@ -77,6 +77,5 @@ class SimulatedRouter:
         return placed
 
     def check_idle(self) -> None:
-        """Raise AssertionError unless it has no request left and its accounts agree."""
-        self.placement.check_invariants()
+        """Raise AssertionError unless it has no request left."""
         assert not self._assignments and not self._unplaced, "requests are left"

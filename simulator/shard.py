@@ -16,6 +16,8 @@ from simulator.messages import (
 from simulator.router import SimulatedRouter
 from simulator.texts import Library
 
+MAX_CELLS_COUNTED = 64
+
 
 class Shard:
     """Routers and cells of one process, which know of the others by messages only.
@@ -114,7 +116,13 @@ class Shard:
 
     def check_idle(self) -> None:
         """Raise AssertionError unless every request has ended and every block is free."""
+        # Counting all references of a thousand caches would take as long as simulating them.
+        is_small = self._config.num_cells <= MAX_CELLS_COUNTED
         for cell in self._cells.values():
             cell.check_idle()
+            if is_small:
+                cell.scheduler.check_invariants()
         for router in self._routers.values():
             router.check_idle()
+            if is_small:
+                router.placement.check_invariants()

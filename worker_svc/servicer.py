@@ -160,33 +160,35 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         loop between them.
         """
         requests = aiter(request_iterator)
-        first = await anext(requests, None)
-        if first is None:
-            return
-        events: asyncio.Queue[_Event] = asyncio.Queue()
-        epoch = first.scheduler_outputs.epoch
-        stream = self._epochs.open_stream(
-            epoch,
-            on_end=lambda: events.put_nowait(
-                StaleEpochError(f"this stream of epoch {epoch} was replaced by a newer one")
-            ),
-        )
-        reader = asyncio.create_task(self._read_steps(first, requests, stream, events))
-        try:
-            while (event := await events.get()) is not None:
-                if isinstance(event, Exception):
-                    raise event
-                response = await self._finish(await event)
-                yield wire.execute_response_to_proto(response)
-                if isinstance(response, StepGap):
-                    return
-        finally:
-            self._epochs.close_stream(stream)
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-            while not events.empty():
-                if isinstance(pending := events.get_nowait(), asyncio.Future):
-                    pending.cancel()
+        # Before the first step: an idle scheduler drives this worker too.
+        with self._epochs.open_call():
+            first = await anext(requests, None)
+            if first is None:
+                return
+            events: asyncio.Queue[_Event] = asyncio.Queue()
+            epoch = first.scheduler_outputs.epoch
+            stream = self._epochs.open_stream(
+                epoch,
+                on_end=lambda: events.put_nowait(
+                    StaleEpochError(f"this stream of epoch {epoch} was replaced by a newer one")
+                ),
+            )
+            reader = asyncio.create_task(self._read_steps(first, requests, stream, events))
+            try:
+                while (event := await events.get()) is not None:
+                    if isinstance(event, Exception):
+                        raise event
+                    response = await self._finish(await event)
+                    yield wire.execute_response_to_proto(response)
+                    if isinstance(response, StepGap):
+                        return
+            finally:
+                self._epochs.close_stream(stream)
+                reader.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
+                while not events.empty():
+                    if isinstance(pending := events.get_nowait(), asyncio.Future):
+                        pending.cancel()
 
     async def _read_steps(
         self,

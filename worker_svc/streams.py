@@ -4,7 +4,8 @@ Lives on the event loop. The worker thread reads only `StepStream.is_ended`, rig
 step, so a step that was queued before a newer scheduler spoke is refused as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from quire.errors import InvalidRequestError, StaleEpochError
 from worker_svc.steps import StepGap
@@ -62,12 +63,22 @@ class EpochGuard:
     def __init__(self) -> None:
         self.highest = 0
         self.scheduler_name = ""
+        self._num_calls = 0
         self._streams: set[StepStream] = set()
 
     @property
     def driver_name(self) -> str:
-        """Name of the scheduler that has a stream open; empty while none has."""
-        return self.scheduler_name if self._streams else ""
+        """Name of the scheduler that has an Execute call open; empty while none has."""
+        return self.scheduler_name if self._num_calls else ""
+
+    @contextmanager
+    def open_call(self) -> Iterator[None]:
+        """Count an Execute call while it is open, be it that no step has come yet."""
+        self._num_calls += 1
+        try:
+            yield
+        finally:
+            self._num_calls -= 1
 
     def admit(self, epoch: int) -> None:
         """Accept a message of an epoch; one above all before ends the streams of those.

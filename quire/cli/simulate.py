@@ -47,8 +47,8 @@ def simulate(
         int | None,
         typer.Option(help="Most tokens computed in one step.", show_default="that of the cell"),
     ] = None,
-    duration: Annotated[float, typer.Option(help="Seconds for which requests come.")] = 30.0,
-    period: Annotated[float, typer.Option(help="Seconds that a day is compressed to.")] = 30.0,
+    duration: Annotated[float, typer.Option(help="Seconds for which requests come.")] = 20.0,
+    period: Annotated[float, typer.Option(help="Seconds that a day is compressed to.")] = 20.0,
     burst_factor: Annotated[
         float, typer.Option(help="Rate of arrivals in a burst; 1 for no bursts.")
     ] = 1.5,
@@ -78,7 +78,7 @@ def simulate(
     ] = 50.0,
     warmup: Annotated[
         float, typer.Option(help="Seconds whose requests are not reported on.")
-    ] = 5.0,
+    ] = 4.0,
     seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = 0,
     processes: Annotated[
         int | None, typer.Option(help="To compute with.", show_default="cores of this machine")

@@ -140,3 +140,10 @@ def emulated_gpu() -> Iterator[EmulatedDevice]:
             yield EmulatedDevice(0)
     finally:
         compiled._C = kernels
+
+
+@contextmanager
+def on_the_same_gpu() -> Iterator[None]:
+    """Let another thread use the emulated GPU; one at a time may."""
+    with torch.inference_mode(), Machine.current:
+        yield

@@ -1,5 +1,6 @@
 """The worker on a GPU, emulated: the same tokens as on the CPU, in every way it takes steps."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import torch
 
 from bench.kv_quality import divergence
 from quire.sampling_params import SamplingParams
-from tests.emu.emulated_device import EmulatedDevice
+from tests.emu.emulated_device import EmulatedDevice, on_the_same_gpu
 from tests.emu.emulated_torch import EmulatedGraph
 from tests.factories import CONFIGS, FALLBACKS, random_model, save_model
 from tests.models.driver import Driver, load_runner
+from tests.models.linked_ranks import run_ranks
 from tests.models.test_against_transformers import reference_tokens
 from worker_svc.cuda_device import CudaDevice
 from worker_svc.loader import LoadSpec
+from worker_svc.parallel import ParallelGroup
 from worker_svc.profile import ProfileSpec
 from worker_svc.stream_block_mover import StreamBlockMover
 from worker_svc.worker import Worker
@@ -119,6 +122,36 @@ def test_invariant_layers_make_a_tokens_bits_its_own(
     alone = last_logits(70)
     for chunks, company in (((69, 1), 0), ((30, 23, 17), 0), ((70,), 3), ((68, 1, 1), 2)):
         assert torch.equal(last_logits(*chunks, company=company), alone), (chunks, company)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_invariant_ranks_give_the_bits_of_one(
+    gpu: CudaDevice, tmp_path: Path, family: str, dtype: str
+) -> None:
+    save_model(tmp_path, CONFIGS[family](**FAST, intermediate_size=1536))
+
+    def logits(parallel: ParallelGroup) -> torch.Tensor:
+        runner = load_runner(
+            tmp_path,
+            dtype=dtype,
+            device=gpu,
+            num_blocks=40,
+            max_num_seqs=4,
+            enforce_eager=True,
+            invariant=True,
+            parallel=parallel,
+        )
+        driver = Driver(runner)
+        driver.generate(PROMPTS, 2)
+        return driver.logits[2].cpu()
+
+    def rank_logits(parallel: ParallelGroup) -> torch.Tensor:
+        with on_the_same_gpu() if isinstance(gpu, EmulatedDevice) else nullcontext():
+            return logits(parallel)
+
+    alone = logits(ParallelGroup())
+    assert all(torch.equal(each, alone) for each in run_ranks(2, rank_logits))
 
 
 def test_float8_caches(gpu: CudaDevice, tmp_path: Path) -> None:

@@ -16,19 +16,30 @@ TIMEOUT_S = 60
 
 
 class Exchange:
-    """Where the ranks lay down a tensor each and pick up everybody's."""
+    """Where the ranks lay down a tensor each and pick up everybody's.
+
+    One rank computes at a time: what they run on may be one emulated device.
+    """
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=TIMEOUT_S)
+        self.turn = threading.Lock()
         self._parts: list[torch.Tensor] = [torch.empty(0)] * size
 
     def gather(self, rank: int, part: torch.Tensor) -> list[torch.Tensor]:
         self._parts[rank] = part
-        self.barrier.wait()
+        self._wait()
         parts = [each.clone() for each in self._parts]
-        self.barrier.wait()
+        self._wait()
         assert len({(each.shape, each.dtype) for each in parts}) == 1
         return parts
+
+    def _wait(self) -> None:
+        self.turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            self.turn.acquire()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,8 @@ def run_ranks(size: int, work: Callable[[ParallelGroup], T]) -> list[T]:
 
     def run(rank: int) -> T:
         try:
-            return work(ParallelGroup(rank, size, ThreadCommunicator(rank, exchange)))
+            with exchange.turn:
+                return work(ParallelGroup(rank, size, ThreadCommunicator(rank, exchange)))
         except BaseException:
             exchange.barrier.abort()  # the others would wait for this rank
             raise

@@ -64,6 +64,10 @@ async def test_a_worker_names_its_scheduler_while_that_has_a_stream() -> None:
         await init_cache(stub)
         assert await driver() == ""
         steps = Steps(stub, epoch=1)
+        async with asyncio.timeout(20):
+            # An idle scheduler drives it too.
+            while await driver() != "here:1":
+                await asyncio.sleep(0.01)
         await steps.run()
         assert await driver() == "here:1"
         await steps.call.done_writing()
