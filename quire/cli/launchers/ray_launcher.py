@@ -193,9 +193,9 @@ class RayLauncher(Launcher):
                 f"worker {rank}: Ray did not start it within {START_TIMEOUT_S:g} s"
             ) from None
         except ray.exceptions.RayError as error:
-            raise UnavailableError(
-                f"worker {rank}: Ray cannot start it: {_first_line(error)}"
-            ) from error
+            # The last line of a traceback, such as that Quire is not installed on that node.
+            cause = str(error).strip().rpartition("\n")[2].strip() or type(error).__name__
+            raise UnavailableError(f"worker {rank}: Ray cannot start it: {cause}") from error
         if status.error:
             raise ConfigError(status.error)
         return status
