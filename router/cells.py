@@ -10,7 +10,12 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
 
-from quire.errors import ModelNotFoundError, RequestExistsError, UnavailableError
+from quire.errors import (
+    ModelNotFoundError,
+    OverloadedError,
+    RequestExistsError,
+    UnavailableError,
+)
 from quire.log import get_logger
 from quire.outputs import CellStatus, FinishReason, ModelInfo
 from router.config import RouterConfig
@@ -18,6 +23,9 @@ from router.discovery import follow_names
 from router.placement import Placement, RoutingPolicy
 from router.session import Cell
 from router.streams import RequestStream
+
+# Full queues that a new request is turned away from before its client is told.
+MAX_REFUSALS = 3
 
 log = get_logger()
 
@@ -36,6 +44,8 @@ class CellPool:
         # Where each open request was submitted last.
         self._cell_of: dict[RequestStream, Cell] = {}
         self._open: dict[str, RequestStream] = {}
+        # Cells whose queue was full when a new request came.
+        self._refused_by: dict[RequestStream, list[Cell]] = {}
         # Requests that run nowhere now, and the timer that will fail them or place them again.
         self._waiting: dict[RequestStream, asyncio.TimerHandle] = {}
         # Set, and replaced by a new one, at every change of a cell.
@@ -182,6 +192,7 @@ class CellPool:
     def _withdraw(self, stream: RequestStream) -> None:
         """Take a request from wherever it runs or waits."""
         self._stop_waiting(stream)
+        self._refused_by.pop(stream, None)
         cell = self._cell_of.pop(stream, None)
         if cell is not None:
             cell.cancel(stream)
@@ -192,7 +203,10 @@ class CellPool:
         request = stream.request
         placement = self._placements.get(request.model.name)
         assignment = placement and placement.place(
-            stream.tokens_to_compute, request.cache_salt.encode(), request.sampling_params.width
+            stream.tokens_to_compute,
+            request.cache_salt.encode(),
+            request.sampling_params.width,
+            self._refused_by.get(stream, ()),
         )
         if assignment:
             self._cell_of[stream] = assignment.cell
@@ -247,7 +261,18 @@ class CellPool:
     def streams_lost(self, streams: Iterable[RequestStream]) -> None:
         """Find a new place for requests that their cell does not run any more."""
         for stream in streams:
+            self._refused_by.pop(stream, None)  # they may have room by now
             self._place(stream)
+
+    def stream_refused(self, stream: RequestStream, cell: Cell, error: OverloadedError) -> None:
+        """Try a few other cells: where all are full, trying each would be one load more for all."""
+        refused_by = self._refused_by.setdefault(stream, [])
+        refused_by.append(cell)
+        placement = self._placements[stream.request.model.name]
+        if len(refused_by) < min(MAX_REFUSALS, len(placement)):
+            self._place(stream)
+        else:
+            stream.fail(error)
 
     def stream_postponed(self, stream: RequestStream, retry_after_ms: int) -> None:
         """Try again later, as often as it takes: what was admitted is not turned away."""

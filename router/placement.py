@@ -7,7 +7,7 @@ that hold it are busier than computing it again elsewhere would make another.
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as AbstractSequence
 from enum import StrEnum
 from typing import Generic
@@ -147,7 +147,11 @@ class Placement(Generic[CellT]):
     # ------------------------------------------------------------------ requests
 
     def place(
-        self, prompt_token_ids: AbstractSequence[int], cache_salt: bytes, num_sequences: int = 1
+        self,
+        prompt_token_ids: AbstractSequence[int],
+        cache_salt: bytes,
+        num_sequences: int = 1,
+        refused_by: Collection[CellT] = (),
     ) -> Assignment[CellT] | None:
         """Choose a cell for a request and count the request as its own; None if there is no cell.
 
@@ -155,6 +159,7 @@ class Placement(Generic[CellT]):
             prompt_token_ids: with the output so far of a request that is moved.
             cache_salt: cached prefixes are shared within a salt only.
             num_sequences: that the request will decode at once.
+            refused_by: cells that have no room for it.
         """
         if not self._cells:
             return None
@@ -167,6 +172,12 @@ class Placement(Generic[CellT]):
             case RoutingPolicy.PREFIX_AWARE:
                 prefixes = self._prefixes(prompt_token_ids, cache_salt)
                 view = self._cheapest(prefixes, len(prompt_token_ids))
+        if view.cell in refused_by:
+            # Rare enough to look at all the others.
+            others = [each for each in self._cells if each.cell not in refused_by]
+            if not others:
+                return None
+            view = min(others, key=lambda each: each.outstanding_tokens)
         self._num_placed += 1
         for _, block_size, key in prefixes:
             if block_size == view.block_size and not view.has(key):

@@ -106,7 +106,7 @@ async def serve(config: RouterConfig, ready_fd: int | None) -> int:
     try:
         await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
         reason = serving.exception() if serving.done() else None
-        if isinstance(reason, UnavailableError):
+        if isinstance(reason, UnavailableError) and ready_fd is None:
             # Not fatal: a scheduler may start after its routers. Health says NOT_SERVING until
             # then.
             log.warning("no_scheduler_yet", error=reason.message)

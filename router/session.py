@@ -52,6 +52,9 @@ class CellOwner(Protocol):
     def streams_lost(self, streams: Iterable[RequestStream]) -> None:
         """These requests need a new place."""
 
+    def stream_refused(self, stream: RequestStream, cell: "Cell", error: OverloadedError) -> None:
+        """A new request found a cell's queue full."""
+
     def stream_postponed(self, stream: RequestStream, retry_after_ms: int) -> None:
         """An admitted request found its new scheduler's queue full."""
 
@@ -282,7 +285,9 @@ class Cell:
             # It may say so before its state does. Else the request would come back here.
             self._placement.leave(self)
             self._owner.streams_lost([stream])
-        elif stream.admitted and isinstance(error, OverloadedError):
+        elif not isinstance(error, OverloadedError):
+            stream.fail(error)
+        elif stream.admitted:
             self._owner.stream_postponed(stream, error.retry_after_ms)
         else:
-            stream.fail(error)
+            self._owner.stream_refused(stream, self, error)

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from quire.errors import ModelLoadError, OverloadedError
+from quire.errors import OverloadedError
 from router.detokenize import Detokenizer, DetokenizerFactory
+from router.tokenizer_files import load_backend
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -69,7 +70,7 @@ class Tokenizer:
         Raises:
             ModelLoadError: the directory holds no tokenizer that can be used.
         """
-        backend = await asyncio.to_thread(_load_backend, model)
+        backend = await asyncio.to_thread(load_backend, model)
         return cls(backend, num_threads, max_queued)
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
@@ -136,26 +137,3 @@ class Tokenizer:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._num_queued -= 1
-
-
-def _load_backend(model: str) -> "Backend":
-    """Read a tokenizer with transformers, so that its files mean here what they mean there.
-
-    Raises:
-        ModelLoadError: there is none that can be used.
-    """
-    from transformers import AutoTokenizer  # seconds of imports: only here, only in a thread
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    except Exception as error:
-        # transformers raises whatever its many readers raise; all of it means the same to the
-        # operator.
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ModelLoadError(f"cannot load the tokenizer of {model}: {reason}") from error
-    if not tokenizer.is_fast:
-        raise ModelLoadError(
-            f"cannot load the tokenizer of {model}: {type(tokenizer).__name__} is not a fast one"
-        )
-    backend: Backend = tokenizer.backend_tokenizer
-    return backend

@@ -70,18 +70,6 @@ class Cluster:
         )
         self.services.append(scheduler)
         self._progress(f"loading {config.model.name} and sizing the KV cache")
-        await self._start_scheduler(scheduler)
-
-        router = ServiceProcess(
-            "router",
-            ["router", str(config.model), "--scheduler", scheduler.address, *common],
-        )
-        self.services.append(router)
-        self._progress("starting the router")
-        await router.start(config.port)
-
-    async def _start_scheduler(self, scheduler: ServiceProcess) -> None:
-        """Start it, and workers that announce themselves to it; return when all is ready."""
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def hear(word: str, rest: str) -> None:
@@ -93,14 +81,27 @@ class Cluster:
         async def announce() -> None:
             await self.launcher.announce_to(await listening)
 
-        both = [asyncio.create_task(scheduler.start(0, hear)), asyncio.create_task(announce())]
+        async def start_router() -> None:
+            # While the workers load: it has imports of its own to do.
+            router = ServiceProcess(
+                "router", ["router", str(config.model), "--scheduler", await listening, *common]
+            )
+            self.services.append(router)
+            await router.start(config.port)
+
+        cell = [asyncio.create_task(scheduler.start(0, hear)), asyncio.create_task(announce())]
+        router_start = asyncio.create_task(start_router())
         try:
-            # The first failure ends the other, which may wait for what will not come.
-            await asyncio.gather(*both)
+            # The first failure ends the other, which may wait for what will not come. What the
+            # scheduler says of a model tells more than what the router does.
+            await asyncio.gather(*cell)
+            self._progress("starting the router")
+            await router_start
         finally:
-            for task in both:
+            tasks = [*cell, router_start]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep(self, service: ServiceProcess) -> None:
         """Start `service` again whenever it ends; give up when it will not stay up."""

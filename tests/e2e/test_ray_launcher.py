@@ -16,7 +16,7 @@ import pytest
 from quire import AsyncClient, SamplingParams
 from quire.cli.cluster import Cluster, ClusterConfig, LauncherName, embedded_model
 from quire.cli.launchers.ray_launcher import RayLauncher
-from quire.errors import ConfigError
+from quire.errors import ConfigError, UnavailableError
 from quire.outputs import Delta
 from tests.e2e.conftest import StartCluster
 
@@ -77,7 +77,7 @@ async def test_two_nodes_hold_a_rank_each_and_a_killed_one_changes_no_token(
         assert said[-2:] == ["waiting for the workers to load the model", "starting the router"]
         launcher = cluster.launcher
         assert isinstance(launcher, RayLauncher)
-        before = list(launcher._statuses)
+        before = list(launcher.statuses)
         assert len({status.node_id for status in before}) == 2, "one rank on each node"
         assert not any(status.address.startswith("0.0.0.0") for status in before)
 
@@ -92,7 +92,7 @@ async def test_two_nodes_hold_a_rank_each_and_a_killed_one_changes_no_token(
                                 os.kill(pid, signal.SIGKILL)
                             tokens += event.token_ids
                 assert tuple(tokens) == expected
-            restarted = [await launcher._status(rank, 10) for rank in range(2)]
+            restarted = [await launcher.ask(rank, 10) for rank in range(2)]
             assert not {each.pid for each in before} & {each.pid for each in restarted}
         pids = [status.pid for status in restarted]
     assert not ray.is_initialized()
@@ -120,6 +120,30 @@ async def test_workers_that_no_node_can_hold_are_refused_at_once(ray_address: st
                 pass
         assert all(part in caught.value.message for part in parts), caught.value.message
         assert not ray.is_initialized()
+
+
+async def test_a_cluster_in_use_is_waited_for_and_not_for_ever(
+    ray_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.cli.launchers.ray_placement.PACK_TIMEOUT_S", 1.5)
+
+    @ray.remote(num_cpus=1)
+    class Other:
+        def is_there(self) -> bool:
+            return True
+
+    ray.init(ray_address, log_to_driver=False)
+    try:
+        other = Other.remote()
+        assert ray.get(other.is_there.remote(), timeout=60)
+        with pytest.raises(UnavailableError) as caught:
+            async with ray_cluster(ray_address):
+                pass
+        parts = ("no room for 2 workers", "1.5 s", "2 nodes", 'of which {"CPU": 1.0} are free')
+        assert all(part in caught.value.message for part in parts), caught.value.message
+        assert ray.get(other.is_there.remote(), timeout=60), "a Ray of others is left as it was"
+    finally:
+        ray.shutdown()
 
 
 def gcs_address(parent: int) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from quire import AsyncClient, SamplingParams
 from quire.block_hashes import extend_block_hashes, reported_depths, short_hash
-from quire.errors import UnavailableError
+from quire.errors import OverloadedError, UnavailableError
 from quire.outputs import CellState, CellStatus
 from quire.v1 import scheduler_pb2
 from tests.fakes.fake_scheduler import FakeScheduler, running_scheduler
@@ -21,6 +21,10 @@ PROMPT = [3 + position % 200 for position in range(100)]
 PARAMS = SamplingParams(max_tokens=4)
 DRAINING = scheduler_pb2.Refused(
     reason=scheduler_pb2.REFUSAL_REASON_DRAINING, message="the cell is draining"
+)
+
+FULL = scheduler_pb2.Refused(
+    reason=scheduler_pb2.REFUSAL_REASON_QUEUE_FULL, message="7 wait", retry_after_ms=1500
 )
 
 
@@ -127,6 +131,23 @@ async def test_a_request_that_crosses_the_word_of_draining_goes_elsewhere(tmp_pa
             assert len((await client.generate([*PROMPT, 7], PARAMS)).token_ids) == 4
         # After one refusal it is not asked again.
         assert [len(fake.submitted) for fake in fakes] == [0, 3]
+
+
+async def test_a_request_whose_cell_has_a_full_queue_goes_elsewhere(tmp_path: Path) -> None:
+    async with two_cells(tmp_path) as (fakes, client):
+        await fakes[0].send_digest(digest(PROMPT))
+        await fakes[0].send_state(state(10))
+        await seen(client, (0, state(10)))
+        fakes[0].refuse_next(FULL)
+        assert len((await client.generate([*PROMPT, 7], PARAMS)).token_ids) == 4
+        # That was about one request: the next one tries the holder of its prefix first.
+        assert len((await client.generate([*PROMPT, 8], PARAMS)).token_ids) == 4
+        assert [len(fake.submitted) for fake in fakes] == [1, 1]
+        for fake in fakes:
+            fake.refuse_next(FULL)
+        with pytest.raises(OverloadedError, match="7 wait") as full:
+            await client.generate([*PROMPT, 9], PARAMS)
+        assert full.value.retry_after_ms == 1500
 
 
 async def test_a_draining_cell_gets_nothing_new_and_finishes_what_it_has(tmp_path: Path) -> None:

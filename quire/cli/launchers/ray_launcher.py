@@ -6,7 +6,6 @@ scheduler's orders and the ranks' tensors take their own connections.
 
 import asyncio
 import importlib.util
-import ipaddress
 import logging
 import os
 import secrets
@@ -17,7 +16,7 @@ from typing import Any
 
 from quire.cli.cluster_config import ClusterConfig
 from quire.cli.launchers.base import Launcher, Say, WorkerPlace
-from quire.cli.launchers.ray_placement import choose_bundle, place
+from quire.cli.launchers.ray_placement import check_host, choose_bundle, place
 from quire.cli.launchers.ray_thread import RayThread
 from quire.cli.launchers.ray_worker import STOP_TIMEOUT_S, RayWorker, WorkerStatus
 from quire.errors import ConfigError, QuireError, UnavailableError
@@ -42,6 +41,9 @@ class RayLauncher(Launcher):
         config: of the cluster.
         say: shows the user what is being waited for.
 
+    Attributes:
+        statuses: how each worker was when it was last asked, in order of rank.
+
     Raises:
         ConfigError: Ray is not installed.
     """
@@ -64,7 +66,7 @@ class RayLauncher(Launcher):
         self._groups: list[Any] = []  # the placement group, once there is room
         self._bundle: dict[str, float] = {}
         self._actors: list[Any] = []
-        self._statuses: list[WorkerStatus] = []
+        self.statuses: list[WorkerStatus] = []
 
     @property
     def scheduler_args(self) -> list[str]:
@@ -80,7 +82,7 @@ class RayLauncher(Launcher):
                 status.address,
                 f"pid {status.pid} on Ray node {status.node_id[:8]}",
             )
-            for rank, status in enumerate(self._statuses)
+            for rank, status in enumerate(self.statuses)
         ]
 
     # ---------------------------------------------------------------- start
@@ -139,12 +141,7 @@ class RayLauncher(Launcher):
         self._groups.append(placement.group)
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes}
         here = ray.util.get_node_ip_address()
-        far = sorted({addresses.get(each, each) for each in placement.node_ids} - {here})
-        if far and _is_loopback(config.host):
-            raise ConfigError(
-                f"--host: workers on {', '.join(far)} cannot reach the scheduler at {config.host}; "
-                f"this machine is {here}"
-            )
+        check_host(config.host, here, [addresses.get(each, each) for each in placement.node_ids])
 
     # ---------------------------------------------------------------- workers
 
@@ -184,26 +181,32 @@ class RayLauncher(Launcher):
                     config.log_level,
                 )
             )
-        self._statuses = await asyncio.gather(*map(self._first_status, range(len(self._actors))))
+        self.statuses = await asyncio.gather(*map(self._first_status, range(len(self._actors))))
 
     async def _first_status(self, rank: int) -> WorkerStatus:
         import ray
 
         try:
-            status = await self._status(rank, START_TIMEOUT_S)
+            status = await self.ask(rank, START_TIMEOUT_S)
         except TimeoutError:
             raise UnavailableError(
                 f"worker {rank}: Ray did not start it within {START_TIMEOUT_S:g} s"
             ) from None
         except ray.exceptions.RayError as error:
-            raise UnavailableError(
-                f"worker {rank}: Ray cannot start it: {_first_line(error)}"
-            ) from error
+            # The last line of a traceback, such as that Quire is not installed on that node.
+            cause = str(error).strip().rpartition("\n")[2].strip() or type(error).__name__
+            raise UnavailableError(f"worker {rank}: Ray cannot start it: {cause}") from error
         if status.error:
             raise ConfigError(status.error)
         return status
 
-    async def _status(self, rank: int, timeout_s: float) -> WorkerStatus:
+    async def ask(self, rank: int, timeout_s: float) -> WorkerStatus:
+        """Ask an actor how its worker is.
+
+        Raises:
+            TimeoutError: it does not answer in time.
+            RayError: it is not there now, or no more.
+        """
         asked = self._actors[rank].status.remote()
         status: WorkerStatus = await asyncio.wait_for(
             asyncio.wrap_future(asked.future()), timeout_s
@@ -221,12 +224,12 @@ class RayLauncher(Launcher):
     async def _watch(self, rank: int) -> None:
         import ray
 
-        deaths = 0
+        deaths, is_away = 0, False
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
-            before = self._statuses[rank]
+            before = self.statuses[rank]
             try:
-                status = await self._status(rank, START_TIMEOUT_S)
+                status = await self.ask(rank, START_TIMEOUT_S)
             except ray.exceptions.ActorDiedError as error:
                 deaths += 1
                 if deaths == DEATHS_IN_A_ROW:
@@ -235,11 +238,13 @@ class RayLauncher(Launcher):
                     ) from error
                 continue
             except (TimeoutError, ray.exceptions.RayError) as error:
-                log.warning("worker_unavailable", rank=rank, error=_first_line(error))
+                if not is_away:
+                    log.warning("worker_unavailable", rank=rank, error=_first_line(error))
+                is_away = True
                 continue
-            deaths = 0
+            deaths, is_away = 0, False
             if status != before:
-                self._statuses[rank] = status
+                self.statuses[rank] = status
                 log.warning(
                     "worker_restarted",
                     rank=rank,
@@ -302,13 +307,6 @@ async def _check_reachable(address: str) -> None:
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _first_line(error: BaseException) -> str:

@@ -115,6 +115,25 @@ async def place(
     )
 
 
+def check_host(host: str, here: str, nodes: Sequence[str]) -> None:
+    """Refuse an address that workers elsewhere cannot reach.
+
+    Args:
+        host: that the scheduler listens on.
+        here: address of this machine in the Ray cluster.
+        nodes: address of the node of each worker.
+
+    Raises:
+        ConfigError: the scheduler listens on the loopback, and some are on other machines.
+    """
+    elsewhere = sorted(set(nodes) - {here})
+    if elsewhere and (host == "localhost" or host.startswith("127.") or host in ("::1", "[::1]")):
+        raise ConfigError(
+            f"--host: workers on {', '.join(elsewhere)} cannot reach the scheduler at {host}; "
+            f"this machine is {here}"
+        )
+
+
 def _text(resources: Resources) -> str:
     kinds = {kind: resources[kind] for kind in ("CPU", "GPU") if kind in resources}
     return json.dumps({kind: round(amount, 3) for kind, amount in kinds.items()})

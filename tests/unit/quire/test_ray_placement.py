@@ -1,9 +1,11 @@
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 
-from quire.cli.launchers.ray_placement import choose_bundle, choose_strategies
+from quire.cli.cluster import Cluster, ClusterConfig, LauncherName
+from quire.cli.launchers.ray_placement import check_host, choose_bundle, choose_strategies
 from quire.cli.launchers.ray_thread import RayThread
 from quire.errors import ConfigError, UnavailableError
 
@@ -61,6 +63,23 @@ def test_what_never_fits_is_refused_with_what_there_is(
     assert f"{size} workers" in caught.value.message
     assert f"{len(nodes)} nodes" in caught.value.message
     assert f'"CPU": {bundle["CPU"]}' in caught.value.message
+
+
+def test_a_scheduler_that_workers_elsewhere_cannot_reach_is_refused() -> None:
+    check_host("127.0.0.1", "10.0.0.1", ["10.0.0.1", "10.0.0.1"])
+    check_host("10.0.0.1", "10.0.0.1", ["10.0.0.1", "10.0.0.2"])
+    check_host("0.0.0.0", "10.0.0.1", ["10.0.0.2"])
+    for host in ("127.0.0.1", "localhost", "[::1]"):
+        with pytest.raises(ConfigError) as caught:
+            check_host(host, "10.0.0.1", ["10.0.0.1", "10.0.0.2"])
+        assert all(part in caught.value.message for part in (host, "10.0.0.1", "10.0.0.2"))
+
+
+def test_without_ray_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    config = ClusterConfig(Path(__file__).parent, launcher=LauncherName.RAY)
+    with pytest.raises(ConfigError, match=r"pip install 'quire-serve\[ray\]'"):
+        Cluster(config)
 
 
 async def test_a_call_that_hangs_is_given_up_and_the_thread_goes_on() -> None:

@@ -1,0 +1,87 @@
+"""Tokenizers read directly are those that transformers would make of the same files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from quire.cli.cluster import embedded_model
+from quire.errors import ModelLoadError
+from router import tokenizer_files
+from tests.fakes import small_tokenizers
+
+PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+def write(directory: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> Path:
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def by_transformers(directory: Path) -> str:
+    text: str = AutoTokenizer.from_pretrained(
+        str(directory), local_files_only=True
+    ).backend_tokenizer.to_str()
+    return text
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
+@pytest.mark.parametrize("special", [{}, {"eos_token": "</s>", "bos_token": "<s>"}])
+def test_plain_files_are_read_directly(name: str, special: dict[str, str], tmp_path: Path) -> None:
+    write(tmp_path, getattr(small_tokenizers, name)(), {**PLAIN, **special})
+    plain = tokenizer_files._load_plain(tmp_path)
+    assert plain is not None
+    ours, theirs = json.loads(plain.to_str()), json.loads(by_transformers(tmp_path))
+    # In the place of none, transformers puts one that adds nothing.
+    assert ours.pop("post_processor") is None
+    assert theirs.pop("post_processor")["special_tokens"] == {}
+    assert ours == theirs
+    other = Tokenizer.from_str(by_transformers(tmp_path))
+    for text in (*small_tokenizers.CORPUS, "</s> in a text <s>", ""):
+        assert plain.encode(text).ids == other.encode(text).ids
+
+
+def test_the_embedded_model_needs_no_transformers() -> None:
+    """Seconds of every router's start."""
+    program = (
+        "import sys; from router.tokenizer_files import load_backend; "
+        f"print(load_backend({str(embedded_model())!r}).encode('The list').ids); "
+        "sys.exit('transformers' in sys.modules or 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    expected = AutoTokenizer.from_pretrained(str(embedded_model())).encode("The list")
+    assert json.loads(done.stdout) == expected
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tokenizer_class": "LlamaTokenizer"},
+        {**PLAIN, "add_bos_token": True, "bos_token": "<s>"},
+        {**PLAIN, "eos_token": "<|end|>"},
+        {**PLAIN, "eos_token": "list"},
+        {**PLAIN, "additional_special_tokens": ["<|tool|>"]},
+        {**PLAIN, "added_tokens_decoder": {"481": {"content": "<|x|>", "special": True}}},
+    ],
+    ids=str,
+)
+def test_anything_else_is_left_to_transformers(config: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, small_tokenizers.byte_level(), config)
+    assert tokenizer_files._load_plain(tmp_path) is None
+    assert tokenizer_files.load_backend(str(tmp_path)).to_str() == by_transformers(tmp_path)
+
+
+def test_a_broken_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    write(tmp_path, small_tokenizers.byte_level(), PLAIN)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="cannot load the tokenizer of"):
+        tokenizer_files.load_backend(str(tmp_path))
