@@ -24,6 +24,7 @@ from simulator.config import CellConfig, Lengths, SimulationConfig, TrafficConfi
 from simulator.cost_model import CostModel, StepShape
 from simulator.fit import MeasuredStep, fit, fit_error
 from simulator.measure import measure_steps
+from simulator.metrics import FloatArray, Metrics
 from simulator.simulation import assumed_token_s, simulate
 from simulator.texts import Library, Request
 from simulator.traffic import Traffic
@@ -32,6 +33,7 @@ NUM_PROBES = 30
 PROMPT_TOKENS = 64
 PROBE_TOKENS = 32
 INTERVAL_S = 0.1
+POLICY = RoutingPolicy.PREFIX_AWARE
 SCHEDULER_OPTIONS = {"--block-size": 16, "--num-gpu-blocks-override": 1200}
 
 
@@ -65,11 +67,16 @@ def traffic_config(streams: int, duration_s: float) -> TrafficConfig:
     )
 
 
-def requests_of(config: SimulationConfig) -> list[Request]:
-    """Return the requests that a simulation of single turns makes."""
+def traffic_of(config: SimulationConfig) -> Traffic:
+    """Return the traffic that a simulation makes."""
     library = Library(config.traffic, config.seed)
     token_s = assumed_token_s(config, library)
-    traffic = Traffic(config.traffic, library, config.cell.max_model_len, token_s, config.seed)
+    return Traffic(config.traffic, library, config.cell.max_model_len, token_s, config.seed)
+
+
+def requests_of(config: SimulationConfig) -> list[Request]:
+    """Return the requests that a simulation of single turns makes."""
+    traffic = traffic_of(config)
     num_intervals = round(config.traffic.duration_s / INTERVAL_S)
     return [
         request
@@ -184,44 +191,91 @@ def with_measured_constants(model: CostModel, lone: Lone) -> CostModel:
     return replace(model, request_us=outside_us / 2, answer_us=outside_us / 2)
 
 
-def print_comparison(real: RealRun, config: SimulationConfig) -> None:
-    """Simulate the same requests and print both."""
-    metrics = simulate(config, RoutingPolicy.PREFIX_AWARE)
-    assert metrics.num_answered == len(real.answers), "not the same requests"
-    columns = np.array(metrics.answers).T
-    _, arrival_s, first_s, end_s, num_tokens, _ = columns
-    simulated_ttft = 1e3 * (first_s - arrival_s)
-    simulated_tpot = 1e3 * (end_s - first_s) / np.maximum(num_tokens - 1, 1)
-    real_ttft = np.array([1e3 * each.ttft_s for each in real.answers])
-    real_tpot = np.array([1e3 * each.tpot_s for each in real.answers])
-    looked_up = real.after.prefix_cache_queries_total - real.before.prefix_cache_queries_total
-    found = real.after.prefix_cache_hits_total - real.before.prefix_cache_hits_total
-    total = float(num_tokens.sum())
-    summary = metrics.summary()
-    rows = [
-        (
-            f"{name} p{percentile}, ms",
-            float(np.percentile(measured, percentile)),
-            float(np.percentile(simulated, percentile)),
-        )
-        for name, measured, simulated in (
-            ("time to first token", real_ttft, simulated_ttft),
-            ("time per token", real_tpot, simulated_tpot),
-        )
+def figures_of_answers(ttft_ms: FloatArray, tpot_ms: FloatArray) -> dict[str, float]:
+    """Return the percentiles that are compared."""
+    return {
+        f"{name} p{percentile}, ms": float(np.percentile(values, percentile))
+        for name, values in (("time to first token", ttft_ms), ("time per token", tpot_ms))
         for percentile in (50, 95)
-    ]
-    rows += [
-        ("tokens/s, start to end", total / real.seconds, total / float(end_s.max())),
-        ("prefix hit rate, %", 100 * found / looked_up, 100 * summary.prefix_hit_rate),
-        (
-            "steps",
-            real.after.steps_total - real.before.steps_total,
-            metrics.usage.num_steps,
+    }
+
+
+def figures_of_real(real: RealRun) -> dict[str, float]:
+    """Return what a real run came to."""
+    before, after = real.before, real.after
+    looked_up = after.prefix_cache_queries_total - before.prefix_cache_queries_total
+    found = after.prefix_cache_hits_total - before.prefix_cache_hits_total
+    return {
+        **figures_of_answers(
+            np.array([1e3 * each.ttft_s for each in real.answers]),
+            np.array([1e3 * each.tpot_s for each in real.answers]),
         ),
-    ]
-    print(f"{'':<26} {'real':>10} {'simulated':>10} {'error':>8}")
-    for name, measured, simulated in rows:
-        print(f"{name:<26} {measured:>10.1f} {simulated:>10.1f} {simulated / measured - 1:>+8.1%}")
+        "tokens/s, start to end": sum(each.num_tokens for each in real.answers) / real.seconds,
+        "prefix hit rate, %": 100 * found / looked_up,
+        "steps": after.steps_total - before.steps_total,
+    }
+
+
+def figures_of_simulated(metrics: Metrics) -> dict[str, float]:
+    """Return the same of a simulated run."""
+    _, arrival_s, first_s, end_s, num_tokens, _ = np.array(metrics.answers).T
+    usage = metrics.usage
+    return {
+        **figures_of_answers(
+            1e3 * (first_s - arrival_s),
+            1e3 * (end_s - first_s) / np.maximum(num_tokens - 1, 1),
+        ),
+        "tokens/s, start to end": float(num_tokens.sum() / end_s.max()),
+        "prefix hit rate, %": 100 * usage.num_tokens_found / usage.num_tokens_looked_up,
+        "steps": usage.num_steps,
+    }
+
+
+def at_speed(config: SimulationConfig, factor: float, services_us: float) -> SimulationConfig:
+    """Return the simulation with workers that take `factor` times as long."""
+    model = config.cell.cost_model
+    slower = replace(
+        model,
+        base_us=factor * (model.base_us - services_us) + services_us,
+        token_us=factor * model.token_us,
+        sequence_us=factor * model.sequence_us,
+        context_us=factor * model.context_us,
+        pair_us=factor * model.pair_us,
+    )
+    return replace(config, cell=replace(config.cell, cost_model=slower))
+
+
+def slowdown(real: RealRun, config: SimulationConfig, services_us: float) -> float:
+    """Return how much longer the worker took for its steps than the fit says.
+
+    What else ran on the machine, and the other services' use of its caches. Longer steps hold more
+    sequences, so the factor at which simulated steps take as long as real ones is looked for.
+    """
+    before, after = real.before, real.after
+    worker_us = after.model_us_total + after.sample_us_total
+    worker_us -= before.model_us_total + before.sample_us_total
+    real_us = worker_us / (after.steps_total - before.steps_total)
+    factor = 1.0
+    for _ in range(6):
+        usage = simulate(at_speed(config, factor, services_us), POLICY).usage
+        factor *= real_us / (1e6 * usage.busy_s / usage.num_steps - services_us)
+    return factor
+
+
+def print_comparison(real: RealRun, config: SimulationConfig, services_us: float) -> None:
+    """Simulate the same requests, as the fit says and at the worker's speed of that run."""
+    factor = slowdown(real, config, services_us)
+    print(f"in this run the worker took {factor:.2f} times as long for its steps as when fitted\n")
+    runs = [simulate(each, POLICY) for each in (config, at_speed(config, factor, services_us))]
+    for metrics in runs:
+        assert metrics.num_answered == len(real.answers), "not the same requests"
+    fitted, slowed = map(figures_of_simulated, runs)
+    print(f"{'':<26} {'real':>10} {'as fitted':>10} {'error':>8} {'as slow':>10} {'error':>8}")
+    for name, measured in figures_of_real(real).items():
+        columns = "".join(
+            f" {each[name]:>10.1f} {each[name] / measured - 1:>+8.1%}" for each in (fitted, slowed)
+        )
+        print(f"{name:<26} {measured:>10.1f}{columns}")
 
 
 def main() -> None:
@@ -256,7 +310,7 @@ def main() -> None:
             f"  {1e3 * lone.tpot_s:.2f} ms for each further one, of which "
             f"{(whole.base_us - model.base_us) / 1e3:.2f} between steps\n"
         )
-        return SimulationConfig(
+        config = SimulationConfig(
             traffic=traffic_config(arguments.streams, arguments.duration),
             cell=CellConfig(
                 whole,
@@ -270,8 +324,12 @@ def main() -> None:
             warmup_s=0.0,
             seed=arguments.seed,
         )
+        # The same requests, however long steps are taken to be later.
+        rate = traffic_of(config).peak_rate
+        return replace(config, traffic=replace(config.traffic, peak_rate=rate))
 
-    print_comparison(*asyncio.run(run_real(configure)))
+    real, config = asyncio.run(run_real(configure))
+    print_comparison(real, config, config.cell.cost_model.base_us - model.base_us)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,7 @@ class SimulatedCell:
         self._answered: list[Answered] = []
         self._num_steps = 0
         self._num_tokens = 0
+        self._busy_us = 0.0
 
     @property
     def num_requests(self) -> int:
@@ -145,6 +146,7 @@ class SimulatedCell:
         outcome = self.scheduler.update(StepResult(sampling, [FILLER_TOKEN] * len(sampling), []))
         self.scheduler.preemption_costs.observe_step(step.num_tokens, step.step_us)
         self._num_steps += 1
+        self._busy_us += step.step_us
         self._deliver(outcome, now + self._model.answer_us / 1e6)
 
     def _deliver(self, outcome: StepOutcome, at_s: float) -> None:
@@ -193,6 +195,7 @@ class SimulatedCell:
             num_recomputed_tokens=scheduler.counters.recomputed_tokens,
             num_steps=self._num_steps,
             num_tokens=self._num_tokens,
+            busy_s=self._busy_us / 1e6,
         )
 
     def unfinished(self) -> list[Submission]:

@@ -41,6 +41,8 @@ class TrafficConfig:
 
     Attributes:
         streams: answers under way at the busiest moment, if every shared prefix is in a cache.
+        peak_rate: conversations that begin a second at the day's peak, without bursts; None for as
+            many as make `streams`.
         duration_s: for which requests come in.
         period_s: length of the day; it begins at night.
         night: rate at night, as a share of the peak's.
@@ -60,6 +62,7 @@ class TrafficConfig:
     """
 
     streams: int
+    peak_rate: float | None = None
     duration_s: float = 20.0
     period_s: float = 20.0
     night: float = 0.4

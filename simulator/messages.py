@@ -60,6 +60,7 @@ class Usage(NamedTuple):
         num_recomputed_tokens: because of them.
         num_steps: of its workers.
         num_tokens: sampled.
+        busy_s: of its workers.
     """
 
     num_tokens_looked_up: int = 0
@@ -68,10 +69,11 @@ class Usage(NamedTuple):
     num_recomputed_tokens: int = 0
     num_steps: int = 0
     num_tokens: int = 0
+    busy_s: float = 0.0
 
     def __add__(self, other: "Usage") -> "Usage":  # type: ignore[override]
         """Return the sum of both, field by field."""
-        return Usage(*(mine + others for mine, others in zip(self, other, strict=True)))
+        return Usage._make(mine + others for mine, others in zip(self, other, strict=True))
 
 
 class Heartbeat(NamedTuple):

@@ -54,7 +54,11 @@ class Traffic:
         self.curve = RateCurve(config, curve_rng)
         self._tenants = _zipf(config.num_tenants, config.zipf)
         self._documents = _zipf(config.num_documents, config.zipf)
-        self.peak_rate = config.streams / self._streams_at_peak(sizing_rng, token_s)
+        self.peak_rate = (
+            config.streams / self._streams_at_peak(sizing_rng, token_s)
+            if config.peak_rate is None
+            else config.peak_rate
+        )
         self._conversations: dict[int, _Conversation] = {}
         # (time, conversation, tenant, document), of turns whose time has not come.
         self._coming: list[tuple[float, int, int, int | None]] = []
