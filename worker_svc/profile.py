@@ -136,7 +136,7 @@ def warm_up(loaded: LoadedModel, caches: KVCaches, block_size: int) -> None:
     device = loaded.device.torch_device
     for num_tokens in sorted(sizes):
         _run_dummy_step(loaded, caches, block_size, num_tokens, num_tokens)
-        is_late = torch.tensor([time.monotonic() > deadline], dtype=torch.int32, device=device)
+        is_late = torch.tensor([time.monotonic() > deadline], dtype=torch.int32).to(device)
         # By rank 0's clock: a rank that went on alone would wait for the others in vain.
         if loaded.parallel.broadcast(is_late).item():
             break
