@@ -7,7 +7,6 @@ log=build/emulated_tests.log
 mkdir -p build
 status=0
 
-
 # Compilers get what the first tests leave idle: many of those wait for processes to start. If a build fails, the script
 # that needs it says so below.
 (
