@@ -251,6 +251,22 @@ def open_channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
+async def until_serving(address: str, service: str) -> None:
+    """Return when a service at `address` says that it serves."""
+    request = health_pb2.HealthCheckRequest(service=service)
+    async with open_channel(address) as channel:
+        while True:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(request, wait_for_ready=True)
+            try:
+                async for response in watch:
+                    if response.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.2)  # it ended while it was asked, or is something else
+            finally:
+                watch.cancel()
+
+
 async def stop_signal() -> signal.Signals:
     """Return when this process is asked to stop, by SIGINT or SIGTERM, and say which it was."""
     received: asyncio.Queue[signal.Signals] = asyncio.Queue()

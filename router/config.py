@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.addresses import check_address
 from quire.errors import ConfigError
 from quire.log import LEVELS
 from router.placement import RoutingPolicy
@@ -79,9 +80,7 @@ class RouterConfig:
 
 def _check_addresses(field: str, addresses: tuple[str, ...]) -> None:
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-            raise ConfigError(f"{field}: each HOST:PORT with a port in [1, 65535], got {address}")
+        check_address(field, address)
     if len(set(addresses)) < len(addresses):
         raise ConfigError(f"{field}: each once, got {', '.join(addresses)}")
 

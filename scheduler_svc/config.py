@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from quire.addresses import MAX_RANKS, check_address
 from quire.errors import ConfigError
 from quire.log import LEVELS
 from scheduler_svc.preemption import PreemptionMode
@@ -11,7 +12,6 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 PREEMPTION_MODES = tuple(PreemptionMode)
 MAX_AGEING_S = 1e6
-MAX_RANKS = 64
 MAX_DRAIN_TIMEOUT_S = 86_400
 
 
@@ -106,7 +106,7 @@ class SchedulerConfig:
                 f"workers: must be in [1, {MAX_RANKS}] addresses, got {len(self.workers)}"
             )
         for address in self.workers:
-            _check_address("workers", address)
+            check_address("workers", address)
         if len(set(self.workers)) < len(self.workers):
             raise ConfigError(f"workers: each once, got {', '.join(self.workers)}")
         if not 1 <= self.distributed_timeout_s <= 3600:
@@ -164,9 +164,3 @@ class SchedulerConfig:
 def _check(field: str, value: int | None, low: int, high: int) -> None:
     if value is not None and not low <= value <= high:
         raise ConfigError(f"{field}: must be in [{low}, {high}], got {value}")
-
-
-def _check_address(field: str, address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise ConfigError(f"{field}: HOST:PORT with a port in [1, 65535], got {address!r}")

@@ -238,7 +238,7 @@ class Driver:
             log.info("drain_started", num_requests=self._num_unfinished)
             await self._on_serving(False)
             if self._is_formed:
-                self._tell_state()
+                self._tell_state(self.state)
         deadline = time.monotonic() + self._config.drain_timeout_s
         while self._is_busy and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_LOOK_INTERVAL_S)
@@ -355,12 +355,12 @@ class Driver:
             state, now = self.state, time.monotonic()
             if state != reported or now - reported_at >= IDLE_REPORT_INTERVAL_S:
                 reported, reported_at = state, now
-                self._tell_state()
+                self._tell_state(state)
             await asyncio.sleep(REPORT_INTERVAL_S)
 
-    def _tell_state(self) -> None:
+    def _tell_state(self, state: CellState) -> None:
         """Tell every router how the cell is, and what its cache holds."""
-        delta, state = self._blocks.digest.take_delta(), self.state
+        delta = self._blocks.digest.take_delta()
         for session in self._sessions:
             if delta.added or delta.removed:
                 session.push(delta)

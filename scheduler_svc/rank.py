@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from quire.addresses import split_address
 from quire.errors import (
     ConfigError,
     ModelLoadError,
@@ -92,7 +93,7 @@ class Rank:
     @property
     def host(self) -> str:
         """Address of the worker's machine, as this scheduler reaches it."""
-        return self.address.rpartition(":")[0]
+        return split_address(self.address)[0]
 
     async def open_rendezvous(self, epoch: int) -> str:
         """Have the worker await the other ranks on its own machine; return "host:port"."""

@@ -3,14 +3,12 @@
 import re
 from dataclasses import dataclass
 
+from quire.addresses import MAX_RANKS, WILDCARD_HOSTS, check_address
 from quire.errors import ConfigError
 from quire.log import LEVELS
 
 DEFAULT_PORT = 50053
 MAX_THREADS = 1024
-MAX_RANKS = 64
-# Addresses to listen on that nobody can connect to.
-WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]", "::", "*"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +29,7 @@ class Announcement:
     host: str
 
     def __post_init__(self) -> None:
-        host, _, port = self.scheduler.rpartition(":")
-        if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-            raise ConfigError(
-                f"announce_to: HOST:PORT with a port in [1, 65535], got {self.scheduler!r}"
-            )
+        check_address("announce_to", self.scheduler)
         if not 0 <= self.rank < MAX_RANKS:
             raise ConfigError(f"rank: must be in [0, {MAX_RANKS - 1}], got {self.rank}")
         if self.host in WILDCARD_HOSTS:

@@ -8,9 +8,12 @@ from quire.cli.launchers import make_launcher
 from quire.cli.process import ServiceProcess
 from quire.errors import ConfigError, UnavailableError
 from quire.log import get_logger
+from quire.rpc import until_serving
 
 __all__ = ["Cluster", "ClusterConfig", "LauncherName", "embedded_model"]
 
+ROUTER_SERVICE = "quire.v1.InferenceService"
+ROUTER_TIMEOUT_S = 30.0
 RESTARTS_IN_A_ROW = 5
 RESTART_DELAY_S = 0.2
 
@@ -97,11 +100,22 @@ class Cluster:
             await asyncio.gather(*cell)
             self._progress("starting the router")
             await router_start
+            await self._wait_for_router()
         finally:
             tasks = [*cell, router_start]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait_for_router(self) -> None:
+        """Return when the router knows the model: it may have started long before that loaded."""
+        try:
+            async with asyncio.timeout(ROUTER_TIMEOUT_S):
+                await until_serving(self.router.address, ROUTER_SERVICE)
+        except TimeoutError:
+            raise UnavailableError(
+                f"the router does not reach its scheduler within {ROUTER_TIMEOUT_S:g} s"
+            ) from None
 
     async def _keep(self, service: ServiceProcess) -> None:
         """Start `service` again whenever it ends; give up when it will not stay up."""

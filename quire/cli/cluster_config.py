@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from quire.addresses import MAX_RANKS, check_address
 from quire.errors import ConfigError
-
-MAX_RANKS = 64
 
 
 def embedded_model() -> Path:
@@ -104,12 +103,7 @@ class ClusterConfig:
                 f"--device must be cpu, cuda or auto where Ray chooses the GPU, got {self.device}"
             )
         if self.ray_address not in (None, "auto"):
-            host, _, port = str(self.ray_address).rpartition(":")
-            if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-                raise ConfigError(
-                    "--ray-address must be auto or HOST:PORT of the head node, "
-                    f"got {self.ray_address}"
-                )
+            check_address("--ray-address", str(self.ray_address))
 
     def device_of(self, rank: int) -> str:
         """Return where a rank computes: on the GPU of its number unless one is named."""

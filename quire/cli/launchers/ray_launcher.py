@@ -14,6 +14,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from quire.addresses import WILDCARD_HOSTS
 from quire.cli.cluster_config import ClusterConfig
 from quire.cli.launchers.base import Launcher, Say, WorkerPlace
 from quire.cli.launchers.ray_placement import check_host, choose_bundle, place
@@ -27,7 +28,6 @@ CONNECT_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 180.0
 RELEASE_TIMEOUT_S = 20.0
 POLL_INTERVAL_S = 2.0
-WILDCARD_HOSTS = ("0.0.0.0", "[::]", "::")
 # Polls in a row that find an actor dead for good.
 DEATHS_IN_A_ROW = 5
 

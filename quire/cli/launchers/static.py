@@ -2,13 +2,10 @@
 
 import asyncio
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from quire.cli.cluster_config import ClusterConfig
 from quire.cli.launchers.base import Launcher, Say, WorkerPlace
 from quire.errors import UnavailableError
-from quire.rpc import open_channel
+from quire.rpc import until_serving
 
 START_TIMEOUT_S = 300.0
 WORKER_SERVICE = "quire.v1.WorkerService"
@@ -49,7 +46,8 @@ class StaticLauncher(Launcher):
         """
         silent = dict(enumerate(self._addresses))
         waiting = {
-            asyncio.create_task(_until_serving(address)): rank for rank, address in silent.items()
+            asyncio.create_task(until_serving(address, WORKER_SERVICE)): rank
+            for rank, address in silent.items()
         }
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -67,22 +65,6 @@ class StaticLauncher(Launcher):
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-
-
-async def _until_serving(address: str) -> None:
-    """Return when the worker at `address` says that it serves."""
-    request = health_pb2.HealthCheckRequest(service=WORKER_SERVICE)
-    async with open_channel(address) as channel:
-        while True:
-            watch = health_pb2_grpc.HealthStub(channel).Watch(request, wait_for_ready=True)
-            try:
-                async for response in watch:
-                    if response.status == health_pb2.HealthCheckResponse.SERVING:
-                        return
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(0.2)  # it ended while it was asked, or is something else
-            finally:
-                watch.cancel()
 
 
 def _names(silent: dict[int, str]) -> str:

@@ -1,0 +1,31 @@
+"""Addresses as people write them: "host:port", with brackets round an IPv6 host."""
+
+from quire.errors import ConfigError
+
+MAX_RANKS = 64
+"""Most workers of one group."""
+
+WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]", "::", "*"})
+"""Hosts to listen on that nobody can connect to."""
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Return host and port of an address; an IPv6 host without its brackets, as sockets take it."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), port
+
+
+def check_address(field: str, address: str) -> None:
+    """Check that an address names a host and a port.
+
+    Args:
+        field: for the message.
+        address: "host:port".
+
+    Raises:
+        ConfigError: it does not.
+    """
+    host, port = split_address(address)
+    # A slash would make it a URI of another scheme, be it Ray's or gRPC's.
+    if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ConfigError(f"{field}: HOST:PORT with a port in [1, 65535], got {address!r}")
