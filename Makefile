@@ -8,7 +8,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt tools/bootstrap.sh \
 .venv/.ready: $(BUILD_INPUTS)
 	@tools/bootstrap.sh
 
-.PHONY: help setup demo test lint format bench-smoke bench-sched bench-cells bench-kv bench-tp bench-kernels bench-simulator bench-scale bench-gpu gpu-check clean
+.PHONY: help setup demo test lint format docs bench-smoke bench-sched bench-cells bench-kv bench-tp bench-kernels bench-simulator bench-scale bench-gpu gpu-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ format: .venv/.ready ## Rewrite the sources in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
+
+docs: .venv/.ready ## Build the documentation into build/docs; a dead link ends it
+	@$(BIN)/sphinx-build -q -W --keep-going -c docs . build/docs
+	@echo build/docs/docs/index.html
 
 bench-smoke: .venv/.ready ## Tokens/s, step time split and bytes per step at 64 decoding sequences
 	@$(BIN)/python bench/smoke.py
