@@ -1,0 +1,116 @@
+"""Errors on the wire: google.rpc.Status, and nothing of an exception's text beyond it."""
+
+import inspect
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from quire.errors import InvalidRequestError, OverloadedError, QuireError
+from quire.log import get_logger
+from quire.rpc.handlers import behavior_of, rebuild
+
+ERROR_DOMAIN = "quire"
+
+log = get_logger()
+
+
+def status_of(error: QuireError) -> status_pb2.Status:
+    """Return an error as google.rpc.Status: ErrorInfo, and BadRequest or RetryInfo if they fit."""
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN)
+    details: list[Any] = [info]
+    if isinstance(error, InvalidRequestError):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=error.description
+        )
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, OverloadedError):
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(error.retry_after_ms)
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    packed = []
+    for detail in details:
+        wrapped = any_pb2.Any()
+        wrapped.Pack(detail)
+        packed.append(wrapped)
+    return status_pb2.Status(
+        code=code_pb2.Code.Value(error.code), message=error.message, details=packed
+    )
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Turns a QuireError into its status and anything else into INTERNAL with an opaque id.
+
+    Without it grpc sends the text of any exception to the client, prompts included.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Wrap the handler of a call."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        behavior = behavior_of(handler)
+        # A streaming handler may also be a plain coroutine that writes to the context (health's
+        # Watch is).
+        guard = _guard_stream if inspect.isasyncgenfunction(behavior) else _guard_call
+        if handler.request_streaming or handler.request_deserializer is None:
+            return rebuild(handler, guard(behavior, _as_it_is), handler.request_deserializer)
+        # We parse the request ourselves: where grpc does, its error text goes to the client.
+        return rebuild(handler, guard(behavior, handler.request_deserializer), None)
+
+
+def _as_it_is(request: Any) -> Any:
+    return request
+
+
+def _guard_call(behavior: Callable[..., Any], parse: Callable[[Any], Any]) -> Callable[..., Any]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            return await behavior(parse(request), context)
+        except Exception as error:
+            await _abort(context, error)
+
+    return guarded
+
+
+def _guard_stream(behavior: Callable[..., Any], parse: Callable[[Any], Any]) -> Callable[..., Any]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            # Closing runs the handler's `finally` now, not when the garbage collector gets there.
+            async with aclosing(behavior(parse(request), context)) as stream:
+                async for response in stream:
+                    yield response
+        except Exception as error:
+            await _abort(context, error)
+
+    return guarded
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
+    """End the call with the status of `error`; a call already aborted stays as it is."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, QuireError):
+        status = status_of(error)
+    elif isinstance(error, DecodeError):
+        status = status_pb2.Status(
+            code=code_pb2.INTERNAL, message="the request is not a well-formed protobuf message"
+        )
+    else:
+        error_id = uuid.uuid4().hex
+        log.error("unexpected_error", error_id=error_id, exc_info=error)
+        status = status_pb2.Status(
+            code=code_pb2.INTERNAL, message=f"internal error {error_id}; the server's log has more"
+        )
+    await context.abort_with_status(rpc_status.to_status(status))
+    raise AssertionError("abort_with_status returns never")

@@ -1,0 +1,101 @@
+"""The gRPC server of every service: errors, health, reflection."""
+
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from quire.errors import UnavailableError
+from quire.log import get_logger
+from quire.rpc.errors import ErrorInterceptor
+from quire.rpc.options import MAX_MESSAGE_BYTES, server_options
+
+log = get_logger()
+
+
+class Server:
+    """A gRPC server with health and reflection, bound to exactly the address given.
+
+    Health says NOT_SERVING until `set_serving(True)`.
+
+    Args:
+        service_names: full names of the services it will have.
+        max_receive_bytes: longest message that is read.
+        interceptors: of every call, outermost first; what they raise is told as handlers' errors
+            are.
+    """
+
+    def __init__(
+        self,
+        service_names: Sequence[str],
+        max_receive_bytes: int = MAX_MESSAGE_BYTES,
+        *,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        # Outermost, so that what the others raise is told as an error of theirs should be.
+        self.grpc_server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(), *interceptors],
+            options=server_options(max_receive_bytes),
+        )
+        self._service_names = ("", *service_names)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
+        _add_reflection(
+            (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc_server
+        )
+        self.address = ""
+
+    async def start(self, host: str, port: int) -> str:
+        """Bind and serve.
+
+        Args:
+            host: address to bind, and no other.
+            port: 0 takes a free one.
+
+        Returns:
+            The address bound, e.g. "127.0.0.1:50051".
+
+        Raises:
+            UnavailableError: the address cannot be bound.
+        """
+        await self.set_serving(False)
+        try:
+            bound = self.grpc_server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise UnavailableError(f"cannot listen on {host}:{port}: is it in use?") from error
+        await self.grpc_server.start()
+        self.address = f"{host}:{bound}"
+        log.info("listening", address=self.address)
+        return self.address
+
+    async def set_serving(self, serving: bool) -> None:
+        """Set what the health service answers for every service of this server."""
+        state = health_pb2.HealthCheckResponse.ServingStatus.Value(
+            "SERVING" if serving else "NOT_SERVING"
+        )
+        for name in self._service_names:
+            await self._health.set(name, state)
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        """Say NOT_SERVING, refuse new calls, give running ones `grace_s`, then end them."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc_server.stop(grace_s)
+
+
+def _add_reflection(names: tuple[str, ...], server: grpc.aio.Server) -> None:
+    """Serve reflection as v1alpha and as v1: same messages, but the library knows only v1alpha."""
+    reflection.enable_server_reflection(names, server)
+    servicer = reflection.aio.ReflectionServicer(names)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler(
+                "grpc.reflection.v1.ServerReflection", {"ServerReflectionInfo": handler}
+            ),
+        )
+    )
