@@ -1,5 +1,6 @@
 """The offline API: a list of prompts in, a list of outputs out. Names and shapes are vLLM's."""
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -61,6 +62,7 @@ class LLM:
         gpu_memory_utilization: float = 0.9,
         enforce_eager: bool = False,
         invariant: bool = False,
+        tls_dir: str | Path | None = None,
     ) -> None:
         """Start a cluster and return when it takes requests, or connect to one.
 
@@ -86,12 +88,15 @@ class LLM:
             gpu_memory_utilization: share of a GPU's memory for weights, activations and cache.
             enforce_eager: no CUDA graphs.
             invariant: a token's bits depend on its company on no GPU either; slower there.
+            tls_dir: certificates, as for `Client`; a cluster of its own takes those of all roles
+                from there.
 
         Raises:
             ConfigError: the cluster cannot start; one line that says why.
             UnavailableError: a service died without a word.
         """
         self._model = Path(model) if model is not None else None
+        tls_dir = tls_dir or os.environ.get("QUIRE_TLS_DIR") or None
         self._cluster: ClusterThread | None = None
         if target is None:
             options = {
@@ -115,6 +120,7 @@ class LLM:
                     port=0,
                     device=device,
                     tensor_parallel_size=tensor_parallel_size,
+                    tls_dir=None if tls_dir is None else str(tls_dir),
                     scheduler_args=(
                         f"--{prefix_caching}-prefix-caching",
                         *(flag for flag, is_set in flags.items() if is_set),
@@ -129,7 +135,7 @@ class LLM:
             )
             target = self._cluster.address
         self._target = target
-        self._client = Client(target)
+        self._client = Client(target, tls_dir=tls_dir)
 
     def generate(
         self,

@@ -28,7 +28,12 @@ class Router:
         self._tokenizer = tokenizer
         self._cells = CellPool(config)
         validator = Validator(tokenizer, self._cells.find_model, config.max_prompt_bytes)
-        self._server = Server([SERVICE_NAME], config.max_request_bytes)
+        self._server = Server(
+            [SERVICE_NAME],
+            config.max_request_bytes,
+            tls=config.tls,
+            client_certificates=config.client_certificates,
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             InferenceServicer(validator, tokenizer, self._cells), self._server.grpc_server
         )

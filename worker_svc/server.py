@@ -27,7 +27,7 @@ class WorkerServer:
         self._config = config
         self._announcers: list[Announcer] = []
         self._servicer = WorkerServicer(Worker(device, config.num_threads))
-        self._server = Server([SERVICE_NAME])
+        self._server = Server([SERVICE_NAME], tls=config.tls)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(
             self._servicer, self._server.grpc_server
         )
@@ -42,7 +42,9 @@ class WorkerServer:
         await self._server.set_serving(True)
         if (told := self._config.announcement) is not None:
             port = address.rpartition(":")[2]
-            self._announcers.append(Announcer(told.scheduler, told.rank, f"{told.host}:{port}"))
+            self._announcers.append(
+                Announcer(told.scheduler, told.rank, f"{told.host}:{port}", self._config.tls)
+            )
         return address
 
     async def stop(self) -> None:

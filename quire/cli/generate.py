@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from quire.cli import options
 from quire.cli.stream_printer import StreamPrinter
 
 
@@ -99,6 +100,13 @@ def generate(
     cache_salt: Annotated[
         str, typer.Option(help="Share cached prefixes within this salt only.")
     ] = "",
+    tls_dir: options.TlsDir = None,
+    server_name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name that the router's certificate must have.", show_default="quire-router"
+        ),
+    ] = None,
 ) -> None:
     """Stream the continuation of a prompt. Text goes to stdout, figures to stderr."""
     from quire.client import Client
@@ -136,7 +144,7 @@ def generate(
             spaces_between_special_tokens=spaces_between_special_tokens,
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
-        with Client(target) as client:
+        with Client(target, tls_dir=tls_dir, server_name=server_name) as client:
             printer = StreamPrinter(params)
             for event in client.stream(
                 prompt, params, model=model, priority=priority, cache_salt=cache_salt
