@@ -56,7 +56,8 @@ def why_not(tag: str) -> str | None:
         return "containers: compose is missing (apt-get install docker-compose)"
     for name in ("router", "scheduler", "worker"):
         image = f"quire-{name}:{tag}"
-        found = subprocess.run(["docker", "image", "inspect", image], capture_output=True)
+        command = ["docker", "image", "inspect", image]
+        found = subprocess.run(command, capture_output=True, check=False)
         if found.returncode != 0:
             return f"containers: there is no image {image} (make images)"
     return None

@@ -1,15 +1,7 @@
 """What a client and an operator see of the containers while nothing goes wrong."""
 
-import json
-import subprocess
-
-import grpc
-import pytest
-
-from quire import SamplingParams
-from quire.errors import QuireError, UnavailableError
 from tests.compose.load import Tokens, all_tokens
-from tests.compose.stack import SERVICES, Stack
+from tests.compose.stack import Stack
 
 
 async def test_the_tokens_are_those_of_plain_processes(
