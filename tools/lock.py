@@ -88,7 +88,7 @@ def resolve(name: str) -> None:
 def _reachable(packages: list[dict[str, object]], left_out: set[str]) -> set[str]:
     """Return the names of packages that are asked for, or needed by one that is kept."""
     needs: dict[str, set[str]] = {}
-    waiting = []
+    asked_for: list[str] = []
     for package in packages:
         metadata = package["metadata"]
         assert isinstance(metadata, dict)
@@ -102,14 +102,15 @@ def _reachable(packages: list[dict[str, object]], left_out: set[str]) -> set[str
             ):
                 needs[name].add(canonicalize_name(need.name))
         if package["requested"]:
-            waiting.append(name)
+            asked_for.append(name)
     kept: set[str] = set()
+    waiting = asked_for
     while waiting:
-        name = waiting.pop()
-        if name in kept or name in left_out or name not in needs:
+        wanted = waiting.pop()
+        if wanted in kept or wanted in left_out or wanted not in needs:
             continue
-        kept.add(name)
-        waiting += needs[name]
+        kept.add(wanted)
+        waiting += needs[wanted]
     return kept
 
 

@@ -24,9 +24,7 @@ def probe(
         response = connection.getresponse()
         reason = response.read(4096).decode(errors="replace").strip()
     except (OSError, HTTPException) as error:
-        typer.echo(
-            f"{admin_host}:{admin_port}{path}: {error or type(error).__name__}", err=True
-        )
+        typer.echo(f"{admin_host}:{admin_port}{path}: {error or type(error).__name__}", err=True)
         raise typer.Exit(1) from None
     finally:
         connection.close()
