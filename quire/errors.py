@@ -80,6 +80,13 @@ class DeadlineExceededError(QuireError):
     reason = "DEADLINE_EXCEEDED"
 
 
+class UnauthenticatedError(QuireError):
+    """A call brings no valid API key."""
+
+    code = "UNAUTHENTICATED"
+    reason = "API_KEY_INVALID"
+
+
 class StaleEpochError(QuireError):
     """A scheduler of an older epoch spoke to a worker."""
 

@@ -31,6 +31,7 @@ class RouterConfig:
         connect_timeout_s: how long a new request waits for a scheduler.
         recovery_timeout_s: how long an admitted request waits for one, after its scheduler was
             lost.
+        api_keys: file of the keys of which a call needs one; None lets everybody call.
         log_level: least severe log line that is written.
 
     Raises:
@@ -49,6 +50,7 @@ class RouterConfig:
     tokenizer_threads: int = 2
     connect_timeout_s: float = 10.0
     recovery_timeout_s: float = 60.0
+    api_keys: Path | None = None
     log_level: str = "info"
 
     def __post_init__(self) -> None:

@@ -86,8 +86,10 @@ class Cluster:
 
         async def start_router() -> None:
             # While the workers load: it has imports of its own to do.
+            keys = [] if config.api_keys is None else ["--api-keys", str(config.api_keys)]
             router = ServiceProcess(
-                "router", ["router", str(config.model), "--scheduler", await listening, *common]
+                "router",
+                ["router", str(config.model), "--scheduler", await listening, *common, *keys],
             )
             self.services.append(router)
             await router.start(config.port)

@@ -249,6 +249,7 @@ def router(
     ] = RoutingPolicyName.PREFIX_AWARE,
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50051,
+    api_keys: options.ApiKeys = None,
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -267,6 +268,7 @@ def router(
             scheduler_dns=tuple(scheduler_dns or ()),
             dns_interval_s=dns_interval_s,
             routing_policy=routing_policy.value,
+            api_keys=api_keys,
             log_level=log_level.value,
         )
         return lambda fd: serve(config, fd)
