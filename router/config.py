@@ -32,6 +32,9 @@ class RouterConfig:
         recovery_timeout_s: how long an admitted request waits for one, after its scheduler was
             lost.
         api_keys: file of the keys of which a call needs one; None lets everybody call.
+        drain_delay_s: how long a router that is asked to end still takes new requests, for those
+            who choose routers by their health to hear of it.
+        drain_timeout_s: how long it then finishes what runs.
         log_level: least severe log line that is written.
 
     Raises:
@@ -51,6 +54,8 @@ class RouterConfig:
     connect_timeout_s: float = 10.0
     recovery_timeout_s: float = 60.0
     api_keys: Path | None = None
+    drain_delay_s: float = 0.0
+    drain_timeout_s: float = 30.0
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -71,6 +76,8 @@ class RouterConfig:
         _check("tokenizer_threads", self.tokenizer_threads, 1, 256)
         _check("connect_timeout_s", self.connect_timeout_s, 0, 3600)
         _check("recovery_timeout_s", self.recovery_timeout_s, 0, 3600)
+        _check("drain_delay_s", self.drain_delay_s, 0, 3600)
+        _check("drain_timeout_s", self.drain_timeout_s, 0, 86_400)
         if self.log_level not in LEVELS:
             raise ConfigError(f"log_level: one of {', '.join(LEVELS)}, got {self.log_level}")
 

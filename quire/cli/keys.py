@@ -12,7 +12,9 @@ File = Annotated[
     Path,
     typer.Option("--file", envvar="QUIRE_API_KEYS", metavar="FILE", help="The file of keys."),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key: 1 to 63 of a-z, 0-9, '.', '_' and '-'.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Whose key: 1 to 63 of a-z, 0-9, '.', '_' and '-'.")
+]
 
 app = typer.Typer(
     help="Make, list and revoke API keys. Routers read the file again when it changes.",
