@@ -87,6 +87,13 @@ class UnauthenticatedError(QuireError):
     reason = "API_KEY_INVALID"
 
 
+class PermissionDeniedError(QuireError):
+    """The peer is known, and may not do this."""
+
+    code = "PERMISSION_DENIED"
+    reason = "PERMISSION_DENIED"
+
+
 class StaleEpochError(QuireError):
     """A scheduler of an older epoch spoke to a worker."""
 
