@@ -41,6 +41,10 @@ ENVIRONMENT = {
 }
 
 
+# Their index cannot be reached from everywhere.
+BY_NAME_ONLY = {"worker-cuda"}
+
+
 def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments],
@@ -145,7 +149,8 @@ def main() -> None:
     commands = {"resolve": resolve, "fetch": fetch}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         raise SystemExit(__doc__)
-    names = sys.argv[2:] or sorted(path.stem for path in REQUIREMENTS.glob("*.in"))
+    every = {path.stem for path in REQUIREMENTS.glob("*.in")}
+    names = sys.argv[2:] or sorted(every - BY_NAME_ONLY)
     for name in names:
         commands[sys.argv[1]](name)
 
