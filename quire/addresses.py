@@ -17,6 +17,16 @@ def split_address(address: str) -> tuple[str, str]:
     return host.removeprefix("[").removesuffix("]"), port
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether what is sent to a host stays on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False  # a name, which may mean anything
+
+
 def check_address(field: str, address: str) -> None:
     """Check that an address names a host and a port.
 
@@ -44,16 +54,9 @@ def check_listening(host: str, is_encrypted: bool, insecure: bool) -> None:
     Raises:
         ConfigError: others could connect, in the clear, and nobody said that they may.
     """
-    if not is_encrypted and not insecure and not _is_loopback(host):
+    if not is_encrypted and not insecure and not is_loopback(host):
         raise ConfigError(
             f"host: listening on {host} without TLS would send prompts in the clear and obey "
             "whoever connects; give --tls-dir (`quire certs` makes one), or --insecure on a "
             "private network"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        return host == "localhost"  # where another name leads may change

@@ -24,10 +24,12 @@ from quire.errors import (
     PermissionDeniedError,
     QuireError,
     RequestExistsError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from quire.outputs import CellStatus, Completion, Event, ModelInfo
 from quire.rpc import Role, TlsFiles, open_channel, open_sync_channel
+from quire.rpc.access import call_metadata
 from quire.sampling_params import SamplingParams
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire import (
@@ -42,6 +44,7 @@ Prompt = str | Sequence[int]
 _ERRORS: dict[grpc.StatusCode, type[QuireError]] = {
     grpc.StatusCode.NOT_FOUND: ModelNotFoundError,
     grpc.StatusCode.ALREADY_EXISTS: RequestExistsError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.FAILED_PRECONDITION: ConfigError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
@@ -76,6 +79,8 @@ class AsyncClient:
         *,
         tls_dir: str | Path | None = None,
         server_name: str | None = None,
+        api_key: str | None = None,
+        insecure: bool = False,
     ) -> None:
         """Prepare a connection; it is made at the first call.
 
@@ -85,11 +90,17 @@ class AsyncClient:
                 router asks for no certificate; None takes the environment's QUIRE_TLS_DIR, and
                 speaks in the clear without it.
             server_name: that the router's certificate must have; None for its role, quire-router.
+            api_key: sent with every call; None takes QUIRE_API_KEY from the environment, if set.
+            insecure: let the key go over a network in the clear.
 
         Raises:
-            ConfigError: the certificates cannot be used.
+            ConfigError: the certificates cannot be used, or the key would go in the clear and
+                `insecure` does not say so.
         """
         tls = _open_tls(tls_dir)
+        self._metadata = call_metadata(
+            target, api_key, encrypted=tls is not None, insecure=insecure
+        )
         self._channel = open_channel(target, tls, server_name or Role.ROUTER)
         self._stub = cast(
             "inference_pb2_grpc.InferenceServiceAsyncStub",
@@ -137,11 +148,14 @@ class AsyncClient:
             ModelNotFoundError: the model is not served there.
             RequestExistsError: the request_id is in use.
             OverloadedError: a queue is full; try again after `retry_after_ms`.
+            UnauthenticatedError: the router wants an API key, and not this one.
             UnavailableError: the router or its schedulers cannot be reached.
             DeadlineExceededError: `timeout` has passed.
         """
         call = self._stub.Generate(
-            _generate_request(prompt, sampling_params, options), timeout=options.get("timeout")
+            _generate_request(prompt, sampling_params, options),
+            timeout=options.get("timeout"),
+            metadata=self._metadata,
         )
         try:
             async for response in call:
@@ -156,7 +170,7 @@ class AsyncClient:
         """End a running request; its stream finishes with ABORT. Returns whether there was one."""
         try:
             request = inference_pb2.AbortRequest(request_id=request_id)
-            return bool((await self._stub.Abort(request)).aborted)
+            return bool((await self._stub.Abort(request, metadata=self._metadata)).aborted)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from None
 
@@ -166,7 +180,7 @@ class AsyncClient:
         """Return the token ids of a text."""
         request = _tokenize_request(text, add_special_tokens, model)
         try:
-            return list((await self._stub.Tokenize(request)).token_ids)
+            return list((await self._stub.Tokenize(request, metadata=self._metadata)).token_ids)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from None
 
@@ -176,21 +190,23 @@ class AsyncClient:
         """Return the text of token ids."""
         request = _detokenize_request(token_ids, skip_special_tokens, model)
         try:
-            return str((await self._stub.Detokenize(request)).text)
+            return str((await self._stub.Detokenize(request, metadata=self._metadata)).text)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from None
 
     async def list_models(self) -> list[ModelInfo]:
         """Return the models that are served now."""
         try:
-            response = await self._stub.ListModels(inference_pb2.ListModelsRequest())
+            response = await self._stub.ListModels(
+                inference_pb2.ListModelsRequest(), metadata=self._metadata
+            )
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from None
         return [model_info_from_proto(model) for model in response.models]
 
     async def watch_cluster(self) -> AsyncGenerator[list[CellStatus], None]:
         """Yield the state of every cell, at once and after changes, until closed."""
-        call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest())
+        call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest(), metadata=self._metadata)
         try:
             async for response in call:
                 yield [cell_status_from_proto(cell) for cell in response.cells]
@@ -224,6 +240,8 @@ class Client:
         *,
         tls_dir: str | Path | None = None,
         server_name: str | None = None,
+        api_key: str | None = None,
+        insecure: bool = False,
     ) -> None:
         """Prepare a connection; it is made at the first call.
 
@@ -233,11 +251,17 @@ class Client:
                 router asks for no certificate; None takes the environment's QUIRE_TLS_DIR, and
                 speaks in the clear without it.
             server_name: that the router's certificate must have; None for its role, quire-router.
+            api_key: sent with every call; None takes QUIRE_API_KEY from the environment, if set.
+            insecure: let the key go over a network in the clear.
 
         Raises:
-            ConfigError: the certificates cannot be used.
+            ConfigError: the certificates cannot be used, or the key would go in the clear and
+                `insecure` does not say so.
         """
         tls = _open_tls(tls_dir)
+        self._metadata = call_metadata(
+            target, api_key, encrypted=tls is not None, insecure=insecure
+        )
         self._channel = open_sync_channel(target, tls, server_name or Role.ROUTER)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
@@ -270,7 +294,9 @@ class Client:
     ) -> Generator[Event, None, None]:
         """Yield Started, Deltas and Finished; arguments and errors as in `AsyncClient.stream`."""
         call = self._stub.Generate(
-            _generate_request(prompt, sampling_params, options), timeout=options.get("timeout")
+            _generate_request(prompt, sampling_params, options),
+            timeout=options.get("timeout"),
+            metadata=self._metadata,
         )
         try:
             for response in call:
@@ -284,7 +310,7 @@ class Client:
         """End a running request; its stream finishes with ABORT. Returns whether there was one."""
         try:
             request = inference_pb2.AbortRequest(request_id=request_id)
-            return bool(self._stub.Abort(request).aborted)
+            return bool(self._stub.Abort(request, metadata=self._metadata).aborted)
         except grpc.RpcError as error:
             raise error_from_rpc(error) from None
 
@@ -292,7 +318,7 @@ class Client:
         """Return the token ids of a text."""
         request = _tokenize_request(text, add_special_tokens, model)
         try:
-            return list(self._stub.Tokenize(request).token_ids)
+            return list(self._stub.Tokenize(request, metadata=self._metadata).token_ids)
         except grpc.RpcError as error:
             raise error_from_rpc(error) from None
 
@@ -302,21 +328,23 @@ class Client:
         """Return the text of token ids."""
         request = _detokenize_request(token_ids, skip_special_tokens, model)
         try:
-            return str(self._stub.Detokenize(request).text)
+            return str(self._stub.Detokenize(request, metadata=self._metadata).text)
         except grpc.RpcError as error:
             raise error_from_rpc(error) from None
 
     def list_models(self) -> list[ModelInfo]:
         """Return the models that are served now."""
         try:
-            response = self._stub.ListModels(inference_pb2.ListModelsRequest())
+            response = self._stub.ListModels(
+                inference_pb2.ListModelsRequest(), metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise error_from_rpc(error) from None
         return [model_info_from_proto(model) for model in response.models]
 
     def watch_cluster(self) -> Iterator[list[CellStatus]]:
         """Yield the state of every cell, at once and after changes, until closed."""
-        call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest())
+        call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest(), metadata=self._metadata)
         try:
             for response in call:
                 yield [cell_status_from_proto(cell) for cell in response.cells]

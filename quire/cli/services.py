@@ -269,6 +269,7 @@ def router(
     ] = RoutingPolicyName.PREFIX_AWARE,
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50051,
+    api_keys: options.ApiKeys = None,
     drain_delay_s: Annotated[
         float,
         typer.Option(
@@ -310,6 +311,7 @@ def router(
             tls=options.open_tls(tls_dir, Role.ROUTER),
             client_certificates=client_certificates,
             insecure=insecure,
+            api_keys=api_keys,
             drain_delay_s=drain_delay_s,
             drain_timeout_s=drain_timeout_s,
             log_level=log_level.value,
