@@ -24,6 +24,9 @@ class Server:
         max_receive_bytes: longest message that is read.
         interceptors: of every call, outermost first; what they raise is told as handlers' errors
             are.
+
+    Attributes:
+        is_serving: what health says.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Server:
             (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc_server
         )
         self.address = ""
+        self.is_serving = False
 
     async def start(self, host: str, port: int) -> str:
         """Bind and serve.
@@ -71,6 +75,7 @@ class Server:
 
     async def set_serving(self, serving: bool) -> None:
         """Set what the health service answers for every service of this server."""
+        self.is_serving = serving
         state = health_pb2.HealthCheckResponse.ServingStatus.Value(
             "SERVING" if serving else "NOT_SERVING"
         )
@@ -79,6 +84,7 @@ class Server:
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Say NOT_SERVING, refuse new calls, give running ones `grace_s`, then end them."""
+        self.is_serving = False
         await self._health.enter_graceful_shutdown()
         await self.grpc_server.stop(grace_s)
 
