@@ -58,6 +58,7 @@ class Router:
             RouterCollector(self._account, self._cells),
             RouterAliases(self._account),
             is_ready=lambda: self._server.is_serving,
+            certificate_expiry=lambda: self._server.certificate_not_after,
         )
         return await self._admin.start(config)
 

@@ -62,6 +62,7 @@ class SchedulerServer:
             SchedulerCollector(self._driver),
             SchedulerAliases(self._driver),
             is_ready=lambda: self._server.is_serving,
+            certificate_expiry=lambda: self._server.certificate_not_after,
             why_stuck=lambda: self._driver.why_stuck,
         )
         return await self._admin.start(config)

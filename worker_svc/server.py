@@ -55,6 +55,7 @@ class WorkerServer:
             WorkerCollector(self._worker, account, self._servicer.epochs),
             NoAliases(),
             is_ready=lambda: self._server.is_serving,
+            certificate_expiry=lambda: self._server.certificate_not_after,
             why_stuck=lambda: account.why_stuck,
         )
         return await self._admin.start(config)
