@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from quire import log as quire_log
 from quire.admin import AdminConfig
+from quire.api_keys import ApiKeys
 from quire.errors import QuireError, UnavailableError
 from quire.log import get_logger
 from quire.rpc import Server, announce, report, stop_signal
+from quire.rpc.access import ApiKeyInterceptor
 from quire.v1 import inference_pb2_grpc
 from router.account import RouterAccount
 from router.cells import CellPool
@@ -30,13 +32,23 @@ class Router:
     """A running router. Health says SERVING while a scheduler is connected."""
 
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer):
+        """Prepare a router.
+
+        Raises:
+            ConfigError: the file of API keys cannot be read.
+        """
         self._config = config
         self._tokenizer = tokenizer
         self._cells = CellPool(config)
         self._account = RouterAccount()
         self._admin: ServiceAdmin | None = None
         validator = Validator(tokenizer, self._cells.find_model, config.max_prompt_bytes)
-        self._server = Server([SERVICE_NAME], config.max_request_bytes)
+        self._api_keys = ApiKeys(config.api_keys) if config.api_keys is not None else None
+        self._server = Server(
+            [SERVICE_NAME],
+            config.max_request_bytes,
+            interceptors=[ApiKeyInterceptor(self._api_keys)] if self._api_keys else [],
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             InferenceServicer(validator, tokenizer, self._cells, self._account),
             self._server.grpc_server,
@@ -71,6 +83,8 @@ class Router:
         address = await self._server.start(self._config.host, self._config.port)
         self._cells.start()
         self._tasks.append(asyncio.create_task(self._follow_health()))
+        if self._api_keys is not None:
+            self._tasks.append(asyncio.create_task(self._api_keys.follow()))
         return address
 
     async def wait_until_serving(self) -> None:

@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
+import structlog
+
 from quire.errors import QuireError
 from quire.log import get_logger
 from quire.outputs import Delta, Event, FinishReason, Hypothesis, Started, TokenLogprobs
@@ -38,6 +40,11 @@ class RequestStream:
             Output(params, make_detokenizer())
             for _ in range(0 if params.use_beam_search else params.width)
         ]
+        # What the call that brought it has bound to log lines, such as whose key it came with; most
+        # lines are written elsewhere, by the session that brings the tokens.
+        self._log = log.bind(
+            **structlog.contextvars.get_contextvars(), request_id=request.request_id
+        )
         self._arrival = time.monotonic()
         self._first_token: float | None = None
         # Unread by the client, in this order; then what the outputs hold.
@@ -80,9 +87,8 @@ class RequestStream:
         self.admitted = True
         self.sampling_params = dataclasses.replace(self.sampling_params, seed=seed)
         self._start(seed)
-        log.info(
+        self._log.info(
             "request_admitted",
-            request_id=self.request_id,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             max_tokens=self.sampling_params.max_tokens,
         )
@@ -191,9 +197,8 @@ class RequestStream:
         latency = {"latency_ms": _ms(time.monotonic() - self._arrival)}
         if self._first_token is not None:
             latency["first_token_ms"] = _ms(self._first_token - self._arrival)
-        log.info(
+        self._log.info(
             "request_finished",
-            request_id=self.request_id,
             finish_reason=finish_reason,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_output_tokens=sum(len(output.token_ids) for output in self._outputs),

@@ -89,8 +89,10 @@ class Cluster:
 
         async def start_router() -> None:
             # While the workers load: it has imports of its own to do.
-            command = ["router", str(config.model), "--scheduler", await listening]
-            command += [*common, *config.admin_args(0)]
+            command = ["router", str(config.model), "--scheduler", await listening, *common]
+            if config.api_keys is not None:
+                command += ["--api-keys", str(config.api_keys)]
+            command += config.admin_args(0)
             # Whoever stops the whole cluster does not wait for what it is doing.
             router = ServiceProcess("router", [*command, "--drain-timeout-s", "1"])
             self.services.append(router)

@@ -33,6 +33,7 @@ class ClusterConfig:
         tensor_parallel_size: number of workers that share the model.
         device: of the workers: "cpu", "cuda", "cuda:N" or "auto"; several take one GPU each.
         scheduler_args: further options of `quire scheduler`.
+        api_keys: file of the keys of which calls to the router need one; None for no keys.
         num_threads: of each worker; None leaves it to the launcher.
         log_level: of all services.
         admin: where metrics and probes of the router are served; the scheduler takes the next port,
@@ -49,6 +50,7 @@ class ClusterConfig:
     tensor_parallel_size: int = 1
     device: str = "auto"
     scheduler_args: tuple[str, ...] = ()
+    api_keys: Path | None = None
     num_threads: int | None = None
     log_level: str = "warning"
     admin: AdminConfig | None = None
@@ -67,6 +69,8 @@ class ClusterConfig:
                 f"--tensor-parallel-size must be in [1, {MAX_RANKS}], "
                 f"got {self.tensor_parallel_size}"
             )
+        if self.api_keys is not None and not self.api_keys.is_file():
+            raise ConfigError(f"--api-keys: there is no file {self.api_keys}")
         self._check_static()
         self._check_ray()
 

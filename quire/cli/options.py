@@ -1,6 +1,7 @@
 """Options that several commands share, with vLLM's names. One definition, one help text."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -197,6 +198,25 @@ NumGpuBlocksOverride = Annotated[
 NumThreads = Annotated[
     int | None,
     typer.Option(help="Threads of each worker.", show_default="the cores of this machine"),
+]
+ApiKeys = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-keys",
+        envvar="QUIRE_API_KEYS",
+        metavar="FILE",
+        help="Take calls only with a key of this file, which `quire keys` makes.",
+        show_default="calls need no key",
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="QUIRE_API_KEY",
+        metavar="KEY",
+        help="Key to call with. Others on this machine may see it here; not in the environment.",
+        show_default=False,
+    ),
 ]
 
 

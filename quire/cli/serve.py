@@ -40,6 +40,7 @@ def serve(
     swap_space: options.SwapSpace = None,
     priority_ageing_s: options.PriorityAgeingS = 60.0,
     num_threads: options.NumThreads = None,
+    api_keys: options.ApiKeys = None,
     launcher: Annotated[
         LauncherName,
         typer.Option(
@@ -118,6 +119,7 @@ def serve(
             device=device,
             scheduler_args=tuple(scheduler_args),
             num_threads=num_threads,
+            api_keys=api_keys,
             log_level=log_level.value,
             admin=options.admin_config(admin_port, admin_host),
             launcher=launcher,

@@ -262,6 +262,7 @@ def router(
     ] = RoutingPolicyName.PREFIX_AWARE,
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50051,
+    api_keys: options.ApiKeys = None,
     drain_delay_s: Annotated[
         float,
         typer.Option(
@@ -292,6 +293,7 @@ def router(
             scheduler_dns=tuple(scheduler_dns or ()),
             dns_interval_s=dns_interval_s,
             routing_policy=routing_policy.value,
+            api_keys=api_keys,
             drain_delay_s=drain_delay_s,
             drain_timeout_s=drain_timeout_s,
             log_level=log_level.value,
