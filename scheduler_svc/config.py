@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from quire.addresses import MAX_RANKS, check_address, check_listening
+from quire.admin import AdminConfig
 from quire.errors import ConfigError
 from quire.log import LEVELS
 from quire.rpc import TlsFiles
@@ -56,6 +57,7 @@ class SchedulerConfig:
         priority_ageing_s: a request may be overtaken by one that comes so much later for each level
             of priority between them.
         drain_timeout_s: how long a cell that is taken out of service finishes what it has.
+        admin: where metrics and probes are served; None serves none.
         log_level: least severe log line that is written.
         tls: certificate of this scheduler; None speaks in the clear, to workers too.
         insecure: whether to listen beyond this machine in the clear.
@@ -94,6 +96,7 @@ class SchedulerConfig:
     log_level: str = "info"
     tls: TlsFiles | None = None
     insecure: bool = False
+    admin: AdminConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.model:

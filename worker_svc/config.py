@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from quire.addresses import MAX_RANKS, WILDCARD_HOSTS, check_address, check_listening
+from quire.admin import AdminConfig
 from quire.errors import ConfigError
 from quire.log import LEVELS
 from quire.rpc import TlsFiles
@@ -54,6 +55,7 @@ class WorkerConfig:
             the scheduler is given.
         tls: certificate of this worker; None speaks in the clear, to the scheduler too.
         insecure: whether to listen beyond this machine in the clear.
+        admin: where metrics and probes are served; None serves none.
 
     Raises:
         ConfigError: a value is out of bounds; names field, limit and value.
@@ -64,6 +66,7 @@ class WorkerConfig:
     device: str = "cpu"
     num_threads: int | None = None
     log_level: str = "info"
+    admin: AdminConfig | None = None
     announcement: Announcement | None = None
     tls: TlsFiles | None = None
     insecure: bool = False

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from quire.admin import AdminConfig
     from quire.rpc import Role, TlsFiles
 
 
@@ -60,6 +61,15 @@ class LogLevel(StrEnum):
 
 
 Host = Annotated[str, typer.Option(help="Address to listen on, and no other.")]
+AdminPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Port for metrics and probes over plain HTTP: /metrics, /livez, /readyz. 0 takes a "
+        "free one.",
+        show_default="none",
+    ),
+]
+AdminHost = Annotated[str, typer.Option(help="Address that --admin-port listens on, and no other.")]
 LogLevelOption = Annotated[LogLevel, typer.Option(help="Least severe log line to write.")]
 TlsDir = Annotated[
     str | None,
@@ -229,6 +239,17 @@ ApiKey = Annotated[
         show_default=False,
     ),
 ]
+
+
+def admin_config(port: int | None, host: str) -> "AdminConfig | None":
+    """Return where the admin port is; None without one.
+
+    Raises:
+        ConfigError: a value is out of bounds.
+    """
+    from quire.admin import AdminConfig
+
+    return None if port is None else AdminConfig(port, host)
 
 
 def gib_to_bytes(gib: float | None) -> int | None:

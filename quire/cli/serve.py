@@ -69,6 +69,15 @@ def serve(
     ] = 1,
     tls_dir: options.TlsDir = None,
     insecure: options.Insecure = False,
+    admin_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port for metrics and probes of the router; the scheduler takes the next, then "
+            "the workers. 0 takes free ones.",
+            show_default="none",
+        ),
+    ] = None,
+    admin_host: options.AdminHost = "127.0.0.1",
     log_level: options.LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Serve a model: start workers, scheduler and router, keep them up, stop them on Ctrl-C."""
@@ -114,6 +123,7 @@ def serve(
             num_threads=num_threads,
             api_keys=api_keys,
             log_level=log_level.value,
+            admin=options.admin_config(admin_port, admin_host),
             launcher=launcher,
             workers=tuple(workers or ()),
             ray_address=ray_address,

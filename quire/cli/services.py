@@ -91,6 +91,8 @@ def worker(
     ] = None,
     tls_dir: options.TlsDir = None,
     insecure: options.Insecure = False,
+    admin_port: options.AdminPort = None,
+    admin_host: options.AdminHost = "127.0.0.1",
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -124,6 +126,7 @@ def worker(
             device=device,
             num_threads=num_threads,
             log_level=log_level.value,
+            admin=options.admin_config(admin_port, admin_host),
         )
         # Opened here, where a device that is not there is told in one line.
         return partial(serve, config, open_device(config.device))
@@ -181,6 +184,8 @@ def scheduler(
     ] = 30.0,
     tls_dir: options.TlsDir = None,
     insecure: options.Insecure = False,
+    admin_port: options.AdminPort = None,
+    admin_host: options.AdminHost = "127.0.0.1",
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -232,6 +237,7 @@ def scheduler(
             tls=options.open_tls(tls_dir, Role.SCHEDULER),
             insecure=insecure,
             log_level=log_level.value,
+            admin=options.admin_config(admin_port, admin_host),
         )
         return lambda fd: serve(config, fd)
 
@@ -289,6 +295,8 @@ def router(
     ] = True,
     tls_dir: options.TlsDir = None,
     insecure: options.Insecure = False,
+    admin_port: options.AdminPort = None,
+    admin_host: options.AdminHost = "127.0.0.1",
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -315,6 +323,7 @@ def router(
             drain_delay_s=drain_delay_s,
             drain_timeout_s=drain_timeout_s,
             log_level=log_level.value,
+            admin=options.admin_config(admin_port, admin_host),
         )
         return lambda fd: serve(config, fd)
 
