@@ -221,7 +221,7 @@ class LLM:
             raise ConfigError("chat: needs the model's directory: LLM(model=..., target=...)")
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self._model)
+        tokenizer = AutoTokenizer.from_pretrained(self._model, trust_remote_code=False)
         if chat_template is None and tokenizer.chat_template is None:
             raise ConfigError(f"chat: {self._model} has no chat template; pass chat_template")
         one = bool(messages) and isinstance(messages[0], Mapping)

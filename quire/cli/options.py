@@ -2,9 +2,12 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from quire.admin import AdminConfig
 
 
 class DType(StrEnum):
@@ -57,6 +60,15 @@ class LogLevel(StrEnum):
 
 
 Host = Annotated[str, typer.Option(help="Address to listen on, and no other.")]
+AdminPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Port for metrics and probes over plain HTTP: /metrics, /livez, /readyz. 0 takes a "
+        "free one.",
+        show_default="none",
+    ),
+]
+AdminHost = Annotated[str, typer.Option(help="Address that --admin-port listens on, and no other.")]
 LogLevelOption = Annotated[LogLevel, typer.Option(help="Least severe log line to write.")]
 ReadyFd = Annotated[
     int | None,
@@ -206,6 +218,17 @@ ApiKey = Annotated[
         show_default=False,
     ),
 ]
+
+
+def admin_config(port: int | None, host: str) -> "AdminConfig | None":
+    """Return where the admin port is; None without one.
+
+    Raises:
+        ConfigError: a value is out of bounds.
+    """
+    from quire.admin import AdminConfig
+
+    return None if port is None else AdminConfig(port, host)
 
 
 def gib_to_bytes(gib: float | None) -> int | None:
