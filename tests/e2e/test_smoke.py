@@ -1,4 +1,4 @@
-"""deploy/smoke.sh, as an operator runs it: it passes where all is well, and fails where it is not."""
+"""deploy/smoke.sh, as an operator runs it: it passes where all is well, and nowhere else."""
 
 import asyncio
 import os
