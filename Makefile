@@ -22,7 +22,7 @@ demo: .venv/.ready ## Start a cluster on the embedded model, stream three comple
 test: .venv/.ready ## Run every test (CUDA kernels in an emulator, all kernels once more under ASan and UBSan)
 	@tests/run_all.sh
 
-test-compose: .venv/.ready ## Run the containers of deploy/compose.yaml on this machine's engine, and disturb them
+test-compose: images ## Run the containers of deploy/compose.yaml on this machine's engine, and disturb them
 	@$(BIN)/python -m pytest -m compose --durations=15 tests/compose
 
 lint: .venv/.ready ## Check style, types, protos and the dependency rule
@@ -44,6 +44,9 @@ images: .venv/.ready ## Build the images of the services (IMAGE_TAG=dev, IMAGE_R
 lock: .venv/.ready ## Pin anew what the images hold, and fetch it into build/wheelhouse
 	@$(BIN)/python tools/lock.py resolve $(NAMES)
 	@$(BIN)/python tools/lock.py fetch $(NAMES)
+
+smoke: ## Check a running router from outside: TARGET=HOST:PORT, and TLS_DIR=, SERVER_NAME=, API_KEY= as it needs
+	@TLS_DIR='$(TLS_DIR)' SERVER_NAME='$(SERVER_NAME)' deploy/smoke.sh $(TARGET)
 
 docs: .venv/.ready ## Build the documentation into build/docs; a dead link ends it
 	@$(BIN)/sphinx-build -q -W --keep-going -c docs . build/docs
