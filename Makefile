@@ -8,7 +8,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt tools/bootstrap.sh \
 .venv/.ready: $(BUILD_INPUTS)
 	@tools/bootstrap.sh
 
-.PHONY: help setup demo test lint format docs bench-smoke bench-sched bench-cells bench-kv bench-tp bench-kernels bench-simulator bench-scale bench-gpu gpu-check clean
+.PHONY: help setup demo test test-compose lint format docs bench-smoke bench-sched bench-cells bench-kv bench-tp bench-kernels bench-simulator bench-scale bench-gpu gpu-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ demo: .venv/.ready ## Start a cluster on the embedded model, stream three comple
 
 test: .venv/.ready ## Run every test (CUDA kernels in an emulator, all kernels once more under ASan and UBSan)
 	@tests/run_all.sh
+
+test-compose: .venv/.ready ## Run the containers of deploy/compose.yaml on this machine's engine, and disturb them
+	@$(BIN)/python -m pytest -m compose --durations=15 tests/compose
 
 lint: .venv/.ready ## Check style, types, protos and the dependency rule
 	$(BIN)/ruff format --check .

@@ -6,7 +6,6 @@ cd "$(dirname "$0")/.."
 build=build/emulated
 
 csrc/dev_build.sh "$build" -DQUIRE_EMULATE_CUDA=ON >/dev/null
-[ -z "${QUIRE_BUILD_ONLY:-}" ] || exit 0
 kernels=$(find "$PWD/$build/csrc" -maxdepth 1 -name '_C*.so')
 export QUIRE_KERNELS="$kernels"
 .venv/bin/python -m pytest -q -p no:cacheprovider tests/kernels -k "cuda_ or every_instruction_set or seed_attention" "$@"

@@ -13,7 +13,6 @@ if [ ! -e "$runtime" ]; then
 fi
 
 csrc/dev_build.sh "$build" -DQUIRE_SANITIZE=ON -DQUIRE_EMULATE_CUDA=ON
-[ -z "${QUIRE_BUILD_ONLY:-}" ] || exit 0
 kernels=$(find "$PWD/$build/csrc" -maxdepth 1 -name '_C*.so')
 
 # The interpreter is not instrumented, so the runtimes are preloaded; and since torch and the interpreter allocate

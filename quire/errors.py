@@ -80,6 +80,13 @@ class DeadlineExceededError(QuireError):
     reason = "DEADLINE_EXCEEDED"
 
 
+class PermissionDeniedError(QuireError):
+    """The peer is known, and may not do this."""
+
+    code = "PERMISSION_DENIED"
+    reason = "PERMISSION_DENIED"
+
+
 class StaleEpochError(QuireError):
     """A scheduler of an older epoch spoke to a worker."""
 

@@ -31,6 +31,9 @@ class RouterConfig:
         connect_timeout_s: how long a new request waits for a scheduler.
         recovery_timeout_s: how long an admitted request waits for one, after its scheduler was
             lost.
+        drain_delay_s: how long a router that is asked to end still takes new requests, for those
+            who choose routers by their health to hear of it.
+        drain_timeout_s: how long it then finishes what runs.
         log_level: least severe log line that is written.
 
     Raises:
@@ -49,6 +52,8 @@ class RouterConfig:
     tokenizer_threads: int = 2
     connect_timeout_s: float = 10.0
     recovery_timeout_s: float = 60.0
+    drain_delay_s: float = 0.0
+    drain_timeout_s: float = 30.0
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -69,6 +74,8 @@ class RouterConfig:
         _check("tokenizer_threads", self.tokenizer_threads, 1, 256)
         _check("connect_timeout_s", self.connect_timeout_s, 0, 3600)
         _check("recovery_timeout_s", self.recovery_timeout_s, 0, 3600)
+        _check("drain_delay_s", self.drain_delay_s, 0, 3600)
+        _check("drain_timeout_s", self.drain_timeout_s, 0, 86_400)
         if self.log_level not in LEVELS:
             raise ConfigError(f"log_level: one of {', '.join(LEVELS)}, got {self.log_level}")
 

@@ -1,6 +1,7 @@
 """The router process: a public gRPC server, a tokenizer, and a session with every scheduler."""
 
 import asyncio
+import signal
 from contextlib import aclosing
 
 from quire import log as quire_log
@@ -32,6 +33,7 @@ class Router:
             InferenceServicer(validator, tokenizer, self._cells), self._server.grpc_server
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._draining = False
 
     async def start(self) -> str:
         """Listen, begin to connect, and return the address bound.
@@ -66,9 +68,33 @@ class Router:
         serving = False
         async with aclosing(self._cells.watch()) as watch:
             async for _ in watch:
+                if self._draining:
+                    return
                 if self._cells.is_serving != serving:
                     serving = self._cells.is_serving
                     await self._server.set_serving(serving)
+
+    async def drain(self) -> None:
+        """Say NOT_SERVING, take new requests a little longer, then finish what there is.
+
+        Whoever chooses routers by their health hears of it late; until then a refusal would be an
+        error that a client sees. After that, clients are told to go elsewhere with their next
+        request (GOAWAY), which those that speak HTTP/2 do by themselves.
+        """
+        self._draining = True
+        await self._server.set_serving(False)
+        log.info("draining", open_requests=self._cells.num_open)
+        await asyncio.sleep(self._config.drain_delay_s)
+        # Ends when all calls have: also those that watch, and need not be waited for.
+        refusing = asyncio.create_task(self._server.stop(self._config.drain_timeout_s))
+        try:
+            async with asyncio.timeout(self._config.drain_timeout_s):
+                await self._cells.wait_until_idle()
+        except TimeoutError:
+            log.warning("drain_timed_out", open_requests=self._cells.num_open)
+        finally:
+            refusing.cancel()
+            await asyncio.gather(refusing, return_exceptions=True)
 
     async def stop(self) -> None:
         """Refuse new requests, give running ones a moment, end them, and close the sessions."""
@@ -81,7 +107,7 @@ class Router:
 
 
 async def serve(config: RouterConfig, ready_fd: int | None) -> int:
-    """Run a router until SIGINT or SIGTERM.
+    """Run a router until SIGINT, or until SIGTERM has drained it.
 
     Args:
         config: its settings.
@@ -111,8 +137,15 @@ async def serve(config: RouterConfig, ready_fd: int | None) -> int:
             # then.
             log.warning("no_scheduler_yet", error=reason.message)
         announce(ready_fd, f"ready {address}")
-        await stopped
+        if await stopped is signal.SIGTERM:
+            draining = asyncio.create_task(router.drain())
+            # A second signal is from somebody who will not wait.
+            stopped = asyncio.create_task(stop_signal())
+            await asyncio.wait({stopped, draining}, return_when=asyncio.FIRST_COMPLETED)
+            draining.cancel()
+            await asyncio.gather(draining, return_exceptions=True)
     finally:
         serving.cancel()
+        stopped.cancel()
         await router.stop()
     return 0

@@ -1,29 +1,51 @@
 #!/usr/bin/env bash
-# Every test. Those of the CUDA kernels in the emulator and those under sanitizers go side by side: each has one thread
-# that works. What the emulator's print comes at the end.
+# Every test that needs neither a GPU nor containers, in three lanes side by side. The first starts processes and mostly waits
+# for them; the others compute on one core, and get what it leaves idle (nice). What they print comes at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-log=build/emulated_tests.log
 mkdir -p build
 status=0
 
-# Compilers get what the first tests leave idle: many of those wait for processes to start. If a build fails, the script
-# that needs it says so below.
-(
-  export QUIRE_BUILD_ONLY=1
-  nice -n 19 csrc/emulated_tests.sh
-  nice -n 19 csrc/sanitized_tests.sh
-) >build/early_builds.log 2>&1 &
-builds=$!
-trap 'pkill -P "$builds"; kill "$builds"' INT TERM
-.venv/bin/python -m pytest -q --durations=15 || status=1
-wait "$builds"
+computing=(tests/kernels tests/models tests/emu)
+# A niced test takes as long as the others let it: this timeout is for one that hangs.
+lane_options=(-q -o timeout=1200)
 
-csrc/emulated_tests.sh >"$log" 2>&1 &
-emulated=$!
-trap 'pkill -P "$emulated"; kill "$emulated"' INT TERM
-csrc/sanitized_tests.sh || status=1
-echo "waiting for the emulator's tests, of which $log tells"
-wait "$emulated" || status=1
-cat "$log"
+models_lane() {
+  .venv/bin/python -m pytest "${lane_options[@]}" "${computing[@]}"
+}
+
+# The emulator's and the sanitizers' builds of the kernels, and the kernel tests against each.
+builds_lane() {
+  local failed=0
+  csrc/sanitized_tests.sh -o timeout=1200 || failed=1
+  csrc/emulated_tests.sh -o timeout=1200 || failed=1
+  return "$failed"
+}
+
+lanes=(models_lane builds_lane)
+pids=()
+for lane in "${lanes[@]}"; do
+  # A process group each, which an interrupt can end as a whole.
+  set -m
+  (
+    renice -n 19 -p "$BASHPID" >/dev/null
+    "$lane"
+  ) >"build/$lane.log" 2>&1 &
+  pids+=("$!")
+  set +m
+done
+trap 'for pid in "${pids[@]}"; do kill -- "-$pid" 2>/dev/null; done' EXIT
+trap 'exit 130' INT TERM
+
+ignored=()
+for folder in "${computing[@]}"; do ignored+=("--ignore=$folder"); done
+.venv/bin/python -m pytest -q --durations=15 "${ignored[@]}" || status=1
+
+for i in "${!lanes[@]}"; do
+  log="build/${lanes[i]}.log"
+  echo "== ${lanes[i]} (meanwhile: $log)"
+  wait "${pids[i]}" || status=1
+  cat "$log"
+done
+[ "$status" = 0 ] && echo "all tests: ok" || echo "all tests: FAILED, see above"
 exit "$status"

@@ -86,9 +86,9 @@ class Cluster:
 
         async def start_router() -> None:
             # While the workers load: it has imports of its own to do.
-            router = ServiceProcess(
-                "router", ["router", str(config.model), "--scheduler", await listening, *common]
-            )
+            command = ["router", str(config.model), "--scheduler", await listening, *common]
+            # Whoever stops the whole cluster does not wait for what it is doing.
+            router = ServiceProcess("router", [*command, "--drain-timeout-s", "1"])
             self.services.append(router)
             await router.start(config.port)
 

@@ -73,8 +73,15 @@ def worker(
         typer.Option(metavar="HOST:PORT", help="Scheduler to tell where this worker is."),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(help="Which worker of --announce-to's this is, from 0.")
+        int | None, typer.Option(help="Which worker of --announce-to's this is, from --rank-base.")
     ] = None,
+    rank_base: Annotated[
+        int,
+        typer.Option(
+            help="What the first worker has as --rank: 1 where an orchestrator counts another pod "
+            "of the group as 0."
+        ),
+    ] = 0,
     advertise_host: Annotated[
         str | None,
         typer.Option(help="Where others reach this worker.", show_default="--host"),
@@ -102,7 +109,7 @@ def worker(
             announcement=(
                 None
                 if announce_to is None or rank is None
-                else Announcement(announce_to, rank, advertise_host or host)
+                else Announcement(announce_to, rank - rank_base, advertise_host or host)
             ),
             host=host,
             port=port,
@@ -249,6 +256,16 @@ def router(
     ] = RoutingPolicyName.PREFIX_AWARE,
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50051,
+    drain_delay_s: Annotated[
+        float,
+        typer.Option(
+            help="How long a router that gets SIGTERM still takes requests while it says that it "
+            "does not serve, for load balancers to hear of it."
+        ),
+    ] = 0.0,
+    drain_timeout_s: Annotated[
+        float, typer.Option(help="How long it then finishes what runs.")
+    ] = 30.0,
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -267,6 +284,8 @@ def router(
             scheduler_dns=tuple(scheduler_dns or ()),
             dns_interval_s=dns_interval_s,
             routing_policy=routing_policy.value,
+            drain_delay_s=drain_delay_s,
+            drain_timeout_s=drain_timeout_s,
             log_level=log_level.value,
         )
         return lambda fd: serve(config, fd)

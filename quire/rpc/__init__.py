@@ -1,20 +1,25 @@
 """What the services share about gRPC: channels, servers, health, reflection, errors, stopping."""
 
-from quire.rpc.channels import open_channel
+from quire.rpc.channels import open_channel, open_sync_channel
 from quire.rpc.errors import ERROR_DOMAIN, ErrorInterceptor, status_of
 from quire.rpc.health import until_serving
 from quire.rpc.options import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, server_options
+from quire.rpc.roles import Role
 from quire.rpc.server import Server
 from quire.rpc.start import announce, report, stop_signal
+from quire.rpc.tls import TlsFiles
 
 __all__ = [
     "CHANNEL_OPTIONS",
     "ERROR_DOMAIN",
     "MAX_MESSAGE_BYTES",
     "ErrorInterceptor",
+    "Role",
     "Server",
+    "TlsFiles",
     "announce",
     "open_channel",
+    "open_sync_channel",
     "report",
     "server_options",
     "status_of",

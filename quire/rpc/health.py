@@ -6,14 +6,25 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.rpc.channels import open_channel
+from quire.rpc.tls import TlsFiles
 
 
-async def until_serving(address: str, service: str) -> None:
-    """Return when a service at `address` says that it serves."""
+async def until_serving(
+    address: str, service: str, tls: TlsFiles | None = None, server_name: str | None = None
+) -> None:
+    """Return when a service at `address` says that it serves.
+
+    Args:
+        address: "host:port".
+        service: its full name.
+        tls: as for `open_channel`.
+        server_name: as for `open_channel`.
+    """
     request = health_pb2.HealthCheckRequest(service=service)
-    async with open_channel(address) as channel:
+    async with open_channel(address, tls, server_name) as channel:
         while True:
-            watch = health_pb2_grpc.HealthStub(channel).Watch(request, wait_for_ready=True)
+            await channel.channel_ready()
+            watch = health_pb2_grpc.HealthStub(channel).Watch(request)
             try:
                 async for response in watch:
                     if response.status == health_pb2.HealthCheckResponse.SERVING:

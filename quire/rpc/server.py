@@ -1,5 +1,6 @@
 """The gRPC server of every service: errors, health, reflection."""
 
+import asyncio
 from collections.abc import Sequence
 
 import grpc
@@ -10,6 +11,10 @@ from quire.errors import UnavailableError
 from quire.log import get_logger
 from quire.rpc.errors import ErrorInterceptor
 from quire.rpc.options import MAX_MESSAGE_BYTES, server_options
+from quire.rpc.role_check import RoleInterceptor
+from quire.rpc.tls import TlsFiles
+
+CERTIFICATE_CHECK_S = 10.0
 
 log = get_logger()
 
@@ -24,6 +29,8 @@ class Server:
         max_receive_bytes: longest message that is read.
         interceptors: of every call, outermost first; what they raise is told as handlers' errors
             are.
+        tls: certificate to show and authorities to trust; None speaks in the clear.
+        client_certificates: whether clients must show one, whose role then says what they may call.
     """
 
     def __init__(
@@ -32,7 +39,14 @@ class Server:
         max_receive_bytes: int = MAX_MESSAGE_BYTES,
         *,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        tls: TlsFiles | None = None,
+        client_certificates: bool = True,
     ) -> None:
+        self._tls = tls
+        self._client_certificates = client_certificates
+        if tls is not None and client_certificates:
+            interceptors = (RoleInterceptor(), *interceptors)
+        self._certificate_watch: asyncio.Task[None] | None = None
         # Outermost, so that what the others raise is told as an error of theirs should be.
         self.grpc_server = grpc.aio.server(
             interceptors=[ErrorInterceptor(), *interceptors],
@@ -60,13 +74,19 @@ class Server:
             UnavailableError: the address cannot be bound.
         """
         await self.set_serving(False)
+        tls, where = self._tls, f"{host}:{port}"
         try:
-            bound = self.grpc_server.add_insecure_port(f"{host}:{port}")
+            if tls is None:
+                bound = self.grpc_server.add_insecure_port(where)
+            else:
+                credentials = tls.server_credentials(self._client_certificates)
+                bound = self.grpc_server.add_secure_port(where, credentials)
+                self._certificate_watch = asyncio.create_task(_watch(tls))
         except RuntimeError as error:
-            raise UnavailableError(f"cannot listen on {host}:{port}: is it in use?") from error
+            raise UnavailableError(f"cannot listen on {where}: is it in use?") from error
         await self.grpc_server.start()
         self.address = f"{host}:{bound}"
-        log.info("listening", address=self.address)
+        log.info("listening", address=self.address, tls=tls is not None)
         return self.address
 
     async def set_serving(self, serving: bool) -> None:
@@ -79,8 +99,17 @@ class Server:
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Say NOT_SERVING, refuse new calls, give running ones `grace_s`, then end them."""
+        if self._certificate_watch is not None:
+            self._certificate_watch.cancel()
         await self._health.enter_graceful_shutdown()
         await self.grpc_server.stop(grace_s)
+
+
+async def _watch(tls: TlsFiles) -> None:
+    """Look at the certificate now and then, so that the log tells in time what is wrong with it."""
+    while True:
+        await asyncio.sleep(CERTIFICATE_CHECK_S)
+        tls.current()
 
 
 def _add_reflection(names: tuple[str, ...], server: grpc.aio.Server) -> None:

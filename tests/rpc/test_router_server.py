@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -55,11 +56,13 @@ async def test_ready_then_serves_then_stops_on_sigterm(model) -> None:
     assert task.result() == 0
 
 
-async def test_a_stream_cut_by_the_routers_stop_is_unavailable(model) -> None:
+async def test_a_stream_that_outlasts_the_drain_timeout_is_unavailable(model) -> None:
     fake = FakeScheduler()
     fake.hold()
     async with running_scheduler(fake) as scheduler:
-        config = RouterConfig(model=str(model), schedulers=(scheduler,), port=0)
+        config = RouterConfig(
+            model=str(model), schedulers=(scheduler,), port=0, drain_timeout_s=0.1
+        )
         async with serving(config) as (line, _):
             client = AsyncClient(line.removeprefix("ready "))
             task = asyncio.create_task(client.generate("list", request_id="cut"))
@@ -69,6 +72,69 @@ async def test_a_stream_cut_by_the_routers_stop_is_unavailable(model) -> None:
         await client.close()
         # Its blocks are freed by the session's end at the latest.
         await fake.until(lambda: fake.num_running() == 0)
+
+
+async def test_sigterm_finishes_what_runs_and_sends_what_is_new_elsewhere(model) -> None:
+    fake = FakeScheduler()
+    fake.hold()
+    async with running_scheduler(fake) as scheduler:
+        config = RouterConfig(model=str(model), schedulers=(scheduler,), port=0)
+        async with serving(config) as (line, task):
+            address = line.removeprefix("ready ")
+            async with AsyncClient(address) as client, open_channel(address) as watcher:
+                running = asyncio.create_task(
+                    client.generate("list", SamplingParams(max_tokens=3), request_id="runs")
+                )
+                await fake.until(lambda: fake.num_running() == 1)
+                states = watch_health(watcher)
+                assert await anext(states) == health_pb2.HealthCheckResponse.SERVING
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert await anext(states) == health_pb2.HealthCheckResponse.NOT_SERVING
+                async with asyncio.timeout(10):
+                    await until_it_refuses(address)
+                async with AsyncClient(address) as late:
+                    with pytest.raises(UnavailableError):
+                        await late.generate("list", SamplingParams(max_tokens=3))
+                assert not task.done()
+                await fake.release()
+                assert len((await running).token_ids) == 3
+                # Far less than the 30 s it would give: a watcher is not waited for.
+                assert await asyncio.wait_for(task, 10) == 0
+
+
+async def test_new_requests_are_taken_while_others_hear_that_the_router_drains(model) -> None:
+    async with running_scheduler(FakeScheduler()) as scheduler:
+        config = RouterConfig(model=str(model), schedulers=(scheduler,), port=0, drain_delay_s=3600)
+        async with serving(config) as (line, task):
+            address = line.removeprefix("ready ")
+            async with AsyncClient(address) as client, open_channel(address) as watcher:
+                states = watch_health(watcher)
+                assert await anext(states) == health_pb2.HealthCheckResponse.SERVING
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert await anext(states) == health_pb2.HealthCheckResponse.NOT_SERVING
+                completion = await client.generate("list", SamplingParams(max_tokens=3))
+                assert len(completion.token_ids) == 3
+                os.kill(os.getpid(), signal.SIGTERM)  # a second one does not wait
+                assert await asyncio.wait_for(task, 10) == 0
+
+
+async def until_it_refuses(address: str) -> None:
+    while True:
+        async with open_channel(address) as channel:
+            try:
+                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+                return
+
+
+async def watch_health(channel) -> AsyncIterator[int]:
+    call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+    try:
+        async for answer in call:
+            yield answer.status
+    finally:
+        call.cancel()
 
 
 async def test_starts_without_a_scheduler_and_says_not_serving(model) -> None:

@@ -1,0 +1,57 @@
+"""Who may call what: the roles that certificates give, and the RPCs that each role may call."""
+
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a process is, as its certificate says: a DNS name among its subject alternative names.
+
+    Not the name of a host: services move between hosts, and a role says more about a peer than the
+    address at which it happens to run.
+    """
+
+    ROUTER = "quire-router"
+    SCHEDULER = "quire-scheduler"
+    WORKER = "quire-worker"
+    CLIENT = "quire-client"
+    OPERATOR = "quire-operator"
+
+    @property
+    def directory(self) -> str:
+        """Name of the directory in which `quire certs` puts its certificate."""
+        return self.value.removeprefix("quire-")
+
+
+ANY_ROLE = frozenset(Role)
+_USERS = frozenset({Role.CLIENT, Role.OPERATOR})
+_ROUTERS = frozenset({Role.ROUTER})
+_SCHEDULERS = frozenset({Role.SCHEDULER})
+_WORKERS = frozenset({Role.WORKER})
+_OPERATORS = frozenset({Role.OPERATOR})
+
+ALLOWED_ROLES: dict[str, frozenset[Role]] = {
+    "/quire.v1.InferenceService/Generate": _USERS,
+    "/quire.v1.InferenceService/Abort": _USERS,
+    "/quire.v1.InferenceService/Tokenize": _USERS,
+    "/quire.v1.InferenceService/Detokenize": _USERS,
+    "/quire.v1.InferenceService/ListModels": _USERS,
+    "/quire.v1.InferenceService/WatchCluster": _USERS,
+    "/quire.v1.SchedulerService/Session": _ROUTERS,
+    "/quire.v1.SchedulerService/AnnounceWorker": _WORKERS,
+    "/quire.v1.SchedulerService/Drain": _OPERATORS,
+    "/quire.v1.WorkerService/Describe": _SCHEDULERS,
+    "/quire.v1.WorkerService/OpenRendezvous": _SCHEDULERS,
+    "/quire.v1.WorkerService/LoadModel": _SCHEDULERS,
+    "/quire.v1.WorkerService/ProfileCache": _SCHEDULERS,
+    "/quire.v1.WorkerService/InitCache": _SCHEDULERS,
+    "/quire.v1.WorkerService/Execute": _SCHEDULERS,
+    "/quire.v1.WorkerService/Mirror": _SCHEDULERS,
+    "/quire.v1.WorkerService/Reset": _SCHEDULERS,
+    # Any certificate of the authority: they tell nothing of what is served to whom.
+    "/grpc.health.v1.Health/Check": ANY_ROLE,
+    "/grpc.health.v1.Health/List": ANY_ROLE,
+    "/grpc.health.v1.Health/Watch": ANY_ROLE,
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": ANY_ROLE,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": ANY_ROLE,
+}
+"""The roles that may call each RPC; one that is missing here is refused to everybody."""

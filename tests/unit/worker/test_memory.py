@@ -1,0 +1,59 @@
+"""How much memory a worker takes for free: what the machine and its control group leave."""
+
+from pathlib import Path
+
+import pytest
+
+from quire.errors import ConfigError
+from worker_svc.memory import available_memory_bytes
+
+GIB = 2**30
+
+
+@pytest.fixture
+def meminfo(tmp_path: Path) -> Path:
+    file = tmp_path / "meminfo"
+    file.write_text(f"MemTotal: {16 * 2**20} kB\nMemAvailable: {8 * 2**20} kB\n")
+    return file
+
+
+def write(directory: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(text + "\n")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8 * GIB),
+        ({"memory.max": "max", "memory.current": str(GIB)}, 8 * GIB),
+        ({"memory.max": str(3 * GIB), "memory.current": str(GIB)}, 2 * GIB),
+        ({"memory.max": str(GIB), "memory.current": str(2 * GIB)}, 0),
+        (
+            {
+                "memory/memory.limit_in_bytes": str(4 * GIB),
+                "memory/memory.usage_in_bytes": str(GIB),
+            },
+            3 * GIB,
+        ),
+        (
+            # How version 1 writes that there is no limit.
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+                "memory/memory.usage_in_bytes": str(GIB),
+            },
+            8 * GIB,
+        ),
+    ],
+)
+def test_free_memory_is_what_the_machine_and_the_control_group_leave(
+    tmp_path: Path, meminfo: Path, files: dict[str, str], expected: int
+) -> None:
+    assert available_memory_bytes(write(tmp_path, files), meminfo) == expected
+
+
+def test_a_machine_that_does_not_say_asks_for_a_size(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be set"):
+        available_memory_bytes(tmp_path, tmp_path / "missing")
