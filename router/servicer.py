@@ -9,6 +9,7 @@ from quire.outputs import Delta, Event, TokenLogprobs
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire import cell_status_to_proto, event_to_proto, model_info_to_proto
 from router.cells import CellPool
+from router.ledger import RequestLedger
 from router.streams import RequestStream
 from router.tokenize import TextCodec
 from router.validate import Validator
@@ -31,7 +32,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Stream the events of a request; a client that goes away takes its request with it."""
-        valid = await self._validator.generate(generate_input_from_proto(request))
+        ledger = RequestLedger()
+        valid = await self._validator.generate(generate_input_from_proto(request), ledger)
         params = valid.sampling_params
         stream = RequestStream(
             valid,
@@ -40,6 +42,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 params.skip_special_tokens,
                 params.spaces_between_special_tokens,
             ),
+            ledger,
         )
         self._cells.open(stream)
         try:

@@ -8,9 +8,19 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
 from quire.errors import QuireError
 from quire.log import get_logger
-from quire.outputs import Delta, Event, FinishReason, Hypothesis, Started, TokenLogprobs
+from quire.outputs import (
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Hypothesis,
+    Started,
+    TokenLogprobs,
+)
 from quire.sampling_params import SamplingParams
+from quire.tracing import TraceContext
 from router.detokenize import Detokenizer
+from router.ledger import RequestLedger
 from router.output import Output
 from router.validate import ValidGenerateRequest
 
@@ -27,8 +37,24 @@ class RequestStream:
     ones are given out: here, because a stop string, which may end any of them, is seen here.
     """
 
-    def __init__(self, request: ValidGenerateRequest, make_detokenizer: Callable[[], Detokenizer]):
+    def __init__(
+        self,
+        request: ValidGenerateRequest,
+        make_detokenizer: Callable[[], Detokenizer],
+        ledger: RequestLedger | None = None,
+        trace: TraceContext | None = None,
+    ):
+        """Prepare the stream of a request.
+
+        Args:
+            request: to be submitted.
+            make_detokenizer: of each output.
+            ledger: of its time; None begins one now.
+            trace: of which it is part; None begins one.
+        """
         self.request = request
+        self.ledger = ledger or RequestLedger()
+        self.trace = trace or TraceContext.new()
         self.sampling_params: SamplingParams = request.sampling_params
         self.admitted = False
         self.ended = False
@@ -46,6 +72,7 @@ class RequestStream:
         self._num_prompt_logprobs = 0
         self._error: QuireError | None = None
         self._unread = asyncio.Event()
+        self._log = log.bind(request_id=self.request_id, trace_id=self.trace.trace_id)
 
     @property
     def request_id(self) -> str:
@@ -80,9 +107,8 @@ class RequestStream:
         self.admitted = True
         self.sampling_params = dataclasses.replace(self.sampling_params, seed=seed)
         self._start(seed)
-        log.info(
+        self._log.info(
             "request_admitted",
-            request_id=self.request_id,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             max_tokens=self.sampling_params.max_tokens,
         )
@@ -159,14 +185,16 @@ class RequestStream:
             self._outputs.append(Output(self.sampling_params, self._make_detokenizer()))
         for output in self._outputs:
             output.finish(reason)
-        self._close()
+        self._close(is_told=False)
 
     def _end_if_complete(self) -> None:
         if not self.ended and all(output.finish_reason for output in self._outputs):
             self._close()
 
-    def _close(self) -> None:
+    def _close(self, is_told: bool = True) -> None:
+        """Note that the request has ended: because of what its cell told, or of another reason."""
         self.ended = True
+        self.ledger.ended(is_told)
         self._unread.set()
         reasons = dict.fromkeys(output.finish_reason for _, output in self._visible_outputs())
         self._log_end(",".join(reason.value for reason in reasons if reason))
@@ -191,14 +219,17 @@ class RequestStream:
         latency = {"latency_ms": _ms(time.monotonic() - self._arrival)}
         if self._first_token is not None:
             latency["first_token_ms"] = _ms(self._first_token - self._arrival)
-        log.info(
+        self._log.info(
             "request_finished",
-            request_id=self.request_id,
             finish_reason=finish_reason,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_output_tokens=sum(len(output.token_ids) for output in self._outputs),
             **latency,
         )
+
+    @property
+    def _wants_account(self) -> bool:
+        return self.request.include_time_account
 
     def _visible_outputs(self) -> list[tuple[int, Output]]:
         """Return what the client may read now, with the index it knows each output by."""
@@ -235,8 +266,12 @@ class RequestStream:
             for index, output in self._visible_outputs():
                 events.extend(output.read(index))
             has_ended, error = self.ended, self._error
+            last = events[-1] if has_ended and events else None
             for event in events:
-                yield event
+                if event is last and isinstance(event, Finished) and self._wants_account:
+                    yield dataclasses.replace(event, time_account=self.ledger.account())
+                else:
+                    yield event
             if error is not None:
                 raise error
             if has_ended:

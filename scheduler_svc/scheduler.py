@@ -518,4 +518,4 @@ class Scheduler:
         num_seqs = sum(group.num_seqs for group in self._running)
         assert self._num_running_seqs == num_seqs <= self._max_num_seqs, "sequences miscounted"
         self._residency.check_invariants(self._running, self._waiting)
-        self._ledger.check_invariants(self.num_running + self.num_waiting, self._running)
+        self._ledger.check_invariants(self.num_running + self.num_waiting)

@@ -99,6 +99,9 @@ def generate(
     cache_salt: Annotated[
         str, typer.Option(help="Share cached prefixes within this salt only.")
     ] = "",
+    time_account: Annotated[
+        bool, typer.Option("--time-account", help="Say in the end where the time went.")
+    ] = False,
 ) -> None:
     """Stream the continuation of a prompt. Text goes to stdout, figures to stderr."""
     from quire.client import Client
@@ -139,7 +142,12 @@ def generate(
         with Client(target) as client:
             printer = StreamPrinter(params)
             for event in client.stream(
-                prompt, params, model=model, priority=priority, cache_salt=cache_salt
+                prompt,
+                params,
+                model=model,
+                priority=priority,
+                cache_salt=cache_salt,
+                include_time_account=time_account,
             ):
                 printer.show(event)
     except QuireError as error:

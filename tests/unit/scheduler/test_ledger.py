@@ -12,10 +12,16 @@ from scheduler_svc.preemption import PreemptionMode
 from scheduler_svc.step import GroupTime, Phase
 from tests.unit.scheduler.factories import Cell, make_params, make_prompt
 
-OURS = (
-    "queue_step_us queue_blocks_us queue_seqs_us queue_tokens_us not_ready_us "
-    "preempted_us prefill_us decode_us"
-).split()
+OURS = [
+    "queue_step_us",
+    "queue_blocks_us",
+    "queue_seqs_us",
+    "queue_tokens_us",
+    "not_ready_us",
+    "preempted_us",
+    "prefill_us",
+    "decode_us",
+]
 
 
 def parts_of(account: TimeAccount) -> dict[str, int]:
