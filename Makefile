@@ -8,7 +8,8 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt tools/bootstrap.sh \
 .venv/.ready: $(BUILD_INPUTS)
 	@tools/bootstrap.sh
 
-.PHONY: help setup demo test test-compose lint format docs bench-smoke bench-sched bench-cells bench-kv bench-tp bench-kernels bench-simulator bench-scale bench-gpu gpu-check clean
+# Every target that help lists.
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +37,13 @@ format: .venv/.ready ## Rewrite the sources in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
+
+images: .venv/.ready ## Build the images of the services (IMAGE_TAG=dev, IMAGE_REGISTRY=, BASE_IMAGE=, TARGETS=); no step needs a network
+	@tools/images.sh $(TARGETS)
+
+lock: .venv/.ready ## Pin anew what the images hold, and fetch it into build/wheelhouse
+	@$(BIN)/python tools/lock.py resolve $(NAMES)
+	@$(BIN)/python tools/lock.py fetch $(NAMES)
 
 docs: .venv/.ready ## Build the documentation into build/docs; a dead link ends it
 	@$(BIN)/sphinx-build -q -W --keep-going -c docs . build/docs

@@ -159,7 +159,7 @@ class Bench:
         import transformers
 
         library: Any = transformers  # not annotated
-        config = library.AutoConfig.from_pretrained(self._directory)
+        config = library.AutoConfig.from_pretrained(self._directory, trust_remote_code=False)
         with self._device.torch_device:
             model = library.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         num_tokens = self._lengths[1]

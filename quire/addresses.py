@@ -1,5 +1,7 @@
 """Addresses as people write them: "host:port", with brackets round an IPv6 host."""
 
+import ipaddress
+
 from quire.errors import ConfigError
 
 MAX_RANKS = 64
@@ -13,6 +15,16 @@ def split_address(address: str) -> tuple[str, str]:
     """Return host and port of an address; an IPv6 host without its brackets, as sockets take it."""
     host, _, port = address.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), port
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether what is sent to a host stays on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False  # a name, which may mean anything
 
 
 def check_address(field: str, address: str) -> None:

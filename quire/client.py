@@ -21,10 +21,12 @@ from quire.errors import (
     OverloadedError,
     QuireError,
     RequestExistsError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from quire.outputs import CellStatus, Completion, Event, ModelInfo
 from quire.rpc import CHANNEL_OPTIONS, open_channel
+from quire.rpc.access import call_metadata
 from quire.sampling_params import SamplingParams
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire import (
@@ -39,6 +41,7 @@ Prompt = str | Sequence[int]
 _ERRORS: dict[grpc.StatusCode, type[QuireError]] = {
     grpc.StatusCode.NOT_FOUND: ModelNotFoundError,
     grpc.StatusCode.ALREADY_EXISTS: RequestExistsError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.FAILED_PRECONDITION: ConfigError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
@@ -68,12 +71,18 @@ class GenerateOptions(TypedDict, total=False):
 class AsyncClient:
     """A router's client for asyncio. Use it in one event loop; close it or use `async with`."""
 
-    def __init__(self, target: str):
+    def __init__(self, target: str, *, api_key: str | None = None, insecure: bool = False) -> None:
         """Prepare a connection; it is made at the first call.
 
         Args:
             target: address of a router, "host:port".
+            api_key: sent with every call; None takes QUIRE_API_KEY from the environment, if set.
+            insecure: let the key go over a network in the clear.
+
+        Raises:
+            ConfigError: it would, and `insecure` does not say so.
         """
+        self._metadata = call_metadata(target, api_key, encrypted=False, insecure=insecure)
         self._channel = open_channel(target)
         self._stub = cast(
             "inference_pb2_grpc.InferenceServiceAsyncStub",
@@ -121,11 +130,14 @@ class AsyncClient:
             ModelNotFoundError: the model is not served there.
             RequestExistsError: the request_id is in use.
             OverloadedError: a queue is full; try again after `retry_after_ms`.
+            UnauthenticatedError: the router wants an API key, and not this one.
             UnavailableError: the router or its schedulers cannot be reached.
             DeadlineExceededError: `timeout` has passed.
         """
         call = self._stub.Generate(
-            _generate_request(prompt, sampling_params, options), timeout=options.get("timeout")
+            _generate_request(prompt, sampling_params, options),
+            timeout=options.get("timeout"),
+            metadata=self._metadata,
         )
         try:
             async for response in call:
@@ -140,7 +152,7 @@ class AsyncClient:
         """End a running request; its stream finishes with ABORT. Returns whether there was one."""
         try:
             request = inference_pb2.AbortRequest(request_id=request_id)
-            return bool((await self._stub.Abort(request)).aborted)
+            return bool((await self._stub.Abort(request, metadata=self._metadata)).aborted)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from None
 
@@ -150,7 +162,7 @@ class AsyncClient:
         """Return the token ids of a text."""
         request = _tokenize_request(text, add_special_tokens, model)
         try:
-            return list((await self._stub.Tokenize(request)).token_ids)
+            return list((await self._stub.Tokenize(request, metadata=self._metadata)).token_ids)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from None
 
@@ -160,21 +172,23 @@ class AsyncClient:
         """Return the text of token ids."""
         request = _detokenize_request(token_ids, skip_special_tokens, model)
         try:
-            return str((await self._stub.Detokenize(request)).text)
+            return str((await self._stub.Detokenize(request, metadata=self._metadata)).text)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from None
 
     async def list_models(self) -> list[ModelInfo]:
         """Return the models that are served now."""
         try:
-            response = await self._stub.ListModels(inference_pb2.ListModelsRequest())
+            response = await self._stub.ListModels(
+                inference_pb2.ListModelsRequest(), metadata=self._metadata
+            )
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from None
         return [model_info_from_proto(model) for model in response.models]
 
     async def watch_cluster(self) -> AsyncGenerator[list[CellStatus], None]:
         """Yield the state of every cell, at once and after changes, until closed."""
-        call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest())
+        call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest(), metadata=self._metadata)
         try:
             async for response in call:
                 yield [cell_status_from_proto(cell) for cell in response.cells]
@@ -202,12 +216,18 @@ class AsyncClient:
 class Client:
     """A router's client for plain scripts and threads. Close it, or use it in `with`."""
 
-    def __init__(self, target: str):
+    def __init__(self, target: str, *, api_key: str | None = None, insecure: bool = False) -> None:
         """Prepare a connection; it is made at the first call.
 
         Args:
             target: address of a router, "host:port".
+            api_key: sent with every call; None takes QUIRE_API_KEY from the environment, if set.
+            insecure: let the key go over a network in the clear.
+
+        Raises:
+            ConfigError: it would, and `insecure` does not say so.
         """
+        self._metadata = call_metadata(target, api_key, encrypted=False, insecure=insecure)
         self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
@@ -240,7 +260,9 @@ class Client:
     ) -> Generator[Event, None, None]:
         """Yield Started, Deltas and Finished; arguments and errors as in `AsyncClient.stream`."""
         call = self._stub.Generate(
-            _generate_request(prompt, sampling_params, options), timeout=options.get("timeout")
+            _generate_request(prompt, sampling_params, options),
+            timeout=options.get("timeout"),
+            metadata=self._metadata,
         )
         try:
             for response in call:
@@ -254,7 +276,7 @@ class Client:
         """End a running request; its stream finishes with ABORT. Returns whether there was one."""
         try:
             request = inference_pb2.AbortRequest(request_id=request_id)
-            return bool(self._stub.Abort(request).aborted)
+            return bool(self._stub.Abort(request, metadata=self._metadata).aborted)
         except grpc.RpcError as error:
             raise error_from_rpc(error) from None
 
@@ -262,7 +284,7 @@ class Client:
         """Return the token ids of a text."""
         request = _tokenize_request(text, add_special_tokens, model)
         try:
-            return list(self._stub.Tokenize(request).token_ids)
+            return list(self._stub.Tokenize(request, metadata=self._metadata).token_ids)
         except grpc.RpcError as error:
             raise error_from_rpc(error) from None
 
@@ -272,21 +294,23 @@ class Client:
         """Return the text of token ids."""
         request = _detokenize_request(token_ids, skip_special_tokens, model)
         try:
-            return str(self._stub.Detokenize(request).text)
+            return str(self._stub.Detokenize(request, metadata=self._metadata).text)
         except grpc.RpcError as error:
             raise error_from_rpc(error) from None
 
     def list_models(self) -> list[ModelInfo]:
         """Return the models that are served now."""
         try:
-            response = self._stub.ListModels(inference_pb2.ListModelsRequest())
+            response = self._stub.ListModels(
+                inference_pb2.ListModelsRequest(), metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise error_from_rpc(error) from None
         return [model_info_from_proto(model) for model in response.models]
 
     def watch_cluster(self) -> Iterator[list[CellStatus]]:
         """Yield the state of every cell, at once and after changes, until closed."""
-        call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest())
+        call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest(), metadata=self._metadata)
         try:
             for response in call:
                 yield [cell_status_from_proto(cell) for cell in response.cells]

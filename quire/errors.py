@@ -80,6 +80,13 @@ class DeadlineExceededError(QuireError):
     reason = "DEADLINE_EXCEEDED"
 
 
+class UnauthenticatedError(QuireError):
+    """A call brings no valid API key."""
+
+    code = "UNAUTHENTICATED"
+    reason = "API_KEY_INVALID"
+
+
 class PermissionDeniedError(QuireError):
     """The peer is known, and may not do this."""
 

@@ -46,6 +46,7 @@ class LLM:
         model: str | Path | None = None,
         *,
         target: str | None = None,
+        api_key: str | None = None,
         dtype: str = "auto",
         load_format: str = "safetensors",
         kv_cache_dtype: str = "auto",
@@ -68,6 +69,7 @@ class LLM:
             model: Hugging Face model directory; None takes the embedded demo model. With a target,
                 only `chat` reads it, for its template.
             target: router of a running cluster, "host:port"; the options below are then its own.
+            api_key: for the target; None takes QUIRE_API_KEY from the environment, if set.
             dtype: "auto", "float32", "bfloat16" or "float16".
             load_format: "safetensors", or "dummy" for weights that are made up, for benchmarks.
             kv_cache_dtype: what the cache holds: "auto" for the model's type; "fp8" on a GPU or
@@ -129,7 +131,11 @@ class LLM:
             )
             target = self._cluster.address
         self._target = target
-        self._client = Client(target)
+        self._api_key = api_key
+        self._client = self._connect()
+
+    def _connect(self) -> Client:
+        return Client(self._target, api_key=self._api_key)
 
     def generate(
         self,
@@ -173,7 +179,7 @@ class LLM:
         given_up = threading.Event()
         with (
             # Of its own: closing it ends every request that still runs, whatever it waits for.
-            Client(self._target) as client,
+            self._connect() as client,
             ThreadPoolExecutor(min(len(wanted), MAX_CONCURRENT_REQUESTS)) as pool,
             progress_bar(len(wanted), use_tqdm) as advance,
         ):
@@ -217,7 +223,7 @@ class LLM:
             raise ConfigError("chat: needs the model's directory: LLM(model=..., target=...)")
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self._model)
+        tokenizer = AutoTokenizer.from_pretrained(self._model, trust_remote_code=False)
         if chat_template is None and tokenizer.chat_template is None:
             raise ConfigError(f"chat: {self._model} has no chat template; pass chat_template")
         one = bool(messages) and isinstance(messages[0], Mapping)

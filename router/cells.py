@@ -8,7 +8,9 @@ had. Their clients notice a pause and nothing else.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
+from enum import StrEnum
 
 from quire.errors import (
     ModelNotFoundError,
@@ -30,10 +32,25 @@ MAX_REFUSALS = 3
 log = get_logger()
 
 
+class SubmissionReason(StrEnum):
+    """Why a request is handed to a cell."""
+
+    NEW = "new"
+    # The cell that was tried before had no room for it.
+    QUEUE_FULL = "queue_full"
+    # The cell that had it was lost or drained, or had no room to go on with it.
+    MOVED = "moved"
+
+
 class CellPool:
-    """The cells and the open requests of a router."""
+    """The cells and the open requests of a router.
+
+    Attributes:
+        submissions: requests handed to cells so far, by why.
+    """
 
     def __init__(self, config: RouterConfig):
+        self.submissions: Counter[SubmissionReason] = Counter()
         self._config = config
         # By address, in the order in which they became known.
         self._cells: dict[str, Cell] = {}
@@ -110,6 +127,16 @@ class CellPool:
     def is_serving(self) -> bool:
         """Whether any scheduler is connected."""
         return any(cell.connected for cell in self._cells.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait here, with no cell to run in."""
+        return len(self._waiting)
+
+    @property
+    def placements(self) -> Collection[Placement[Cell]]:
+        """Of each model that has been served, the cells that take requests."""
+        return self._placements.values()
 
     def statuses(self) -> list[CellStatus]:
         """Return the status of every cell, in the order of the configuration."""
@@ -224,6 +251,7 @@ class CellPool:
             self._refused_by.get(stream, ()),
         )
         if assignment:
+            self.submissions[self._reason(stream)] += 1
             self._cell_of[stream] = assignment.cell
             assignment.cell.submit(stream, assignment)
             return
@@ -231,6 +259,11 @@ class CellPool:
         config = self._config
         limit_s = config.recovery_timeout_s if stream.admitted else config.connect_timeout_s
         self._wait(stream, limit_s, self._give_up, stream, limit_s)
+
+    def _reason(self, stream: RequestStream) -> SubmissionReason:
+        if stream in self._refused_by:
+            return SubmissionReason.QUEUE_FULL
+        return SubmissionReason.MOVED if stream in self._cell_of else SubmissionReason.NEW
 
     def _give_up(self, stream: RequestStream, waited_s: float) -> None:
         del self._waiting[stream]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.addresses import check_address
+from quire.admin import AdminConfig
 from quire.errors import ConfigError
 from quire.log import LEVELS
 from router.placement import RoutingPolicy
@@ -31,6 +32,8 @@ class RouterConfig:
         connect_timeout_s: how long a new request waits for a scheduler.
         recovery_timeout_s: how long an admitted request waits for one, after its scheduler was
             lost.
+        admin: where metrics and probes are served; None serves none.
+        api_keys: file of the keys of which a call needs one; None lets everybody call.
         drain_delay_s: how long a router that is asked to end still takes new requests, for those
             who choose routers by their health to hear of it.
         drain_timeout_s: how long it then finishes what runs.
@@ -52,9 +55,11 @@ class RouterConfig:
     tokenizer_threads: int = 2
     connect_timeout_s: float = 10.0
     recovery_timeout_s: float = 60.0
+    api_keys: Path | None = None
     drain_delay_s: float = 0.0
     drain_timeout_s: float = 30.0
     log_level: str = "info"
+    admin: AdminConfig | None = None
 
     def __post_init__(self) -> None:
         if not Path(self.model).is_dir():

@@ -44,6 +44,10 @@ class Placement(Generic[CellT]):
     Args:
         policy: how to choose.
         rng: source of chance; a seeded one makes choices repeatable.
+
+    Attributes:
+        num_placed_by_prefix: requests placed where part of their prompt is cached.
+        num_placed_by_load: requests placed without.
     """
 
     def __init__(self, policy: RoutingPolicy, rng: random.Random) -> None:
@@ -53,7 +57,12 @@ class Placement(Generic[CellT]):
         self._view_of: dict[CellT, CellView[CellT]] = {}
         self._holders: dict[int, list[CellView[CellT]]] = {}
         self._num_of_block_size: Counter[int] = Counter()
-        self._num_placed = 0
+        self.num_placed_by_prefix = 0
+        self.num_placed_by_load = 0
+
+    @property
+    def _num_placed(self) -> int:
+        return self.num_placed_by_prefix + self.num_placed_by_load
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -178,11 +187,15 @@ class Placement(Generic[CellT]):
             if not others:
                 return None
             view = min(others, key=lambda each: each.outstanding_tokens)
-        self._num_placed += 1
         for _, block_size, key in prefixes:
             if block_size == view.block_size and not view.has(key):
                 self._holders.setdefault(key, []).append(view)
-        return view.assign(prefixes, len(prompt_token_ids), num_sequences)
+        assignment = view.assign(prefixes, len(prompt_token_ids), num_sequences)
+        if assignment.num_cached_tokens:
+            self.num_placed_by_prefix += 1
+        else:
+            self.num_placed_by_load += 1
+        return assignment
 
     def admitted(self, assignment: Assignment[CellT]) -> None:
         """The cell has queued a request: its next report counts it."""

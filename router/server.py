@@ -3,17 +3,25 @@
 import asyncio
 import signal
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from quire import log as quire_log
+from quire.admin import AdminConfig
+from quire.api_keys import ApiKeys
 from quire.errors import QuireError, UnavailableError
 from quire.log import get_logger
-from quire.rpc import Server, announce, stop_signal
+from quire.rpc import Server, announce, report, stop_signal
+from quire.rpc.access import ApiKeyInterceptor
 from quire.v1 import inference_pb2_grpc
+from router.account import RouterAccount
 from router.cells import CellPool
 from router.config import RouterConfig
 from router.servicer import InferenceServicer
 from router.tokenize import Tokenizer
 from router.validate import Validator
+
+if TYPE_CHECKING:
+    from quire.metrics.pages import ServiceAdmin
 
 SERVICE_NAME = "quire.v1.InferenceService"
 
@@ -24,16 +32,47 @@ class Router:
     """A running router. Health says SERVING while a scheduler is connected."""
 
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer):
+        """Prepare a router.
+
+        Raises:
+            ConfigError: the file of API keys cannot be read.
+        """
         self._config = config
         self._tokenizer = tokenizer
         self._cells = CellPool(config)
+        self._account = RouterAccount()
+        self._admin: ServiceAdmin | None = None
         validator = Validator(tokenizer, self._cells.find_model, config.max_prompt_bytes)
-        self._server = Server([SERVICE_NAME], config.max_request_bytes)
+        self._api_keys = ApiKeys(config.api_keys) if config.api_keys is not None else None
+        self._server = Server(
+            [SERVICE_NAME],
+            config.max_request_bytes,
+            interceptors=[ApiKeyInterceptor(self._api_keys)] if self._api_keys else [],
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceServicer(validator, tokenizer, self._cells), self._server.grpc_server
+            InferenceServicer(validator, tokenizer, self._cells, self._account),
+            self._server.grpc_server,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._draining = False
+
+    async def start_admin(self, config: AdminConfig) -> str:
+        """Serve metrics and probes; return the address bound.
+
+        Raises:
+            UnavailableError: the address cannot be bound.
+        """
+        from quire.metrics.pages import ServiceAdmin
+        from router.metrics import RouterAliases, RouterCollector
+
+        self._admin = ServiceAdmin(
+            "router",
+            RouterCollector(self._account, self._cells),
+            RouterAliases(self._account),
+            is_ready=lambda: self._server.is_serving,
+            certificate_expiry=lambda: self._server.certificate_not_after,
+        )
+        return await self._admin.start(config)
 
     async def start(self) -> str:
         """Listen, begin to connect, and return the address bound.
@@ -44,6 +83,8 @@ class Router:
         address = await self._server.start(self._config.host, self._config.port)
         self._cells.start()
         self._tasks.append(asyncio.create_task(self._follow_health()))
+        if self._api_keys is not None:
+            self._tasks.append(asyncio.create_task(self._api_keys.follow()))
         return address
 
     async def wait_until_serving(self) -> None:
@@ -103,6 +144,8 @@ class Router:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.stop()
         await self._cells.stop()
+        if self._admin is not None:
+            await self._admin.stop()
         self._tokenizer.close()
 
 
@@ -122,6 +165,8 @@ async def serve(config: RouterConfig, ready_fd: int | None) -> int:
             config.model, config.tokenizer_threads, config.max_queued_texts
         )
         router = Router(config, tokenizer)
+        if config.admin is not None:
+            report(ready_fd, f"admin {await router.start_admin(config.admin)}")
         address = await router.start()
     except QuireError as error:
         log.error("start_failed", error=error.message)

@@ -8,6 +8,7 @@ import grpc
 from quire.outputs import Delta, Event, TokenLogprobs
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire import cell_status_to_proto, event_to_proto, model_info_to_proto
+from router.account import RequestRecord, RouterAccount
 from router.cells import CellPool
 from router.ledger import RequestLedger
 from router.streams import RequestStream
@@ -23,18 +24,41 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     write is blocked by a client that does not read then runs its `finally` at once.
     """
 
-    def __init__(self, validator: Validator, codec: TextCodec, cells: CellPool):
+    def __init__(
+        self,
+        validator: Validator,
+        codec: TextCodec,
+        cells: CellPool,
+        account: RouterAccount | None = None,
+    ):
         self._validator = validator
         self._codec = codec
         self._cells = cells
+        self._account = account or RouterAccount()
 
     async def Generate(  # type: ignore[override]  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Stream the events of a request; a client that goes away takes its request with it."""
+        record = self._account.open()
+        try:
+            await self._generate(request, context, record)
+        except Exception as error:
+            record.fail(error)
+            raise
+        finally:
+            record.close()
+
+    async def _generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext,
+        record: RequestRecord,
+    ) -> None:
         ledger = RequestLedger()
         valid = await self._validator.generate(generate_input_from_proto(request), ledger)
         params = valid.sampling_params
+        record.accept(valid.model.name, params.n)
         stream = RequestStream(
             valid,
             lambda: self._codec.detokenizer(
@@ -48,6 +72,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         try:
             async with aclosing(stream.events()) as events:
                 async for event in events:
+                    record.tell(event)
                     await context.write(event_to_proto(self._with_texts(event)))
         finally:
             self._cells.close(stream)

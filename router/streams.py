@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
+import structlog
+
 from quire.errors import QuireError
 from quire.log import get_logger
 from quire.outputs import (
@@ -64,6 +66,11 @@ class RequestStream:
             Output(params, make_detokenizer())
             for _ in range(0 if params.use_beam_search else params.width)
         ]
+        # What the call that brought it has bound to log lines, such as whose key it came with; most
+        # lines are written elsewhere, by the session that brings the tokens.
+        context = structlog.contextvars.get_contextvars()
+        context |= {"request_id": request.request_id, "trace_id": self.trace.trace_id}
+        self._log = log.bind(**context)
         self._arrival = time.monotonic()
         self._first_token: float | None = None
         # Unread by the client, in this order; then what the outputs hold.
@@ -72,7 +79,6 @@ class RequestStream:
         self._num_prompt_logprobs = 0
         self._error: QuireError | None = None
         self._unread = asyncio.Event()
-        self._log = log.bind(request_id=self.request_id, trace_id=self.trace.trace_id)
 
     @property
     def request_id(self) -> str:

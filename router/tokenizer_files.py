@@ -80,7 +80,10 @@ def _load_with_transformers(directory: Path) -> "Backend":
     from transformers import AutoTokenizer  # seconds of imports: only here, only in a thread
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        # Said outright: without it transformers asks at a terminal whether to run the model's code.
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:
         # transformers raises whatever its many readers raise; all of it means the same to the
         # operator.

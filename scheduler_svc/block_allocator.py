@@ -41,6 +41,11 @@ class BlockAllocator:
         """Blocks that nobody references."""
         return len(self._free) + len(self._evictable)
 
+    @property
+    def num_cached(self) -> int:
+        """Blocks among them that keep contents which can be found."""
+        return len(self._evictable)
+
     def allocate(self) -> int:
         """Take a free block; the caller holds its only reference. There must be one."""
         if self._free:

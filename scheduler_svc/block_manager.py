@@ -71,6 +71,11 @@ class BlockSpaceManager:
         return self._allocator.num_free
 
     @property
+    def num_cached_blocks(self) -> int:
+        """Blocks among them that keep a prefix which can be found."""
+        return self._allocator.num_cached
+
+    @property
     def num_blocks_saved(self) -> int:
         """Blocks that would be needed beyond those in use if no sequence shared any."""
         return self._allocator.num_saved

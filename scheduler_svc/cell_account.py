@@ -1,6 +1,9 @@
 """What a cell has done so far, and how it is: the state that it reports."""
 
-from quire.outputs import CellState
+from collections import Counter
+
+from quire.metrics.histogram import COUNT_BOUNDS, LATENCY_BOUNDS_S, Histogram
+from quire.outputs import CellState, FinishReason
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.worker_group import ExecutedStep
@@ -15,11 +18,23 @@ class CellAccount:
     Attributes:
         epoch: of the workers' group.
         schedule_s: time spent in the pure scheduler.
+        step_seconds: time of each step, as ExecutedStep.elapsed_us.
+        step_tokens: tokens that each step computed.
+        step_sequences: sequences of each step.
+        num_admitted: requests queued so far, those that go on from another cell among them.
+        num_refused: requests refused so far, by the reason of the error.
+        num_ended: sequences that ended so far, by why.
     """
 
     def __init__(self, block_size: int) -> None:
         self.epoch = 0
         self.schedule_s = 0.0
+        self.step_seconds = Histogram(LATENCY_BOUNDS_S)
+        self.step_tokens = Histogram(COUNT_BOUNDS)
+        self.step_sequences = Histogram(COUNT_BOUNDS)
+        self.num_admitted = 0
+        self.num_refused: Counter[str] = Counter()
+        self.num_ended: Counter[FinishReason] = Counter()
         self._block_size = block_size
         self._steps = 0
         self._tokens = 0
@@ -39,6 +54,9 @@ class CellAccount:
         self._model_us += report.model_us
         self._sample_us += report.sample_us
         self._swap_us += report.swap_us
+        self.step_seconds.observe(1e-6 * executed.elapsed_us)
+        self.step_tokens.observe(executed.num_tokens)
+        self.step_sequences.observe(executed.num_sequences)
 
     def state(
         self, scheduler: Scheduler, blocks: BlockSpaceManager, *, draining: bool

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from quire.addresses import MAX_RANKS, check_address
+from quire.admin import AdminConfig
 from quire.errors import ConfigError
 from quire.log import LEVELS
 from scheduler_svc.preemption import PreemptionMode
@@ -55,6 +56,7 @@ class SchedulerConfig:
         priority_ageing_s: a request may be overtaken by one that comes so much later for each level
             of priority between them.
         drain_timeout_s: how long a cell that is taken out of service finishes what it has.
+        admin: where metrics and probes are served; None serves none.
         log_level: least severe log line that is written.
 
     Raises:
@@ -89,6 +91,7 @@ class SchedulerConfig:
     priority_ageing_s: float = 60.0
     drain_timeout_s: float = 30.0
     log_level: str = "info"
+    admin: AdminConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.model:

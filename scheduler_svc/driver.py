@@ -18,7 +18,7 @@ from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.cell_account import CellAccount
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.formation import Formation
-from scheduler_svc.preemption import PreemptionMode
+from scheduler_svc.preemption import PreemptionCounters, PreemptionMode
 from scheduler_svc.roster import Roster
 from scheduler_svc.routes import Routes
 from scheduler_svc.scheduler import Scheduler
@@ -29,6 +29,8 @@ from scheduler_svc.worker_group import WorkerGroup
 REPORT_INTERVAL_S = 0.1
 IDLE_REPORT_INTERVAL_S = 1.0
 DRAIN_LOOK_INTERVAL_S = 0.02
+# Longer than any step, the first ones of a large model on slow cores among them.
+STUCK_AFTER_S = 300.0
 RETRY_AFTER_MS = 1000
 # Outputs of a step for 256 sequences are about 2 KB: some MB for a router that stopped reading.
 MAX_UNSENT_EVENTS = 1024
@@ -66,6 +68,8 @@ class Driver:
         self._account = CellAccount(config.block_size)
         self._is_formed = False
         self._draining = False
+        # When the step loop turned last.
+        self._turned = 0.0
         # Set when draining is over.
         self.drained = asyncio.Event()
         # Set by the first formation, before anything can be submitted.
@@ -84,6 +88,48 @@ class Driver:
     def state(self) -> CellState:
         """Live state of the cell. Known once `wait_serving` has returned."""
         return self._account.state(self._scheduler, self._blocks, draining=self._draining)
+
+    @property
+    def is_formed(self) -> bool:
+        """Whether the workers have been ready at least once."""
+        return self._is_formed
+
+    @property
+    def account(self) -> CellAccount:
+        """What the cell has done so far."""
+        return self._account
+
+    @property
+    def group(self) -> WorkerGroup:
+        """The workers."""
+        return self._group
+
+    @property
+    def preemptions(self) -> PreemptionCounters:
+        """What preemption has come to. Known once the cell `is_formed`."""
+        return self._scheduler.counters
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Free blocks that keep a prefix. Known once the cell `is_formed`."""
+        return self._blocks.num_cached_blocks
+
+    @property
+    def num_sessions(self) -> int:
+        """Routers that are connected."""
+        return len(self._sessions)
+
+    @property
+    def why_stuck(self) -> str:
+        """Why only a new start can help; empty if none is needed.
+
+        Requests of a cell that waits for lost workers are not stuck: they are there again once the
+        workers are.
+        """
+        if not (self._serving.is_set() and self._scheduler.has_unfinished):
+            return ""
+        stuck_s = time.monotonic() - self._turned
+        return f"no step for {stuck_s:.0f} s" if stuck_s > STUCK_AFTER_S else ""
 
     @property
     def roster(self) -> Roster:
@@ -132,6 +178,8 @@ class Driver:
             for token_ids in params.bad_words_token_ids:
                 self._check_vocabulary("bad_words_token_ids", token_ids)
             seed = secrets.randbits(64) if params.seed is None else params.seed
+            if not self._scheduler.has_unfinished:
+                self._turned = time.monotonic()
             group_id, outcome = self._scheduler.add(
                 submission.prompt_token_ids,
                 replace(params, seed=seed),
@@ -143,8 +191,10 @@ class Driver:
                 tell_time_account=submission.wants_time_account,
             )
         except (InvalidRequestError, OverloadedError, DrainingError) as error:
+            self._account.num_refused[error.reason] += 1
             session.push(Refused(number, error))
             return
+        self._account.num_admitted += 1
         log.debug(
             "request_admitted",
             request_id=submission.request_id,
@@ -295,6 +345,7 @@ class Driver:
     async def _step_until_lost(self) -> None:
         try:
             while True:
+                self._turned = time.monotonic()
                 await self._send_steps()
                 # What a step brought is told once the workers have the next one to compute.
                 self._route()
@@ -324,6 +375,8 @@ class Driver:
         self._untold = self._scheduler.update(executed.report.result, time.monotonic())
         self._account.schedule_s += time.perf_counter() - started
         self._account.count(executed, len(self._untold.token_ids))
+        for finished in self._untold.finished:
+            self._account.num_ended[finished.finish_reason] += 1
         costs, report = self._scheduler.preemption_costs, executed.report
         costs.observe_step(executed.num_tokens, report.model_us)
         if executed.num_swapped_blocks:
@@ -341,6 +394,7 @@ class Driver:
                 raise UnavailableError("a worker ended its stream while idle")
             self._wake.clear()
             await self._wake.wait()
+        self._turned = time.monotonic()
 
     def _route(self) -> None:
         """Tell the sessions what the last step brought."""

@@ -24,12 +24,14 @@ class PreemptionCounters:
 
     Attributes:
         preemptions: groups that had to give up their blocks.
+        swaps: those of them whose blocks were moved to the host's memory.
         swapped_out_blocks: moved to the host's memory.
         swapped_in_blocks: moved back.
         recomputed_tokens: lost, to be computed again.
     """
 
     preemptions: int = 0
+    swaps: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     recomputed_tokens: int = 0

@@ -61,11 +61,15 @@ class Rank:
         rank: its number in the tensor-parallel group.
         address: "host:port".
         may_be_late: whether to wait a few seconds for a worker that is just starting there.
+
+    Attributes:
+        is_reachable: whether it answered when it was last asked for anything.
     """
 
     def __init__(self, rank: int, address: str, may_be_late: bool = True) -> None:
         self.rank = rank
         self.address = address
+        self.is_reachable = False
         self._may_be_late = may_be_late
         self._channel = open_channel(address)
         self._stub = cast(
@@ -130,17 +134,24 @@ class Rank:
         self, method: Callable[..., Any], request: Message, **options: Any
     ) -> Any:  # the response type of `method`
         try:
-            return await method(request, **options)
+            response = await method(request, **options)
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error
+        self.is_reachable = True
+        return response
 
     # ---------------------------------------------------------------- Execute
 
     def open_stream(self, on_end: Callable[[], None]) -> None:
         """Open the Execute stream; `on_end` is called if it ends other than by `cancel_stream`."""
         stream = self._execute()
-        stream.add_done_callback(lambda _: on_end() if self._stream is stream else None)
+        stream.add_done_callback(lambda _: self._stream_ended(stream, on_end))
         self._stream = stream
+
+    def _stream_ended(self, stream: ExecuteCall, on_end: Callable[[], None]) -> None:
+        if self._stream is stream:
+            self.is_reachable = False
+            on_end()
 
     async def send(self, request: bytes) -> None:
         """Send a serialised ExecuteRequest; returns once it is on its way."""
@@ -190,6 +201,7 @@ class Rank:
             if packed.Unpack(info) and info.reason in _ERRORS_BY_REASON:
                 return _ERRORS_BY_REASON[info.reason](error.details() or text)
         if error.code() in _CONNECTION_CODES:
+            self.is_reachable = False
             return UnavailableError(f"worker {self.address} is unreachable ({text})")
         return WorkerFailedError(f"worker {self.address} failed ({text})")
 

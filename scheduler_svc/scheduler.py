@@ -439,6 +439,7 @@ class Scheduler:
             for each in group.in_status(SequenceStatus.RUNNING)
         }
         if may_swap and self._should_swap(group, lengths):
+            self.counters.swaps += 1
             self._residency.swap_out(group, lengths)
         else:
             self.counters.recomputed_tokens += sum(lengths.values())

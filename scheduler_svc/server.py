@@ -5,9 +5,10 @@ import gc
 import signal
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire import log as quire_log
+from quire.admin import AdminConfig
 from quire.errors import QuireError
 from quire.log import get_logger
 from quire.rpc import Server, announce, report, stop_signal
@@ -15,6 +16,9 @@ from quire.v1 import scheduler_pb2_grpc
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.driver import Driver
 from scheduler_svc.servicer import SchedulerServicer
+
+if TYPE_CHECKING:
+    from quire.metrics.pages import ServiceAdmin
 
 SERVICE_NAME = "quire.v1.SchedulerService"
 
@@ -42,6 +46,26 @@ class SchedulerServer:
             SchedulerServicer(self._driver), self._server.grpc_server
         )
         self._run: asyncio.Task[None] | None = None
+        self._admin: ServiceAdmin | None = None
+
+    async def start_admin(self, config: AdminConfig) -> str:
+        """Serve metrics and probes, from before the workers are there; return the address bound.
+
+        Raises:
+            UnavailableError: the address cannot be bound.
+        """
+        from quire.metrics.pages import ServiceAdmin
+        from scheduler_svc.metrics import SchedulerAliases, SchedulerCollector
+
+        self._admin = ServiceAdmin(
+            "scheduler",
+            SchedulerCollector(self._driver),
+            SchedulerAliases(self._driver),
+            is_ready=lambda: self._server.is_serving,
+            certificate_expiry=lambda: self._server.certificate_not_after,
+            why_stuck=lambda: self._driver.why_stuck,
+        )
+        return await self._admin.start(config)
 
     async def start(self) -> str:
         """Listen, begin to form the worker group, and return the address bound.
@@ -82,6 +106,8 @@ class SchedulerServer:
             await asyncio.gather(self._run, return_exceptions=True)
         await self._driver.close()
         await self._server.stop()
+        if self._admin is not None:
+            await self._admin.stop()
 
 
 async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
@@ -107,6 +133,8 @@ async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
     tasks: set[asyncio.Task[Any]] = {stopped, drained}
     announced = False
     try:
+        if config.admin is not None:
+            report(ready_fd, f"admin {await scheduler.start_admin(config.admin)}")
         address = await scheduler.start()
         report(ready_fd, f"listening {address}")
         running = asyncio.create_task(scheduler.run())

@@ -31,6 +31,7 @@ class ExecutedStep:
         elapsed_us: from before serialising the orders, or from reading the report of the step
             before if that was later, to reading the report.
         num_tokens: of its batch.
+        num_sequences: of its batch.
         num_swapped_blocks: moved beside it, either way.
     """
 
@@ -38,6 +39,7 @@ class ExecutedStep:
     step_bytes: int
     elapsed_us: int
     num_tokens: int
+    num_sequences: int
     num_swapped_blocks: int
 
 
@@ -49,6 +51,7 @@ class _SentStep:
     step_bytes: int
     started: float
     num_tokens: int
+    num_sequences: int
     num_swapped_blocks: int
 
 
@@ -62,6 +65,7 @@ class WorkerGroup:
 
     Attributes:
         roster: where the ranks are.
+        num_formations: how often the group has been formed.
         is_lost: a rank has ended its stream since the group was formed.
     """
 
@@ -72,12 +76,14 @@ class WorkerGroup:
         on_missing: Callable[[tuple[int, ...]], None] = lambda _: None,
     ) -> None:
         self._on_lost = on_lost
+        self._size = config.tensor_parallel_size
         self.roster = Roster(config, answers, on_missing)
         self._former = GroupFormer(config, self.roster)
         self._formation: Formation | None = None
         self._step_id = 0
         self._in_flight: deque[_SentStep] = deque()
         self._received = 0.0
+        self.num_formations = 0
         self.is_lost = False
 
     # ---------------------------------------------------------------- forming
@@ -130,6 +136,7 @@ class WorkerGroup:
         """
         self.dissolve()
         formation = self._formation = await self._former.form()
+        self.num_formations += 1
         self._step_id = 0
         self._in_flight.clear()
         self.is_lost = False
@@ -159,6 +166,13 @@ class WorkerGroup:
     def _ranks(self) -> list[Rank]:
         return self._former.ranks
 
+    @property
+    def reachable(self) -> dict[int, bool]:
+        """Whether each rank answered when it was last asked for anything."""
+        return dict.fromkeys(range(self._size), False) | {
+            rank.rank: rank.is_reachable for rank in self._ranks
+        }
+
     def _lost(self) -> None:
         self.is_lost = True
         self._on_lost()
@@ -183,6 +197,7 @@ class WorkerGroup:
                 len(request),
                 started,
                 sum(outputs.num_scheduled_tokens),
+                len(outputs.sequence_ids),
                 len(outputs.blocks_to_swap_out) + len(outputs.blocks_to_swap_in),
             )
         )
@@ -209,7 +224,12 @@ class WorkerGroup:
                     f"{report.epoch}, not step {sent.step_id} of epoch {epoch}"
                 )
         return ExecutedStep(
-            reports[0], sent.step_bytes, elapsed_us, sent.num_tokens, sent.num_swapped_blocks
+            reports[0],
+            sent.step_bytes,
+            elapsed_us,
+            sent.num_tokens,
+            sent.num_sequences,
+            sent.num_swapped_blocks,
         )
 
     @property

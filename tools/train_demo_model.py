@@ -234,7 +234,7 @@ def export(
 
 def show_samples(out: Path) -> None:
     """Print what the exported folder continues, read back as a user of it would."""
-    tokenizer = AutoTokenizer.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=False)
     model = LlamaForCausalLM.from_pretrained(out)
     torch.manual_seed(0)
     for prompt, sampled in itertools.product(PROMPTS, (False, True)):

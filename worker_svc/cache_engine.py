@@ -92,6 +92,7 @@ class CacheEngine:
     Attributes:
         block_size: tokens of a block.
         num_blocks: blocks of each layer.
+        block_bytes: of a block, over all layers of this rank.
         num_host_blocks: blocks of each layer in host memory.
         caches: of every layer.
         mover: of blocks.
@@ -108,8 +109,9 @@ class CacheEngine:
             raise ConfigError(f"num_blocks: must be at least 1, got {num_blocks}")
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.block_bytes = block_bytes(loaded, block_size)
         self.num_host_blocks = min(
-            swap_space_bytes // block_bytes(loaded, block_size),
+            swap_space_bytes // self.block_bytes,
             MAX_HOST_BLOCKS_PER_BLOCK * num_blocks,
         )
         self.caches = allocate_caches(loaded, block_size, num_blocks)

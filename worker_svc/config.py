@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from quire.addresses import MAX_RANKS, WILDCARD_HOSTS, check_address
+from quire.admin import AdminConfig
 from quire.errors import ConfigError
 from quire.log import LEVELS
 
@@ -51,6 +52,7 @@ class WorkerConfig:
         log_level: one of quire.log.LEVELS.
         announcement: for a worker that tells the scheduler where it is; None for one whose address
             the scheduler is given.
+        admin: where metrics and probes are served; None serves none.
 
     Raises:
         ConfigError: a value is out of bounds; names field, limit and value.
@@ -61,6 +63,7 @@ class WorkerConfig:
     device: str = "cpu"
     num_threads: int | None = None
     log_level: str = "info"
+    admin: AdminConfig | None = None
     announcement: Announcement | None = None
 
     def __post_init__(self) -> None:

@@ -1,14 +1,20 @@
 """The worker process: binds, serves until it is asked to stop, closes cleanly."""
 
+from typing import TYPE_CHECKING
+
+from quire.admin import AdminConfig
 from quire.errors import QuireError
 from quire.log import get_logger
-from quire.rpc import Server, announce, stop_signal
+from quire.rpc import Server, announce, report, stop_signal
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from worker_svc.announcer import Announcer
 from worker_svc.config import WorkerConfig
 from worker_svc.device import Device
 from worker_svc.servicer import WorkerServicer
 from worker_svc.worker import Worker
+
+if TYPE_CHECKING:
+    from quire.metrics.pages import ServiceAdmin
 
 log = get_logger()
 
@@ -26,11 +32,33 @@ class WorkerServer:
     def __init__(self, config: WorkerConfig, device: Device) -> None:
         self._config = config
         self._announcers: list[Announcer] = []
-        self._servicer = WorkerServicer(Worker(device, config.num_threads))
+        self._worker = Worker(device, config.num_threads)
+        self._servicer = WorkerServicer(self._worker)
+        self._admin: ServiceAdmin | None = None
         self._server = Server([SERVICE_NAME])
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(
             self._servicer, self._server.grpc_server
         )
+
+    async def start_admin(self, config: AdminConfig) -> str:
+        """Serve metrics and probes; return the address bound.
+
+        Raises:
+            UnavailableError: the address cannot be bound.
+        """
+        from quire.metrics.pages import ServiceAdmin
+        from worker_svc.metrics import NoAliases, WorkerCollector
+
+        account = self._servicer.account
+        self._admin = ServiceAdmin(
+            "worker",
+            WorkerCollector(self._worker, account, self._servicer.epochs),
+            NoAliases(),
+            is_ready=lambda: self._server.is_serving,
+            certificate_expiry=lambda: self._server.certificate_not_after,
+            why_stuck=lambda: account.why_stuck,
+        )
+        return await self._admin.start(config)
 
     async def start(self) -> str:
         """Bind, serve, announce the worker if it is to be, and return the address bound.
@@ -50,6 +78,8 @@ class WorkerServer:
         for announcer in self._announcers:
             await announcer.stop()
         await self._server.stop()
+        if self._admin is not None:
+            await self._admin.stop()
         self._servicer.close()
 
 
@@ -66,6 +96,8 @@ async def serve(config: WorkerConfig, device: Device, ready_fd: int | None) -> i
     """
     server = WorkerServer(config, device)
     try:
+        if config.admin is not None:
+            report(ready_fd, f"admin {await server.start_admin(config.admin)}")
         address = await server.start()
     except QuireError as error:
         log.error("start_failed", error=error.message)

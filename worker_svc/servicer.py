@@ -14,6 +14,7 @@ from quire.errors import QuireError, StaleEpochError
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire.wire import model_info_to_proto
 from worker_svc import wire
+from worker_svc.account import WorkerAccount
 from worker_svc.pending_step import PendingStep
 from worker_svc.steps import SchedulerOutputs, StepGap, StepResult
 from worker_svc.streams import EpochGuard, StepStream
@@ -36,12 +37,14 @@ class _StartedStep:
         step_id: as ordered.
         pending: the step.
         thread_us: time the model's thread spent on it.
+        num_tokens: that it computes.
     """
 
     epoch: int
     step_id: int
     pending: PendingStep
     thread_us: int
+    num_tokens: int
 
     def result(self) -> StepResult:
         """Wait for it."""
@@ -61,7 +64,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._epochs = EpochGuard()
+        self.epochs = EpochGuard()
+        self.account = WorkerAccount()
         self._executor = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="model", initializer=worker.start_thread
         )
@@ -82,14 +86,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.DescribeResponse:
         """What this worker is and holds."""
         return wire.description_to_proto(
-            self._worker.describe(), self._epochs.highest, self._epochs.driver_name
+            self._worker.describe(), self.epochs.highest, self.epochs.driver_name
         )
 
     async def OpenRendezvous(  # noqa: N802
         self, request: worker_pb2.OpenRendezvousRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.OpenRendezvousResponse:
         """Await the other ranks."""
-        self._epochs.admit(request.epoch)
+        self.epochs.admit(request.epoch)
         address = await self._run(self._worker.open_rendezvous, request.host)
         return worker_pb2.OpenRendezvousResponse(distributed_init_address=address)
 
@@ -97,8 +101,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.LoadModelRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.LoadModelResponse:
         """Load this rank's slice of a model."""
-        self._epochs.admit(request.epoch)
-        self._epochs.scheduler_name = request.scheduler_name
+        self.epochs.admit(request.epoch)
+        self.epochs.scheduler_name = request.scheduler_name
         spec, meeting = wire.load_spec_from_proto(request), wire.meeting_from_proto(request)
         loaded = await self._run(self._worker.load_model, spec, request.served_model_name, meeting)
         return worker_pb2.LoadModelResponse(
@@ -110,7 +114,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.ProfileCacheRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.ProfileCacheResponse:
         """Say how much cache fits."""
-        self._epochs.admit(request.epoch)
+        self.epochs.admit(request.epoch)
         spec = wire.profile_spec_from_proto(request)
         return wire.cache_profile_to_proto(await self._run(self._worker.profile_cache, spec))
 
@@ -118,7 +122,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.InitCacheRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.InitCacheResponse:
         """Allocate the cache."""
-        self._epochs.admit(request.epoch)
+        self.epochs.admit(request.epoch)
         swap_space = request.swap_space_bytes if request.HasField("swap_space_bytes") else None
         host = await self._run(
             partial(
@@ -138,14 +142,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.MirrorRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.MirrorResponse:
         """Say which sequences are held."""
-        self._epochs.admit(request.epoch)
+        self.epochs.admit(request.epoch)
         return wire.mirror_to_proto(await self._run(self._worker.mirror))
 
     async def Reset(  # noqa: N802
         self, request: worker_pb2.ResetRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.ResetResponse:
         """Forget every sequence."""
-        self._epochs.admit(request.epoch)
+        self.epochs.admit(request.epoch)
         await self._run(self._worker.reset)
         return worker_pb2.ResetResponse()
 
@@ -161,13 +165,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """
         requests = aiter(request_iterator)
         # Before the first step: an idle scheduler drives this worker too.
-        with self._epochs.open_call():
+        with self.epochs.open_call():
             first = await anext(requests, None)
             if first is None:
                 return
             events: asyncio.Queue[_Event] = asyncio.Queue()
             epoch = first.scheduler_outputs.epoch
-            stream = self._epochs.open_stream(
+            stream = self.epochs.open_stream(
                 epoch,
                 on_end=lambda: events.put_nowait(
                     StaleEpochError(f"this stream of epoch {epoch} was replaced by a newer one")
@@ -183,7 +187,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                     if isinstance(response, StepGap):
                         return
             finally:
-                self._epochs.close_stream(stream)
+                self.epochs.close_stream(stream)
                 reader.cancel()
                 await asyncio.gather(reader, return_exceptions=True)
                 while not events.empty():
@@ -217,8 +221,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         if isinstance(step, StepGap):
             return step
         if step.pending.is_done:
+            result = step.result()
+        else:
+            result = await self._run_in(self._waiter, self._wait_for, step)
+        self.account.count(result, step.num_tokens)
+        return result
+
+    def _wait_for(self, step: _StartedStep) -> StepResult:
+        """Wait for a step in a thread of its own."""
+        with self.account.working("waiter"):
             return step.result()
-        return await self._run_in(self._waiter, step.result)
 
     def _run_step(self, stream: StepStream, outputs: SchedulerOutputs) -> "_StartedStep | StepGap":
         """Start a step in the model's thread."""
@@ -231,13 +243,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             # A new stream brings every sequence in full.
             self._worker.reset()
         try:
-            pending = self._worker.execute(outputs)
+            with self.account.working("model"):
+                pending = self._worker.execute(outputs)
         except Exception:
             # Steps that were sent ahead of this one's failure must not run.
             stream.is_ended = True
             raise
         thread_us = (time.perf_counter_ns() - started_ns) // 1000
-        return _StartedStep(outputs.epoch, outputs.step_id, pending, thread_us)
+        num_tokens = int(outputs.num_scheduled_tokens.sum())
+        return _StartedStep(outputs.epoch, outputs.step_id, pending, thread_us, num_tokens)
 
     def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Queue a call for the model's thread."""

@@ -4,6 +4,8 @@ import gc
 import os
 from dataclasses import dataclass, replace
 
+import torch
+
 from quire import __version__
 from quire.errors import ConfigError
 from quire.log import get_logger
@@ -39,6 +41,9 @@ class WorkerDescription:
         model: None until one is loaded.
         num_blocks: 0 until the cache is allocated.
         weight_bytes: memory of this rank's slice of the weights.
+        rank: in the group that shares the model; None until one is loaded.
+        cache_bytes: memory of its cache.
+        host_cache_bytes: memory of the host for swapped blocks.
     """
 
     version: str
@@ -47,6 +52,9 @@ class WorkerDescription:
     model: ModelInfo | None
     num_blocks: int
     weight_bytes: int
+    rank: int | None = None
+    cache_bytes: int = 0
+    host_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,11 @@ class Worker:
         self._loaded: LoadedModel | None = None
         self._runner: ModelRunner | None = None
 
+    @property
+    def torch_device(self) -> torch.device:
+        """Where it computes."""
+        return self._device.torch_device
+
     def start_thread(self) -> None:
         """Prepare the calling thread for the other methods."""
         self._device.start_thread(self._num_threads)
@@ -97,13 +110,17 @@ class Worker:
     def describe(self) -> WorkerDescription:
         """Return what this worker is and holds; may be called from any thread."""
         loaded, runner = self._loaded, self._runner
+        cache = None if runner is None else runner.cache_engine
         return WorkerDescription(
             version=__version__,
             device=self._device.name,
             isa=self._device.isa,
             model=None if loaded is None else loaded.info,
-            num_blocks=0 if runner is None else runner.cache_engine.num_blocks,
+            num_blocks=0 if cache is None else cache.num_blocks,
             weight_bytes=0 if loaded is None else loaded.weight_bytes,
+            rank=None if loaded is None else loaded.spec.tensor_parallel_rank,
+            cache_bytes=0 if cache is None else cache.num_blocks * cache.block_bytes,
+            host_cache_bytes=0 if cache is None else cache.num_host_blocks * cache.block_bytes,
         )
 
     def open_rendezvous(self, host: str) -> str:

@@ -69,7 +69,10 @@ class Cluster:
         workers = self.launcher.scheduler_args
         scheduler = ServiceProcess(
             "scheduler",
-            ["scheduler", str(config.model), *workers, *common, *config.scheduler_args],
+            [
+                *["scheduler", str(config.model), *workers, *common],
+                *[*config.admin_args(1), *config.scheduler_args],
+            ],
         )
         self.services.append(scheduler)
         self._progress(f"loading {config.model.name} and sizing the KV cache")
@@ -87,6 +90,9 @@ class Cluster:
         async def start_router() -> None:
             # While the workers load: it has imports of its own to do.
             command = ["router", str(config.model), "--scheduler", await listening, *common]
+            if config.api_keys is not None:
+                command += ["--api-keys", str(config.api_keys)]
+            command += config.admin_args(0)
             # Whoever stops the whole cluster does not wait for what it is doing.
             router = ServiceProcess("router", [*command, "--drain-timeout-s", "1"])
             self.services.append(router)

@@ -5,6 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from quire.addresses import MAX_RANKS, check_address
+from quire.admin import AdminConfig
 from quire.errors import ConfigError
 
 
@@ -32,8 +33,11 @@ class ClusterConfig:
         tensor_parallel_size: number of workers that share the model.
         device: of the workers: "cpu", "cuda", "cuda:N" or "auto"; several take one GPU each.
         scheduler_args: further options of `quire scheduler`.
+        api_keys: file of the keys of which calls to the router need one; None for no keys.
         num_threads: of each worker; None leaves it to the launcher.
         log_level: of all services.
+        admin: where metrics and probes of the router are served; the scheduler takes the next port,
+            then workers that are started here; port 0 takes free ones, and None serves none.
         launcher: where the workers come from.
         workers: addresses of running ones in order of rank, for the static launcher.
         ray_address: "host:port" or "auto" of a running Ray cluster; None starts Ray here.
@@ -46,8 +50,10 @@ class ClusterConfig:
     tensor_parallel_size: int = 1
     device: str = "auto"
     scheduler_args: tuple[str, ...] = ()
+    api_keys: Path | None = None
     num_threads: int | None = None
     log_level: str = "warning"
+    admin: AdminConfig | None = None
     launcher: LauncherName = LauncherName.LOCAL
     workers: tuple[str, ...] = ()
     ray_address: str | None = None
@@ -63,6 +69,8 @@ class ClusterConfig:
                 f"--tensor-parallel-size must be in [1, {MAX_RANKS}], "
                 f"got {self.tensor_parallel_size}"
             )
+        if self.api_keys is not None and not self.api_keys.is_file():
+            raise ConfigError(f"--api-keys: there is no file {self.api_keys}")
         self._check_static()
         self._check_ray()
 
@@ -104,6 +112,17 @@ class ClusterConfig:
             )
         if self.ray_address not in (None, "auto"):
             check_address("--ray-address", str(self.ray_address))
+
+    def admin_args(self, place: int) -> list[str]:
+        """Return the options of a service's admin port.
+
+        Args:
+            place: 0 for the router, 1 for the scheduler, 2 and on for the workers.
+        """
+        if self.admin is None:
+            return []
+        port = self.admin.port and self.admin.port + place
+        return ["--admin-host", self.admin.host, "--admin-port", str(port)]
 
     def device_of(self, rank: int) -> str:
         """Return where a rank computes: on the GPU of its number unless one is named."""

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from quire.cli import options
 from quire.cli.stream_printer import StreamPrinter
 
 
@@ -26,6 +27,7 @@ def generate(
     target: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the router listens.")
     ] = "127.0.0.1:50051",
+    api_key: options.ApiKey = None,
     model: Annotated[
         str, typer.Option(help="Served model to use.", show_default="the only one")
     ] = "",
@@ -139,7 +141,7 @@ def generate(
             spaces_between_special_tokens=spaces_between_special_tokens,
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
-        with Client(target) as client:
+        with Client(target, api_key=api_key) as client:
             printer = StreamPrinter(params)
             for event in client.stream(
                 prompt,

@@ -1,9 +1,13 @@
 """Options that several commands share, with vLLM's names. One definition, one help text."""
 
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from quire.admin import AdminConfig
 
 
 class DType(StrEnum):
@@ -56,6 +60,15 @@ class LogLevel(StrEnum):
 
 
 Host = Annotated[str, typer.Option(help="Address to listen on, and no other.")]
+AdminPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Port for metrics and probes over plain HTTP: /metrics, /livez, /readyz. 0 takes a "
+        "free one.",
+        show_default="none",
+    ),
+]
+AdminHost = Annotated[str, typer.Option(help="Address that --admin-port listens on, and no other.")]
 LogLevelOption = Annotated[LogLevel, typer.Option(help="Least severe log line to write.")]
 ReadyFd = Annotated[
     int | None,
@@ -186,6 +199,36 @@ NumThreads = Annotated[
     int | None,
     typer.Option(help="Threads of each worker.", show_default="the cores of this machine"),
 ]
+ApiKeys = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-keys",
+        envvar="QUIRE_API_KEYS",
+        metavar="FILE",
+        help="Take calls only with a key of this file, which `quire keys` makes.",
+        show_default="calls need no key",
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="QUIRE_API_KEY",
+        metavar="KEY",
+        help="Key to call with. Others on this machine may see it here; not in the environment.",
+        show_default=False,
+    ),
+]
+
+
+def admin_config(port: int | None, host: str) -> "AdminConfig | None":
+    """Return where the admin port is; None without one.
+
+    Raises:
+        ConfigError: a value is out of bounds.
+    """
+    from quire.admin import AdminConfig
+
+    return None if port is None else AdminConfig(port, host)
 
 
 def gib_to_bytes(gib: float | None) -> int | None:

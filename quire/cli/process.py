@@ -33,6 +33,7 @@ class ServiceProcess:
     Attributes:
         name: shown to the user, e.g. "worker 0".
         address: where it listens; empty until `start` has returned.
+        admin_address: where its metrics and probes are; empty if it serves none.
     """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
@@ -45,6 +46,7 @@ class ServiceProcess:
         """
         self.name = name
         self.address = ""
+        self.admin_address = ""
         self._command = list(command)
         self._process: asyncio.subprocess.Process | None = None
 
@@ -68,10 +70,21 @@ class ServiceProcess:
             ConfigError: the child said why it cannot start; the message is its one line.
             UnavailableError: the child died without a word.
         """
+
+        def hear_all(word: str, rest: str) -> None:
+            if word == "admin":
+                self.admin_address = rest
+            else:
+                hear(word, rest)
+
+        command = list(self._command)
+        if self.admin_address:
+            # Scrapers know the port that the first start took; the last one given counts.
+            command += ["--admin-port", self.admin_address.rpartition(":")[2]]
         read_fd, write_fd = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *[sys.executable, "-m", "quire.cli.main", *self._command],
+                *[sys.executable, "-m", "quire.cli.main", *command],
                 *["--port", str(port), "--ready-fd", str(write_fd)],
                 pass_fds=[write_fd],
                 stdin=asyncio.subprocess.DEVNULL,
@@ -80,7 +93,7 @@ class ServiceProcess:
             )
         finally:
             os.close(write_fd)
-        verdict, rest = await _read_verdict(read_fd, hear)
+        verdict, rest = await _read_verdict(read_fd, hear_all)
         if verdict == "ready":
             self.address = rest
             return rest

@@ -40,6 +40,7 @@ def serve(
     swap_space: options.SwapSpace = None,
     priority_ageing_s: options.PriorityAgeingS = 60.0,
     num_threads: options.NumThreads = None,
+    api_keys: options.ApiKeys = None,
     launcher: Annotated[
         LauncherName,
         typer.Option(
@@ -66,6 +67,15 @@ def serve(
     ray_cpus_per_worker: Annotated[
         int, typer.Option(help="CPUs that Ray sets aside for each worker.")
     ] = 1,
+    admin_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port for metrics and probes of the router; the scheduler takes the next, then "
+            "the workers. 0 takes free ones.",
+            show_default="none",
+        ),
+    ] = None,
+    admin_host: options.AdminHost = "127.0.0.1",
     log_level: options.LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Serve a model: start workers, scheduler and router, keep them up, stop them on Ctrl-C."""
@@ -109,7 +119,9 @@ def serve(
             device=device,
             scheduler_args=tuple(scheduler_args),
             num_threads=num_threads,
+            api_keys=api_keys,
             log_level=log_level.value,
+            admin=options.admin_config(admin_port, admin_host),
             launcher=launcher,
             workers=tuple(workers or ()),
             ray_address=ray_address,

@@ -86,6 +86,8 @@ def worker(
         str | None,
         typer.Option(help="Where others reach this worker.", show_default="--host"),
     ] = None,
+    admin_port: options.AdminPort = None,
+    admin_host: options.AdminHost = "127.0.0.1",
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -116,6 +118,7 @@ def worker(
             device=device,
             num_threads=num_threads,
             log_level=log_level.value,
+            admin=options.admin_config(admin_port, admin_host),
         )
         # Opened here, where a device that is not there is told in one line.
         return partial(serve, config, open_device(config.device))
@@ -171,6 +174,8 @@ def scheduler(
             "finishes what it has; the rest then continues on other cells."
         ),
     ] = 30.0,
+    admin_port: options.AdminPort = None,
+    admin_host: options.AdminHost = "127.0.0.1",
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -219,6 +224,7 @@ def scheduler(
             priority_ageing_s=priority_ageing_s,
             drain_timeout_s=drain_timeout_s,
             log_level=log_level.value,
+            admin=options.admin_config(admin_port, admin_host),
         )
         return lambda fd: serve(config, fd)
 
@@ -256,6 +262,7 @@ def router(
     ] = RoutingPolicyName.PREFIX_AWARE,
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 50051,
+    api_keys: options.ApiKeys = None,
     drain_delay_s: Annotated[
         float,
         typer.Option(
@@ -266,6 +273,8 @@ def router(
     drain_timeout_s: Annotated[
         float, typer.Option(help="How long it then finishes what runs.")
     ] = 30.0,
+    admin_port: options.AdminPort = None,
+    admin_host: options.AdminHost = "127.0.0.1",
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -284,9 +293,11 @@ def router(
             scheduler_dns=tuple(scheduler_dns or ()),
             dns_interval_s=dns_interval_s,
             routing_policy=routing_policy.value,
+            api_keys=api_keys,
             drain_delay_s=drain_delay_s,
             drain_timeout_s=drain_timeout_s,
             log_level=log_level.value,
+            admin=options.admin_config(admin_port, admin_host),
         )
         return lambda fd: serve(config, fd)
 

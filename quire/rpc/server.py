@@ -29,6 +29,9 @@ class Server:
         max_receive_bytes: longest message that is read.
         interceptors: of every call, outermost first; what they raise is told as handlers' errors
             are.
+
+    Attributes:
+        is_serving: what health says.
         tls: certificate to show and authorities to trust; None speaks in the clear.
         client_certificates: whether clients must show one, whose role then says what they may call.
     """
@@ -59,6 +62,7 @@ class Server:
             (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc_server
         )
         self.address = ""
+        self.is_serving = False
 
     async def start(self, host: str, port: int) -> str:
         """Bind and serve.
@@ -89,8 +93,14 @@ class Server:
         log.info("listening", address=self.address, tls=tls is not None)
         return self.address
 
+    @property
+    def certificate_not_after(self) -> float | None:
+        """When the certificate in use expires, in seconds since 1970; None without one."""
+        return None if self._tls is None else self._tls.certificate_not_after
+
     async def set_serving(self, serving: bool) -> None:
         """Set what the health service answers for every service of this server."""
+        self.is_serving = serving
         state = health_pb2.HealthCheckResponse.ServingStatus.Value(
             "SERVING" if serving else "NOT_SERVING"
         )
@@ -99,6 +109,7 @@ class Server:
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Say NOT_SERVING, refuse new calls, give running ones `grace_s`, then end them."""
+        self.is_serving = False
         if self._certificate_watch is not None:
             self._certificate_watch.cancel()
         await self._health.enter_graceful_shutdown()

@@ -75,7 +75,10 @@ def read_fallback(hf: HfConfig) -> FallbackConfig:
             "does not know it, and code from a model directory is not run"
         )
     try:
-        config = transformers.AutoConfig.from_pretrained(hf.directory, local_files_only=True)
+        # Said outright: without it transformers asks at a terminal whether to run the model's code.
+        config = transformers.AutoConfig.from_pretrained(
+            hf.directory, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # whatever its many readers raise
         raise ModelLoadError(f"{hf.directory}: config.json: {one_line(error)}") from error
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
@@ -339,6 +342,7 @@ def _load(config: FallbackConfig, dtype: torch.dtype) -> Any:
             attn_implementation=attention_interface.NAME,
             local_files_only=True,
             use_safetensors=True,
+            trust_remote_code=False,
         )
     except Exception as error:  # whatever its many readers raise
         raise ModelLoadError(f"{config.directory}: {one_line(error)}") from error

@@ -27,7 +27,11 @@ class LocalLauncher(Launcher):
             common += ["--num-threads", str(num_threads)]
         self.services = [
             ServiceProcess(
-                f"worker {rank}", ["worker", *common, "--device", config.device_of(rank)]
+                f"worker {rank}",
+                [
+                    *["worker", *common, "--device", config.device_of(rank)],
+                    *config.admin_args(2 + rank),
+                ],
             )
             for rank in range(size)
         ]

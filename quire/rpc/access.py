@@ -1,0 +1,112 @@
+"""Access by API key: every call is refused unless it brings one, but for a short list."""
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+import structlog
+
+from quire.addresses import is_loopback, split_address
+from quire.api_keys import MAX_KEY_LENGTH, ApiKeys
+from quire.errors import ConfigError, UnauthenticatedError
+
+METADATA_KEY = "authorization"
+SCHEME = "Bearer"
+
+# What load balancers, probes and tools ask before they have a key. Health tells whether there is
+# capacity, reflection tells what the published protos do.
+OPEN_METHODS = frozenset(
+    {
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/List",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    }
+)
+
+# One text for a key that is absent, malformed, wrong, revoked or expired: whoever guesses learns
+# nothing.
+REFUSAL = "this call needs a valid API key, as metadata 'authorization: Bearer KEY'"
+
+_KEY = re.compile(r"[!-~]+")
+
+_caller: ContextVar[str] = ContextVar("caller", default="")
+
+
+def caller_name() -> str:
+    """Return the name of the API key that the current call came with; "" without one."""
+    return _caller.get()
+
+
+def call_metadata(
+    target: str, api_key: str | None, *, encrypted: bool, insecure: bool
+) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that calls to a router carry: the key, if there is one.
+
+    Args:
+        target: where the calls go, "host:port".
+        api_key: None takes the one in QUIRE_API_KEY, if that is set.
+        encrypted: whether the connection is TLS.
+        insecure: whether the key may go over a network in the clear; QUIRE_INSECURE=1 says so too.
+
+    Raises:
+        ConfigError: the key would be read by whoever listens, or is no key. It is not in the
+            message.
+    """
+    api_key = api_key or os.environ.get("QUIRE_API_KEY")
+    if not api_key:
+        return ()
+    if len(api_key) > MAX_KEY_LENGTH or not _KEY.fullmatch(api_key):
+        raise ConfigError(
+            f"api_key: must be at most {MAX_KEY_LENGTH} letters, digits and signs without spaces"
+        )
+    insecure = insecure or os.environ.get("QUIRE_INSECURE") == "1"
+    if not (encrypted or insecure or is_loopback(split_address(target)[0])):
+        raise ConfigError(
+            f"api_key: would go to {target} in the clear; give tls_dir, or insecure to have it so"
+        )
+    return ((METADATA_KEY, f"{SCHEME} {api_key}"),)
+
+
+class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Lets a call through if it brings a valid key, or if anyone may make it.
+
+    The name of the key is then bound to the log lines of the call, as `api_key`. A key is looked at
+    once, when a call begins: one that runs when its key is revoked goes on to its end.
+    """
+
+    def __init__(self, keys: ApiKeys):
+        self._keys = keys
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Return the handler of a call, or one that refuses it, also where there is none."""
+        if handler_call_details.method in OPEN_METHODS:
+            return await continuation(handler_call_details)
+        name = self._authenticate(handler_call_details.invocation_metadata)
+        if name is None:
+            # Whatever the method's kind: of a stream no message is read before its handler asks
+            # for one, so that nothing of a large request is held for those who may not send it.
+            return grpc.stream_stream_rpc_method_handler(_refuse)
+        _caller.set(name)
+        structlog.contextvars.bind_contextvars(api_key=name)
+        return await continuation(handler_call_details)
+
+    def _authenticate(self, metadata: Sequence[tuple[str, str | bytes]]) -> str | None:
+        """Return the name of the key that the metadata brings, None if it is not one valid key."""
+        values = [value for key, value in metadata or () if key == METADATA_KEY]
+        if len(values) != 1 or not isinstance(values[0], str):
+            return None  # of two keys, which one is meant is not ours to choose
+        scheme, _, key = values[0].partition(" ")
+        return self._keys.find(key.strip(" ")) if scheme.lower() == SCHEME.lower() else None
+
+
+async def _refuse(request: Any, context: grpc.aio.ServicerContext) -> None:
+    raise UnauthenticatedError(REFUSAL)

@@ -1,0 +1,180 @@
+"""What Prometheus is told about a router: read, when it asks, from what is counted anyway."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from quire.metrics.families import counter, gauge, histogram
+from quire.metrics.histogram import Histogram
+from quire.outputs import FinishReason
+from router.account import Latencies, RequestOutcome, RouterAccount
+from router.cells import CellPool, SubmissionReason
+
+
+class RouterCollector(Collector):
+    """The metrics of a router.
+
+    Args:
+        account: of its requests.
+        cells: that it knows.
+    """
+
+    def __init__(self, account: RouterAccount, cells: CellPool) -> None:
+        self._account = account
+        self._cells = cells
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families; of each model, series begin with its first request."""
+        yield from self._requests()
+        yield from _latencies(self._account)
+        yield from self._placements()
+
+    def _requests(self) -> Iterator[Metric]:
+        account = self._account
+        # What could have become of a request whose model was not looked up yet.
+        unknown = ("", RequestOutcome.REFUSED), ("", RequestOutcome.CANCELLED)
+        known = ((model, outcome) for model in account.latencies for outcome in RequestOutcome)
+        yield counter(
+            "quire_router_requests_total",
+            "Generate calls that have ended, by how; without a model where none was found.",
+            {
+                (model, outcome.value): account.requests[model, outcome]
+                for model, outcome in (*unknown, *known)
+            },
+            ("model", "outcome"),
+        )
+        yield counter(
+            "quire_router_errors_total",
+            "Generate calls that ended with an error, by status and reason.",
+            dict(account.errors),
+            ("code", "reason"),
+        )
+        yield counter(
+            "quire_router_outputs_total",
+            "Outputs that have ended; a request has n of them.",
+            {
+                (model, reason.value): account.outputs[model, reason]
+                for model in account.latencies
+                for reason in FinishReason
+            },
+            ("model", "finish_reason"),
+        )
+        yield counter(
+            "quire_router_prompt_tokens_total",
+            "Tokens of the prompts of requests that a scheduler took.",
+            {(model,): account.prompt_tokens[model] for model in account.latencies},
+            ("model",),
+        )
+        yield counter(
+            "quire_router_output_tokens_total",
+            "Tokens sent to clients.",
+            {(model,): account.output_tokens[model] for model in account.latencies},
+            ("model",),
+        )
+        yield gauge("quire_router_open_requests", "Generate calls under way.", account.num_open)
+        yield gauge(
+            "quire_router_waiting_requests",
+            "Requests that wait at the router, with no cell to run in.",
+            self._cells.num_waiting,
+        )
+
+    def _placements(self) -> Iterator[Metric]:
+        cells = self._cells
+        yield counter(
+            "quire_router_submissions_total",
+            "Requests handed to cells: new ones, and again after a full queue or a lost cell.",
+            {(reason.value,): cells.submissions[reason] for reason in SubmissionReason},
+            ("reason",),
+        )
+        yield counter(
+            "quire_router_placements_total",
+            "Choices of a cell: one expected to hold part of the prompt, or by load alone.",
+            {
+                ("prefix",): sum(each.num_placed_by_prefix for each in cells.placements),
+                ("load",): sum(each.num_placed_by_load for each in cells.placements),
+            },
+            ("by",),
+        )
+        states = Counter(
+            "disconnected" if not each.connected else "draining" if each.state.draining else "up"
+            for each in cells.statuses()
+        )
+        yield gauge(
+            "quire_router_cells",
+            "Cells that the router knows.",
+            {(state,): states[state] for state in ("up", "draining", "disconnected")},
+            ("state",),
+        )
+
+
+# (name, what it is, whose time) of each histogram.
+_LATENCIES: tuple[tuple[str, str, Callable[[Latencies], Histogram]], ...] = (
+    (
+        "quire_router_queue_seconds",
+        "From a call to the moment a scheduler has taken it.",
+        lambda each: each.queue,
+    ),
+    (
+        "quire_router_time_to_first_token_seconds",
+        "From a call to the first message with tokens.",
+        lambda each: each.first_token,
+    ),
+    (
+        "quire_router_inter_token_seconds",
+        "From a message with tokens to the next of the same request.",
+        lambda each: each.between_tokens,
+    ),
+    (
+        "quire_router_request_seconds",
+        "From a call to the end of its last output, of those that finished.",
+        lambda each: each.whole,
+    ),
+)
+
+
+def _latencies(account: RouterAccount) -> Iterator[Metric]:
+    for name, documentation, pick in _LATENCIES:
+        series = {(model,): pick(each) for model, each in account.latencies.items()}
+        yield histogram(name, documentation, series, ("model",))
+
+
+class RouterAliases(Collector):
+    """What vLLM has a name for, under that name.
+
+    Args:
+        account: of the router's requests.
+    """
+
+    def __init__(self, account: RouterAccount) -> None:
+        self._account = account
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        account = self._account
+        yield counter(
+            "vllm:request_success_total",
+            "Outputs that have ended.",
+            {
+                (model, reason.value): account.outputs[model, reason]
+                for model in account.latencies
+                for reason in FinishReason
+            },
+            ("model_name", "finished_reason"),
+        )
+        for name, documentation, tokens in (
+            ("prompt_tokens_total", "Tokens of prompts.", account.prompt_tokens),
+            ("generation_tokens_total", "Tokens sent to clients.", account.output_tokens),
+        ):
+            series = {(model,): tokens[model] for model in account.latencies}
+            yield counter(f"vllm:{name}", documentation, series, ("model_name",))
+        names = (
+            "request_queue_time_seconds",
+            "time_to_first_token_seconds",
+            "inter_token_latency_seconds",
+            "e2e_request_latency_seconds",
+        )
+        for name, (_, documentation, pick) in zip(names, _LATENCIES, strict=True):
+            latencies = {(model,): pick(each) for model, each in account.latencies.items()}
+            yield histogram(f"vllm:{name}", documentation, latencies, ("model_name",))

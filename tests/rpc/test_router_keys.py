@@ -1,0 +1,295 @@
+"""A router with API keys: who gets in, who does not, and what they are told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_status import rpc_status
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
+
+from quire import AsyncClient, Client, SamplingParams
+from quire.api_key_file import ApiKey, digest, editing
+from quire.api_keys import utc_now
+from quire.errors import ConfigError, UnauthenticatedError
+from quire.outputs import Finished, Started
+from quire.rpc import open_channel
+from quire.rpc.access import OPEN_METHODS, REFUSAL
+from router.config import RouterConfig
+from tests.fakes.fake_scheduler import FakeScheduler
+from tests.rpc.router_setup import Setup, running_router
+
+GENERATE = "/quire.v1.InferenceService/Generate"
+ABORT = "/quire.v1.InferenceService/Abort"
+
+
+@dataclass
+class Keyed(Setup):
+    """A router that wants keys; "alice" is the key of alice, "old" is expired."""
+
+    file: Path
+
+    def revoke(self, name: str) -> None:
+        with editing(self.file) as keys:
+            keys[:] = [key for key in keys if key.name != name]
+
+
+@pytest.fixture
+async def keyed(tmp_path) -> AsyncIterator[Keyed]:
+    file = tmp_path / "keys.jsonl"
+    now = utc_now()
+    with editing(file) as keys:
+        keys += [
+            ApiKey("alice", digest("alice"), now),
+            ApiKey("bob", digest("bob"), now, now + timedelta(hours=1)),
+            ApiKey("old", digest("old"), now, now - timedelta(seconds=1)),
+        ]
+    async with running_router(tmp_path, api_keys=file) as setup:
+        yield Keyed(**vars(setup), file=file)
+
+
+async def call(
+    address: str, method: str, *metadata: tuple[str, str | bytes], request: bytes = b""
+) -> grpc.aio.AioRpcError | None:
+    """Call any method with raw bytes and return how it was refused, if it was."""
+    async with open_channel(address) as channel:
+        stream = channel.unary_stream(method)(request, metadata=metadata)
+        try:
+            async for _ in stream:
+                break
+        except grpc.aio.AioRpcError as error:
+            return error
+        finally:
+            stream.cancel()
+    return None
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param((), id="none"),
+        pytest.param((("authorization", "Bearer wrong"),), id="wrong"),
+        pytest.param((("authorization", "Bearer old"),), id="expired"),
+        pytest.param((("authorization", "Bearer "),), id="empty"),
+        pytest.param((("authorization", "Bearer"),), id="no key"),
+        pytest.param((("authorization", ""),), id="empty value"),
+        pytest.param((("authorization", "alice"),), id="no scheme"),
+        pytest.param((("authorization", "Basic alice"),), id="another scheme"),
+        pytest.param((("authorization", "Beareralice"),), id="no space"),
+        pytest.param((("authorization", "Bearer alice, Bearer alice"),), id="list"),
+        pytest.param((("authorization", f"Bearer {digest('alice').hex()}"),), id="the digest"),
+        pytest.param((("authorization-bin", b"Bearer alice"),), id="binary"),
+        pytest.param((("api-key", "alice"), ("x-api-key", "alice")), id="another header"),
+        pytest.param(
+            (("authorization", "Bearer wrong"), ("authorization", "Bearer alice")), id="two"
+        ),
+        pytest.param((("authorization", "Bearer " + "a" * 4000),), id="long"),
+    ],
+)
+async def test_a_call_without_a_valid_key_is_refused_in_one_way(keyed, metadata) -> None:
+    for method in (GENERATE, ABORT, "/quire.v1.InferenceService/Unknown", "/nothing/here"):
+        error = await call(keyed.address, method, *metadata)
+        assert error is not None
+        assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert error.details() == REFUSAL
+        info = error_details_pb2.ErrorInfo()
+        assert rpc_status.from_call(error).details[0].Unpack(info)
+        assert info.reason == "API_KEY_INVALID"
+    assert not keyed.fake.submitted
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+async def test_a_valid_key_is_let_through(keyed, scheme) -> None:
+    assert await call(keyed.address, ABORT, ("authorization", f"{scheme} alice")) is None
+    unknown = await call(keyed.address, "/nothing/here", ("authorization", f"{scheme} alice"))
+    assert unknown is not None
+    assert unknown.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_every_method_of_the_sdk_carries_the_key(keyed) -> None:
+    async with AsyncClient(keyed.address, api_key="bob") as client:
+        await use_all(client)
+
+    def use_sync() -> None:
+        with Client(keyed.address, api_key="bob") as client:
+            client.generate("list", SamplingParams(max_tokens=2))
+            assert client.detokenize(client.tokenize("list")) == "list"
+            assert client.list_models()
+            assert next(iter(client.watch_cluster()))
+            assert not client.abort("none")
+
+    await asyncio.to_thread(use_sync)
+
+
+async def use_all(client: AsyncClient) -> None:
+    await client.generate("list", SamplingParams(max_tokens=2))
+    assert await client.detokenize(await client.tokenize("list")) == "list"
+    assert await client.list_models()
+    async with aclosing(client.watch_cluster()) as watch:
+        assert await anext(watch)
+    assert not await client.abort("none")
+
+
+async def test_the_sdk_takes_the_key_from_the_environment_and_tells_a_refusal(
+    keyed, monkeypatch
+) -> None:
+    with pytest.raises(UnauthenticatedError, match="valid API key"):
+        await keyed.client.list_models()
+    monkeypatch.setenv("QUIRE_API_KEY", "alice")
+    async with AsyncClient(keyed.address) as client:
+        assert await client.list_models()
+    async with AsyncClient(keyed.address, api_key="wrong") as client:
+        with pytest.raises(UnauthenticatedError):
+            await client.list_models()
+
+
+async def test_health_and_reflection_are_open(keyed) -> None:
+    async with open_channel(keyed.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        answer = await health.Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        assert await watch.read()
+        watch.cancel()
+        for version in ("v1", "v1alpha"):
+            call = channel.stream_stream(
+                f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+                reflection_pb2.ServerReflectionRequest.SerializeToString,
+                reflection_pb2.ServerReflectionResponse.FromString,
+            )()
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            assert (await call.read()).list_services_response.service
+            call.cancel()
+
+
+def test_the_open_methods_are_these_and_no_more() -> None:
+    assert {
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/List",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    } == OPEN_METHODS
+
+
+async def test_a_revoked_key_ends_at_once_on_an_open_connection_but_not_its_streams(keyed) -> None:
+    keyed.fake.hold()
+    async with AsyncClient(keyed.address, api_key="alice") as client:
+        stream = client.stream("list", SamplingParams(max_tokens=3, ignore_eos=True))
+        assert isinstance(await anext(stream), Started)
+        await client.list_models()
+
+        keyed.revoke("alice")
+        with pytest.raises(UnauthenticatedError):
+            async with asyncio.timeout(10):
+                while True:
+                    await client.list_models()
+                    await asyncio.sleep(0.01)
+
+        await keyed.fake.release()
+        events = [event async for event in stream]
+        assert isinstance(events[-1], Finished)
+    async with AsyncClient(keyed.address, api_key="bob") as client:
+        assert await client.list_models()
+
+
+async def test_a_key_that_was_added_is_let_in_without_a_restart(keyed) -> None:
+    with editing(keyed.file) as keys:
+        keys.append(ApiKey("carol", digest("carol"), utc_now()))
+    async with AsyncClient(keyed.address, api_key="carol") as client, asyncio.timeout(10):
+        while True:
+            try:
+                assert await client.list_models()
+                return
+            except UnauthenticatedError:
+                await asyncio.sleep(0.01)
+
+
+async def test_log_lines_of_a_call_have_the_name_of_its_key_and_never_the_key(keyed) -> None:
+    with capture_logs([merge_contextvars]) as lines:
+        for key in ("alice", "bob"):
+            async with AsyncClient(keyed.address, api_key=key) as client:
+                await client.generate("list", SamplingParams(max_tokens=2), request_id=f"of-{key}")
+        await call(keyed.address, ABORT, ("authorization", "Bearer wrong-secret"))
+    events = {(line.get("request_id"), line.get("api_key"), line["event"]) for line in lines}
+    for key in ("alice", "bob"):
+        for event in ("request_admitted", "request_finished"):
+            assert (f"of-{key}", key, event) in events
+    assert "secret" not in repr(lines)
+
+
+async def test_a_call_is_refused_before_its_request_is_there(keyed) -> None:
+    """The refusal comes though not one byte of the message was sent."""
+    async with open_channel(keyed.address) as channel:
+        stream = channel.stream_stream(ABORT)(metadata=(("authorization", "Bearer wrong"),))
+        async with asyncio.timeout(10):
+            assert await stream.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_thousand_wrong_keys_disturb_nobody(keyed) -> None:
+    async with (
+        AsyncClient(keyed.address, api_key="alice") as client,
+        open_channel(keyed.address) as channel,
+    ):
+        method = channel.unary_unary(ABORT)
+
+        async def guess(number: int) -> grpc.StatusCode:
+            metadata = (("authorization", f"Bearer guess-{number}"),)
+            return await method(b"", metadata=metadata).code()
+
+        guesses = [asyncio.create_task(guess(number)) for number in range(1000)]
+        completion = await client.generate("list", SamplingParams(max_tokens=3, ignore_eos=True))
+        assert len(completion.token_ids) == 3
+        assert set(await asyncio.gather(*guesses)) == {grpc.StatusCode.UNAUTHENTICATED}
+
+
+@pytest.mark.parametrize(
+    ("target", "is_refused"),
+    [
+        ("router.example:50051", True),
+        ("10.0.0.1:50051", True),
+        ("127.0.0.1.example.com:50051", True),
+        ("0.0.0.0:50051", True),
+        ("dns:///localhost:50051", True),
+        ("127.0.0.1:50051", False),
+        ("[::1]:50051", False),
+        ("localhost:50051", False),
+    ],
+)
+async def test_a_key_leaves_the_machine_in_the_clear_only_if_told_to(
+    target, is_refused, monkeypatch
+) -> None:
+    monkeypatch.delenv("QUIRE_INSECURE", raising=False)
+    for make in (Client, AsyncClient):
+        if is_refused:
+            with pytest.raises(ConfigError, match="in the clear") as caught:
+                make(target, api_key="quire-secret")
+            assert "secret" not in caught.value.message
+        else:
+            make(target, api_key="quire-secret")
+        make(target)
+        make(target, api_key="quire-secret", insecure=True)
+    monkeypatch.setenv("QUIRE_INSECURE", "1")
+    Client(target, api_key="quire-secret")
+
+
+@pytest.mark.parametrize("key", ["two words", "line\n", "schlüssel", "k" * 257])
+def test_what_cannot_be_a_key_is_refused_without_repeating_it(key) -> None:
+    with pytest.raises(ConfigError, match="api_key") as caught:
+        Client("127.0.0.1:1", api_key=key)
+    assert key not in caught.value.message
+
+
+async def test_a_router_does_not_start_without_its_file_of_keys(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        async with running_router(tmp_path, FakeScheduler(), api_keys=tmp_path / "none"):
+            pass
+    assert RouterConfig(model=str(tmp_path)).api_keys is None

@@ -1,0 +1,86 @@
+"""What can be said of the images without building them."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "deploy/docker"
+LISTS = sorted((DOCKER / "requirements").glob("*.in"))
+# CUDA's torch comes from an index of its own, and is locked where that can be reached.
+LOCKED = [path for path in LISTS if path.stem != "worker-cuda"]
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [path.stem for path in paths]
+
+
+def requirements(path: Path) -> dict[str, Requirement]:
+    """What a NAME.in asks for, with what the files it names ask for."""
+    found: dict[str, Requirement] = {}
+    for line in path.read_text().splitlines():
+        if line.startswith("-r "):
+            found |= requirements(path.parent / line.removeprefix("-r "))
+        elif line and not line.startswith("#"):
+            requirement = Requirement(line)
+            found[canonicalize_name(requirement.name)] = requirement
+    return found
+
+
+def pins(name: str) -> dict[str, str]:
+    """Versions that a NAME.txt pins."""
+    text = (DOCKER / "requirements" / f"{name}.txt").read_text()
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("dockerfile", sorted(DOCKER.glob("Dockerfile*")), ids=lambda p: p.name)
+def test_hadolint_finds_nothing(dockerfile: Path) -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run([hadolint, dockerfile], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("path", LOCKED, ids=names(LOCKED))
+def test_a_lock_pins_all_that_is_asked_for_with_hashes(path: Path) -> None:
+    lock = path.with_suffix(".txt").read_text()
+    pinned = pins(path.stem)
+    for name, requirement in requirements(path).items():
+        assert requirement.specifier.contains(pinned[name]), requirement
+    assert len(pinned) == len(re.findall(r"--hash=sha256:[0-9a-f]{64}$", lock, re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", LISTS, ids=names(LISTS))
+def test_images_ask_for_no_more_than_the_package_does(path: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    allowed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    allowed += ["cmake>=3.26", "ninja>=1.11", "pip>=25.1"]  # what scikit-build-core fetches; pip
+    by_name = {canonicalize_name(Requirement(line).name): Requirement(line) for line in allowed}
+    for name, requirement in requirements(path).items():
+        if name == "torch":  # pinned to a build
+            continue
+        assert requirement.specifier == by_name[name].specifier, requirement
+
+
+def test_all_images_hold_the_same_versions() -> None:
+    found: dict[str, set[str]] = {}
+    for path in LOCKED:
+        for name, version in pins(path.stem).items():
+            found.setdefault(name, set()).add(version)
+    assert {name: versions for name, versions in found.items() if len(versions) > 1} == {}
+
+
+@pytest.mark.parametrize("name", ["router", "scheduler", "router-transformers"])
+def test_routers_and_schedulers_have_no_torch(name: str) -> None:
+    assert "torch" not in pins(name)
+
+
+def test_a_router_holds_nothing_that_could_fetch_a_url() -> None:
+    clients = {"huggingface-hub", "httpx2", "httpcore2", "requests", "urllib3", "aiohttp"}
+    assert not clients & pins("router").keys()
+    assert not clients & pins("scheduler").keys()
