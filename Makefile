@@ -45,6 +45,9 @@ lock: .venv/.ready ## Pin anew what the images hold, and fetch it into build/whe
 	@$(BIN)/python tools/lock.py resolve $(NAMES)
 	@$(BIN)/python tools/lock.py fetch $(NAMES)
 
+smoke: ## Check a running router from outside: TARGET=HOST:PORT, and TLS_DIR=, SERVER_NAME=, API_KEY= as it needs
+	@TLS_DIR='$(TLS_DIR)' SERVER_NAME='$(SERVER_NAME)' deploy/smoke.sh $(TARGET)
+
 docs: .venv/.ready ## Build the documentation into build/docs; a dead link ends it
 	@$(BIN)/sphinx-build -q -W --keep-going -c docs . build/docs
 	@echo build/docs/docs/index.html

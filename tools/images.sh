@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 export DOCKER=${DOCKER:-$(test -x /usr/bin/docker && echo /usr/bin/docker || echo docker)}
 tag=${IMAGE_TAG:-dev}
-prefix=${IMAGE_REGISTRY:+$IMAGE_REGISTRY/}
+prefix=${IMAGE_REGISTRY:+${IMAGE_REGISTRY%/}/}
 python=.venv/bin/python
 targets=("$@")
 [ $# -gt 0 ] || targets=(router scheduler worker)

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# smoke.sh HOST:PORT: is a router there, does it answer, and does it refuse what it should? Exits with 0 if so.
+#   TLS_DIR      directory of ca.crt, tls.crt and tls.key, for a router with TLS; ca.crt alone where clients need none
+#   SERVER_NAME  what the router's certificate is checked for (quire-router)
+#   API_KEY      for a router with API keys
+# It calls what any client can: with grpcurl where that is installed, with `buf curl` elsewhere.
+set -uo pipefail
+
+target=${1:?usage: smoke.sh HOST:PORT}
+tls=${TLS_DIR:-}
+name=${SERVER_NAME:-quire-router}
+export API_KEY=${API_KEY:-${QUIRE_API_KEY:-}}
+health=grpc.health.v1.Health/Check
+service=quire.v1.InferenceService
+failed=0
+
+if command -v grpcurl >/dev/null; then
+  tool=(grpcurl -connect-timeout 5 -max-time 60)
+  [ -z "$API_KEY" ] || tool+=(-expand-headers -H 'authorization: Bearer ${API_KEY}')
+  if [ -n "$tls" ]; then
+    tool+=(-cacert "$tls/ca.crt" -authority "$name")
+    [ ! -e "$tls/tls.key" ] || tool+=(-cert "$tls/tls.crt" -key "$tls/tls.key")
+  else
+    tool+=(-plaintext)
+  fi
+  list() { "${tool[@]}" "$target" list; }
+  describe() { "${tool[@]}" "$target" describe "$service"; }
+  call() { "${tool[@]}" -d "$2" "$target" "$1"; }
+elif buf=$(command -v buf || command -v "$(dirname "$0")/../.venv/bin/buf"); then
+  url=http://$target
+  tool=("$buf" curl --protocol grpc --connect-timeout 5)
+  if [ -n "$tls" ]; then
+    url=https://$target
+    tool+=(--cacert "$tls/ca.crt" --servername "$name")
+    [ ! -e "$tls/tls.key" ] || tool+=(--cert "$tls/tls.crt" --key "$tls/tls.key")
+  else
+    tool+=(--http2-prior-knowledge)
+  fi
+  # A key goes by way of a file, as command lines can be seen by all users of a machine.
+  headers() { [ -z "$API_KEY" ] || printf 'authorization: Bearer %s\n' "$API_KEY"; }
+  list() { timeout 60 "${tool[@]}" --list-services "$url"; }
+  describe() { timeout 60 "${tool[@]}" --list-methods "$url"; }
+  call() { timeout 60 "${tool[@]}" --header @<(headers) --data "$2" "$url/$1"; }
+else
+  echo "error: neither grpcurl nor buf is installed" >&2
+  exit 2
+fi
+
+# check WHAT PATTERN COMMAND...: the output of the command, errors included, must match.
+check() {
+  local what=$1 pattern=$2 output
+  shift 2
+  output=$("$@" 2>&1)
+  if grep -Eq -- "$pattern" <<<"$output"; then
+    printf '%-8s%s\n' ok "$what"
+  else
+    failed=1
+    printf '%-8s%s: expected %s, got\n%s\n' failed "$what" "$pattern" "$(sed 's/^/        /' <<<"${output:-nothing}")"
+  fi
+}
+
+echo "$target, by ${tool[0]##*/}${tls:+, TLS}${API_KEY:+, API key}"
+check "lists its services" "^$service\$" list
+check "describes them" "Generate" describe
+check "is healthy" 'SERVING"' call "$health" '{}'
+check "serves a model" '"name"' call "$service/ListModels" '{}'
+check "counts tokens" '"token_?[iI]ds"' call "$service/Tokenize" '{"text": "The list class"}'
+check "generates" '"finished"' call "$service/Generate" '{"text": "The list class", "samplingParams": {"maxTokens": 8}}'
+check "refuses what is out of bounds, and says what" 'temperature' \
+  call "$service/Generate" '{"text": "x", "samplingParams": {"temperature": -1}}'
+check "knows no other model" '[nN]ot_?[fF]ound' call "$service/Generate" '{"text": "x", "model": "no-such-model"}'
+exit "$failed"
