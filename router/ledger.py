@@ -45,14 +45,17 @@ class RequestLedger:
         self._cell = TimeAccount()
 
     @contextmanager
-    def during(self, part: Part) -> Iterator[None]:
-        """What happens inside is a part of its own; then the one before goes on."""
+    def during(self, part: Part, at_least_us: int = 0) -> Iterator[None]:
+        """What happens inside is a part of its own, unless it is over sooner than `at_least_us`."""
         before = self._part
         self._enter(part)
         try:
             yield
         finally:
-            self._enter(before)
+            if self._clock() - self._since_us < at_least_us:
+                self._part = before
+            else:
+                self._enter(before)
 
     def submitted(self) -> None:
         """The request goes to a cell; if it was at another, that one turned it away."""

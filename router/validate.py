@@ -21,6 +21,8 @@ MAX_PRIORITY = 100
 # A beam search hands over all it has found at once: token ids and log-probabilities, which must fit
 # a message.
 MAX_BEAM_ENTRIES = 2**22
+# Looking a model up takes less unless there is no cell that has it.
+WAIT_US = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class Validator:
             raise InvalidRequestError("prompt", "at least 1 token, got 0")
         if isinstance(request.prompt, str):
             self._check_bytes("prompt", request.prompt)
-        with ledger.during(Part.NOT_READY):
+        with ledger.during(Part.NOT_READY, WAIT_US):
             model = await self._find_model(request.model)
         params = request.sampling_params
         if params.max_tokens is not None and params.max_tokens > model.max_model_len:

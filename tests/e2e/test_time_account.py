@@ -59,24 +59,26 @@ async def test_parts_add_up_to_the_wall_time_under_load_and_preemption(
     start_cluster: StartCluster,
 ) -> None:
     cache = ("--num-gpu-blocks-override", "40", "--max-num-seqs", "12")
-    async with start_cluster(None, *cache) as cluster:
-        async with AsyncClient(cluster.router.address) as client:
-            alone, elapsed_us = await account_of(client, ONE)
-            check(alone, elapsed_us)
-            assert alone.decode_us > alone.total_us / 2, "59 of 60 tokens are decoded"
-            assert alone.wire_us + alone.delivery_us < alone.total_us / 4
-            assert not alone.preempted_us + alone.recovering_us + alone.not_ready_us
+    async with (
+        start_cluster(None, *cache) as cluster,
+        AsyncClient(cluster.router.address) as client,
+    ):
+        alone, elapsed_us = await account_of(client, ONE)
+        check(alone, elapsed_us)
+        assert alone.decode_us > alone.total_us / 2, "59 of 60 tokens are decoded"
+        assert alone.wire_us + alone.delivery_us < alone.total_us / 4
+        assert not alone.preempted_us + alone.recovering_us + alone.not_ready_us
 
-            streams = [account_of(client, params) for params in KINDS * 4]
-            found = await asyncio.gather(*streams)
-            for account, elapsed_us in found:
-                check(account, elapsed_us)
-                assert not account.unreported_us
-            waited_us = sum(a.queue_blocks_us + a.queue_seqs_us for a, _ in found)
-            assert waited_us > 0, "twenty requests for twelve sequences and forty blocks"
-            state = (await anext(client.watch_cluster()))[0].state
-            assert state.preemptions_total > 0
-            assert sum(a.preempted_us for a, _ in found) > 0
+        streams = [account_of(client, params) for params in KINDS * 4]
+        found = await asyncio.gather(*streams)
+        for account, elapsed_us in found:
+            check(account, elapsed_us)
+            assert not account.unreported_us
+        waited_us = sum(a.queue_blocks_us + a.queue_seqs_us for a, _ in found)
+        assert waited_us > 0, "twenty requests for twelve sequences and forty blocks"
+        state = (await anext(client.watch_cluster()))[0].state
+        assert state.preemptions_total > 0
+        assert sum(a.preempted_us for a, _ in found) > 0
 
 
 async def test_parts_add_up_when_the_scheduler_is_killed(start_cluster: StartCluster) -> None:
