@@ -1,5 +1,6 @@
 """The offline API: a list of prompts in, a list of outputs out. Names and shapes are vLLM's."""
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -62,6 +63,7 @@ class LLM:
         gpu_memory_utilization: float = 0.9,
         enforce_eager: bool = False,
         invariant: bool = False,
+        tls_dir: str | Path | None = None,
     ) -> None:
         """Start a cluster and return when it takes requests, or connect to one.
 
@@ -88,12 +90,15 @@ class LLM:
             gpu_memory_utilization: share of a GPU's memory for weights, activations and cache.
             enforce_eager: no CUDA graphs.
             invariant: a token's bits depend on its company on no GPU either; slower there.
+            tls_dir: certificates, as for `Client`; a cluster of its own takes those of all roles
+                from there.
 
         Raises:
             ConfigError: the cluster cannot start; one line that says why.
             UnavailableError: a service died without a word.
         """
         self._model = Path(model) if model is not None else None
+        tls_dir = tls_dir or os.environ.get("QUIRE_TLS_DIR") or None
         self._cluster: ClusterThread | None = None
         if target is None:
             options = {
@@ -117,6 +122,7 @@ class LLM:
                     port=0,
                     device=device,
                     tensor_parallel_size=tensor_parallel_size,
+                    tls_dir=None if tls_dir is None else str(tls_dir),
                     scheduler_args=(
                         f"--{prefix_caching}-prefix-caching",
                         *(flag for flag, is_set in flags.items() if is_set),
@@ -131,11 +137,11 @@ class LLM:
             )
             target = self._cluster.address
         self._target = target
-        self._api_key = api_key
+        self._tls_dir, self._api_key = tls_dir, api_key
         self._client = self._connect()
 
     def _connect(self) -> Client:
-        return Client(self._target, api_key=self._api_key)
+        return Client(self._target, tls_dir=self._tls_dir, api_key=self._api_key)
 
     def generate(
         self,

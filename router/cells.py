@@ -90,7 +90,7 @@ class CellPool:
         return task
 
     def _add(self, address: str) -> None:
-        cell = self._cells[address] = Cell(address, self)
+        cell = self._cells[address] = Cell(address, self, self._config.tls)
         self._sessions[address] = self._start_task(cell.run())
 
     def _remove(self, address: str) -> None:

@@ -58,7 +58,7 @@ def check(account: TimeAccount, elapsed_us: int) -> None:
 async def test_parts_add_up_to_the_wall_time_under_load_and_preemption(
     start_cluster: StartCluster,
 ) -> None:
-    cache = ("--num-gpu-blocks-override", "40", "--max-num-seqs", "12")
+    cache = ("--num-gpu-blocks-override", "30", "--max-num-seqs", "24")
     async with (
         start_cluster(None, *cache) as cluster,
         AsyncClient(cluster.router.address) as client,
@@ -75,7 +75,7 @@ async def test_parts_add_up_to_the_wall_time_under_load_and_preemption(
             check(account, elapsed_us)
             assert not account.unreported_us
         waited_us = sum(a.queue_blocks_us + a.queue_seqs_us for a, _ in found)
-        assert waited_us > 0, "twenty requests for twelve sequences and forty blocks"
+        assert waited_us > 0, "forty sequences for thirty blocks"
         state = (await anext(client.watch_cluster()))[0].state
         assert state.preemptions_total > 0
         assert sum(a.preempted_us for a, _ in found) > 0
