@@ -63,6 +63,7 @@ async def test_the_old_connection_is_closed_when_its_last_call_has_ended(tmp_pat
         answering.may_end.set()
         assert await stream.read() == b""
         assert await stream.read() is grpc.aio.EOF
+        del stream  # a call that has ended holds its connection as long as it is there
         async with asyncio.timeout(20):
             while _num_connections(address) != 1:
                 assert await call(channel, LIST_MODELS) is None
