@@ -22,7 +22,7 @@ from quire import AsyncClient, SamplingParams
 from quire.admin import AdminConfig
 from quire.api_key_file import ApiKey, digest, editing
 from quire.api_keys import generate_key
-from quire.certs import Authority, CertificateDirectory
+from quire.certs import CertificateDirectory
 from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -106,7 +106,7 @@ class Site:
             request: the one message that is sent, as bytes.
         """
         metadata = () if key is None else (("authorization", f"Bearer {key}"),)
-        call = (await self._channel(server, credential)).unary_stream(f"/{method}")(
+        call = (await self.channel(server, credential)).unary_stream(f"/{method}")(
             request, metadata=metadata, timeout=30
         )
         try:
@@ -118,7 +118,7 @@ class Site:
         finally:
             call.cancel()
 
-    async def _channel(self, server: str, credential: str) -> grpc.aio.Channel:
+    async def channel(self, server: str, credential: str) -> grpc.aio.Channel:
         if (server, credential) not in self._channels:
             channel = self._open(self.address_of(server), server, credential)
             self._channels[server, credential] = await self._stack.enter_async_context(channel)
@@ -202,7 +202,7 @@ async def test_every_rpc_is_entered_here() -> None:
 async def test_no_server_has_a_service_that_is_not_entered_here(site) -> None:
     known = {name.partition("/")[0] for name in (*MAY_CALL, *OPEN)}
     for service, server in SERVERS.items():
-        call = (await site._channel(server, "quire-operator")).stream_stream(
+        call = (await site.channel(server, "quire-operator")).stream_stream(
             "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
             reflection_pb2.ServerReflectionRequest.SerializeToString,
             reflection_pb2.ServerReflectionResponse.FromString,
@@ -282,21 +282,6 @@ def fetch(address: str, path: str, method: str = "GET") -> tuple[int, str, str]:
         return response.status, str(response.headers), response.read().decode()
     finally:
         connection.close()
-
-
-async def test_a_certificate_whose_time_is_over_is_no_certificate(site, tmp_path) -> None:
-    """Of the cluster's own authority, with the right role."""
-    directories = CertificateDirectory(site.tls_dir)
-    authority: Authority = directories._load_authority()
-    long_ago = datetime.now(UTC) - timedelta(days=30)
-    certificate, key = authority.issue("quire-client", days=1, now=long_ago)
-    (site.foreign_dir / "expired").mkdir()
-    (site.foreign_dir / "expired" / "tls.crt").write_bytes(certificate)
-    (site.foreign_dir / "expired" / "tls.key").write_bytes(key)
-    method = f"{INFERENCE}/ListModels"
-    valid = site.keys["valid"]
-    assert await site.status(method, "quire-router", "foreign expired", valid) == UNAVAILABLE
-    assert await site.status(method, "quire-router", "quire-client", valid) == OK
 
 
 @pytest.mark.parametrize("method", MAY_CALL)
