@@ -22,7 +22,7 @@ demo: .venv/.ready ## Start a cluster on the embedded model, stream three comple
 test: .venv/.ready ## Run every test (CUDA kernels in an emulator, all kernels once more under ASan and UBSan)
 	@tests/run_all.sh
 
-test-compose: .venv/.ready ## Run the containers of deploy/compose.yaml on this machine's engine, and disturb them
+test-compose: images ## Run the containers of deploy/compose.yaml on this machine's engine, and disturb them
 	@$(BIN)/python -m pytest -m compose --durations=15 tests/compose
 
 lint: .venv/.ready ## Check style, types, protos and the dependency rule

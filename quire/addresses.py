@@ -41,3 +41,22 @@ def check_address(field: str, address: str) -> None:
     # A slash would make it a URI of another scheme, be it Ray's or gRPC's.
     if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise ConfigError(f"{field}: HOST:PORT with a port in [1, 65535], got {address!r}")
+
+
+def check_listening(host: str, is_encrypted: bool, insecure: bool) -> None:
+    """Check that prompts and orders do not leave this machine in the clear by oversight.
+
+    Args:
+        host: to listen on.
+        is_encrypted: whether connections are.
+        insecure: whether the user said that they need not be.
+
+    Raises:
+        ConfigError: others could connect, in the clear, and nobody said that they may.
+    """
+    if not is_encrypted and not insecure and not is_loopback(host):
+        raise ConfigError(
+            f"host: listening on {host} without TLS would send prompts in the clear and obey "
+            "whoever connects; give --tls-dir (`quire certs` makes one), or --insecure on a "
+            "private network"
+        )

@@ -4,7 +4,9 @@ Errors are those of `quire.errors`, whatever the transport calls them. Leaving a
 cancels its request.
 """
 
+import os
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypedDict, Unpack, cast
 
@@ -19,14 +21,16 @@ from quire.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    PermissionDeniedError,
     QuireError,
     RequestExistsError,
     UnauthenticatedError,
     UnavailableError,
 )
 from quire.outputs import CellStatus, Completion, Event, ModelInfo
-from quire.rpc import CHANNEL_OPTIONS, open_channel
+from quire.rpc import Role, TlsFiles, open_channel, open_sync_channel
 from quire.rpc.access import call_metadata
+from quire.rpc.handshake import explain
 from quire.sampling_params import SamplingParams
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire import (
@@ -45,6 +49,7 @@ _ERRORS: dict[grpc.StatusCode, type[QuireError]] = {
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.FAILED_PRECONDITION: ConfigError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
 }
 
 
@@ -56,6 +61,7 @@ class GenerateOptions(TypedDict, total=False):
         model: "" for the only one that is served.
         priority: smaller goes first, in [-100, 100].
         cache_salt: share cached prefixes with requests of the same salt only.
+        include_time_account: have the answer say where its time went.
         timeout: seconds for the whole answer; None for no limit.
     """
 
@@ -63,25 +69,42 @@ class GenerateOptions(TypedDict, total=False):
     model: str
     priority: int
     cache_salt: str
+    include_time_account: bool
     timeout: float | None
 
 
 class AsyncClient:
     """A router's client for asyncio. Use it in one event loop; close it or use `async with`."""
 
-    def __init__(self, target: str, *, api_key: str | None = None, insecure: bool = False) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        tls_dir: str | Path | None = None,
+        server_name: str | None = None,
+        api_key: str | None = None,
+        insecure: bool = False,
+    ) -> None:
         """Prepare a connection; it is made at the first call.
 
         Args:
             target: address of a router, "host:port".
+            tls_dir: directory of `ca.crt`, `tls.crt` and `tls.key`, or of `ca.crt` alone where the
+                router asks for no certificate; None takes the environment's QUIRE_TLS_DIR, and
+                speaks in the clear without it.
+            server_name: that the router's certificate must have; None for its role, quire-router.
             api_key: sent with every call; None takes QUIRE_API_KEY from the environment, if set.
             insecure: let the key go over a network in the clear.
 
         Raises:
-            ConfigError: it would, and `insecure` does not say so.
+            ConfigError: the certificates cannot be used, or the key would go in the clear and
+                `insecure` does not say so.
         """
-        self._metadata = call_metadata(target, api_key, encrypted=False, insecure=insecure)
-        self._channel = open_channel(target)
+        tls = _open_tls(tls_dir)
+        self._metadata = call_metadata(
+            target, api_key, encrypted=tls is not None, insecure=insecure
+        )
+        self._channel = open_channel(target, tls, server_name or Role.ROUTER)
         self._stub = cast(
             "inference_pb2_grpc.InferenceServiceAsyncStub",
             inference_pb2_grpc.InferenceServiceStub(self._channel),
@@ -214,19 +237,35 @@ class AsyncClient:
 class Client:
     """A router's client for plain scripts and threads. Close it, or use it in `with`."""
 
-    def __init__(self, target: str, *, api_key: str | None = None, insecure: bool = False) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        tls_dir: str | Path | None = None,
+        server_name: str | None = None,
+        api_key: str | None = None,
+        insecure: bool = False,
+    ) -> None:
         """Prepare a connection; it is made at the first call.
 
         Args:
             target: address of a router, "host:port".
+            tls_dir: directory of `ca.crt`, `tls.crt` and `tls.key`, or of `ca.crt` alone where the
+                router asks for no certificate; None takes the environment's QUIRE_TLS_DIR, and
+                speaks in the clear without it.
+            server_name: that the router's certificate must have; None for its role, quire-router.
             api_key: sent with every call; None takes QUIRE_API_KEY from the environment, if set.
             insecure: let the key go over a network in the clear.
 
         Raises:
-            ConfigError: it would, and `insecure` does not say so.
+            ConfigError: the certificates cannot be used, or the key would go in the clear and
+                `insecure` does not say so.
         """
-        self._metadata = call_metadata(target, api_key, encrypted=False, insecure=insecure)
-        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        tls = _open_tls(tls_dir)
+        self._metadata = call_metadata(
+            target, api_key, encrypted=tls is not None, insecure=insecure
+        )
+        self._channel = open_sync_channel(target, tls, server_name or Role.ROUTER)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
     def generate(
@@ -333,6 +372,11 @@ class Client:
         self.close()
 
 
+def _open_tls(tls_dir: str | Path | None) -> TlsFiles | None:
+    directory = tls_dir or os.environ.get("QUIRE_TLS_DIR")
+    return TlsFiles(directory, Role.CLIENT) if directory else None
+
+
 def _token_ids(field: str, token_ids: Sequence[int]) -> Sequence[int]:
     """Return ids that a message can hold.
 
@@ -354,6 +398,7 @@ def _generate_request(
         sampling_params=sampling_params_to_proto(sampling_params or SamplingParams()),
         priority=options.get("priority", 0),
         cache_salt=options.get("cache_salt", ""),
+        include_time_account=options.get("include_time_account", False),
     )
     if isinstance(prompt, str):
         request.text = prompt
@@ -386,7 +431,7 @@ def error_from_rpc(error: grpc.RpcError) -> QuireError:
     Args:
         error: of a synchronous or an asyncio call.
     """
-    code, message = error.code(), error.details() or error.code().name
+    code, message = error.code(), explain(error.details() or error.code().name)
     status = rpc_status.from_call(error)
     for packed in status.details if status is not None else ():
         bad_request = error_details_pb2.BadRequest()

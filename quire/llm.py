@@ -1,5 +1,6 @@
 """The offline API: a list of prompts in, a list of outputs out. Names and shapes are vLLM's."""
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -62,6 +63,7 @@ class LLM:
         gpu_memory_utilization: float = 0.9,
         enforce_eager: bool = False,
         invariant: bool = False,
+        tls_dir: str | Path | None = None,
     ) -> None:
         """Start a cluster and return when it takes requests, or connect to one.
 
@@ -88,12 +90,15 @@ class LLM:
             gpu_memory_utilization: share of a GPU's memory for weights, activations and cache.
             enforce_eager: no CUDA graphs.
             invariant: a token's bits depend on its company on no GPU either; slower there.
+            tls_dir: certificates, as for `Client`; a cluster of its own takes those of all roles
+                from there.
 
         Raises:
             ConfigError: the cluster cannot start; one line that says why.
             UnavailableError: a service died without a word.
         """
         self._model = Path(model) if model is not None else None
+        tls_dir = tls_dir or os.environ.get("QUIRE_TLS_DIR") or None
         self._cluster: ClusterThread | None = None
         if target is None:
             options = {
@@ -117,6 +122,7 @@ class LLM:
                     port=0,
                     device=device,
                     tensor_parallel_size=tensor_parallel_size,
+                    tls_dir=None if tls_dir is None else str(tls_dir),
                     scheduler_args=(
                         f"--{prefix_caching}-prefix-caching",
                         *(flag for flag, is_set in flags.items() if is_set),
@@ -131,11 +137,11 @@ class LLM:
             )
             target = self._cluster.address
         self._target = target
-        self._api_key = api_key
+        self._tls_dir, self._api_key = tls_dir, api_key
         self._client = self._connect()
 
     def _connect(self) -> Client:
-        return Client(self._target, api_key=self._api_key)
+        return Client(self._target, tls_dir=self._tls_dir, api_key=self._api_key)
 
     def generate(
         self,
@@ -144,6 +150,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        include_time_account: bool = False,
     ) -> list[RequestOutput]:
         """Continue prompts, all at once; the cluster batches them.
 
@@ -153,6 +160,7 @@ class LLM:
             sampling_params: for all, or one for each prompt; None for the defaults.
             use_tqdm: show a progress bar on the terminal.
             priority: of each prompt, in [-100, 100]; smaller goes first.
+            include_time_account: have each output say where its time went.
 
         Returns:
             One output for each prompt, in their order.
@@ -182,7 +190,7 @@ class LLM:
             progress_bar(len(wanted), use_tqdm) as advance,
         ):
             futures: list[Future[RequestOutput]] = [
-                pool.submit(_run, client, *each, given_up)
+                pool.submit(_run, client, *each, include_time_account, given_up)
                 for each in zip(wanted, params, priorities, strict=True)
             ]
             try:
@@ -299,19 +307,24 @@ def _run(
     prompt: ParsedPrompt,
     params: SamplingParams,
     priority: int,
+    include_time_account: bool,
     given_up: threading.Event,
 ) -> RequestOutput:
     """Run one prompt to its end, with patience for a cluster that is full."""
     while True:
         try:
-            return _generate(client, prompt, params, priority)
+            return _generate(client, prompt, params, priority, include_time_account)
         except OverloadedError as error:
             if given_up.wait(error.retry_after_ms / 1e3):
                 raise
 
 
 def _generate(
-    client: Client, prompt: ParsedPrompt, params: SamplingParams, priority: int
+    client: Client,
+    prompt: ParsedPrompt,
+    params: SamplingParams,
+    priority: int,
+    include_time_account: bool,
 ) -> RequestOutput:
     if isinstance(prompt.content, str):
         text, ids = prompt.content, client.tokenize(prompt.content)
@@ -319,7 +332,13 @@ def _generate(
         text, ids = None, list(prompt.content)
     if params.truncate_prompt_tokens is not None:
         ids = ids[-params.truncate_prompt_tokens :]
-    completions = client.generate_all(ids, params, priority=priority, cache_salt=prompt.cache_salt)
+    completions = client.generate_all(
+        ids,
+        params,
+        priority=priority,
+        cache_salt=prompt.cache_salt,
+        include_time_account=include_time_account,
+    )
     prompt_logprobs = None
     if params.prompt_logprobs is not None:
         prompt_logprobs = (None, *map(_by_token, completions[0].prompt_logprobs))
@@ -330,6 +349,7 @@ def _generate(
         outputs=tuple(_completion_output(each, params) for each in completions),
         finished=all(each.finish_reason != FinishReason.ABORT for each in completions),
         prompt_logprobs=prompt_logprobs,
+        time_account=completions[0].time_account,
     )
 
 

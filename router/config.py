@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.addresses import check_address
+from quire.addresses import check_address, check_listening
 from quire.admin import AdminConfig
 from quire.errors import ConfigError
 from quire.log import LEVELS
+from quire.rpc import TlsFiles
 from router.placement import RoutingPolicy
 
 ROUTING_POLICIES = tuple(RoutingPolicy)
@@ -38,6 +39,9 @@ class RouterConfig:
             who choose routers by their health to hear of it.
         drain_timeout_s: how long it then finishes what runs.
         log_level: least severe log line that is written.
+        tls: certificate of this router; None speaks in the clear, to schedulers too.
+        client_certificates: whether clients must show a certificate, where there is `tls`.
+        insecure: whether to listen beyond this machine in the clear.
 
     Raises:
         ConfigError: a value is out of bounds; names field, limit and value.
@@ -59,6 +63,9 @@ class RouterConfig:
     drain_delay_s: float = 0.0
     drain_timeout_s: float = 30.0
     log_level: str = "info"
+    tls: TlsFiles | None = None
+    client_certificates: bool = True
+    insecure: bool = False
     admin: AdminConfig | None = None
 
     def __post_init__(self) -> None:
@@ -74,6 +81,9 @@ class RouterConfig:
                 f"routing_policy: one of {', '.join(ROUTING_POLICIES)}, got {self.routing_policy}"
             )
         _check("port", self.port, 0, 65535)
+        check_listening(self.host, self.tls is not None, self.insecure)
+        if self.tls is None and not self.client_certificates:
+            raise ConfigError("client_certificates: without tls_dir nobody is asked for one")
         _check("max_prompt_bytes", self.max_prompt_bytes, 1, 2**24)
         _check("max_queued_texts", self.max_queued_texts, 1, 2**20)
         _check("tokenizer_threads", self.tokenizer_threads, 1, 256)

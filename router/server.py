@@ -48,6 +48,8 @@ class Router:
             [SERVICE_NAME],
             config.max_request_bytes,
             interceptors=[ApiKeyInterceptor(self._api_keys)] if self._api_keys else [],
+            tls=config.tls,
+            client_certificates=config.client_certificates,
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             InferenceServicer(validator, tokenizer, self._cells, self._account),

@@ -11,12 +11,13 @@ import grpc
 from quire.errors import DrainingError, OverloadedError
 from quire.log import get_logger
 from quire.outputs import CellState, CellStatus, ModelInfo
-from quire.rpc import open_channel
+from quire.rpc import Role, TlsFiles, open_channel
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from quire.wire import (
     cell_state_from_proto,
     finish_reason_from_proto,
     model_info_from_proto,
+    time_account_from_proto,
     token_logprobs_from_proto,
 )
 from router.placement import Assignment, CellLoad, Placement
@@ -69,13 +70,15 @@ class Cell:
     an earlier one can be taken for this one.
     """
 
-    def __init__(self, address: str, owner: CellOwner):
+    def __init__(self, address: str, owner: CellOwner, tls: TlsFiles | None = None):
         """Describe a cell; `run` connects to it.
 
         Args:
             address: of its scheduler, "host:port".
             owner: told about changes.
+            tls: certificate of this router; None speaks in the clear.
         """
+        self._tls = tls
         self.address = address
         self.connected = False
         self.model: ModelInfo | None = None
@@ -105,6 +108,7 @@ class Cell:
         self._number_of[stream] = number
         self._assignments[number] = assignment
         self._computing.add(number)
+        stream.ledger.submitted()
         self._send(submit_to_proto(number, stream))
 
     def cancel(self, stream: RequestStream) -> None:
@@ -139,13 +143,16 @@ class Cell:
     async def run(self) -> None:
         """Keep a session open until cancelled."""
         backoff_s = FIRST_BACKOFF_S
-        async with open_channel(self.address) as channel:
+        async with open_channel(self.address, self._tls, Role.SCHEDULER) as channel:
             stub = cast(
                 "scheduler_pb2_grpc.SchedulerServiceAsyncStub",
                 scheduler_pb2_grpc.SchedulerServiceStub(channel),
             )
             while True:
                 try:
+                    # Before the session begins: waiting for a connection may take a certificate
+                    # that comes meanwhile.
+                    await channel.channel_ready()
                     await self._session(stub)
                     reason = "closed by the scheduler"
                 except grpc.aio.AioRpcError as error:
@@ -163,7 +170,7 @@ class Cell:
 
     async def _session(self, stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub") -> None:
         """Run one session until it ends."""
-        call = stub.Session(wait_for_ready=True)
+        call = stub.Session()
         writer = asyncio.create_task(self._write(call))
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
@@ -237,6 +244,11 @@ class Cell:
     def _step(self, outputs: scheduler_pb2.StepOutputs) -> None:
         """Deliver the tokens of a step; unknown numbers were cancelled while the step ran."""
         streams = self._streams
+        # First: tokens may end their requests.
+        for timed in outputs.time_accounts:
+            if timed.request_number in streams:
+                account = time_account_from_proto(timed.time_account)
+                streams[timed.request_number].ledger.heard(account)
         for each in outputs.prompt_logprobs:
             if each.request_number in streams:
                 streams[each.request_number].push_prompt_logprobs(

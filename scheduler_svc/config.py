@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from quire.addresses import MAX_RANKS, check_address
+from quire.addresses import MAX_RANKS, check_address, check_listening
 from quire.admin import AdminConfig
 from quire.errors import ConfigError
 from quire.log import LEVELS
+from quire.rpc import TlsFiles
 from scheduler_svc.preemption import PreemptionMode
 
 LOAD_FORMATS = ("safetensors", "dummy")
@@ -58,6 +59,8 @@ class SchedulerConfig:
         drain_timeout_s: how long a cell that is taken out of service finishes what it has.
         admin: where metrics and probes are served; None serves none.
         log_level: least severe log line that is written.
+        tls: certificate of this scheduler; None speaks in the clear, to workers too.
+        insecure: whether to listen beyond this machine in the clear.
 
     Raises:
         ConfigError: a value is out of bounds; names field, limit and value.
@@ -91,6 +94,8 @@ class SchedulerConfig:
     priority_ageing_s: float = 60.0
     drain_timeout_s: float = 30.0
     log_level: str = "info"
+    tls: TlsFiles | None = None
+    insecure: bool = False
     admin: AdminConfig | None = None
 
     def __post_init__(self) -> None:
@@ -127,6 +132,7 @@ class SchedulerConfig:
                 f"load_format: one of {', '.join(LOAD_FORMATS)}, got {self.load_format}"
             )
         _check("port", self.port, 0, 65535)
+        check_listening(self.host, self.tls is not None, self.insecure)
         _check("block_size", self.block_size, 1, 1024)
         _check("num_gpu_blocks_override", self.num_gpu_blocks_override, 1, 2**31 - 1)
         _check("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, 2**63 - 1)

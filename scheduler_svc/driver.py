@@ -187,6 +187,8 @@ class Driver:
                 now=time.monotonic(),
                 priority=submission.priority,
                 cache_salt=submission.cache_salt,
+                traceparent=submission.traceparent,
+                tell_time_account=submission.wants_time_account,
             )
         except (InvalidRequestError, OverloadedError, DrainingError) as error:
             self._account.num_refused[error.reason] += 1
@@ -200,7 +202,7 @@ class Driver:
             num_output_tokens=sum(map(len, (submission.outputs or {}).values())),
         )
         session.push(Admitted(number, seed))
-        self._routes.add(group_id, session, number)
+        self._routes.add(group_id, session, number, submission.wants_time_account)
         self._routes.tell(outcome)
         self._wake.set()
 
@@ -261,7 +263,7 @@ class Driver:
                 await self._set_serving(True)
                 await self._step_until_lost()
                 await self._set_serving(False)
-                self._scheduler.preempt_all()
+                self._scheduler.preempt_all(time.monotonic())
                 formation = await self._group.form_again()
                 self._blocks.set_num_host_blocks(formation.num_host_blocks)
                 self._account.epoch = formation.epoch
@@ -361,7 +363,7 @@ class Driver:
         """Schedule and send steps until there are as many in flight as there may be."""
         while self._group.num_in_flight < self._config.max_steps_in_flight:
             started = time.perf_counter()
-            outputs = self._scheduler.schedule()
+            outputs = self._scheduler.schedule(time.monotonic())
             self._account.schedule_s += time.perf_counter() - started
             if outputs is None:
                 return
@@ -370,7 +372,7 @@ class Driver:
     async def _receive_step(self) -> None:
         executed = await self._group.receive()
         started = time.perf_counter()
-        self._untold = self._scheduler.update(executed.report.result)
+        self._untold = self._scheduler.update(executed.report.result, time.monotonic())
         self._account.schedule_s += time.perf_counter() - started
         self._account.count(executed, len(self._untold.token_ids))
         for finished in self._untold.finished:

@@ -60,7 +60,9 @@ class GroupFormer:
 
     def __init__(self, config: SchedulerConfig, roster: Roster) -> None:
         self.scheduler_name = ""
-        self.ranks = [Rank(rank, address) for rank, address in enumerate(config.workers)]
+        self.ranks = [
+            Rank(rank, address, tls=config.tls) for rank, address in enumerate(config.workers)
+        ]
         self._config = config
         self._roster = roster
         self._formation: Formation | None = None
@@ -119,7 +121,8 @@ class GroupFormer:
             await rank.close()
         # Channels of their own, which know nothing yet of a worker that was not there a moment ago.
         self.ranks = [
-            Rank(rank, address, may_be_late=False) for rank, address in enumerate(addresses)
+            Rank(rank, address, may_be_late=False, tls=self._config.tls)
+            for rank, address in enumerate(addresses)
         ]
 
     async def _describe(self, rank: Rank) -> worker_pb2.DescribeResponse:

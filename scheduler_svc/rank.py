@@ -18,7 +18,8 @@ from quire.errors import (
     StaleEpochError,
     UnavailableError,
 )
-from quire.rpc import open_channel
+from quire.rpc import Role, TlsFiles, open_channel
+from quire.rpc.handshake import explain
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.wire import StepReport, step_report_from_proto
 
@@ -61,17 +62,20 @@ class Rank:
         rank: its number in the tensor-parallel group.
         address: "host:port".
         may_be_late: whether to wait a few seconds for a worker that is just starting there.
+        tls: certificate of this scheduler; None speaks in the clear.
 
     Attributes:
         is_reachable: whether it answered when it was last asked for anything.
     """
 
-    def __init__(self, rank: int, address: str, may_be_late: bool = True) -> None:
+    def __init__(
+        self, rank: int, address: str, may_be_late: bool = True, tls: TlsFiles | None = None
+    ) -> None:
         self.rank = rank
         self.address = address
         self.is_reachable = False
         self._may_be_late = may_be_late
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, tls, Role.WORKER)
         self._stub = cast(
             "worker_pb2_grpc.WorkerServiceAsyncStub",
             worker_pb2_grpc.WorkerServiceStub(self._channel),
@@ -194,7 +198,7 @@ class Rank:
     # ---------------------------------------------------------------- errors
 
     def _error(self, error: grpc.aio.AioRpcError) -> QuireError:
-        text = f"{error.code().name}: {error.details()}"
+        text = f"{error.code().name}: {explain(error.details() or '')}"
         status = rpc_status.from_call(error)
         for packed in status.details if status else ():
             info = error_details_pb2.ErrorInfo()
@@ -206,9 +210,9 @@ class Rank:
         return WorkerFailedError(f"worker {self.address} failed ({text})")
 
 
-async def answers(rank: int, address: str) -> bool:
+async def answers(rank: int, address: str, tls: TlsFiles | None = None) -> bool:
     """Return whether a worker answers at `address`."""
-    worker = Rank(rank, address, may_be_late=False)
+    worker = Rank(rank, address, may_be_late=False, tls=tls)
     try:
         await worker.describe()
     except UnavailableError:

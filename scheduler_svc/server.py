@@ -40,7 +40,7 @@ class SchedulerServer:
         on_missing: Callable[[tuple[int, ...]], None] = lambda _: None,
     ) -> None:
         self._config = config
-        self._server = Server([SERVICE_NAME])
+        self._server = Server([SERVICE_NAME], tls=config.tls)
         self._driver = Driver(config, self._server.set_serving, on_missing)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
             SchedulerServicer(self._driver), self._server.grpc_server

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from quire.errors import QuireError, StaleEpochError, UnavailableError
 from quire.log import get_logger
@@ -77,7 +78,7 @@ class WorkerGroup:
     ) -> None:
         self._on_lost = on_lost
         self._size = config.tensor_parallel_size
-        self.roster = Roster(config, answers, on_missing)
+        self.roster = Roster(config, partial(answers, tls=config.tls), on_missing)
         self._former = GroupFormer(config, self.roster)
         self._formation: Formation | None = None
         self._step_id = 0

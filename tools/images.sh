@@ -38,9 +38,11 @@ wheel() {
   echo "$inputs" >"build/wheel/$1.inputs"
 }
 
-for target in "${targets[@]}"; do
-  "$python" tools/lock.py fetch pip scheduler "$target"
-  case $target in
+# build TARGET: the image of one service, and the wheels it is built from.
+build() {
+  local kernels
+  "$python" tools/lock.py fetch pip scheduler "$1"
+  case $1 in
   worker)
     kernels=$("$python" -c 'from importlib.util import find_spec; print(find_spec("worker_svc._C").origin)')
     wheel kernels "$kernels"
@@ -48,11 +50,16 @@ for target in "${targets[@]}"; do
   worker-cuda) "$python" tools/lock.py fetch kernels ;;
   *) wheel plain none ;;
   esac
-  DOCKER_BUILDKIT=1 "$DOCKER" build --quiet --network none --file deploy/docker/Dockerfile --target "$target" \
+  # Version and revision come as labels from here: in the Dockerfile each commit would make all layers anew.
+  DOCKER_BUILDKIT=1 "$DOCKER" build --quiet --network none --file deploy/docker/Dockerfile --target "$1" \
     --build-arg BASE_IMAGE="$base" \
-    --build-arg VERSION="$("$python" -c 'import quire; print(quire.__version__)')" \
-    --build-arg REVISION="$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
-    --tag "${prefix}quire-$target:$tag" . >/dev/null
+    --label org.opencontainers.image.version="$("$python" -c 'import quire; print(quire.__version__)')" \
+    --label org.opencontainers.image.revision="$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
+    --tag "${prefix}quire-$1:$tag" . >/dev/null
+}
+
+for target in "${targets[@]}"; do
+  build "$target"
 done
 
 printf '%-44s %10s\n' image MB

@@ -8,7 +8,7 @@ import grpc
 
 from quire import __version__
 from quire.log import get_logger
-from quire.rpc import open_channel
+from quire.rpc import Role, TlsFiles, open_channel
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 INTERVAL_S = 2.0
@@ -29,9 +29,13 @@ class Announcer:
         scheduler: its address, "host:port".
         rank: of this worker.
         address: "host:port" at which the scheduler reaches this worker.
+        tls: certificate of this worker; None speaks in the clear.
     """
 
-    def __init__(self, scheduler: str, rank: int, address: str) -> None:
+    def __init__(
+        self, scheduler: str, rank: int, address: str, tls: TlsFiles | None = None
+    ) -> None:
+        self._tls = tls
         self._scheduler = scheduler
         self._request = scheduler_pb2.AnnounceWorkerRequest(
             rank=rank, address=address, version=__version__
@@ -46,7 +50,7 @@ class Announcer:
             await self._task
 
     async def _run(self) -> None:
-        async with open_channel(self._scheduler) as channel:
+        async with open_channel(self._scheduler, self._tls, Role.SCHEDULER) as channel:
             stub = cast(
                 "scheduler_pb2_grpc.SchedulerServiceAsyncStub",
                 scheduler_pb2_grpc.SchedulerServiceStub(channel),

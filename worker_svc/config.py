@@ -3,10 +3,11 @@
 import re
 from dataclasses import dataclass
 
-from quire.addresses import MAX_RANKS, WILDCARD_HOSTS, check_address
+from quire.addresses import MAX_RANKS, WILDCARD_HOSTS, check_address, check_listening
 from quire.admin import AdminConfig
 from quire.errors import ConfigError
 from quire.log import LEVELS
+from quire.rpc import TlsFiles
 
 DEFAULT_PORT = 50053
 MAX_THREADS = 1024
@@ -52,6 +53,8 @@ class WorkerConfig:
         log_level: one of quire.log.LEVELS.
         announcement: for a worker that tells the scheduler where it is; None for one whose address
             the scheduler is given.
+        tls: certificate of this worker; None speaks in the clear, to the scheduler too.
+        insecure: whether to listen beyond this machine in the clear.
         admin: where metrics and probes are served; None serves none.
 
     Raises:
@@ -65,12 +68,15 @@ class WorkerConfig:
     log_level: str = "info"
     admin: AdminConfig | None = None
     announcement: Announcement | None = None
+    tls: TlsFiles | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         if not self.host:
             raise ConfigError("host: must not be empty")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: must be in [0, 65535], got {self.port}")
+        check_listening(self.host, self.tls is not None, self.insecure)
         if re.fullmatch(r"cpu|(cuda|auto)(:\d+)?", self.device) is None:
             raise ConfigError(f"device: must be cpu, cuda, cuda:N or auto, got {self.device!r}")
         if self.num_threads is not None and not 1 <= self.num_threads <= MAX_THREADS:

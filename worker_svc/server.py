@@ -35,7 +35,7 @@ class WorkerServer:
         self._worker = Worker(device, config.num_threads)
         self._servicer = WorkerServicer(self._worker)
         self._admin: ServiceAdmin | None = None
-        self._server = Server([SERVICE_NAME])
+        self._server = Server([SERVICE_NAME], tls=config.tls)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(
             self._servicer, self._server.grpc_server
         )
@@ -70,7 +70,9 @@ class WorkerServer:
         await self._server.set_serving(True)
         if (told := self._config.announcement) is not None:
             port = address.rpartition(":")[2]
-            self._announcers.append(Announcer(told.scheduler, told.rank, f"{told.host}:{port}"))
+            self._announcers.append(
+                Announcer(told.scheduler, told.rank, f"{told.host}:{port}", self._config.tls)
+            )
         return address
 
     async def stop(self) -> None:

@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 from quire.cli.cluster_config import ClusterConfig, LauncherName, embedded_model
 from quire.cli.launchers import make_launcher
+from quire.cli.options import open_tls
 from quire.cli.process import ServiceProcess
 from quire.errors import ConfigError, UnavailableError
 from quire.log import get_logger
-from quire.rpc import until_serving
+from quire.rpc import Role, until_serving
 
 __all__ = ["Cluster", "ClusterConfig", "LauncherName", "embedded_model"]
 
@@ -33,8 +34,12 @@ class Cluster:
         Args:
             config: what to start.
             progress: called with a line about what is being waited for.
+
+        Raises:
+            ConfigError: the certificates cannot be used.
         """
         self.config = config
+        self.tls = open_tls(config.tls_dir, Role.CLIENT)
         self.launcher = make_launcher(config, progress)
         self.services: list[ServiceProcess] = list(self.launcher.services)
         self._progress = progress
@@ -63,7 +68,7 @@ class Cluster:
 
     async def _start_all(self) -> None:
         config = self.config
-        common = ["--host", config.host, "--log-level", config.log_level]
+        common = config.service_args
         await self.launcher.start()
 
         workers = self.launcher.scheduler_args
@@ -117,7 +122,7 @@ class Cluster:
         """Return when the router knows the model: it may have started long before that loaded."""
         try:
             async with asyncio.timeout(ROUTER_TIMEOUT_S):
-                await until_serving(self.router.address, ROUTER_SERVICE)
+                await until_serving(self.router.address, ROUTER_SERVICE, self.tls, Role.ROUTER)
         except TimeoutError:
             raise UnavailableError(
                 f"the router does not reach its scheduler within {ROUTER_TIMEOUT_S:g} s"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from quire.addresses import MAX_RANKS, check_address
+from quire.addresses import MAX_RANKS, check_address, check_listening
 from quire.admin import AdminConfig
 from quire.errors import ConfigError
 
@@ -42,6 +42,9 @@ class ClusterConfig:
         workers: addresses of running ones in order of rank, for the static launcher.
         ray_address: "host:port" or "auto" of a running Ray cluster; None starts Ray here.
         ray_cpus_per_worker: CPUs that Ray sets aside for each worker.
+        tls_dir: certificates of all services: a directory of `quire certs`, or one certificate
+            that has every role. None has them speak in the clear.
+        insecure: whether to listen beyond this machine in the clear.
     """
 
     model: Path
@@ -58,10 +61,13 @@ class ClusterConfig:
     workers: tuple[str, ...] = ()
     ray_address: str | None = None
     ray_cpus_per_worker: int = 1
+    tls_dir: str | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         if not self.model.is_dir():
             raise ConfigError(f"model directory {self.model} does not exist")
+        check_listening(self.host, self.tls_dir is not None, self.insecure)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be in [0, 65535], got {self.port}")
         if not 1 <= self.tensor_parallel_size <= MAX_RANKS:
@@ -112,6 +118,15 @@ class ClusterConfig:
             )
         if self.ray_address not in (None, "auto"):
             check_address("--ray-address", str(self.ray_address))
+
+    @property
+    def service_args(self) -> list[str]:
+        """Options of every service."""
+        return [
+            *("--host", self.host, "--log-level", self.log_level),
+            *(("--tls-dir", self.tls_dir) if self.tls_dir is not None else ()),
+            *(("--insecure",) if self.insecure else ()),
+        ]
 
     def admin_args(self, place: int) -> list[str]:
         """Return the options of a service's admin port.

@@ -43,9 +43,9 @@ class Progress:
             self._console.print(f"[{elapsed:5.1f} s] {what}", markup=False)
 
 
-async def cell_status(target: str) -> CellStatus:
+async def cell_status(target: str, tls_dir: str | None = None) -> CellStatus:
     """Return what the router at `target` knows of its first cell."""
-    async with AsyncClient(target) as client:
+    async with AsyncClient(target, tls_dir=tls_dir) as client:
         async for cells in client.watch_cluster():
             return cells[0]
     raise AssertionError("watch_cluster sends the state at once")
@@ -65,7 +65,7 @@ def _places(cluster: Cluster) -> list[tuple[str, str, str]]:
 async def print_ready(cluster: Cluster) -> None:
     """Print model, cache, addresses and lines to paste."""
     target = cluster.router.address
-    status = await cell_status(target)
+    status = await cell_status(target, cluster.config.tls_dir)
     model, state = status.model, status.state
     assert model is not None, "a router is ready once it knows the model"
     tokens = state.num_blocks * state.block_size

@@ -101,6 +101,16 @@ def generate(
     cache_salt: Annotated[
         str, typer.Option(help="Share cached prefixes within this salt only.")
     ] = "",
+    time_account: Annotated[
+        bool, typer.Option("--time-account", help="Say in the end where the time went.")
+    ] = False,
+    tls_dir: options.TlsDir = None,
+    server_name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name that the router's certificate must have.", show_default="quire-router"
+        ),
+    ] = None,
 ) -> None:
     """Stream the continuation of a prompt. Text goes to stdout, figures to stderr."""
     from quire.client import Client
@@ -138,10 +148,15 @@ def generate(
             spaces_between_special_tokens=spaces_between_special_tokens,
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
-        with Client(target, api_key=api_key) as client:
+        with Client(target, tls_dir=tls_dir, server_name=server_name, api_key=api_key) as client:
             printer = StreamPrinter(params)
             for event in client.stream(
-                prompt, params, model=model, priority=priority, cache_salt=cache_salt
+                prompt,
+                params,
+                model=model,
+                priority=priority,
+                cache_salt=cache_salt,
+                include_time_account=time_account,
             ):
                 printer.show(event)
     except QuireError as error:

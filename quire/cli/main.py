@@ -3,7 +3,7 @@
 import typer
 
 from quire import __version__
-from quire.cli import doctor, drain, generate, keys, probe, serve, services, simulate
+from quire.cli import certs, doctor, drain, generate, keys, probe, serve, services, simulate
 
 app = typer.Typer(
     name="quire",
@@ -23,6 +23,7 @@ app.command("router")(services.router)
 app.command("scheduler")(services.scheduler)
 app.command("worker")(services.worker)
 app.command("drain")(drain.drain)
+app.command("certs")(certs.certs)
 app.add_typer(keys.app, name="keys")
 app.command("probe")(probe.probe)
 app.command("simulate")(simulate.simulate)

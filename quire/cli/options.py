@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from quire.admin import AdminConfig
+    from quire.rpc import Role, TlsFiles
 
 
 class DType(StrEnum):
@@ -70,6 +71,26 @@ AdminPort = Annotated[
 ]
 AdminHost = Annotated[str, typer.Option(help="Address that --admin-port listens on, and no other.")]
 LogLevelOption = Annotated[LogLevel, typer.Option(help="Least severe log line to write.")]
+TlsDir = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-dir",
+        envvar="QUIRE_TLS_DIR",
+        metavar="DIR",
+        help="Encrypt and authenticate every connection, with the ca.crt, tls.crt and tls.key of "
+        "this directory, or of the one for this role in a directory of `quire certs`. They are "
+        "read again when they change.",
+        show_default="in the clear",
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        envvar="QUIRE_INSECURE",
+        help="Listen beyond this machine without --tls-dir: on a private network only.",
+    ),
+]
 ReadyFd = Annotated[
     int | None,
     typer.Option(hidden=True, help="Pipe on which to tell the parent process how the start went."),
@@ -234,3 +255,14 @@ def admin_config(port: int | None, host: str) -> "AdminConfig | None":
 def gib_to_bytes(gib: float | None) -> int | None:
     """Return GiB as bytes; None stays None."""
     return None if gib is None else int(gib * 2**30)
+
+
+def open_tls(tls_dir: str | None, role: "Role") -> "TlsFiles | None":
+    """Return the certificate files of --tls-dir for a role; None where there is none.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    from quire.rpc import TlsFiles
+
+    return None if tls_dir is None else TlsFiles(tls_dir, role)

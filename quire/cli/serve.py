@@ -67,6 +67,8 @@ def serve(
     ray_cpus_per_worker: Annotated[
         int, typer.Option(help="CPUs that Ray sets aside for each worker.")
     ] = 1,
+    tls_dir: options.TlsDir = None,
+    insecure: options.Insecure = False,
     admin_port: Annotated[
         int | None,
         typer.Option(
@@ -126,6 +128,8 @@ def serve(
             workers=tuple(workers or ()),
             ray_address=ray_address,
             ray_cpus_per_worker=ray_cpus_per_worker,
+            tls_dir=tls_dir,
+            insecure=insecure,
         )
         await _serve(config)
 

@@ -41,6 +41,12 @@ def _run(
         make: checks the configuration and returns the service's entry point.
         niceness: of this process, where it shares a machine with those of `quire serve`.
     """
+    # Read when grpc is imported. No suite of TLS 1.2 is left that works without a secret shared
+    # beforehand, and none is: connections take TLS 1.3, whose suites are not meant here.
+    os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-PSK-AES128-CBC-SHA"
+    # Read when grpc is imported: what it says below is for grpc's developers, is not JSON, and a
+    # line of it for each failed handshake would let any stranger write into the log.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from quire import log, rpc
     from quire.cli.process import die_with_parent
     from quire.errors import QuireError
@@ -86,6 +92,8 @@ def worker(
         str | None,
         typer.Option(help="Where others reach this worker.", show_default="--host"),
     ] = None,
+    tls_dir: options.TlsDir = None,
+    insecure: options.Insecure = False,
     admin_port: options.AdminPort = None,
     admin_host: options.AdminHost = "127.0.0.1",
     log_level: options.LogLevelOption = LogLevel.INFO,
@@ -98,6 +106,7 @@ def worker(
         # the cores that the kernels and the other services need.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         from quire.errors import ConfigError
+        from quire.rpc import Role
         from worker_svc.config import Announcement, WorkerConfig
         from worker_svc.device import open_device
         from worker_svc.server import serve
@@ -108,6 +117,8 @@ def worker(
                 f"got {announce_to}, {rank} and {advertise_host}"
             )
         config = WorkerConfig(
+            tls=options.open_tls(tls_dir, Role.WORKER),
+            insecure=insecure,
             announcement=(
                 None
                 if announce_to is None or rank is None
@@ -174,6 +185,8 @@ def scheduler(
             "finishes what it has; the rest then continues on other cells."
         ),
     ] = 30.0,
+    tls_dir: options.TlsDir = None,
+    insecure: options.Insecure = False,
     admin_port: options.AdminPort = None,
     admin_host: options.AdminHost = "127.0.0.1",
     log_level: options.LogLevelOption = LogLevel.INFO,
@@ -184,6 +197,7 @@ def scheduler(
     def make() -> Callable[[int | None], Awaitable[int]]:
         from quire.cli.cluster import embedded_model
         from quire.errors import ConfigError
+        from quire.rpc import Role
         from scheduler_svc.config import SchedulerConfig
         from scheduler_svc.server import serve
 
@@ -223,6 +237,8 @@ def scheduler(
             swap_space_bytes=options.gib_to_bytes(swap_space),
             priority_ageing_s=priority_ageing_s,
             drain_timeout_s=drain_timeout_s,
+            tls=options.open_tls(tls_dir, Role.SCHEDULER),
+            insecure=insecure,
             log_level=log_level.value,
             admin=options.admin_config(admin_port, admin_host),
         )
@@ -273,6 +289,15 @@ def router(
     drain_timeout_s: Annotated[
         float, typer.Option(help="How long it then finishes what runs.")
     ] = 30.0,
+    client_certificates: Annotated[
+        bool,
+        typer.Option(
+            "--client-certificates/--no-client-certificates",
+            help="Whether clients must show a certificate; without, give them API keys.",
+        ),
+    ] = True,
+    tls_dir: options.TlsDir = None,
+    insecure: options.Insecure = False,
     admin_port: options.AdminPort = None,
     admin_host: options.AdminHost = "127.0.0.1",
     log_level: options.LogLevelOption = LogLevel.INFO,
@@ -282,6 +307,7 @@ def router(
 
     def make() -> Callable[[int | None], Awaitable[int]]:
         from quire.cli.cluster import embedded_model
+        from quire.rpc import Role
         from router.config import RouterConfig
         from router.server import serve
 
@@ -293,6 +319,9 @@ def router(
             scheduler_dns=tuple(scheduler_dns or ()),
             dns_interval_s=dns_interval_s,
             routing_policy=routing_policy.value,
+            tls=options.open_tls(tls_dir, Role.ROUTER),
+            client_certificates=client_certificates,
+            insecure=insecure,
             api_keys=api_keys,
             drain_delay_s=drain_delay_s,
             drain_timeout_s=drain_timeout_s,

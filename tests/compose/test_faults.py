@@ -18,7 +18,7 @@ from tests.compose.load import PROMPTS, Tokens, collect, until_answering
 from tests.compose.stack import SERVICES, Stack, docker, inspect
 
 # A peer that says nothing is given up after 15 s.
-FROZEN_S = 20.0
+FROZEN_S = 17.0
 # Of an answer that was interrupted: the pause, a worker's start, and prefills of all that ran.
 ANSWER_TIMEOUT_S = 90.0
 

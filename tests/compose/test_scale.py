@@ -119,7 +119,8 @@ async def test_workers_that_come_back_at_each_others_address_are_told_apart(
     async with stack.client() as client, running_load(client, expected=expected) as load:
         await asyncio.to_thread(docker, "stop", *workers.values())
         # The engine gives the first to come the lowest address that is free.
-        await asyncio.to_thread(docker, "start", *reversed(workers.values()))
+        highest_first = sorted(workers, key=lambda name: [*before[name].values()], reverse=True)
+        await asyncio.to_thread(docker, "start", *(workers[name] for name in highest_first))
         await load.until_answers(3)
     load.assert_undisturbed()
     after = {name: addresses(container) for name, container in workers.items()}

@@ -71,12 +71,12 @@ async def test_two_hosts_give_the_bits_of_one_process(start_cluster: StartCluste
         model = str(embedded_model())
         workers = [
             services.enter_context(
-                running(host, "worker", "--host", host.address, "--port", "50053")
+                running(host, "worker", "--host", host.address, "--insecure", "--port", "50053")
             )
             for host in (here, there)
         ]
         named = [part for host in (here, there) for part in ("--worker", f"{host.address}:50053")]
-        local = ["--host", here.address]
+        local = ["--host", here.address, "--insecure"]
         services.enter_context(
             running(
                 *(here, "scheduler", model, *named, *local, "--port", "50052", "--invariant"),
@@ -96,5 +96,7 @@ async def test_two_hosts_give_the_bits_of_one_process(start_cluster: StartCluste
         there.set_link("down")
         workers[1].kill()
         there.set_link("up")
-        services.enter_context(running(there, "worker", "--host", there.address, "--port", "50053"))
+        services.enter_context(
+            running(there, "worker", "--host", there.address, "--insecure", "--port", "50053")
+        )
         assert ask(here, time.monotonic() + 90) == expected

@@ -67,6 +67,23 @@ def test_images_ask_for_no_more_than_the_package_does(path: Path) -> None:
         assert requirement.specifier == by_name[name].specifier, requirement
 
 
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("worker", set()),
+        ("router", {"numpy", "safetensors", "torch", "transformers"}),
+        ("scheduler", {"numpy", "safetensors", "tokenizers", "torch", "transformers"}),
+    ],
+)
+def test_an_image_leaves_out_only_what_its_service_never_imports(
+    name: str, without: set[str]
+) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    dependencies = {Requirement(line).name for line in project["project"]["dependencies"]}
+    asked_for = requirements(DOCKER / "requirements" / f"{name}.in").keys()
+    assert dependencies - asked_for == without
+
+
 def test_all_images_hold_the_same_versions() -> None:
     found: dict[str, set[str]] = {}
     for path in LOCKED:

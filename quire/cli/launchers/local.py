@@ -18,7 +18,7 @@ class LocalLauncher(Launcher):
 
     def __init__(self, config: ClusterConfig, say: Say) -> None:
         self._say = say
-        common = ["--host", config.host, "--log-level", config.log_level]
+        common = config.service_args
         size, num_threads = config.tensor_parallel_size, config.num_threads
         if num_threads is None and size > 1:
             # Ranks with more threads than cores would wait for each other's.

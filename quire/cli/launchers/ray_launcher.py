@@ -179,6 +179,8 @@ class RayLauncher(Launcher):
                     "cuda" if "GPU" in self._bundle else "cpu",
                     config.num_threads or config.ray_cpus_per_worker,
                     config.log_level,
+                    config.tls_dir,
+                    config.insecure,
                 )
             )
         self.statuses = await asyncio.gather(*map(self._first_status, range(len(self._actors))))

@@ -46,15 +46,27 @@ class RayWorker:
         device: "cpu" or "cuda".
         num_threads: of the kernels.
         log_level: of the worker's log.
+        tls_dir: certificates, on every node at the same place; None speaks in the clear.
+        insecure: whether to listen beyond the node in the clear.
     """
 
     def __init__(
-        self, scheduler: str, rank: int, host: str, device: str, num_threads: int, log_level: str
+        self,
+        scheduler: str,
+        rank: int,
+        host: str,
+        device: str,
+        num_threads: int,
+        log_level: str,
+        tls_dir: str | None,
+        insecure: bool,
     ) -> None:
         import ray
 
         # Read when torch is imported: its idle threads must not spin on the cores of others.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        from quire.cli.options import open_tls
+        from quire.rpc import Role
         from worker_svc.config import Announcement, WorkerConfig
 
         self._node_id = ray.get_runtime_context().get_node_id()
@@ -70,6 +82,8 @@ class RayWorker:
                 device=device,
                 num_threads=num_threads,
                 log_level=log_level,
+                tls=open_tls(tls_dir, Role.WORKER),
+                insecure=insecure,
                 announcement=Announcement(scheduler, rank, host),
             )
             self._address = self._run(self._serve(config))

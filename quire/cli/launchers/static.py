@@ -4,8 +4,9 @@ import asyncio
 
 from quire.cli.cluster_config import ClusterConfig
 from quire.cli.launchers.base import Launcher, Say, WorkerPlace
+from quire.cli.options import open_tls
 from quire.errors import UnavailableError
-from quire.rpc import until_serving
+from quire.rpc import Role, until_serving
 
 START_TIMEOUT_S = 300.0
 WORKER_SERVICE = "quire.v1.WorkerService"
@@ -22,6 +23,7 @@ class StaticLauncher(Launcher):
 
     def __init__(self, config: ClusterConfig, say: Say, timeout_s: float = START_TIMEOUT_S) -> None:
         self._addresses = config.workers
+        self._tls_dir = config.tls_dir
         self._say = say
         self._timeout_s = timeout_s
 
@@ -44,9 +46,10 @@ class StaticLauncher(Launcher):
         Raises:
             UnavailableError: some do not; names them.
         """
+        tls = open_tls(self._tls_dir, Role.CLIENT)
         silent = dict(enumerate(self._addresses))
         waiting = {
-            asyncio.create_task(until_serving(address, WORKER_SERVICE)): rank
+            asyncio.create_task(until_serving(address, WORKER_SERVICE, tls, Role.WORKER)): rank
             for rank, address in silent.items()
         }
         try:
