@@ -20,7 +20,7 @@ from quire.outputs import (
     TokenLogprobs,
 )
 from quire.sampling_params import SamplingParams
-from quire.tracing import TraceContext
+from quire.tracing import Span, TraceContext
 from router.detokenize import Detokenizer
 from router.ledger import RequestLedger
 from router.output import Output
@@ -44,7 +44,7 @@ class RequestStream:
         request: ValidGenerateRequest,
         make_detokenizer: Callable[[], Detokenizer],
         ledger: RequestLedger | None = None,
-        trace: TraceContext | None = None,
+        span: Span | None = None,
     ):
         """Prepare the stream of a request.
 
@@ -52,11 +52,11 @@ class RequestStream:
             request: to be submitted.
             make_detokenizer: of each output.
             ledger: of its time; None begins one now.
-            trace: of which it is part; None begins one.
+            span: of the call; None is one that nobody records.
         """
         self.request = request
         self.ledger = ledger or RequestLedger()
-        self.trace = trace or TraceContext.new()
+        self.span = span or Span(TraceContext.new())
         self.sampling_params: SamplingParams = request.sampling_params
         self.admitted = False
         self.ended = False
@@ -69,7 +69,7 @@ class RequestStream:
         # What the call that brought it has bound to log lines, such as whose key it came with; most
         # lines are written elsewhere, by the session that brings the tokens.
         context = structlog.contextvars.get_contextvars()
-        context |= {"request_id": request.request_id, "trace_id": self.trace.trace_id}
+        context |= {"request_id": request.request_id, "trace_id": self.span.context.trace_id}
         self._log = log.bind(**context)
         self._arrival = time.monotonic()
         self._first_token: float | None = None
