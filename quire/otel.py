@@ -1,5 +1,7 @@
 """Spans that are recorded: OpenTelemetry, sent to a collector over OTLP."""
 
+import os
+import socket
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from itertools import islice
@@ -68,7 +70,11 @@ class OtelTracer(Tracer):
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise ConfigError(MISSING) from error
-        names = {"service.name": f"quire-{service}", "service.version": version("quire-serve")}
+        names = {
+            "service.name": f"quire-{service}",
+            "service.version": version("quire-serve"),
+            "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
+        }
         self._provider = TracerProvider(resource=Resource.create(names))
         exporter = OTLPSpanExporter(endpoint=endpoint, insecure=parts.scheme == "http")
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
