@@ -48,6 +48,13 @@ lock: .venv/.ready ## Pin anew what the images hold, and fetch it into build/whe
 smoke: ## Check a running router from outside: TARGET=HOST:PORT, and TLS_DIR=, SERVER_NAME=, API_KEY= as it needs
 	@TLS_DIR='$(TLS_DIR)' SERVER_NAME='$(SERVER_NAME)' deploy/smoke.sh $(TARGET)
 
+deploy: .venv/.ready ## Render and check OVERLAY= with IMAGE_TAG= [IMAGE_REGISTRY= NAMESPACE= COMPONENTS=]; APPLY=1 puts it onto a cluster
+	@$(BIN)/python -m tools.deploy --overlay "$(OVERLAY)" --tag "$(IMAGE_TAG)" --registry "$(IMAGE_REGISTRY)" \
+		--namespace "$(or $(NAMESPACE),quire)" --components $(COMPONENTS) $(if $(filter 1,$(APPLY)),--apply)
+
+test-manifests: .venv/.ready ## Run the pods of the Kubernetes manifests with a container engine
+	@$(BIN)/python -m pytest -q -m manifests tests/manifests
+
 docs: .venv/.ready ## Build the documentation into build/docs; a dead link ends it
 	@$(BIN)/sphinx-build -q -W --keep-going -c docs . build/docs
 	@echo build/docs/docs/index.html

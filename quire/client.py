@@ -30,6 +30,7 @@ from quire.errors import (
 from quire.outputs import CellStatus, Completion, Event, ModelInfo
 from quire.rpc import Role, TlsFiles, open_channel, open_sync_channel
 from quire.rpc.access import call_metadata
+from quire.rpc.handshake import explain
 from quire.sampling_params import SamplingParams
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire import (
@@ -430,7 +431,7 @@ def error_from_rpc(error: grpc.RpcError) -> QuireError:
     Args:
         error: of a synchronous or an asyncio call.
     """
-    code, message = error.code(), error.details() or error.code().name
+    code, message = error.code(), explain(error.details() or error.code().name)
     status = rpc_status.from_call(error)
     for packed in status.details if status is not None else ():
         bad_request = error_details_pb2.BadRequest()

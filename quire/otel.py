@@ -1,5 +1,6 @@
 """Spans that are recorded: OpenTelemetry, sent to a collector over OTLP."""
 
+import logging
 import os
 import socket
 from collections.abc import Iterable, Mapping
@@ -9,12 +10,17 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
+from quire.log import get_logger
 from quire.tracing import Attribute, Span, SpanKind, TraceContext, Tracer
 
 if TYPE_CHECKING:
     from opentelemetry import trace
 
 MAX_LINKS = 32
+# A service that stops waits no longer for a collector that is gone.
+EXPORT_TIMEOUT_S = 2
+log = get_logger()
+
 MISSING = "otlp_endpoint: traces need OpenTelemetry: pip install 'quire-serve[traces]'"
 
 
@@ -76,7 +82,10 @@ class OtelTracer(Tracer):
             "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
         }
         self._provider = TracerProvider(resource=Resource.create(names))
-        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=parts.scheme == "http")
+        exporter = OTLPSpanExporter(
+            endpoint=endpoint, insecure=parts.scheme == "http", timeout=EXPORT_TIMEOUT_S
+        )
+        _log_as_we_do()
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("quire")
 
@@ -112,6 +121,21 @@ class OtelTracer(Tracer):
     def stop(self) -> None:
         """Send what is not sent yet, for as long as the exporter tries."""
         self._provider.shutdown()
+
+
+class _LogHandler(logging.Handler):
+    """Writes what OpenTelemetry says as lines of our own log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        log.warning("trace_export", message=record.getMessage())
+
+
+def _log_as_we_do() -> None:
+    """Without a handler, Python would print its warnings as they are, between lines of JSON."""
+    logger = logging.getLogger("opentelemetry")
+    logger.handlers = [_LogHandler(logging.WARNING)]
+    logger.propagate = False
 
 
 def _span_context(context: TraceContext) -> "trace.SpanContext":

@@ -46,6 +46,9 @@ def _run(
     # Read when grpc is imported. No suite of TLS 1.2 is left that works without a secret shared
     # beforehand, and none is: connections take TLS 1.3, whose suites are not meant here.
     os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-PSK-AES128-CBC-SHA"
+    # Read when grpc is imported: what it says below is for grpc's developers, is not JSON, and a
+    # line of it for each failed handshake would let any stranger write into the log.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from quire import log, rpc, tracing
     from quire.cli.process import die_with_parent
     from quire.errors import QuireError

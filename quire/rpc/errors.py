@@ -107,6 +107,9 @@ async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoRetur
         status = status_pb2.Status(
             code=code_pb2.INTERNAL, message="the request is not a well-formed protobuf message"
         )
+    elif isinstance(error, NotImplementedError):
+        # Of the protos, and not of this server: what grpc's own stubs raise.
+        status = status_pb2.Status(code=code_pb2.UNIMPLEMENTED, message="not implemented here")
     else:
         error_id = uuid.uuid4().hex
         log.error("unexpected_error", error_id=error_id, exc_info=error)

@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from quire.errors import UnavailableError
 from quire.log import get_logger
 from quire.rpc.errors import ErrorInterceptor
+from quire.rpc.health_service import HealthServicer
 from quire.rpc.options import MAX_MESSAGE_BYTES, server_options
 from quire.rpc.role_check import RoleInterceptor
 from quire.rpc.tls import TlsFiles
@@ -58,7 +59,7 @@ class Server:
             options=server_options(max_receive_bytes),
         )
         self._service_names = ("", *service_names)
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
         _add_reflection(
             (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc_server
