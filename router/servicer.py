@@ -6,6 +6,7 @@ from dataclasses import replace
 import grpc
 
 from quire.outputs import Delta, Event, TokenLogprobs
+from quire.tracing import current_span
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire import cell_status_to_proto, event_to_proto, model_info_to_proto
 from router.account import RequestRecord, RouterAccount
@@ -67,6 +68,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 params.spaces_between_special_tokens,
             ),
             ledger,
+            current_span(),
         )
         self._cells.open(stream)
         try:

@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 from quire.errors import InvalidRequestError, OverloadedError, QuireError
 from quire.log import get_logger
 from quire.rpc.handlers import behavior_of, rebuild
+from quire.tracing import current_span
 
 ERROR_DOMAIN = "quire"
 
@@ -112,6 +113,7 @@ async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoRetur
     else:
         error_id = uuid.uuid4().hex
         log.error("unexpected_error", error_id=error_id, exc_info=error)
+        current_span().set("quire.error_id", error_id)
         status = status_pb2.Status(
             code=code_pb2.INTERNAL, message=f"internal error {error_id}; the server's log has more"
         )
