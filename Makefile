@@ -53,6 +53,13 @@ monitoring-check: .venv/.ready ## Check what Prometheus and Grafana are given, a
 	@promtool test rules tests/monitoring/*.test.yml
 	@$(BIN)/python -m pytest -q tests/monitoring
 
+deploy: .venv/.ready ## Render and check OVERLAY= with IMAGE_TAG= [IMAGE_REGISTRY= NAMESPACE= COMPONENTS=]; APPLY=1 puts it onto a cluster
+	@$(BIN)/python -m tools.deploy --overlay "$(OVERLAY)" --tag "$(IMAGE_TAG)" --registry "$(IMAGE_REGISTRY)" \
+		--namespace "$(or $(NAMESPACE),quire)" --components $(COMPONENTS) $(if $(filter 1,$(APPLY)),--apply)
+
+test-manifests: .venv/.ready ## Run the pods of the Kubernetes manifests with a container engine
+	@$(BIN)/python -m pytest -q -m manifests tests/manifests
+
 docs: .venv/.ready ## Build the documentation into build/docs; a dead link ends it
 	@$(BIN)/sphinx-build -q -W --keep-going -c docs . build/docs
 	@echo build/docs/docs/index.html

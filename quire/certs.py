@@ -12,6 +12,7 @@ needs nothing of this: any certificates do that carry the roles of `quire.rpc.ro
 import ipaddress
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -186,6 +187,8 @@ class CertificateDirectory:
                 f"{self.path} has an authority already: --renew makes new certificates of it, "
                 "--new-authority begins to replace it"
             )
+        for host in hosts:
+            _general_name(host)
         authority = Authority.make()
         self._save_authority(authority)
         self._write_roots([authority.certificate])
@@ -197,7 +200,8 @@ class CertificateDirectory:
         Raises:
             ConfigError: there is no authority, or its files cannot be used.
         """
-        authority = self._load_authority()
+        authority = self.authority()
+        self._write_roots(self._roots())
         self._issue_all(authority, (*self._hosts(), *hosts), days)
 
     def trust_new_authority(self) -> None:
@@ -219,7 +223,7 @@ class CertificateDirectory:
             ConfigError: there is no authority, its files cannot be used, or a role still has a
                 certificate of an older one.
         """
-        authority = self._load_authority()
+        authority = self.authority()
         for role in Role:
             issuer = _load(self.path / role.directory / "tls.crt").issuer
             if issuer != authority.certificate.subject:
@@ -252,7 +256,12 @@ class CertificateDirectory:
         _write(self._authority / "ca.crt", _pem(authority.certificate), 0o644)
         self._authority.chmod(0o700)
 
-    def _load_authority(self) -> Authority:
+    def authority(self) -> Authority:
+        """Return the newest authority.
+
+        Raises:
+            ConfigError: there is none, or its files cannot be used.
+        """
         if not self._exists:
             raise ConfigError(f"{self.path} has no authority: `quire certs` without options first")
         path = self._authority / "ca.key"
@@ -269,7 +278,7 @@ class CertificateDirectory:
 
     def _roots(self) -> list[x509.Certificate]:
         """Return the authorities that are trusted now, the newest first."""
-        self._load_authority()
+        self.authority()
         path = self._authority / "trusted.crt"
         try:
             return x509.load_pem_x509_certificates(path.read_bytes())
@@ -295,7 +304,11 @@ def _load(path: Path) -> x509.Certificate:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Put `content` in the place of a file, at once, never readable by more than `mode` says."""
+    """Put `content` in the place of a file, at once, never readable by more than `mode` says.
+
+    The new file belongs to whom the old one did, so that root can renew what services of other
+    users read.
+    """
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -305,6 +318,9 @@ def _write(path: Path, content: bytes, mode: int) -> None:
             file.write(content)
             file.flush()
             os.fchmod(file.fileno(), mode)
+            with suppress(FileNotFoundError, PermissionError):
+                old = path.stat()
+                os.fchown(file.fileno(), old.st_uid, old.st_gid)
         partial.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

@@ -30,6 +30,7 @@ from quire.errors import (
 from quire.outputs import CellStatus, Completion, Event, ModelInfo
 from quire.rpc import Role, TlsFiles, open_channel, open_sync_channel
 from quire.rpc.access import call_metadata
+from quire.rpc.handshake import explain
 from quire.sampling_params import SamplingParams
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire import (
@@ -60,6 +61,7 @@ class GenerateOptions(TypedDict, total=False):
         model: "" for the only one that is served.
         priority: smaller goes first, in [-100, 100].
         cache_salt: share cached prefixes with requests of the same salt only.
+        include_time_account: have the answer say where its time went.
         timeout: seconds for the whole answer; None for no limit.
     """
 
@@ -67,6 +69,7 @@ class GenerateOptions(TypedDict, total=False):
     model: str
     priority: int
     cache_salt: str
+    include_time_account: bool
     timeout: float | None
 
 
@@ -395,6 +398,7 @@ def _generate_request(
         sampling_params=sampling_params_to_proto(sampling_params or SamplingParams()),
         priority=options.get("priority", 0),
         cache_salt=options.get("cache_salt", ""),
+        include_time_account=options.get("include_time_account", False),
     )
     if isinstance(prompt, str):
         request.text = prompt
@@ -427,7 +431,7 @@ def error_from_rpc(error: grpc.RpcError) -> QuireError:
     Args:
         error: of a synchronous or an asyncio call.
     """
-    code, message = error.code(), error.details() or error.code().name
+    code, message = error.code(), explain(error.details() or error.code().name)
     status = rpc_status.from_call(error)
     for packed in status.details if status is not None else ():
         bad_request = error_details_pb2.BadRequest()

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from quire.errors import UnavailableError
 from quire.outputs import Completion, Delta, Event, Finished, Started, TokenLogprobs
+from quire.time_account import TimeAccount
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ class Collector:
         self._started: Started | None = None
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._parts: dict[int, _Parts] = {}
+        self._time_account: TimeAccount | None = None
 
     def add(self, event: Event) -> None:
         """Take the next event."""
@@ -38,6 +40,7 @@ class Collector:
                     parts.logprobs.extend(event.logprobs)
             case Finished():
                 self._parts.setdefault(event.index, _Parts()).finished = event
+                self._time_account = event.time_account or self._time_account
 
     def completions(self) -> list[Completion]:
         """Return the outputs, by index.
@@ -65,6 +68,7 @@ class Collector:
                     index=index,
                     cumulative_logprob=finished.cumulative_logprob,
                     prompt_logprobs=tuple(self._prompt_logprobs),
+                    time_account=self._time_account,
                 )
             )
         return completions

@@ -150,6 +150,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        include_time_account: bool = False,
     ) -> list[RequestOutput]:
         """Continue prompts, all at once; the cluster batches them.
 
@@ -159,6 +160,7 @@ class LLM:
             sampling_params: for all, or one for each prompt; None for the defaults.
             use_tqdm: show a progress bar on the terminal.
             priority: of each prompt, in [-100, 100]; smaller goes first.
+            include_time_account: have each output say where its time went.
 
         Returns:
             One output for each prompt, in their order.
@@ -188,7 +190,7 @@ class LLM:
             progress_bar(len(wanted), use_tqdm) as advance,
         ):
             futures: list[Future[RequestOutput]] = [
-                pool.submit(_run, client, *each, given_up)
+                pool.submit(_run, client, *each, include_time_account, given_up)
                 for each in zip(wanted, params, priorities, strict=True)
             ]
             try:
@@ -305,19 +307,24 @@ def _run(
     prompt: ParsedPrompt,
     params: SamplingParams,
     priority: int,
+    include_time_account: bool,
     given_up: threading.Event,
 ) -> RequestOutput:
     """Run one prompt to its end, with patience for a cluster that is full."""
     while True:
         try:
-            return _generate(client, prompt, params, priority)
+            return _generate(client, prompt, params, priority, include_time_account)
         except OverloadedError as error:
             if given_up.wait(error.retry_after_ms / 1e3):
                 raise
 
 
 def _generate(
-    client: Client, prompt: ParsedPrompt, params: SamplingParams, priority: int
+    client: Client,
+    prompt: ParsedPrompt,
+    params: SamplingParams,
+    priority: int,
+    include_time_account: bool,
 ) -> RequestOutput:
     if isinstance(prompt.content, str):
         text, ids = prompt.content, client.tokenize(prompt.content)
@@ -325,7 +332,13 @@ def _generate(
         text, ids = None, list(prompt.content)
     if params.truncate_prompt_tokens is not None:
         ids = ids[-params.truncate_prompt_tokens :]
-    completions = client.generate_all(ids, params, priority=priority, cache_salt=prompt.cache_salt)
+    completions = client.generate_all(
+        ids,
+        params,
+        priority=priority,
+        cache_salt=prompt.cache_salt,
+        include_time_account=include_time_account,
+    )
     prompt_logprobs = None
     if params.prompt_logprobs is not None:
         prompt_logprobs = (None, *map(_by_token, completions[0].prompt_logprobs))
@@ -336,6 +349,7 @@ def _generate(
         outputs=tuple(_completion_output(each, params) for each in completions),
         finished=all(each.finish_reason != FinishReason.ABORT for each in completions),
         prompt_logprobs=prompt_logprobs,
+        time_account=completions[0].time_account,
     )
 
 

@@ -17,6 +17,7 @@ from quire.outputs import (
     TokenLogprobs,
 )
 from quire.sampling_params import SamplingParams
+from quire.time_account import TimeAccount
 from quire.v1 import common_pb2, inference_pb2
 
 _FINISH_TO_PROTO: dict[FinishReason, common_pb2.FinishReason.ValueType] = {
@@ -201,6 +202,21 @@ def cell_state_from_proto(message: common_pb2.CellState) -> CellState:
     return CellState(**{name: getattr(message, name) for name in _CELL_STATE_FIELDS})
 
 
+# As for CellState.
+_TIME_ACCOUNT_FIELDS = tuple(TimeAccount.__dataclass_fields__)
+
+
+def time_account_to_proto(account: TimeAccount) -> common_pb2.TimeAccount:
+    """Return the message of an account."""
+    fields = {name: getattr(account, name) for name in _TIME_ACCOUNT_FIELDS}
+    return common_pb2.TimeAccount(**fields)
+
+
+def time_account_from_proto(message: common_pb2.TimeAccount) -> TimeAccount:
+    """Return the account of a message."""
+    return TimeAccount(**{name: getattr(message, name) for name in _TIME_ACCOUNT_FIELDS})
+
+
 def cell_status_to_proto(status: CellStatus) -> inference_pb2.CellStatus:
     """Return the message of a cell as a router sees it."""
     return inference_pb2.CellStatus(
@@ -247,6 +263,11 @@ def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
                 stop_str=event.stop_str,
                 index=event.index,
                 cumulative_logprob=event.cumulative_logprob,
+                time_account=(
+                    None
+                    if event.time_account is None
+                    else time_account_to_proto(event.time_account)
+                ),
             )
             return inference_pb2.GenerateResponse(finished=finished)
 
@@ -278,6 +299,11 @@ def event_from_proto(message: inference_pb2.GenerateResponse) -> Event:
                 finished.stop_str if finished.HasField("stop_str") else None,
                 finished.index,
                 finished.cumulative_logprob if finished.HasField("cumulative_logprob") else None,
+                (
+                    time_account_from_proto(finished.time_account)
+                    if finished.HasField("time_account")
+                    else None
+                ),
             )
         case other:
             raise ValueError(f"unknown event {other!r} in a GenerateResponse")

@@ -255,6 +255,7 @@ class CellPool:
             self._cell_of[stream] = assignment.cell
             assignment.cell.submit(stream, assignment)
             return
+        stream.ledger.waits_for_cell()
         config = self._config
         limit_s = config.recovery_timeout_s if stream.admitted else config.connect_timeout_s
         self._wait(stream, limit_s, self._give_up, stream, limit_s)
@@ -310,6 +311,7 @@ class CellPool:
         """Find a new place for requests that their cell does not run any more."""
         for stream in streams:
             self._refused_by.pop(stream, None)  # they may have room by now
+            stream.ledger.lost()
             self._place(stream)
 
     def stream_refused(self, stream: RequestStream, cell: Cell, error: OverloadedError) -> None:
@@ -324,6 +326,7 @@ class CellPool:
 
     def stream_postponed(self, stream: RequestStream, retry_after_ms: int) -> None:
         """Try again later, as often as it takes: what was admitted is not turned away."""
+        stream.ledger.lost()
         self._wait(stream, retry_after_ms / 1e3, self._place, stream)
 
 

@@ -7,10 +7,12 @@ import grpc
 
 from quire.outputs import Delta, Event, TokenLogprobs
 from quire.rpc.access import caller_name
+from quire.tracing import current_span
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire import cell_status_to_proto, event_to_proto, model_info_to_proto
 from router.account import RequestRecord, RouterAccount
 from router.cells import CellPool
+from router.ledger import RequestLedger
 from router.streams import RequestStream
 from router.tokenize import TextCodec
 from router.validate import Validator
@@ -55,7 +57,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext,
         record: RequestRecord,
     ) -> None:
-        valid = await self._validator.generate(generate_input_from_proto(request))
+        ledger = RequestLedger()
+        valid = await self._validator.generate(generate_input_from_proto(request), ledger)
         params = valid.sampling_params
         record.accept(valid.model.name, params.n)
         stream = RequestStream(
@@ -65,6 +68,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 params.skip_special_tokens,
                 params.spaces_between_special_tokens,
             ),
+            ledger,
+            current_span(),
         )
         self._cells.open(stream)
         try:

@@ -17,6 +17,7 @@ from quire.wire import (
     cell_state_from_proto,
     finish_reason_from_proto,
     model_info_from_proto,
+    time_account_from_proto,
     token_logprobs_from_proto,
 )
 from router.placement import Assignment, CellLoad, Placement
@@ -107,6 +108,7 @@ class Cell:
         self._number_of[stream] = number
         self._assignments[number] = assignment
         self._computing.add(number)
+        stream.ledger.submitted()
         self._send(submit_to_proto(number, stream))
 
     def cancel(self, stream: RequestStream) -> None:
@@ -242,6 +244,11 @@ class Cell:
     def _step(self, outputs: scheduler_pb2.StepOutputs) -> None:
         """Deliver the tokens of a step; unknown numbers were cancelled while the step ran."""
         streams = self._streams
+        # First: tokens may end their requests.
+        for timed in outputs.time_accounts:
+            if timed.request_number in streams:
+                account = time_account_from_proto(timed.time_account)
+                streams[timed.request_number].ledger.heard(account)
         for each in outputs.prompt_logprobs:
             if each.request_number in streams:
                 streams[each.request_number].push_prompt_logprobs(

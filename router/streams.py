@@ -10,10 +10,21 @@ import structlog
 
 from quire.errors import QuireError
 from quire.log import get_logger
-from quire.outputs import Delta, Event, FinishReason, Hypothesis, Started, TokenLogprobs
+from quire.outputs import (
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Hypothesis,
+    Started,
+    TokenLogprobs,
+)
 from quire.sampling_params import SamplingParams
+from quire.tracing import Span, TraceContext
 from router.detokenize import Detokenizer
+from router.ledger import RequestLedger
 from router.output import Output
+from router.spans import describe_end, describe_request
 from router.validate import ValidGenerateRequest
 
 log = get_logger()
@@ -29,8 +40,25 @@ class RequestStream:
     ones are given out: here, because a stop string, which may end any of them, is seen here.
     """
 
-    def __init__(self, request: ValidGenerateRequest, make_detokenizer: Callable[[], Detokenizer]):
+    def __init__(
+        self,
+        request: ValidGenerateRequest,
+        make_detokenizer: Callable[[], Detokenizer],
+        ledger: RequestLedger | None = None,
+        span: Span | None = None,
+    ):
+        """Prepare the stream of a request.
+
+        Args:
+            request: to be submitted.
+            make_detokenizer: of each output.
+            ledger: of its time; None begins one now.
+            span: of the call; None is one that nobody records.
+        """
         self.request = request
+        self.ledger = ledger or RequestLedger()
+        self.span = span or Span(TraceContext.new())
+        describe_request(self.span, request)
         self.sampling_params: SamplingParams = request.sampling_params
         self.admitted = False
         self.ended = False
@@ -42,9 +70,9 @@ class RequestStream:
         ]
         # What the call that brought it has bound to log lines, such as whose key it came with; most
         # lines are written elsewhere, by the session that brings the tokens.
-        self._log = log.bind(
-            **structlog.contextvars.get_contextvars(), request_id=request.request_id
-        )
+        context = structlog.contextvars.get_contextvars()
+        context |= {"request_id": request.request_id, "trace_id": self.span.context.trace_id}
+        self._log = log.bind(**context)
         self._arrival = time.monotonic()
         self._first_token: float | None = None
         # Unread by the client, in this order; then what the outputs hold.
@@ -165,17 +193,19 @@ class RequestStream:
             self._outputs.append(Output(self.sampling_params, self._make_detokenizer()))
         for output in self._outputs:
             output.finish(reason)
-        self._close()
+        self._close(is_told=False)
 
     def _end_if_complete(self) -> None:
         if not self.ended and all(output.finish_reason for output in self._outputs):
             self._close()
 
-    def _close(self) -> None:
+    def _close(self, is_told: bool = True) -> None:
+        """Note that the request has ended: because of what its cell told, or of another reason."""
         self.ended = True
+        self.ledger.ended(is_told)
         self._unread.set()
         reasons = dict.fromkeys(output.finish_reason for _, output in self._visible_outputs())
-        self._log_end(",".join(reason.value for reason in reasons if reason))
+        self._tell_end(*(reason.value for reason in reasons if reason))
 
     def fail(self, error: QuireError) -> None:
         """End the request with an error, which the client gets after what it has not read yet."""
@@ -184,26 +214,34 @@ class RequestStream:
         self.ended = True
         self._error = error
         self._unread.set()
-        self._log_end(error.reason.lower())
+        self._tell_end(error.reason.lower())
 
     def drop(self) -> None:
         """The client has gone: end the request without a word to it."""
         if self.ended:
             return
         self.ended = True
-        self._log_end("client_gone")
+        self._tell_end("client_gone")
 
-    def _log_end(self, finish_reason: str) -> None:
+    def _tell_end(self, *finish_reasons: str) -> None:
+        """Say in log and span what came of the request."""
+        num_output_tokens = sum(len(output.token_ids) for output in self._outputs)
+        first_token_s = self._first_token and self._first_token - self._arrival
+        describe_end(self.span, finish_reasons, num_output_tokens, first_token_s)
         latency = {"latency_ms": _ms(time.monotonic() - self._arrival)}
-        if self._first_token is not None:
-            latency["first_token_ms"] = _ms(self._first_token - self._arrival)
+        if first_token_s is not None:
+            latency["first_token_ms"] = _ms(first_token_s)
         self._log.info(
             "request_finished",
-            finish_reason=finish_reason,
+            finish_reason=",".join(finish_reasons),
             num_prompt_tokens=len(self.request.prompt_token_ids),
-            num_output_tokens=sum(len(output.token_ids) for output in self._outputs),
+            num_output_tokens=num_output_tokens,
             **latency,
         )
+
+    @property
+    def _wants_account(self) -> bool:
+        return self.request.include_time_account
 
     def _visible_outputs(self) -> list[tuple[int, Output]]:
         """Return what the client may read now, with the index it knows each output by."""
@@ -240,8 +278,12 @@ class RequestStream:
             for index, output in self._visible_outputs():
                 events.extend(output.read(index))
             has_ended, error = self.ended, self._error
+            last = events[-1] if has_ended and events else None
             for event in events:
-                yield event
+                if event is last and isinstance(event, Finished) and self._wants_account:
+                    yield dataclasses.replace(event, time_account=self.ledger.account())
+                else:
+                    yield event
             if error is not None:
                 raise error
             if has_ended:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from quire.errors import InvalidRequestError
 from quire.outputs import ModelInfo
 from quire.sampling_params import SamplingParams
+from quire.tracing import child
+from router.ledger import Part, RequestLedger
 from router.tokenize import TextCodec
 
 MAX_REQUEST_ID_CHARS = 128
@@ -20,6 +22,8 @@ MAX_PRIORITY = 100
 # A beam search hands over all it has found at once: token ids and log-probabilities, which must fit
 # a message.
 MAX_BEAM_ENTRIES = 2**22
+# Looking a model up takes less unless there is no cell that has it.
+WAIT_US = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class GenerateInput:
         sampling_params: within their own bounds, which know nothing of the model's.
         priority: smaller goes first.
         cache_salt: cached prefixes are shared within a salt only.
+        include_time_account: say in the end where the time went.
     """
 
     request_id: str
@@ -41,6 +46,7 @@ class GenerateInput:
     sampling_params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    include_time_account: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,7 @@ class ValidGenerateRequest:
         sampling_params: with max_tokens set, so that prompt and output fit the model's length.
         priority: smaller goes first.
         cache_salt: cached prefixes are shared within a salt only.
+        include_time_account: say in the end where the time went.
     """
 
     request_id: str
@@ -62,6 +69,7 @@ class ValidGenerateRequest:
     sampling_params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    include_time_account: bool = False
 
 
 class Validator:
@@ -85,8 +93,14 @@ class Validator:
         self._find_model = find_model
         self._max_prompt_bytes = max_prompt_bytes
 
-    async def generate(self, request: GenerateInput) -> ValidGenerateRequest:
+    async def generate(
+        self, request: GenerateInput, ledger: RequestLedger | None = None
+    ) -> ValidGenerateRequest:
         """Check and tokenize a Generate request.
+
+        Args:
+            request: as it came.
+            ledger: of its time; told what is waited for here.
 
         Raises:
             InvalidRequestError: a field is out of bounds; names field, limit and value.
@@ -94,6 +108,7 @@ class Validator:
             OverloadedError: too many texts wait for the tokenizer.
             UnavailableError: no scheduler is reachable.
         """
+        ledger = ledger or RequestLedger()
         if len(request.request_id) > MAX_REQUEST_ID_CHARS:
             raise InvalidRequestError(
                 "request_id",
@@ -112,7 +127,8 @@ class Validator:
             raise InvalidRequestError("prompt", "at least 1 token, got 0")
         if isinstance(request.prompt, str):
             self._check_bytes("prompt", request.prompt)
-        model = await self._find_model(request.model)
+        with ledger.during(Part.NOT_READY, WAIT_US):
+            model = await self._find_model(request.model)
         params = request.sampling_params
         if params.max_tokens is not None and params.max_tokens > model.max_model_len:
             raise InvalidRequestError(
@@ -125,7 +141,8 @@ class Validator:
             _check_ids("bad_words_token_ids", word_ids, model)
         token_ids: Sequence[int]
         if isinstance(request.prompt, str):
-            token_ids = await self._codec.encode(request.prompt)
+            with ledger.during(Part.TOKENIZE), child("tokenize"):
+                token_ids = await self._codec.encode(request.prompt)
             if not token_ids:
                 raise InvalidRequestError("prompt", "at least 1 token, got 0")
         else:
@@ -153,6 +170,7 @@ class Validator:
             await self._with_bad_words(params, model),
             request.priority,
             request.cache_salt,
+            request.include_time_account,
         )
 
     async def _with_bad_words(self, params: SamplingParams, model: ModelInfo) -> SamplingParams:

@@ -20,6 +20,7 @@ class Request:
         outputs: tokens so far of the sequences that go on, by index; None for a new request.
         priority: smaller goes first.
         cache_salt: share cached prefixes with requests of the same salt only.
+        traceparent: handed on to the workers.
     """
 
     prompt_token_ids: list[int]
@@ -27,6 +28,7 @@ class Request:
     outputs: Mapping[int, Iterable[int]] | None = None
     priority: int = 0
     cache_salt: bytes = b""
+    traceparent: str = ""
 
     def sequences(self) -> Iterator[tuple[int, Iterable[int]]]:
         """Yield index and output so far of every sequence that the request begins with."""
@@ -96,6 +98,7 @@ class Admission:
             stop_token_ids,
             max_num_tokens(request, self._blocks, self._max_model_len),
             request.cache_salt,
+            request.traceparent,
         )
 
 

@@ -74,4 +74,5 @@ def _state(group: SequenceGroup, sequence: Sequence, block_table: tuple[int, ...
         block_ids=block_table,
         sampling_params=group.sampling_params,
         num_candidates=0 if group.beam_search is None else group.beam_search.num_candidates,
+        traceparent=group.traceparent,
     )

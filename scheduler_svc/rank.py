@@ -19,6 +19,7 @@ from quire.errors import (
     UnavailableError,
 )
 from quire.rpc import Role, TlsFiles, open_channel
+from quire.rpc.handshake import explain
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.wire import StepReport, step_report_from_proto
 
@@ -197,7 +198,7 @@ class Rank:
     # ---------------------------------------------------------------- errors
 
     def _error(self, error: grpc.aio.AioRpcError) -> QuireError:
-        text = f"{error.code().name}: {error.details()}"
+        text = f"{error.code().name}: {explain(error.details() or '')}"
         status = rpc_status.from_call(error)
         for packed in status.details if status else ():
             info = error_details_pb2.ErrorInfo()

@@ -9,15 +9,26 @@ class Routes:
 
     def __init__(self) -> None:
         self._routes: dict[int, tuple[RouterSession, int]] = {}
+        # Groups whose time the session wants to know.
+        self._timed: set[int] = set()
 
-    def add(self, group_id: int, session: RouterSession, request_number: int) -> None:
+    def add(
+        self,
+        group_id: int,
+        session: RouterSession,
+        request_number: int,
+        wants_time_account: bool = False,
+    ) -> None:
         """A group runs for a request of a session."""
+        if wants_time_account:
+            self._timed.add(group_id)
         session.groups[request_number] = group_id
         self._routes[group_id] = session, request_number
 
     def remove(self, group_id: int) -> None:
         """Nobody wants to hear of a group any more."""
         session, request_number = self._routes.pop(group_id)
+        self._timed.discard(group_id)
         del session.groups[request_number]
 
     def tell(self, outcome: StepOutcome) -> None:
@@ -58,6 +69,10 @@ class Routes:
             if found := step_of(group_id):
                 number, step = found
                 step.hypotheses.append((number, hypotheses))
+        for group_id in self._timed & outcome.times.keys():
+            if found := step_of(group_id):
+                number, step = found
+                step.time_accounts.append((number, outcome.times[group_id].account))
         for group_id in outcome.ended_group_ids:
             if group_id in self._routes:
                 self.remove(group_id)

@@ -9,12 +9,19 @@ from scheduler_svc.batch import Batch
 from scheduler_svc.beam_search import Continuation
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.group_queue import GroupQueue
+from scheduler_svc.ledger import Ledger, Waiting
 from scheduler_svc.outstanding import outstanding_tokens
 from scheduler_svc.preemption import PreemptionCosts, PreemptionCounters, PreemptionMode
 from scheduler_svc.prefix_cache import PrefixCache
 from scheduler_svc.residency import Residency
 from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.step import FinishedSequence, SchedulerOutputs, StepOutcome, StepResult
+from scheduler_svc.step import (
+    FinishedSequence,
+    GroupTime,
+    SchedulerOutputs,
+    StepOutcome,
+    StepResult,
+)
 
 
 class Scheduler:
@@ -90,6 +97,7 @@ class Scheduler:
         self.preemption_costs = PreemptionCosts()
         self.counters = PreemptionCounters()
         self._residency = Residency(block_manager, self.prefix_cache, self.counters)
+        self._ledger = Ledger()
 
     @property
     def num_waiting(self) -> int:
@@ -134,6 +142,8 @@ class Scheduler:
         now: float = 0.0,
         priority: int = 0,
         cache_salt: bytes = b"",
+        traceparent: str = "",
+        tell_time_account: bool = False,
     ) -> tuple[int, StepOutcome]:
         """Queue a request.
 
@@ -146,6 +156,8 @@ class Scheduler:
             now: seconds, never less than at an earlier call.
             priority: smaller goes first.
             cache_salt: share cached prefixes with requests of the same salt only.
+            traceparent: handed on to the workers.
+            tell_time_account: with every token, not only with the end.
 
         Returns:
             The group's id, and what has become of it at once: sequences whose output was complete
@@ -154,14 +166,18 @@ class Scheduler:
         Raises:
             InvalidRequestError: it can never run here; names field, limit and value.
         """
-        request = Request(list(prompt_token_ids), sampling_params, outputs, priority, cache_salt)
+        request = Request(
+            list(prompt_token_ids), sampling_params, outputs, priority, cache_salt, traceparent
+        )
         group = self._admission.make_group(request, now)
+        self._ledger.advance(now)
         outcome = StepOutcome()
         for sequence in list(group.sequences.values()):
             if sequence.num_output_tokens and (reason := group.finish_reason(sequence)):
                 self._finish_sequence(group, sequence, reason, outcome)
         if group.sequences:
             self._waiting.add(group)
+            self._ledger.arrived(group.group_id, tell_time_account)
         else:
             outcome.ended_group_ids.append(group.group_id)
         return group.group_id, outcome
@@ -176,6 +192,7 @@ class Scheduler:
         if group is None:
             return False
         self._end_group(group)
+        self._ledger.ended(group_id)
         return True
 
     def abort_sequence(self, group_id: int, sequence_index: int) -> bool:
@@ -192,27 +209,44 @@ class Scheduler:
                 self._drop_sequence(group, sequence)
         if not group.sequences:
             self._end_group(group)
+            self._ledger.ended(group_id)
             return False
         if group.group_id in self._running and not group.in_status(SequenceStatus.RUNNING):
             # The prompt was being computed again, by the sequence that has just ended.
             self._stop_running(group)
             self._waiting.add(group)
+            self._ledger.preempted(group_id)
         return True
+
+    def time_of(self, group_id: int, now: float) -> GroupTime | None:
+        """Return where the time of a group has gone until `now`, None if it is not here."""
+        self._ledger.advance(now)
+        return self._ledger.so_far(group_id)
+
+    def groups_of(self, orders: SchedulerOutputs) -> set[int]:
+        """Return the ids of the groups that are part of the step scheduled last."""
+        groups = self._residency.groups
+        return {groups[sequence_id].group_id for sequence_id in orders.sequence_ids}
 
     # ------------------------------------------------------------------ steps
 
-    def schedule(self) -> SchedulerOutputs | None:
+    def schedule(self, now: float = 0.0) -> SchedulerOutputs | None:
         """Return the orders of the next step, or None if nothing can be computed now.
+
+        Args:
+            now: seconds, on the clock of `add`. It decides nothing; accounts of time go by it.
 
         At most one step may be in flight: scheduled, and its result not given to `update`. None
         then means that what comes next depends on it; else, that nothing is unfinished, or that
         the groups that ran had to give up their blocks, and the next call resumes them.
         """
+        self._ledger.advance(now)
         batch = Batch(self._max_num_batched_tokens)
         yielded = self._yield_to_first_waiting()
         self._schedule_running(batch)
         if not batch.preempted:
             self._admit_waiting(batch, only_first=yielded)
+        self._ledger.queue_waits_for(self._why_waiting(batch, yielded))
         orders = batch.orders
         if not orders.sequence_ids:
             return None
@@ -220,9 +254,16 @@ class Scheduler:
         self._residency.take_orders(orders)
         return orders
 
-    def update(self, result: StepResult) -> StepOutcome:
-        """Take what the workers sampled: extend sequences and end those that are complete."""
+    def update(self, result: StepResult, now: float = 0.0) -> StepOutcome:
+        """Take what the workers sampled: extend sequences and end those that are complete.
+
+        Args:
+            result: of the oldest step in flight.
+            now: as of `schedule`.
+        """
         outcome, groups = StepOutcome(), self._residency.groups
+        self._ledger.advance(now)
+        prefilling = self._ledger.prefilling
         # First, since their sequences may end with this step's tokens.
         for prompt_logprobs in result.prompt_logprobs:
             group = self._residency.find(prompt_logprobs.sequence_id)
@@ -235,6 +276,8 @@ class Scheduler:
                 continue  # aborted, preempted or found complete while the step ran
             sequence = group.sequences[sequence_id]
             sequence.num_pending_tokens -= 1
+            if prefilling and group.group_id in prefilling:
+                self._ledger.sampled(group.group_id)
             if group.beam_search is not None:
                 if group.beam_search.report(sequence_id, result.logprobs[index]):
                     self._advance_beams(group, outcome)
@@ -252,10 +295,17 @@ class Scheduler:
             group = groups.get(sequence_id)
             if group is not None:
                 self._fail_group(group, outcome)
+        self._ledger.tell(outcome)
         return outcome
 
-    def preempt_all(self) -> None:
-        """Send every group back to the waiting queue: the workers have lost their state."""
+    def preempt_all(self, now: float = 0.0) -> None:
+        """Send every group back to the waiting queue: the workers have lost their state.
+
+        Args:
+            now: as of `schedule`.
+        """
+        self._ledger.advance(now)
+        self._ledger.queue_waits_for(Waiting.NOT_READY)
         while self._running:
             self._preempt_last(may_swap=False)
         for group in self._residency.swapped_groups:
@@ -335,6 +385,7 @@ class Scheduler:
             self._waiting.remove(group)
             self._running.add(group)
             self._num_running_seqs += group.num_seqs
+            self._ledger.admitted(group.group_id)
             self._residency.admit(group, prefix)
             self._schedule_group(group, batch)
             if only_first:
@@ -346,6 +397,17 @@ class Scheduler:
         if self._num_running_seqs + group.num_seqs > self._max_num_seqs:
             return None
         return self._residency.find_place(group)
+
+    def _why_waiting(self, batch: Batch, yielded: bool) -> Waiting:
+        """Return what keeps the first of the queue from running, now that a step is scheduled."""
+        if not self._waiting or yielded:
+            return Waiting.STEP
+        if batch.preempted:
+            return Waiting.BLOCKS
+        if not batch.token_budget:
+            return Waiting.TOKENS
+        num_seqs = self._num_running_seqs + self._waiting.first.num_seqs
+        return Waiting.SEQS if num_seqs > self._max_num_seqs else Waiting.BLOCKS
 
     # ------------------------------------------------------------------ beams
 
@@ -385,6 +447,7 @@ class Scheduler:
         group = self._running.last
         self._stop_running(group)
         self._waiting.add(group)
+        self._ledger.preempted(group.group_id)
         self.counters.preemptions += 1
         # A token in flight is dropped; computing the one before it again samples it again.
         lengths = {
@@ -472,3 +535,4 @@ class Scheduler:
         num_seqs = sum(group.num_seqs for group in self._running)
         assert self._num_running_seqs == num_seqs <= self._max_num_seqs, "sequences miscounted"
         self._residency.check_invariants(self._running, self._waiting)
+        self._ledger.check_invariants(self.num_running + self.num_waiting)

@@ -106,6 +106,7 @@ class SequenceGroup:
         stop_token_ids: tokens that end a sequence, end-of-text ids included where they count.
         max_num_tokens: length, prompt included, at which a sequence ends.
         cache_salt: sequences share cached prefixes with those of the same salt only.
+        traceparent: W3C Trace Context of the request, handed on to the workers.
         beam_search: decides which sequences live; None where each samples for itself.
     """
 
@@ -118,6 +119,7 @@ class SequenceGroup:
         "sampling_params",
         "sequences",
         "stop_token_ids",
+        "traceparent",
     )
 
     def __init__(
@@ -129,6 +131,7 @@ class SequenceGroup:
         stop_token_ids: frozenset[int],
         max_num_tokens: int,
         cache_salt: bytes = b"",
+        traceparent: str = "",
     ) -> None:
         self.group_id = group_id
         self.rank = rank
@@ -137,6 +140,7 @@ class SequenceGroup:
         self.stop_token_ids = stop_token_ids
         self.max_num_tokens = max_num_tokens
         self.cache_salt = cache_salt
+        self.traceparent = traceparent
         self.beam_search: BeamSearch | None = None
         if sampling_params.use_beam_search:
             (first,) = self.sequences.values()

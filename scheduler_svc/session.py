@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from quire.errors import DrainingError, InvalidRequestError, OverloadedError, QuireError
 from quire.outputs import CellState, FinishReason, Hypothesis, TokenLogprobs
 from quire.sampling_params import SamplingParams
+from quire.time_account import TimeAccount
 from scheduler_svc.prefix_digest import DigestDelta
 from scheduler_svc.step import PromptLogprobs
 
@@ -27,6 +28,8 @@ class Submission:
         sampling_params: with a seed if there are outputs.
         priority: smaller goes first.
         cache_salt: cached prefixes are shared within a salt only.
+        traceparent: W3C Trace Context; "" if the router told none.
+        wants_time_account: tell the router with every token where the time has gone.
     """
 
     request_number: int
@@ -36,6 +39,8 @@ class Submission:
     sampling_params: SamplingParams
     priority: int = 0
     cache_salt: bytes = b""
+    traceparent: str = ""
+    wants_time_account: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ class StepOutputs:
         logprobs: parallel to `token_ids` if any of the requests asked for them, else empty.
         hypotheses: (request number, texts) of the beam searches that ended, best first.
         prompt_logprobs: (request number, what was computed of its prompt).
+        time_accounts: (request number, its time so far) of those who want to know.
     """
 
     request_numbers: list[int] = field(default_factory=list)
@@ -79,6 +85,7 @@ class StepOutputs:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     hypotheses: list[tuple[int, list[Hypothesis]]] = field(default_factory=list)
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
+    time_accounts: list[tuple[int, TimeAccount]] = field(default_factory=list)
 
     def add_finished(self, number: int, sequence_index: int, reason: FinishReason) -> None:
         """A sequence of a request ended."""

@@ -1,9 +1,11 @@
 """What the scheduler orders for a step, and what comes of it; mirrors worker.proto."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from quire.outputs import FinishReason, Hypothesis, TokenLogprobs
 from quire.sampling_params import SamplingParams
+from quire.time_account import TimeAccount
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class SequenceState:
         block_ids: its block table.
         sampling_params: of its request, with a seed.
         num_candidates: most probable tokens to report instead of choosing one, for beams; else 0.
+        traceparent: W3C Trace Context of its request, for logs; "" for none.
     """
 
     sequence_id: int
@@ -29,6 +32,7 @@ class SequenceState:
     block_ids: tuple[int, ...]
     sampling_params: SamplingParams
     num_candidates: int = 0
+    traceparent: str = ""
 
 
 @dataclass(slots=True)
@@ -107,6 +111,37 @@ class FinishedSequence:
     finish_reason: FinishReason
 
 
+class Phase(StrEnum):
+    """What a group is doing."""
+
+    QUEUED = "queued"
+    PREEMPTED = "preempted"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A phase that is over, on the clock of whoever tells the scheduler the time."""
+
+    phase: Phase
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTime:
+    """Where the time of a group has gone.
+
+    Attributes:
+        account: its sum, so far.
+        intervals: its phases in order, once it has ended.
+    """
+
+    account: TimeAccount
+    intervals: tuple[Interval, ...] = ()
+
+
 @dataclass(slots=True)
 class StepOutcome:
     """What a step means for the requests.
@@ -120,6 +155,7 @@ class StepOutcome:
         finished: sequences that ended.
         hypotheses: (group, texts) of the beam searches that ended, best first.
         ended_group_ids: groups none of whose sequences goes on.
+        times: of the groups that ended, and of those with tokens that want to know always.
     """
 
     group_ids: list[int] = field(default_factory=list)
@@ -130,3 +166,4 @@ class StepOutcome:
     finished: list[FinishedSequence] = field(default_factory=list)
     hypotheses: list[tuple[int, list[Hypothesis]]] = field(default_factory=list)
     ended_group_ids: list[int] = field(default_factory=list)
+    times: dict[int, GroupTime] = field(default_factory=dict)

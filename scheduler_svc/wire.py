@@ -12,6 +12,7 @@ from quire.wire import (
     finish_reason_to_proto,
     model_info_to_proto,
     sampling_params_from_proto,
+    time_account_to_proto,
     token_logprobs_from_proto,
     token_logprobs_to_proto,
 )
@@ -46,7 +47,7 @@ class StepReport:
 
 
 def execute_request_to_proto(
-    epoch: int, step_id: int, outputs: SchedulerOutputs
+    epoch: int, step_id: int, outputs: SchedulerOutputs, traceparent: str = ""
 ) -> worker_pb2.ExecuteRequest:
     """Return the message that orders a step."""
     return worker_pb2.ExecuteRequest(
@@ -68,6 +69,7 @@ def execute_request_to_proto(
             replaced_sequence_ids=[sequence_id for sequence_id, _, _ in outputs.replaced_blocks],
             replaced_places=[place for _, place, _ in outputs.replaced_blocks],
             replaced_block_ids=[block_id for _, _, block_id in outputs.replaced_blocks],
+            traceparent=traceparent,
         )
     )
 
@@ -112,6 +114,7 @@ def _sequence_state_to_proto(state: SequenceState) -> worker_pb2.SequenceState:
         sequence_index=state.sequence_index,
         num_prompt_tokens=state.num_prompt_tokens,
         num_candidates=state.num_candidates,
+        traceparent=state.traceparent,
     )
 
 
@@ -176,6 +179,8 @@ def submission_from_proto(message: scheduler_pb2.SubmitRequest, max_tokens: int)
         sampling_params=params,
         priority=message.priority,
         cache_salt=message.cache_salt.encode(),
+        traceparent=message.traceparent,
+        wants_time_account=message.include_time_account,
     )
 
 
@@ -226,6 +231,12 @@ def session_event_to_proto(event: SessionEvent) -> scheduler_pb2.SessionResponse
                         logprobs=map(token_logprobs_to_proto, each.logprobs),
                     )
                     for number, each in event.prompt_logprobs
+                ],
+                time_accounts=[
+                    scheduler_pb2.RequestTimeAccount(
+                        request_number=number, time_account=time_account_to_proto(account)
+                    )
+                    for number, account in event.time_accounts
                 ],
             )
             return scheduler_pb2.SessionResponse(step_outputs=outputs)

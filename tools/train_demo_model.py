@@ -1,7 +1,7 @@
 r"""Train the demo model that ships in ``quire/demo_model`` (about 40 minutes on two cores).
 
     MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=4294967296 \
-        python tools/train_demo_model.py --minutes 40
+        python -m tools.train_demo_model --minutes 40
 
 The two variables keep glibc from returning the large activations to the kernel at every step,
 which is worth a quarter of the speed. The corpus, the tokenizer and the order of the batches
@@ -22,11 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from demo_corpus import VOCAB_SIZE, Corpus, build_corpus, encode, train_tokenizer
 from safetensors import safe_open
 from safetensors.torch import load_model, save_model
 from torch.nn import functional
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from tools.demo_corpus import VOCAB_SIZE, Corpus, build_corpus, encode, train_tokenizer
 
 MAX_POSITIONS = 1024
 TOKENS_PER_STEP = 2048

@@ -20,6 +20,7 @@ def drain(
 
     from quire.errors import QuireError
     from quire.rpc import Role, open_channel
+    from quire.rpc.handshake import explain
     from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
     async def run() -> int:
@@ -32,7 +33,8 @@ def drain(
     try:
         num_unfinished = asyncio.run(run())
     except grpc.aio.AioRpcError as error:
-        typer.echo(f"error: {address}: {error.code().name}: {error.details()}", err=True)
+        details = explain(error.details() or "")
+        typer.echo(f"error: {address}: {error.code().name}: {details}", err=True)
         raise typer.Exit(1) from None
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)

@@ -101,6 +101,9 @@ def generate(
     cache_salt: Annotated[
         str, typer.Option(help="Share cached prefixes within this salt only.")
     ] = "",
+    time_account: Annotated[
+        bool, typer.Option("--time-account", help="Say in the end where the time went.")
+    ] = False,
     tls_dir: options.TlsDir = None,
     server_name: Annotated[
         str | None,
@@ -148,7 +151,12 @@ def generate(
         with Client(target, tls_dir=tls_dir, server_name=server_name, api_key=api_key) as client:
             printer = StreamPrinter(params)
             for event in client.stream(
-                prompt, params, model=model, priority=priority, cache_salt=cache_salt
+                prompt,
+                params,
+                model=model,
+                priority=priority,
+                cache_salt=cache_salt,
+                include_time_account=time_account,
             ):
                 printer.show(event)
     except QuireError as error:

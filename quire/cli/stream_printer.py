@@ -9,6 +9,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quire.outputs import Delta, Event, Finished, TokenLogprobs
     from quire.sampling_params import SamplingParams
+    from quire.time_account import TimeAccount
+
+
+# What the parts of a time account are called where a person reads them.
+_PARTS = {
+    "router_us": "router: checks, choice of a cell",
+    "tokenize_us": "router: tokenizing",
+    "wire_us": "wire between router and scheduler",
+    "queue_step_us": "queued, for the next step",
+    "queue_blocks_us": "queued, for free blocks (the cache is full)",
+    "queue_seqs_us": "queued, behind --max-num-seqs",
+    "queue_tokens_us": "queued, behind --max-num-batched-tokens",
+    "not_ready_us": "no cell was ready",
+    "preempted_us": "preempted",
+    "prefill_us": "prefill",
+    "decode_us": "decode",
+    "recovering_us": "recovering from the loss of a cell",
+    "unreported_us": "at a cell that gave no account",
+    "delivery_us": "delivery",
+}
 
 
 class StreamPrinter:
@@ -68,6 +88,15 @@ class StreamPrinter:
         if finished.cumulative_logprob is not None:
             parts.append(f"log-probability {finished.cumulative_logprob:.3f}")
         _say(f"[{', '.join(parts)}]")
+        if finished.time_account is not None:
+            _say(_time_account(finished.time_account))
+
+
+def _time_account(account: TimeAccount) -> str:
+    """Return a line for each part that took any time, in the order in which they come about."""
+    rows = [(us, _PARTS[name]) for name, us in account.parts.items() if us]
+    rows.append((account.total_us, "in all"))
+    return "\n".join(f"{us / 1e3:>10.1f} ms  {what}" for us, what in rows)
 
 
 def _logprobs(position: TokenLogprobs) -> str:

@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 from quire.errors import InvalidRequestError, OverloadedError, QuireError
 from quire.log import get_logger
 from quire.rpc.handlers import behavior_of, rebuild
+from quire.tracing import current_span
 
 ERROR_DOMAIN = "quire"
 
@@ -106,9 +107,13 @@ async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoRetur
         status = status_pb2.Status(
             code=code_pb2.INTERNAL, message="the request is not a well-formed protobuf message"
         )
+    elif isinstance(error, NotImplementedError):
+        # Of the protos, and not of this server: what grpc's own stubs raise.
+        status = status_pb2.Status(code=code_pb2.UNIMPLEMENTED, message="not implemented here")
     else:
         error_id = uuid.uuid4().hex
         log.error("unexpected_error", error_id=error_id, exc_info=error)
+        current_span().set("quire.error_id", error_id)
         status = status_pb2.Status(
             code=code_pb2.INTERNAL, message=f"internal error {error_id}; the server's log has more"
         )

@@ -17,6 +17,8 @@ from quire.rpc.tls import KeyPair, TlsFiles
 
 # How often the files are looked at, at most, however many calls are made.
 CHECK_S = 1.0
+# How long to wait for a connection before they are looked at again.
+WAIT_S = 1.0
 
 ChannelT = TypeVar("ChannelT")
 
@@ -164,7 +166,7 @@ class RenewingChannel(grpc.aio.Channel):  # type: ignore[misc]
         """Return when there is a connection, be it with a certificate that comes meanwhile."""
         while True:
             try:
-                async with asyncio.timeout(CHECK_S):
+                async with asyncio.timeout(WAIT_S):
                     await self._generations.newest().channel.channel_ready()
                     return
             except TimeoutError:

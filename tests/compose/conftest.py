@@ -55,7 +55,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     stack.make_credentials()
     STACKS.append(stack)
     try:
-        stack.up()
+        try:
+            stack.up()
+        except BaseException:
+            print(stack.logs())
+            raise
         yield stack
     finally:
         STACKS.remove(stack)

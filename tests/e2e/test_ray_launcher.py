@@ -52,6 +52,7 @@ async def ray_cluster(address: str, **settings: object) -> AsyncIterator[tuple[C
         scheduler_args=("--kv-cache-gib", "0.03125", "--dtype", "float32"),
         launcher=LauncherName.RAY,
         ray_address=address,
+        insecure=True,  # the nodes of this Ray have addresses of their own
         **{"tensor_parallel_size": 2, "device": "cpu", **settings},  # type: ignore[arg-type]
     )
     cluster = Cluster(config, said.append)

@@ -9,7 +9,7 @@ from quire.sampling_params import SamplingParams
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.preemption import PreemptionMode
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.step import SchedulerOutputs, StepOutcome, StepResult
+from scheduler_svc.step import GroupTime, SchedulerOutputs, StepOutcome, StepResult
 from tests.fakes.fake_model import FakeModel
 
 VOCAB_SIZE = 97
@@ -49,6 +49,8 @@ class Cell:
         hypotheses: of the beam searches that have ended, by group.
         reported_prompts: tokens of each prompt that log-probabilities came for, from its second on.
         ended: groups that have ended.
+        now: what the scheduler is told is the time.
+        times: of the groups that have told theirs, the last word of each.
 
     Args:
         max_steps_in_flight: 2 has each step scheduled before the result of the one before it.
@@ -85,6 +87,8 @@ class Cell:
         self.hypotheses: dict[int, list[Hypothesis]] = {}
         self.reported_prompts: dict[int, list[int]] = {}
         self.ended: set[int] = set()
+        self.now = 0.0
+        self.times: dict[int, GroupTime] = {}
         self.num_steps = 0
         self._max_steps_in_flight = max_steps_in_flight
         self._results: deque[StepResult] = deque()
@@ -124,21 +128,21 @@ class Cell:
         """
         sent = None
         while len(self._results) < self._max_steps_in_flight:
-            outputs = self.scheduler.schedule()
+            outputs = self.scheduler.schedule(self.now)
             self.scheduler.check_invariants()
             if outputs is None and self._results:
                 break
             if outputs is not None:
                 sent = outputs
                 self._results.append(self.model.step(outputs))
-        self.take(self.scheduler.update(self._results.popleft()))
+        self.take(self.scheduler.update(self._results.popleft(), self.now))
         self.scheduler.check_invariants()
         self.num_steps += 1
         return sent or NO_ORDERS
 
     def lose_workers(self) -> None:
         """Everything the workers knew is gone, results in flight included."""
-        self.scheduler.preempt_all()
+        self.scheduler.preempt_all(self.now)
         self.model.sequences.clear()
         self._results.clear()
 
@@ -159,10 +163,16 @@ class Cell:
         self.hypotheses.update(outcome.hypotheses)
         assert self.ended.isdisjoint(outcome.ended_group_ids)
         self.ended.update(outcome.ended_group_ids)
+        self.times.update(outcome.times)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to schedule, or a step in flight."""
+        return self.scheduler.has_unfinished or bool(self._results)
 
     def run(self, max_steps: int = 10_000) -> None:
         for _ in range(max_steps):
-            if not self.scheduler.has_unfinished and not self._results:
+            if not self.has_work:
                 return
             self.step()
         raise AssertionError(f"not finished after {max_steps} steps")

@@ -1,0 +1,20 @@
+"""Failed handshakes of TLS in plain words: grpc tells them as errors of its library."""
+
+# Parts of grpc's text, and what they mean to somebody who wanted to connect.
+_CAUSES = {
+    "certificate has expired": "the server's certificate has expired",
+    "CERTIFICATE_VERIFY_FAILED": "no authority in ca.crt vouches for the server's certificate",
+    "Hostname Verification": "the server's certificate has another name or role",
+    "WRONG_VERSION_NUMBER": "the server does not speak TLS",
+    # All that a server says of a client that it did not let in; one that died says it too.
+    "Socket closed": "does the server want TLS, or another certificate?",
+}
+
+
+def explain(details: str) -> str:
+    """Return what grpc says of a failed connection, with its cause where that is the handshake."""
+    if not details.startswith("failed to connect"):
+        return details
+    causes = (cause for part, cause in _CAUSES.items() if part in details)
+    cause = next(causes, None)
+    return details if cause is None else f"{cause} ({details})"

@@ -1,0 +1,114 @@
+"""Where the time of a request went: to the millisecond, whatever happened on the way."""
+
+import asyncio
+import os
+import signal
+import time
+
+from typer.testing import CliRunner
+
+from quire import AsyncClient, SamplingParams
+from quire.cli.main import app
+from quire.outputs import Delta, Finished
+from quire.time_account import TimeAccount
+from tests.e2e.conftest import StartCluster
+
+ONE = SamplingParams(seed=1, max_tokens=60, ignore_eos=True)
+KINDS = (
+    ONE,
+    SamplingParams(n=3, seed=2, max_tokens=40, ignore_eos=True),
+    SamplingParams(n=2, best_of=3, seed=3, max_tokens=40, ignore_eos=True),
+    SamplingParams(
+        n=2, best_of=3, use_beam_search=True, temperature=0.0, max_tokens=40, ignore_eos=True
+    ),
+    # Ends by its text, in the router.
+    SamplingParams(seed=5, max_tokens=200, ignore_eos=True, stop=("e",)),
+)
+
+
+async def account_of(
+    client: AsyncClient,
+    params: SamplingParams,
+    prompt: str = "The list class",
+    begun: asyncio.Event | None = None,
+) -> tuple[TimeAccount, int]:
+    """Where the time of a request went, and the microseconds that passed here."""
+    accounts, num_finished = [], 0
+    started_ns = time.perf_counter_ns()
+    async for event in client.stream(prompt, params, include_time_account=True):
+        if begun is not None and isinstance(event, Delta):
+            begun.set()
+        if isinstance(event, Finished):
+            num_finished += 1
+            accounts.append(event.time_account)
+    elapsed_us = (time.perf_counter_ns() - started_ns) // 1000
+    assert num_finished == params.n
+    assert accounts[:-1] == [None] * (params.n - 1), "it comes with the last output"
+    assert accounts[-1] is not None
+    return accounts[-1], elapsed_us
+
+
+def check(account: TimeAccount, elapsed_us: int) -> None:
+    assert abs(sum(account.parts.values()) - account.total_us) < 1000
+    assert all(us >= 0 for us in account.parts.values())
+    # The client's clock began before and ended after: it is the two hops between them longer.
+    assert account.total_us <= elapsed_us
+
+
+async def test_parts_add_up_to_the_wall_time_under_load_and_preemption(
+    start_cluster: StartCluster,
+) -> None:
+    cache = ("--num-gpu-blocks-override", "30", "--max-num-seqs", "24")
+    async with (
+        start_cluster(None, *cache) as cluster,
+        AsyncClient(cluster.router.address) as client,
+    ):
+        alone, elapsed_us = await account_of(client, ONE)
+        check(alone, elapsed_us)
+        assert alone.decode_us > alone.total_us / 2, "59 of 60 tokens are decoded"
+        assert alone.wire_us + alone.delivery_us < alone.total_us / 4
+        assert not alone.preempted_us + alone.recovering_us + alone.not_ready_us
+
+        streams = [account_of(client, params) for params in KINDS * 4]
+        found = await asyncio.gather(*streams)
+        for account, elapsed_us in found:
+            check(account, elapsed_us)
+            assert not account.unreported_us
+        waited_us = sum(a.queue_blocks_us + a.queue_seqs_us for a, _ in found)
+        assert waited_us > 0, "forty sequences for thirty blocks"
+        state = (await anext(client.watch_cluster()))[0].state
+        assert state.preemptions_total > 0
+        assert sum(a.preempted_us for a, _ in found) > 0
+
+
+async def test_parts_add_up_when_the_scheduler_is_killed(start_cluster: StartCluster) -> None:
+    async with start_cluster() as cluster, AsyncClient(cluster.router.address) as client:
+        long = SamplingParams(seed=7, max_tokens=400, ignore_eos=True)
+        beams = SamplingParams(
+            n=2, best_of=2, use_beam_search=True, temperature=0.0, max_tokens=200, ignore_eos=True
+        )
+        begun = asyncio.Event()
+        streams = [
+            asyncio.create_task(account_of(client, long, begun=begun)),
+            asyncio.create_task(account_of(client, beams)),
+        ]
+        await begun.wait()
+        scheduler = next(each for each in cluster.services if each.name == "scheduler")
+        os.kill(scheduler.pid, signal.SIGKILL)
+        for account, elapsed_us in await asyncio.gather(*streams):
+            check(account, elapsed_us)
+            assert account.recovering_us > 0
+
+
+async def test_the_command_says_where_the_time_went(start_cluster: StartCluster) -> None:
+    async with start_cluster() as cluster:
+        args = ["generate", "The list class", "--target", cluster.router.address]
+        args += ["--max-tokens", "8", "--ignore-eos", "--time-account"]
+        result = await asyncio.to_thread(CliRunner().invoke, app, args)
+    assert result.exit_code == 0, result.stderr
+    lines = [line.split(" ms  ") for line in result.stderr.splitlines() if " ms  " in line]
+    by_name = {name: float(ms) for ms, name in lines}
+    assert by_name["prefill"] > 0
+    assert by_name["decode"] > 0
+    total_ms = by_name.pop("in all")
+    assert abs(sum(by_name.values()) - total_ms) < 1

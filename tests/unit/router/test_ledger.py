@@ -1,0 +1,129 @@
+"""Where a request's time goes as its router sees it: parts add up, whatever happens to it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.time_account import TimeAccount
+from router.ledger import Part, RequestLedger
+
+
+class Clock:
+    """Stands still until it is told otherwise; starts where a clock without a date may."""
+
+    def __init__(self) -> None:
+        self.us = 12_345
+
+    def __call__(self) -> int:
+        return self.us
+
+
+def of_a_cell(**parts_us: int) -> TimeAccount:
+    return TimeAccount(total_us=sum(parts_us.values()), **parts_us)
+
+
+def parts_of(account: TimeAccount) -> dict[str, int]:
+    assert sum(account.parts.values()) == account.total_us
+    return {name: us for name, us in account.parts.items() if us}
+
+
+def test_what_the_cell_does_not_account_for_is_the_wire() -> None:
+    clock = Clock()
+    ledger = RequestLedger(clock)
+    clock.us += 1
+    with ledger.during(Part.TOKENIZE):
+        clock.us += 10
+    clock.us += 2
+    ledger.submitted()
+    clock.us += 100
+    ledger.heard(of_a_cell(queue_step_us=20, prefill_us=60))
+    clock.us += 100
+    ledger.heard(of_a_cell(queue_step_us=20, prefill_us=60, decode_us=105))
+    ledger.ended(is_told=True)
+    clock.us += 7
+    account = ledger.account()
+    assert account.total_us == clock.us - 12_345
+    assert parts_of(account) == {
+        "router_us": 3,
+        "tokenize_us": 10,
+        "queue_step_us": 20,
+        "prefill_us": 60,
+        "decode_us": 105,
+        "wire_us": 15,
+        "delivery_us": 7,
+    }
+
+
+def test_what_a_lost_cell_did_after_its_last_word_is_recovery() -> None:
+    clock = Clock()
+    ledger = RequestLedger(clock)
+    ledger.submitted()
+    clock.us += 50
+    ledger.heard(of_a_cell(prefill_us=40))
+    clock.us += 1000
+    ledger.lost()
+    clock.us += 500
+    ledger.waits_for_cell()
+    clock.us += 500
+    ledger.submitted()
+    clock.us += 30
+    ledger.heard(of_a_cell(prefill_us=25))
+    ledger.ended(is_told=True)
+    expected = {"prefill_us": 65, "wire_us": 15, "recovering_us": 2000}
+    assert parts_of(ledger.account()) == expected
+
+
+def test_waiting_for_the_first_cell_is_no_recovery() -> None:
+    clock = Clock()
+    ledger = RequestLedger(clock)
+    ledger.waits_for_cell()
+    clock.us += 70
+    ledger.submitted()
+    clock.us += 5
+    ledger.submitted()  # to another: that one was full
+    clock.us += 9
+    ledger.ended(is_told=False)
+    assert parts_of(ledger.account()) == {"not_ready_us": 70, "unreported_us": 14}
+
+
+def test_clocks_that_differ_make_no_part_negative() -> None:
+    clock = Clock()
+    ledger = RequestLedger(clock)
+    ledger.submitted()
+    clock.us += 100
+    ledger.heard(of_a_cell(queue_step_us=30, prefill_us=72))
+    ledger.ended(is_told=True)
+    assert parts_of(ledger.account()) == {"queue_step_us": 30, "prefill_us": 70}
+
+
+WHAT = ["tokenize", "submitted", "heard", "lost", "waits"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(WHAT)), max_size=30), st.booleans()
+)
+def test_parts_always_add_up(happenings: list[tuple[int, str]], is_told: bool) -> None:
+    clock = Clock()
+    ledger = RequestLedger(clock)
+    submitted_us: int | None = None
+    for passed_us, what in happenings:
+        clock.us += passed_us
+        match what:
+            case "tokenize" if submitted_us is None:
+                with ledger.during(Part.TOKENIZE):
+                    clock.us += passed_us
+            case "submitted":
+                ledger.submitted()
+                submitted_us = clock.us
+            case "heard" if submitted_us is not None:
+                at_cell_us = clock.us - submitted_us
+                ledger.heard(of_a_cell(prefill_us=at_cell_us // 2, decode_us=at_cell_us // 3))
+            case "lost" if submitted_us is not None:
+                ledger.lost()
+                submitted_us = None
+            case "waits" if submitted_us is None:
+                ledger.waits_for_cell()
+    ledger.ended(is_told)
+    clock.us += 11
+    account = ledger.account()
+    assert sum(account.parts.values()) == account.total_us == clock.us - 12_345
+    assert all(us >= 0 for us in account.parts.values())

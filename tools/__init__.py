@@ -1,0 +1,1 @@
+"""What builds, documents and deploys Quire; nothing of it is installed."""

@@ -1,0 +1,1 @@
+"""Render, check and apply the manifests of deploy/k8s."""

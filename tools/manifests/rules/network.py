@@ -1,0 +1,164 @@
+"""NetworkPolicies permit the hops that Quire makes, each at both ends, and nothing else."""
+
+from collections.abc import Iterator
+from itertools import product
+
+from tools.manifests.objects import Finding, Manifests, Object, PodTemplate, matches, where
+
+DNS_PORT = 53
+ADMIN_PORT = 9090
+# Of workers, from which ranks get the ports on which they meet.
+EPHEMERAL = (54000, 60999)
+SYSCTL = {"name": "net.ipv4.ip_local_port_range", "value": "{} {}".format(*EPHEMERAL)}
+# Who calls whom, at which port; "cell" where both must be of one.
+HOPS = {
+    ("router", "scheduler", "grpc"): "any",
+    ("worker", "scheduler", "grpc"): "cell",
+    ("scheduler", "worker", "grpc"): "cell",
+    ("worker", "worker", "ephemeral"): "cell",
+}
+
+
+def check_network(manifests: Manifests) -> Iterator[Finding]:
+    """All is denied but these hops, DNS, clients' calls of routers and reading of metrics."""
+    policies = manifests.of_kind("NetworkPolicy")
+    for policy in policies:
+        if not manifests.selected(policy["spec"]["podSelector"]):
+            yield Finding(where(policy), "network", "it selects no pods")
+    if not any(_denies_all(policy["spec"]) for policy in policies):
+        advice = "add one that selects every pod, of both types, and permits nothing"
+        yield Finding("NetworkPolicy", "network", advice)
+    for pod in manifests.pods:
+        if pod.command == "worker" and SYSCTL not in pod.spec.get("securityContext", {}).get(
+            "sysctls", []
+        ):
+            advice = f"set the sysctl {SYSCTL['name']} to {SYSCTL['value']}, where ranks may meet"
+            yield Finding(pod.where, "network", advice)
+        yield from _outside(policies, pod)
+    for source, target in product(manifests.pods, repeat=2):
+        yield from _hop(policies, source, target)
+
+
+def _denies_all(spec: Object) -> bool:
+    rules = (spec.get("ingress"), spec.get("egress"))
+    return (
+        not spec["podSelector"]
+        and set(spec["policyTypes"]) == {"Ingress", "Egress"}
+        and not any(rules)
+    )
+
+
+def _rules(policies: list[Object], pod: PodTemplate, direction: str) -> list[Object]:
+    """Return the rules that hold for a pod in a direction."""
+    return [
+        rule
+        for policy in policies
+        if direction in policy["spec"]["policyTypes"]
+        and matches(policy["spec"]["podSelector"], pod.labels)
+        for rule in policy["spec"].get(direction.lower()) or []
+    ]
+
+
+def _peers(rule: Object) -> list[Object] | None:
+    """Return whom a rule names, None for everybody."""
+    peers: list[Object] | None = rule.get("from") or rule.get("to")
+    return peers
+
+
+def _names(rule: Object, pod: PodTemplate) -> bool:
+    """Whether a rule permits a pod of this namespace."""
+    peers = _peers(rule)
+    if peers is None:
+        return True
+    return any(
+        "ipBlock" not in peer
+        and "namespaceSelector" not in peer
+        and matches(peer.get("podSelector", {}), pod.labels)
+        for peer in peers
+    )
+
+
+def _ports(rule: Object, target: PodTemplate | None = None) -> list[tuple[int, int]]:
+    """Return the ranges of ports that a rule permits."""
+    if "ports" not in rule:
+        return [(0, 65535)]
+    ranges = []
+    for port in rule["ports"]:
+        first = port.get("port", 0)
+        if isinstance(first, str):
+            first = target.ports.get(first, -1) if target else -1
+        ranges.append((first, port.get("endPort", first or 65535)))
+    return ranges
+
+
+def _permitted(
+    policies: list[Object], source: PodTemplate, target: PodTemplate, port: int
+) -> tuple[bool, bool]:
+    """Return whether the sender may send and the receiver may receive."""
+
+    def allowed(pod: PodTemplate, direction: str, other: PodTemplate) -> bool:
+        rules = _rules(policies, pod, direction)
+        return any(
+            _names(rule, other) and any(low <= port <= high for low, high in _ports(rule, target))
+            for rule in rules
+        )
+
+    return allowed(source, "Egress", target), allowed(target, "Ingress", source)
+
+
+def _hop(policies: list[Object], source: PodTemplate, target: PodTemplate) -> Iterator[Finding]:
+    grpc_port = target.ports.get("grpc", 0)
+    probes = {
+        "grpc": (grpc_port,),
+        "ephemeral": EPHEMERAL,
+        "other": (1, 22, 443, ADMIN_PORT, EPHEMERAL[0] - 1, EPHEMERAL[1] + 1, 65535),
+    }
+    for kind, ports in probes.items():
+        needed = HOPS.get((source.command, target.command, kind))
+        if needed == "cell" and source.cell != target.cell:
+            needed = None
+        for port in ports:
+            if port == grpc_port and kind != "grpc":
+                continue
+            sends, receives = _permitted(policies, source, target, port)
+            if needed and not sends:
+                advice = f"permit egress to {target.where} at {port}"
+                yield Finding(source.where, "network", advice)
+            if needed and not receives:
+                advice = f"permit ingress from {source.where} at {port}"
+                yield Finding(target.where, "network", advice)
+            # Each end by itself: the other is no reason to leave one open.
+            if not needed and sends:
+                advice = f"deny egress to {target.where} at {port}: it does not call that"
+                yield Finding(source.where, "network", advice)
+            if not needed and receives:
+                advice = f"deny ingress from {source.where} at {port}: that does not call it"
+                yield Finding(target.where, "network", advice)
+
+
+def _outside(policies: list[Object], pod: PodTemplate) -> Iterator[Finding]:
+    """Check what a pod may have to do with others than Quire's."""
+    resolves = False
+    for rule in _rules(policies, pod, "Egress"):
+        peers = _peers(rule)
+        if peers is not None and not any(
+            peer.keys() & {"ipBlock", "namespaceSelector"} for peer in peers
+        ):
+            continue
+        named = {port for low, high in _ports(rule) for port in (low, high)}
+        resolves = resolves or named == {DNS_PORT}
+        if peers is None or named != {DNS_PORT}:
+            yield Finding(pod.where, "network", "permit no egress but to Quire and to DNS")
+    if not resolves:
+        yield Finding(pod.where, "network", f"permit egress to DNS, port {DNS_PORT}")
+    open_to_all = {ADMIN_PORT, pod.ports.get("grpc", 0) if pod.command == "router" else ADMIN_PORT}
+    for rule in _rules(policies, pod, "Ingress"):
+        peers = _peers(rule)
+        if peers is not None and not any(
+            peer.keys() & {"ipBlock", "namespaceSelector"} for peer in peers
+        ):
+            continue
+        for low, high in _ports(rule, pod):
+            if low != high or low not in open_to_all:
+                advice = f"permit others no ingress at port {low}"
+                yield Finding(pod.where, "network", advice)
