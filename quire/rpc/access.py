@@ -1,8 +1,10 @@
 """Access by API key: every call is refused unless it brings one, but for a short list."""
 
+import inspect
 import os
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -11,7 +13,8 @@ import structlog
 
 from quire.addresses import is_loopback, split_address
 from quire.api_keys import MAX_KEY_LENGTH, ApiKeys
-from quire.errors import ConfigError, UnauthenticatedError
+from quire.errors import ConfigError, OverloadedError, UnauthenticatedError
+from quire.rpc.handlers import behavior_of, rebuild
 
 METADATA_KEY = "authorization"
 SCHEME = "Bearer"
@@ -27,6 +30,11 @@ OPEN_METHODS = frozenset(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     }
 )
+
+# Of these calls at once, each of which may be held open for ever: a stream costs about 20 KB, and
+# whoever opens them need not be known.
+MAX_OPEN_STREAMS = 2048
+RETRY_AFTER_MS = 1000
 
 # One text for a key that is absent, malformed, wrong, revoked or expired: whoever guesses learns
 # nothing.
@@ -77,10 +85,15 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     The name of the key is then bound to the log lines of the call, as `api_key`. A key is looked at
     once, when a call begins: one that runs when its key is revoked goes on to its end.
+
+    Attributes:
+        num_refused: calls refused so far.
     """
 
     def __init__(self, keys: ApiKeys):
         self._keys = keys
+        self.num_refused = 0
+        self._num_open_streams = 0
 
     async def intercept_service(
         self,
@@ -89,15 +102,45 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> grpc.RpcMethodHandler:
         """Return the handler of a call, or one that refuses it, also where there is none."""
         if handler_call_details.method in OPEN_METHODS:
-            return await continuation(handler_call_details)
+            return self._counted(await continuation(handler_call_details))
         name = self._authenticate(handler_call_details.invocation_metadata)
         if name is None:
+            self.num_refused += 1
             # Whatever the method's kind: of a stream no message is read before its handler asks
             # for one, so that nothing of a large request is held for those who may not send it.
             return grpc.stream_stream_rpc_method_handler(_refuse)
         _caller.set(name)
         structlog.contextvars.bind_contextvars(api_key=name)
         return await continuation(handler_call_details)
+
+    def _counted(self, handler: grpc.RpcMethodHandler | None) -> grpc.RpcMethodHandler | None:
+        """Return `handler`, of which there are only so many at once if it streams."""
+        if handler is None or not handler.response_streaming:
+            return handler
+        behavior = behavior_of(handler)
+
+        @contextmanager
+        def counted() -> Iterator[None]:
+            if self._num_open_streams >= MAX_OPEN_STREAMS:
+                raise OverloadedError("too many of these streams are open", RETRY_AFTER_MS)
+            self._num_open_streams += 1
+            try:
+                yield
+            finally:
+                self._num_open_streams -= 1
+
+        async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            with counted():
+                return await behavior(request, context)
+
+        async def stream(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            with counted():
+                async with aclosing(behavior(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+
+        is_generator = inspect.isasyncgenfunction(behavior)
+        return rebuild(handler, stream if is_generator else call, handler.request_deserializer)
 
     def _authenticate(self, metadata: Sequence[tuple[str, str | bytes]]) -> str | None:
         """Return the name of the key that the metadata brings, None if it is not one valid key."""

@@ -10,9 +10,11 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from quire.errors import UnavailableError
 from quire.log import get_logger
 from quire.rpc.errors import ErrorInterceptor
+from quire.rpc.health_service import HealthServicer
 from quire.rpc.options import MAX_MESSAGE_BYTES, server_options
 from quire.rpc.role_check import RoleInterceptor
 from quire.rpc.tls import TlsFiles
+from quire.rpc.tracing import TracingInterceptor
 
 CERTIFICATE_CHECK_S = 10.0
 
@@ -50,13 +52,14 @@ class Server:
         if tls is not None and client_certificates:
             interceptors = (RoleInterceptor(), *interceptors)
         self._certificate_watch: asyncio.Task[None] | None = None
-        # Outermost, so that what the others raise is told as an error of theirs should be.
+        # Errors come before the others, so that what these raise is told as an error of theirs
+        # should be; traces before errors, which are part of them.
         self.grpc_server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(), *interceptors],
+            interceptors=[TracingInterceptor(), ErrorInterceptor(), *interceptors],
             options=server_options(max_receive_bytes),
         )
         self._service_names = ("", *service_names)
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
         _add_reflection(
             (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc_server

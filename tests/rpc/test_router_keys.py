@@ -156,6 +156,8 @@ async def test_health_and_reflection_are_open(keyed) -> None:
         health = health_pb2_grpc.HealthStub(channel)
         answer = await health.Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        listed = await health.List(health_pb2.HealthListRequest())
+        assert listed.statuses["quire.v1.InferenceService"].status == answer.status
         watch = health.Watch(health_pb2.HealthCheckRequest())
         assert await watch.read()
         watch.cancel()
@@ -178,6 +180,32 @@ def test_the_open_methods_are_these_and_no_more() -> None:
         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     } == OPEN_METHODS
+
+
+async def test_streams_that_anyone_may_open_are_bounded_and_given_back(keyed, monkeypatch) -> None:
+    monkeypatch.setattr("quire.rpc.access.MAX_OPEN_STREAMS", 3)
+    reflect = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+    async with open_channel(keyed.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        for watch in watches:
+            assert await watch.read()
+        reflection = channel.stream_stream(reflect)()
+        await reflection.write(b"")
+        assert await reflection.read()
+        for refused in (
+            health.Watch(health_pb2.HealthCheckRequest()),
+            channel.stream_stream(reflect)(),
+        ):
+            assert await refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        # What ends at once is not counted.
+        assert await health.Check(health_pb2.HealthCheckRequest())
+        watches[0].cancel()
+        async with asyncio.timeout(10):
+            while await call(keyed.address, "/grpc.health.v1.Health/Watch") is not None:
+                await asyncio.sleep(0.01)
+        for each in (*watches, reflection):
+            each.cancel()
 
 
 async def test_a_revoked_key_ends_at_once_on_an_open_connection_but_not_its_streams(keyed) -> None:
