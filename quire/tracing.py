@@ -13,6 +13,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 
+# Key of the metadata in which a caller sends its context.
+TRACEPARENT = "traceparent"
+
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 # https://www.w3.org/TR/trace-context/#version

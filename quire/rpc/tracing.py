@@ -10,9 +10,8 @@ import grpc
 import structlog
 
 from quire.rpc.handlers import behavior_of, rebuild
-from quire.tracing import Span, SpanKind, TraceContext, set_current, tracer
+from quire.tracing import TRACEPARENT, Span, SpanKind, TraceContext, set_current, tracer
 
-METADATA_KEY = "traceparent"
 _OUR_SERVICES = "/quire.v1."
 # Spans tell of what comes to an end by itself.
 _ENDLESS = frozenset(
@@ -53,7 +52,7 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 def _parent(metadata: Sequence[tuple[str, str | bytes]]) -> TraceContext | None:
     for key, value in metadata or ():
-        if key == METADATA_KEY and isinstance(value, str):
+        if key == TRACEPARENT and isinstance(value, str):
             return TraceContext.parse(value)
     return None
 
