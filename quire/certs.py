@@ -12,6 +12,7 @@ needs nothing of this: any certificates do that carry the roles of `quire.rpc.ro
 import ipaddress
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -303,7 +304,11 @@ def _load(path: Path) -> x509.Certificate:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Put `content` in the place of a file, at once, never readable by more than `mode` says."""
+    """Put `content` in the place of a file, at once, never readable by more than `mode` says.
+
+    The new file belongs to whom the old one did, so that root can renew what services of other
+    users read.
+    """
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -313,6 +318,9 @@ def _write(path: Path, content: bytes, mode: int) -> None:
             file.write(content)
             file.flush()
             os.fchmod(file.fileno(), mode)
+            with suppress(FileNotFoundError, PermissionError):
+                old = path.stat()
+                os.fchown(file.fileno(), old.st_uid, old.st_gid)
         partial.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

@@ -77,8 +77,14 @@ def _are_special(backend: "Backend", config: dict[str, Any]) -> bool:
 
 
 def _load_with_transformers(directory: Path) -> "Backend":
-    from transformers import AutoTokenizer  # seconds of imports: only here, only in a thread
-
+    try:
+        from transformers import AutoTokenizer  # seconds of imports: only here, only in a thread
+    except ImportError:  # as in the small image of the router
+        raise ModelLoadError(
+            f"cannot load the tokenizer of {directory}: it is more than its tokenizer.json, so it "
+            "needs transformers, which is not installed here; the image quire-router-transformers "
+            "has it"
+        ) from None
     try:
         # Said outright: without it transformers asks at a terminal whether to run the model's code.
         tokenizer = AutoTokenizer.from_pretrained(

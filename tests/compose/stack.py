@@ -54,6 +54,8 @@ def why_not(tag: str) -> str | None:
         return "containers: no Docker engine answers (start dockerd)"
     if compose_command() is None:
         return "containers: compose is missing (apt-get install docker-compose)"
+    if os.geteuid() != 0:
+        return "containers: only root gives files to their user and kills their processes"
     for name in ("router", "scheduler", "worker"):
         image = f"quire-{name}:{tag}"
         command = ["docker", "image", "inspect", image]
@@ -118,30 +120,25 @@ class Stack:
     # ---------------------------------------------------------------- credentials
 
     def make_credentials(self) -> None:
-        """Make an authority, a certificate for each role, and a key."""
+        """Make an authority, a certificate for each role, and a key, as README.md says."""
         self.certs()
         self.keys.mkdir()
         self.api_key = self.add_key("tests")
+        # Once: what replaces these files later belongs to the same user.
+        roles = (self.certificates / role for role in ("router", "scheduler", "worker"))
+        for directory in (*roles, self.keys):
+            for each in (directory, *directory.iterdir()):
+                os.chown(each, CONTAINER_USER, CONTAINER_USER)
 
     def certs(self, *options: str) -> None:
-        """Run `quire certs` and let the containers read what it has written."""
-        run(QUIRE, "certs", str(self.certificates), "--host", "localhost", *options)
-        for role in ("router", "scheduler", "worker"):
-            self._give_to_containers(self.certificates / role)
+        run(QUIRE, "certs", str(self.certificates), *options)
 
     def add_key(self, name: str) -> str:
         """Return a new key of the router."""
-        printed = run(QUIRE, "keys", "add", name, "--file", str(self.keys / "keys.jsonl"))
-        self._give_to_containers(self.keys)
-        return next(word for word in printed.split() if word.startswith("quire-"))
+        return run(QUIRE, "keys", "add", name, "--file", str(self.keys / "keys.jsonl")).strip()
 
     def revoke_key(self, name: str) -> None:
         run(QUIRE, "keys", "revoke", name, "--file", str(self.keys / "keys.jsonl"))
-        self._give_to_containers(self.keys)
-
-    def _give_to_containers(self, directory: Path) -> None:
-        for each in (directory, *directory.iterdir()):
-            os.chown(each, CONTAINER_USER, CONTAINER_USER)
 
     def client(self, *, port: int | None = None, api_key: str | None = None) -> AsyncClient:
         """Return a client of a router, by its published port, as it would be on another host."""

@@ -80,6 +80,15 @@ def test_anything_else_is_left_to_transformers(config: dict[str, Any], tmp_path:
     assert tokenizer_files.load_backend(str(tmp_path)).to_str() == by_transformers(tmp_path)
 
 
+def test_where_transformers_is_missing_the_refusal_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, small_tokenizers.byte_level(), {"tokenizer_class": "LlamaTokenizer"})
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModelLoadError, match="needs transformers, which is not installed here"):
+        tokenizer_files.load_backend(str(tmp_path))
+
+
 def test_a_broken_file_is_refused_in_one_line(tmp_path: Path) -> None:
     write(tmp_path, small_tokenizers.byte_level(), PLAIN)
     (tmp_path / "tokenizer.json").write_text("{")
