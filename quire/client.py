@@ -32,6 +32,7 @@ from quire.rpc import Role, TlsFiles, open_channel, open_sync_channel
 from quire.rpc.access import call_metadata
 from quire.rpc.handshake import explain
 from quire.sampling_params import SamplingParams
+from quire.tracing import TRACEPARENT
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire import (
     cell_status_from_proto,
@@ -63,6 +64,7 @@ class GenerateOptions(TypedDict, total=False):
         cache_salt: share cached prefixes with requests of the same salt only.
         include_time_account: have the answer say where its time went.
         timeout: seconds for the whole answer; None for no limit.
+        traceparent: your span, as W3C Trace Context; the spans of the request become part of it.
     """
 
     request_id: str
@@ -71,6 +73,7 @@ class GenerateOptions(TypedDict, total=False):
     cache_salt: str
     include_time_account: bool
     timeout: float | None
+    traceparent: str
 
 
 class AsyncClient:
@@ -158,7 +161,7 @@ class AsyncClient:
         call = self._stub.Generate(
             _generate_request(prompt, sampling_params, options),
             timeout=options.get("timeout"),
-            metadata=self._metadata,
+            metadata=(*self._metadata, *_trace_metadata(options)),
         )
         try:
             async for response in call:
@@ -299,7 +302,7 @@ class Client:
         call = self._stub.Generate(
             _generate_request(prompt, sampling_params, options),
             timeout=options.get("timeout"),
-            metadata=self._metadata,
+            metadata=(*self._metadata, *_trace_metadata(options)),
         )
         try:
             for response in call:
@@ -405,6 +408,11 @@ def _generate_request(
     else:
         request.token_ids.ids.extend(_token_ids("prompt", prompt))
     return request
+
+
+def _trace_metadata(options: GenerateOptions) -> tuple[tuple[str, str], ...]:
+    traceparent = options.get("traceparent")
+    return ((TRACEPARENT, traceparent),) if traceparent else ()
 
 
 def _tokenize_request(

@@ -5,6 +5,7 @@ Prompt text and generated text are never logged.
 
 import logging
 import sys
+import traceback
 from typing import cast
 
 import structlog
@@ -45,3 +46,13 @@ def configure(service: str, level: str = "info") -> None:
 def get_logger() -> FilteringBoundLogger:
     """Return the process's logger; request_id, step_id and rank are bound by context."""
     return cast(FilteringBoundLogger, structlog.get_logger())
+
+
+def failure_of(error: BaseException) -> dict[str, str]:
+    """Return fields that say where an exception came from, without its message.
+
+    For code that handles texts of clients: other people's libraries put what they were given into
+    the messages of their exceptions.
+    """
+    frames = traceback.format_tb(error.__traceback__)
+    return {"error_type": type(error).__qualname__, "traceback": "".join(frames).rstrip()}

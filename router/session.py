@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias, cast
 import grpc
 
 from quire.errors import DrainingError, OverloadedError
-from quire.log import get_logger
+from quire.log import failure_of, get_logger
 from quire.outputs import CellState, CellStatus, ModelInfo
 from quire.rpc import Role, TlsFiles, open_channel
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -160,7 +160,7 @@ class Cell:
                 except Exception as error:
                     # Whatever it was, the requests are safe here and can continue over a new
                     # session.
-                    log.error("session_failed", address=self.address, exc_info=error)
+                    log.error("session_failed", address=self.address, **failure_of(error))
                     reason = "unexpected error"
                 if self.connected:
                     backoff_s = FIRST_BACKOFF_S

@@ -20,10 +20,11 @@ from quire.outputs import (
     TokenLogprobs,
 )
 from quire.sampling_params import SamplingParams
-from quire.tracing import TraceContext
+from quire.tracing import Span, TraceContext
 from router.detokenize import Detokenizer
 from router.ledger import RequestLedger
 from router.output import Output
+from router.spans import describe_end, describe_request
 from router.validate import ValidGenerateRequest
 
 log = get_logger()
@@ -44,7 +45,7 @@ class RequestStream:
         request: ValidGenerateRequest,
         make_detokenizer: Callable[[], Detokenizer],
         ledger: RequestLedger | None = None,
-        trace: TraceContext | None = None,
+        span: Span | None = None,
     ):
         """Prepare the stream of a request.
 
@@ -52,11 +53,12 @@ class RequestStream:
             request: to be submitted.
             make_detokenizer: of each output.
             ledger: of its time; None begins one now.
-            trace: of which it is part; None begins one.
+            span: of the call; None is one that nobody records.
         """
         self.request = request
         self.ledger = ledger or RequestLedger()
-        self.trace = trace or TraceContext.new()
+        self.span = span or Span(TraceContext.new())
+        describe_request(self.span, request)
         self.sampling_params: SamplingParams = request.sampling_params
         self.admitted = False
         self.ended = False
@@ -69,7 +71,7 @@ class RequestStream:
         # What the call that brought it has bound to log lines, such as whose key it came with; most
         # lines are written elsewhere, by the session that brings the tokens.
         context = structlog.contextvars.get_contextvars()
-        context |= {"request_id": request.request_id, "trace_id": self.trace.trace_id}
+        context |= {"request_id": request.request_id, "trace_id": self.span.context.trace_id}
         self._log = log.bind(**context)
         self._arrival = time.monotonic()
         self._first_token: float | None = None
@@ -203,7 +205,7 @@ class RequestStream:
         self.ledger.ended(is_told)
         self._unread.set()
         reasons = dict.fromkeys(output.finish_reason for _, output in self._visible_outputs())
-        self._log_end(",".join(reason.value for reason in reasons if reason))
+        self._tell_end(*(reason.value for reason in reasons if reason))
 
     def fail(self, error: QuireError) -> None:
         """End the request with an error, which the client gets after what it has not read yet."""
@@ -212,24 +214,28 @@ class RequestStream:
         self.ended = True
         self._error = error
         self._unread.set()
-        self._log_end(error.reason.lower())
+        self._tell_end(error.reason.lower())
 
     def drop(self) -> None:
         """The client has gone: end the request without a word to it."""
         if self.ended:
             return
         self.ended = True
-        self._log_end("client_gone")
+        self._tell_end("client_gone")
 
-    def _log_end(self, finish_reason: str) -> None:
+    def _tell_end(self, *finish_reasons: str) -> None:
+        """Say in log and span what came of the request."""
+        num_output_tokens = sum(len(output.token_ids) for output in self._outputs)
+        first_token_s = self._first_token and self._first_token - self._arrival
+        describe_end(self.span, finish_reasons, num_output_tokens, first_token_s)
         latency = {"latency_ms": _ms(time.monotonic() - self._arrival)}
-        if self._first_token is not None:
-            latency["first_token_ms"] = _ms(self._first_token - self._arrival)
+        if first_token_s is not None:
+            latency["first_token_ms"] = _ms(first_token_s)
         self._log.info(
             "request_finished",
-            finish_reason=finish_reason,
+            finish_reason=",".join(finish_reasons),
             num_prompt_tokens=len(self.request.prompt_token_ids),
-            num_output_tokens=sum(len(output.token_ids) for output in self._outputs),
+            num_output_tokens=num_output_tokens,
             **latency,
         )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from quire.errors import InvalidRequestError
 from quire.outputs import ModelInfo
 from quire.sampling_params import SamplingParams
+from quire.tracing import child
 from router.ledger import Part, RequestLedger
 from router.tokenize import TextCodec
 
@@ -140,7 +141,7 @@ class Validator:
             _check_ids("bad_words_token_ids", word_ids, model)
         token_ids: Sequence[int]
         if isinstance(request.prompt, str):
-            with ledger.during(Part.TOKENIZE):
+            with ledger.during(Part.TOKENIZE), child("tokenize"):
                 token_ids = await self._codec.encode(request.prompt)
             if not token_ids:
                 raise InvalidRequestError("prompt", "at least 1 token, got 0")

@@ -61,7 +61,7 @@ def submit_to_proto(number: int, stream: RequestStream) -> scheduler_pb2.Session
             sampling_params=sampling_params_to_proto(params),
             priority=stream.request.priority,
             cache_salt=stream.request.cache_salt,
-            traceparent=stream.trace.traceparent,
+            traceparent=stream.span.context.traceparent,
             include_time_account=stream.request.include_time_account,
         )
     )

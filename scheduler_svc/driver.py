@@ -24,6 +24,7 @@ from scheduler_svc.routes import Routes
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.session import Admitted, Refused, RouterSession, StepOutputs, Submission
 from scheduler_svc.step import StepOutcome
+from scheduler_svc.traces import Traces
 from scheduler_svc.worker_group import WorkerGroup
 
 REPORT_INTERVAL_S = 0.1
@@ -66,6 +67,7 @@ class Driver:
         # Of the last step, for the sessions.
         self._untold = StepOutcome()
         self._account = CellAccount(config.block_size)
+        self._traces = Traces()
         self._is_formed = False
         self._draining = False
         # When the step loop turned last.
@@ -155,8 +157,7 @@ class Driver:
         """Abort what the session has unfinished and tell it nothing more."""
         self._sessions.discard(session)
         for group_id in list(session.groups.values()):
-            self._scheduler.abort(group_id)
-            self._routes.remove(group_id)
+            self._abort(group_id)
 
     def submit(self, session: RouterSession, submission: Submission) -> None:
         """Queue a request, or refuse it; the session is told which."""
@@ -192,15 +193,12 @@ class Driver:
             )
         except (InvalidRequestError, OverloadedError, DrainingError) as error:
             self._account.num_refused[error.reason] += 1
+            self._traces.refused(submission, error.reason)
             session.push(Refused(number, error))
             return
         self._account.num_admitted += 1
-        log.debug(
-            "request_admitted",
-            request_id=submission.request_id,
-            num_prompt_tokens=len(submission.prompt_token_ids),
-            num_output_tokens=sum(map(len, (submission.outputs or {}).values())),
-        )
+        self._traces.admitted(group_id, submission)
+        self._traces.told(outcome)
         session.push(Admitted(number, seed))
         self._routes.add(group_id, session, number, submission.wants_time_account)
         self._routes.tell(outcome)
@@ -210,8 +208,7 @@ class Driver:
         """Abort a request; one that has ended meanwhile is nobody's mistake."""
         group_id = session.groups.get(request_number)
         if group_id is not None:
-            self._scheduler.abort(group_id)
-            self._routes.remove(group_id)
+            self._abort(group_id)
             ended = StepOutputs()
             ended.add_finished(request_number, 0, FinishReason.ABORT)
             session.push(ended)
@@ -223,8 +220,19 @@ class Driver:
         # The others may have ended with the last step: its end would go unheard with the route.
         self._route()
         group_id = session.groups.get(request_number)
-        if group_id is not None and not self._scheduler.abort_sequence(group_id, sequence_index):
+        if group_id is None:
+            return
+        time_so_far = self._scheduler.time_of(group_id, time.monotonic())
+        if not self._scheduler.abort_sequence(group_id, sequence_index):
+            self._traces.ended(group_id, time_so_far, FinishReason.STOP.value)
             self._routes.remove(group_id)
+
+    def _abort(self, group_id: int) -> None:
+        """End a request that nobody wants any more."""
+        time_so_far = self._scheduler.time_of(group_id, time.monotonic())
+        self._traces.ended(group_id, time_so_far, FinishReason.ABORT.value)
+        self._scheduler.abort(group_id)
+        self._routes.remove(group_id)
 
     def _check_draining(self) -> None:
         if self._draining:
@@ -264,6 +272,7 @@ class Driver:
                 await self._step_until_lost()
                 await self._set_serving(False)
                 self._scheduler.preempt_all(time.monotonic())
+                self._traces.steps_lost()
                 formation = await self._group.form_again()
                 self._blocks.set_num_host_blocks(formation.num_host_blocks)
                 self._account.epoch = formation.epoch
@@ -367,13 +376,16 @@ class Driver:
             self._account.schedule_s += time.perf_counter() - started
             if outputs is None:
                 return
-            await self._group.send(outputs)
+            groups = self._scheduler.groups_of(outputs) if self._traces.wants_steps else ()
+            await self._group.send(outputs, self._traces.step_sent(outputs, groups))
 
     async def _receive_step(self) -> None:
         executed = await self._group.receive()
         started = time.perf_counter()
         self._untold = self._scheduler.update(executed.report.result, time.monotonic())
         self._account.schedule_s += time.perf_counter() - started
+        self._traces.step_received(executed)
+        self._traces.told(self._untold)
         self._account.count(executed, len(self._untold.token_ids))
         for finished in self._untold.finished:
             self._account.num_ended[finished.finish_reason] += 1

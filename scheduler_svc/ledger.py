@@ -107,11 +107,20 @@ class Ledger:
 
     def ended(self, group_id: int) -> GroupTime:
         """A group has ended: return its account, and its phases."""
-        account, entry = self.account(group_id), self._entries.pop(group_id)
+        time = self.so_far(group_id)
+        assert time is not None, "a group ends once"
+        del self._entries[group_id]
         self.prefilling.discard(group_id)
         self._told.discard(group_id)
+        return time
+
+    def so_far(self, group_id: int) -> GroupTime | None:
+        """Return the account and the phases of a group, None if there is no such group."""
+        entry = self._entries.get(group_id)
+        if entry is None:
+            return None
         last = Interval(entry.phase, entry.since_s, self._now)
-        return GroupTime(account, (*entry.intervals, last))
+        return GroupTime(self.account(group_id), (*entry.intervals, last))
 
     def _enter(self, group_id: int, phase: Phase) -> None:
         entry = self._entries[group_id]

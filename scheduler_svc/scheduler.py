@@ -15,7 +15,13 @@ from scheduler_svc.preemption import PreemptionCosts, PreemptionCounters, Preemp
 from scheduler_svc.prefix_cache import PrefixCache
 from scheduler_svc.residency import Residency
 from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.step import FinishedSequence, SchedulerOutputs, StepOutcome, StepResult
+from scheduler_svc.step import (
+    FinishedSequence,
+    GroupTime,
+    SchedulerOutputs,
+    StepOutcome,
+    StepResult,
+)
 
 
 class Scheduler:
@@ -211,6 +217,16 @@ class Scheduler:
             self._waiting.add(group)
             self._ledger.preempted(group_id)
         return True
+
+    def time_of(self, group_id: int, now: float) -> GroupTime | None:
+        """Return where the time of a group has gone until `now`, None if it is not here."""
+        self._ledger.advance(now)
+        return self._ledger.so_far(group_id)
+
+    def groups_of(self, orders: SchedulerOutputs) -> set[int]:
+        """Return the ids of the groups that are part of the step scheduled last."""
+        groups = self._residency.groups
+        return {groups[sequence_id].group_id for sequence_id in orders.sequence_ids}
 
     # ------------------------------------------------------------------ steps
 

@@ -47,7 +47,7 @@ class StepReport:
 
 
 def execute_request_to_proto(
-    epoch: int, step_id: int, outputs: SchedulerOutputs
+    epoch: int, step_id: int, outputs: SchedulerOutputs, traceparent: str = ""
 ) -> worker_pb2.ExecuteRequest:
     """Return the message that orders a step."""
     return worker_pb2.ExecuteRequest(
@@ -69,6 +69,7 @@ def execute_request_to_proto(
             replaced_sequence_ids=[sequence_id for sequence_id, _, _ in outputs.replaced_blocks],
             replaced_places=[place for _, place, _ in outputs.replaced_blocks],
             replaced_block_ids=[block_id for _, _, block_id in outputs.replaced_blocks],
+            traceparent=traceparent,
         )
     )
 

@@ -180,8 +180,12 @@ class WorkerGroup:
 
     # ---------------------------------------------------------------- steps
 
-    async def send(self, outputs: SchedulerOutputs) -> None:
+    async def send(self, outputs: SchedulerOutputs, traceparent: str = "") -> None:
         """Send a step to every rank; it runs after those sent before.
+
+        Args:
+            outputs: its orders.
+            traceparent: of its span; "" for none.
 
         Raises:
             UnavailableError: a rank was lost; the group must be formed again.
@@ -190,7 +194,7 @@ class WorkerGroup:
         started = time.perf_counter()
         self._step_id += 1
         request = execute_request_to_proto(
-            self._formation.epoch, self._step_id, outputs
+            self._formation.epoch, self._step_id, outputs, traceparent
         ).SerializeToString()
         self._in_flight.append(
             _SentStep(

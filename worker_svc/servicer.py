@@ -18,6 +18,7 @@ from worker_svc.account import WorkerAccount
 from worker_svc.pending_step import PendingStep
 from worker_svc.steps import SchedulerOutputs, StepGap, StepResult
 from worker_svc.streams import EpochGuard, StepStream
+from worker_svc.traces import log_new_sequences, record_step
 from worker_svc.worker import Worker
 
 T = TypeVar("T")
@@ -38,6 +39,7 @@ class _StartedStep:
         pending: the step.
         thread_us: time the model's thread spent on it.
         num_tokens: that it computes.
+        traceparent: of the scheduler's span of it; "" for none.
     """
 
     epoch: int
@@ -45,6 +47,7 @@ class _StartedStep:
     pending: PendingStep
     thread_us: int
     num_tokens: int
+    traceparent: str
 
     def result(self) -> StepResult:
         """Wait for it."""
@@ -52,7 +55,9 @@ class _StartedStep:
         # Beside a GPU the thread has long gone on, or has waited for the step before.
         device_us = outcome.model_us + outcome.sample_us
         worker_us = self.thread_us if self.pending.is_done else device_us
-        return StepResult(self.epoch, self.step_id, outcome, worker_us)
+        result = StepResult(self.epoch, self.step_id, outcome, worker_us)
+        record_step(self.traceparent, self.num_tokens, result)
+        return result
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -211,6 +216,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                         f"a stream keeps its epoch: {stream.epoch}, got {outputs.epoch}"
                     )
                 events.put_nowait(self._run(self._run_step, stream, outputs))
+                log_new_sequences(outputs)
                 request = await anext(requests, None)
             events.put_nowait(None)
         except Exception as error:
@@ -251,7 +257,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             raise
         thread_us = (time.perf_counter_ns() - started_ns) // 1000
         num_tokens = int(outputs.num_scheduled_tokens.sum())
-        return _StartedStep(outputs.epoch, outputs.step_id, pending, thread_us, num_tokens)
+        return _StartedStep(
+            outputs.epoch, outputs.step_id, pending, thread_us, num_tokens, outputs.traceparent
+        )
 
     def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Queue a call for the model's thread."""

@@ -32,6 +32,7 @@ class SequenceState:
         sampling_params: how its tokens are chosen; `seed` is set.
         sequence_index: number within its group, part of the random counter.
         num_candidates: most probable tokens to report of a beam; 0 where a token is sampled.
+        traceparent: W3C Trace Context of its request, for logs; "" for none.
     """
 
     sequence_id: int
@@ -42,6 +43,7 @@ class SequenceState:
     sampling_params: SamplingParams
     sequence_index: int
     num_candidates: int = 0
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class SchedulerOutputs:
         blocks_to_swap_out: [num_pairs, 2] device block and host block.
         blocks_to_swap_in: [num_pairs, 2] host block and device block.
         replaced_blocks: [n, 3] sequence, place in its table, block that takes this place.
+        traceparent: W3C Trace Context of the scheduler's span of this step; "" for none.
     """
 
     epoch: int
@@ -81,6 +84,7 @@ class SchedulerOutputs:
     blocks_to_swap_out: IntArray = field(default_factory=_no_pairs)
     blocks_to_swap_in: IntArray = field(default_factory=_no_pairs)
     replaced_blocks: IntArray = field(default_factory=lambda: np.empty((0, 3), np.int64))
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

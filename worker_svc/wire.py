@@ -124,6 +124,7 @@ def scheduler_outputs_from_proto(message: worker_pb2.SchedulerOutputs) -> Schedu
             message.replaced_places,
             message.replaced_block_ids,
         ),
+        traceparent=message.traceparent,
     )
 
 
@@ -153,6 +154,7 @@ def _sequence_from_proto(message: worker_pb2.SequenceState) -> SequenceState:
         sampling_params=sampling_params_from_proto(message.sampling_params),
         sequence_index=message.sequence_index,
         num_candidates=message.num_candidates,
+        traceparent=message.traceparent,
     )
 
 

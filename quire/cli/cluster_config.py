@@ -45,6 +45,7 @@ class ClusterConfig:
         tls_dir: certificates of all services: a directory of `quire certs`, or one certificate
             that has every role. None has them speak in the clear.
         insecure: whether to listen beyond this machine in the clear.
+        otlp_endpoint: where all services send their traces; None has them send none.
     """
 
     model: Path
@@ -63,6 +64,7 @@ class ClusterConfig:
     ray_cpus_per_worker: int = 1
     tls_dir: str | None = None
     insecure: bool = False
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if not self.model.is_dir():
@@ -126,6 +128,7 @@ class ClusterConfig:
             *("--host", self.host, "--log-level", self.log_level),
             *(("--tls-dir", self.tls_dir) if self.tls_dir is not None else ()),
             *(("--insecure",) if self.insecure else ()),
+            *(("--otlp-endpoint", self.otlp_endpoint) if self.otlp_endpoint is not None else ()),
         ]
 
     def admin_args(self, place: int) -> list[str]:

@@ -71,6 +71,16 @@ AdminPort = Annotated[
 ]
 AdminHost = Annotated[str, typer.Option(help="Address that --admin-port listens on, and no other.")]
 LogLevelOption = Annotated[LogLevel, typer.Option(help="Least severe log line to write.")]
+OtlpEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--otlp-endpoint",
+        envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+        metavar="URL",
+        help="OpenTelemetry collector to send traces to over OTLP/gRPC, as http://HOST:4317.",
+        show_default="none: no traces",
+    ),
+]
 TlsDir = Annotated[
     str | None,
     typer.Option(

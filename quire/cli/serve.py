@@ -78,6 +78,7 @@ def serve(
         ),
     ] = None,
     admin_host: options.AdminHost = "127.0.0.1",
+    otlp_endpoint: options.OtlpEndpoint = None,
     log_level: options.LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Serve a model: start workers, scheduler and router, keep them up, stop them on Ctrl-C."""
@@ -130,6 +131,7 @@ def serve(
             ray_cpus_per_worker=ray_cpus_per_worker,
             tls_dir=tls_dir,
             insecure=insecure,
+            otlp_endpoint=otlp_endpoint,
         )
         await _serve(config)
 

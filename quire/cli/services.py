@@ -31,6 +31,7 @@ def _run(
     ready_fd: int | None,
     make: Callable[[], Callable[[int | None], Awaitable[int]]],
     niceness: int = 0,
+    otlp_endpoint: str | None = None,
 ) -> None:
     """Run a service until it is told to stop, and exit with its status.
 
@@ -40,6 +41,7 @@ def _run(
         ready_fd: pipe to the parent process, if that is `quire serve`.
         make: checks the configuration and returns the service's entry point.
         niceness: of this process, where it shares a machine with those of `quire serve`.
+        otlp_endpoint: where its spans go.
     """
     # Read when grpc is imported. No suite of TLS 1.2 is left that works without a secret shared
     # beforehand, and none is: connections take TLS 1.3, whose suites are not meant here.
@@ -47,7 +49,7 @@ def _run(
     # Read when grpc is imported: what it says below is for grpc's developers, is not JSON, and a
     # line of it for each failed handshake would let any stranger write into the log.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    from quire import log, rpc
+    from quire import log, rpc, tracing
     from quire.cli.process import die_with_parent
     from quire.errors import QuireError
 
@@ -56,6 +58,7 @@ def _run(
         os.nice(niceness)
     log.configure(name, log_level.value)
     try:
+        tracing.configure(name, otlp_endpoint)
         entry = make()
     except QuireError as error:
         if ready_fd is None:
@@ -66,7 +69,11 @@ def _run(
     async def start() -> int:
         return await entry(ready_fd)
 
-    raise typer.Exit(asyncio.run(start()))
+    try:
+        status = asyncio.run(start())
+    finally:
+        tracing.tracer().stop()
+    raise typer.Exit(status)
 
 
 def worker(
@@ -96,6 +103,7 @@ def worker(
     insecure: options.Insecure = False,
     admin_port: options.AdminPort = None,
     admin_host: options.AdminHost = "127.0.0.1",
+    otlp_endpoint: options.OtlpEndpoint = None,
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -134,7 +142,7 @@ def worker(
         # Opened here, where a device that is not there is told in one line.
         return partial(serve, config, open_device(config.device))
 
-    _run("worker", log_level, ready_fd, make)
+    _run("worker", log_level, ready_fd, make, otlp_endpoint=otlp_endpoint)
 
 
 def scheduler(
@@ -189,6 +197,7 @@ def scheduler(
     insecure: options.Insecure = False,
     admin_port: options.AdminPort = None,
     admin_host: options.AdminHost = "127.0.0.1",
+    otlp_endpoint: options.OtlpEndpoint = None,
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -244,7 +253,7 @@ def scheduler(
         )
         return lambda fd: serve(config, fd)
 
-    _run("scheduler", log_level, ready_fd, make)
+    _run("scheduler", log_level, ready_fd, make, otlp_endpoint=otlp_endpoint)
 
 
 def router(
@@ -300,6 +309,7 @@ def router(
     insecure: options.Insecure = False,
     admin_port: options.AdminPort = None,
     admin_host: options.AdminHost = "127.0.0.1",
+    otlp_endpoint: options.OtlpEndpoint = None,
     log_level: options.LogLevelOption = LogLevel.INFO,
     ready_fd: options.ReadyFd = None,
 ) -> None:
@@ -330,4 +340,4 @@ def router(
         )
         return lambda fd: serve(config, fd)
 
-    _run("router", log_level, ready_fd, make, ROUTER_NICENESS)
+    _run("router", log_level, ready_fd, make, ROUTER_NICENESS, otlp_endpoint)

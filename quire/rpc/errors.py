@@ -13,10 +13,13 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from quire.errors import InvalidRequestError, OverloadedError, QuireError
-from quire.log import get_logger
+from quire.log import failure_of, get_logger
 from quire.rpc.handlers import behavior_of, rebuild
+from quire.tracing import current_span
 
 ERROR_DOMAIN = "quire"
+# Calls of clients; what our own services tell each other holds no texts.
+WITH_TEXTS = "/quire.v1.InferenceService/"
 
 log = get_logger()
 
@@ -60,30 +63,37 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None:
             return None
         behavior = behavior_of(handler)
+        brings_text = handler_call_details.method.startswith(WITH_TEXTS)
         # A streaming handler may also be a plain coroutine that writes to the context (health's
         # Watch is).
         guard = _guard_stream if inspect.isasyncgenfunction(behavior) else _guard_call
         if handler.request_streaming or handler.request_deserializer is None:
-            return rebuild(handler, guard(behavior, _as_it_is), handler.request_deserializer)
+            guarded = guard(behavior, _as_it_is, brings_text)
+            return rebuild(handler, guarded, handler.request_deserializer)
         # We parse the request ourselves: where grpc does, its error text goes to the client.
-        return rebuild(handler, guard(behavior, handler.request_deserializer), None)
+        guarded = guard(behavior, handler.request_deserializer, brings_text)
+        return rebuild(handler, guarded, None)
 
 
 def _as_it_is(request: Any) -> Any:
     return request
 
 
-def _guard_call(behavior: Callable[..., Any], parse: Callable[[Any], Any]) -> Callable[..., Any]:
+def _guard_call(
+    behavior: Callable[..., Any], parse: Callable[[Any], Any], brings_text: bool
+) -> Callable[..., Any]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
             return await behavior(parse(request), context)
         except Exception as error:
-            await _abort(context, error)
+            await _abort(context, error, brings_text)
 
     return guarded
 
 
-def _guard_stream(behavior: Callable[..., Any], parse: Callable[[Any], Any]) -> Callable[..., Any]:
+def _guard_stream(
+    behavior: Callable[..., Any], parse: Callable[[Any], Any], brings_text: bool
+) -> Callable[..., Any]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
             # Closing runs the handler's `finally` now, not when the garbage collector gets there.
@@ -91,13 +101,21 @@ def _guard_stream(behavior: Callable[..., Any], parse: Callable[[Any], Any]) -> 
                 async for response in stream:
                     yield response
         except Exception as error:
-            await _abort(context, error)
+            await _abort(context, error, brings_text)
 
     return guarded
 
 
-async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
-    """End the call with the status of `error`; a call already aborted stays as it is."""
+async def _abort(
+    context: grpc.aio.ServicerContext, error: Exception, brings_text: bool
+) -> NoReturn:
+    """End the call with the status of `error`; a call already aborted stays as it is.
+
+    Args:
+        context: of the call.
+        error: that its handler raised.
+        brings_text: whether a client's text may be in the message of an unexpected error.
+    """
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, QuireError):
@@ -111,7 +129,9 @@ async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoRetur
         status = status_pb2.Status(code=code_pb2.UNIMPLEMENTED, message="not implemented here")
     else:
         error_id = uuid.uuid4().hex
-        log.error("unexpected_error", error_id=error_id, exc_info=error)
+        cause = failure_of(error) if brings_text else {"exc_info": error}
+        log.error("unexpected_error", error_id=error_id, **cause)
+        current_span().set("quire.error_id", error_id)
         status = status_pb2.Status(
             code=code_pb2.INTERNAL, message=f"internal error {error_id}; the server's log has more"
         )

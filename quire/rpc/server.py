@@ -14,6 +14,7 @@ from quire.rpc.health_service import HealthServicer
 from quire.rpc.options import MAX_MESSAGE_BYTES, server_options
 from quire.rpc.role_check import RoleInterceptor
 from quire.rpc.tls import TlsFiles
+from quire.rpc.tracing import TracingInterceptor
 
 CERTIFICATE_CHECK_S = 10.0
 
@@ -30,11 +31,11 @@ class Server:
         max_receive_bytes: longest message that is read.
         interceptors: of every call, outermost first; what they raise is told as handlers' errors
             are.
+        tls: certificate to show and authorities to trust; None speaks in the clear.
+        client_certificates: whether clients must show one, whose role then says what they may call.
 
     Attributes:
         is_serving: what health says.
-        tls: certificate to show and authorities to trust; None speaks in the clear.
-        client_certificates: whether clients must show one, whose role then says what they may call.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class Server:
         if tls is not None and client_certificates:
             interceptors = (RoleInterceptor(), *interceptors)
         self._certificate_watch: asyncio.Task[None] | None = None
-        # Outermost, so that what the others raise is told as an error of theirs should be.
+        # Errors come before the others, so that what these raise is told as an error of theirs
+        # should be; traces before errors, which are part of them.
         self.grpc_server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(), *interceptors],
+            interceptors=[TracingInterceptor(), ErrorInterceptor(), *interceptors],
             options=server_options(max_receive_bytes),
         )
         self._service_names = ("", *service_names)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,15 +14,21 @@ StartCluster = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 @asynccontextmanager
 async def running_cluster(
-    model: Path | None = None, *scheduler_args: str, tensor_parallel_size: int = 1
+    model: Path | None = None, *scheduler_args: str, **config: Any
 ) -> AsyncIterator[Cluster]:
-    """A cluster with a small cache, on free ports, stopped on the way out."""
+    """A cluster with a small cache, on free ports, stopped on the way out.
+
+    Args:
+        model: the demo model if None.
+        scheduler_args: of `quire scheduler`.
+        config: more of ClusterConfig.
+    """
     cluster = Cluster(
         ClusterConfig(
             model=model or embedded_model(),
             port=0,
-            tensor_parallel_size=tensor_parallel_size,
             scheduler_args=("--kv-cache-gib", "0.03125", *scheduler_args),
+            **config,
         )
     )
     await cluster.start()

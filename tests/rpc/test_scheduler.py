@@ -200,11 +200,11 @@ async def test_a_sequence_cancelled_right_after_the_last_of_the_others_ended(
         driver = scheduler._driver
         send = driver._group.send
 
-        async def cancel_and_send(orders: SchedulerOutputs) -> None:
+        async def cancel_and_send(orders: SchedulerOutputs, traceparent: str) -> None:
             if driver._untold.finished:
                 (session,) = driver._sessions
                 driver.cancel_sequence(session, 1, 0)
-            await send(orders)
+            await send(orders, traceparent)
 
         monkeypatch.setattr(driver._group, "send", cancel_and_send)
         await router.send(scheduler_pb2.SessionRequest(submit=submit))

@@ -1,0 +1,110 @@
+"""A trace id for every call, and a span where spans are recorded."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import grpc
+import structlog
+
+from quire.rpc.handlers import behavior_of, rebuild
+from quire.tracing import TRACEPARENT, Span, SpanKind, TraceContext, set_current, tracer
+
+_OUR_SERVICES = "/quire.v1."
+# Spans tell of what comes to an end by itself.
+_ENDLESS = frozenset(
+    {
+        "/quire.v1.InferenceService/WatchCluster",
+        "/quire.v1.SchedulerService/Session",
+        "/quire.v1.WorkerService/Execute",
+    }
+)
+
+
+class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Continues the trace that a caller names as `traceparent`, or begins one.
+
+    The trace id is bound to the log lines of the call. Comes before the interceptor for errors,
+    whose log lines have it too, and whose outcome is the span's.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Wrap the handler of a call."""
+        method = handler_call_details.method
+        if not method.startswith(_OUR_SERVICES) or method in _ENDLESS:
+            return await continuation(handler_call_details)
+        span = _start(method[1:], _parent(handler_call_details.invocation_metadata))
+        # Each call is a task of its own: what is set here ends with it.
+        set_current(span)
+        structlog.contextvars.bind_contextvars(trace_id=span.context.trace_id)
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            _end(span, grpc.StatusCode.UNIMPLEMENTED)
+            return None
+        return _ending(handler, span) if tracer().is_on else handler
+
+
+def _parent(metadata: Sequence[tuple[str, str | bytes]]) -> TraceContext | None:
+    for key, value in metadata or ():
+        if key == TRACEPARENT and isinstance(value, str):
+            return TraceContext.parse(value)
+    return None
+
+
+def _start(method: str, parent: TraceContext | None) -> Span:
+    service, _, name = method.rpartition("/")
+    attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+    return tracer().start(method, parent, kind=SpanKind.SERVER, attributes=attributes)
+
+
+def _ending(handler: grpc.RpcMethodHandler, span: Span) -> grpc.RpcMethodHandler:
+    """Return a handler that ends the span of its call with what the call ends with."""
+    behavior = behavior_of(handler)
+
+    @contextmanager
+    def told(context: grpc.aio.ServicerContext) -> Iterator[None]:
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            _end(span, grpc.StatusCode.CANCELLED)
+            raise
+        except BaseException:
+            _end(span, _status(context))
+            raise
+        else:
+            _end(span, grpc.StatusCode.OK)
+
+    async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        with told(context):
+            return await behavior(request, context)
+
+    async def stream(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        with told(context):
+            async with aclosing(behavior(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+    wrapped = stream if inspect.isasyncgenfunction(behavior) else call
+    return rebuild(handler, wrapped, handler.request_deserializer)
+
+
+def _status(context: grpc.aio.ServicerContext) -> grpc.StatusCode:
+    """Return what a call that was aborted ends with."""
+    code = context.code()
+    for status in grpc.StatusCode:
+        if code in (status, status.value[0]):
+            return status
+    return grpc.StatusCode.UNKNOWN
+
+
+def _end(span: Span, status: grpc.StatusCode) -> None:
+    span.set("rpc.grpc.status_code", status.value[0])
+    if status is not grpc.StatusCode.OK:
+        span.fail(status.name)
+    span.end()
