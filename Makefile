@@ -48,6 +48,11 @@ lock: .venv/.ready ## Pin anew what the images hold, and fetch it into build/whe
 smoke: ## Check a running router from outside: TARGET=HOST:PORT, and TLS_DIR=, SERVER_NAME=, API_KEY= as it needs
 	@TLS_DIR='$(TLS_DIR)' SERVER_NAME='$(SERVER_NAME)' deploy/smoke.sh $(TARGET)
 
+monitoring-check: .venv/.ready ## Check what Prometheus and Grafana are given, and test its rules; needs promtool
+	@promtool check config deploy/monitoring/prometheus.yml
+	@promtool test rules tests/monitoring/*.test.yml
+	@$(BIN)/python -m pytest -q tests/monitoring
+
 deploy: .venv/.ready ## Render and check OVERLAY= with IMAGE_TAG= [IMAGE_REGISTRY= NAMESPACE= COMPONENTS=]; APPLY=1 puts it onto a cluster
 	@$(BIN)/python -m tools.deploy --overlay "$(OVERLAY)" --tag "$(IMAGE_TAG)" --registry "$(IMAGE_REGISTRY)" \
 		--namespace "$(or $(NAMESPACE),quire)" --components $(COMPONENTS) $(if $(filter 1,$(APPLY)),--apply)

@@ -55,6 +55,9 @@ class RouterAccount:
         prompt_tokens: of requests that have started, by model.
         output_tokens: that clients were sent, by model.
         latencies: by model.
+        key_requests: calls that have ended, by the name of their API key; none without keys.
+        key_prompt_tokens: likewise, of requests that have started.
+        key_output_tokens: likewise, that clients were sent.
         num_open: calls that have not ended.
     """
 
@@ -65,12 +68,19 @@ class RouterAccount:
         self.prompt_tokens: Counter[str] = Counter()
         self.output_tokens: Counter[str] = Counter()
         self.latencies: dict[str, Latencies] = {}
+        self.key_requests: Counter[str] = Counter()
+        self.key_prompt_tokens: Counter[str] = Counter()
+        self.key_output_tokens: Counter[str] = Counter()
         self.num_open = 0
 
-    def open(self) -> "RequestRecord":
-        """A call has come."""
+    def open(self, key: str = "") -> "RequestRecord":
+        """A call has come.
+
+        Args:
+            key: name of its API key; "" for none.
+        """
         self.num_open += 1
-        return RequestRecord(self)
+        return RequestRecord(self, key)
 
 
 class RequestRecord:
@@ -78,10 +88,12 @@ class RequestRecord:
 
     Args:
         account: to count in.
+        key: name of the call's API key; "" for none.
     """
 
-    def __init__(self, account: RouterAccount) -> None:
+    def __init__(self, account: RouterAccount, key: str) -> None:
         self._account = account
+        self._key = key
         self._model = ""
         self._num_outputs = 1
         self._arrival = time.monotonic()
@@ -114,6 +126,8 @@ class RequestRecord:
             case Started():
                 self._has_started = True
                 self._account.prompt_tokens[self._model] += event.num_prompt_tokens
+                if self._key:
+                    self._account.key_prompt_tokens[self._key] += event.num_prompt_tokens
                 self._latencies.queue.observe(time.monotonic() - self._arrival)
             case Finished():
                 self._count_output(event.finish_reason)
@@ -126,6 +140,8 @@ class RequestRecord:
             self._latencies.between_tokens.observe(now - self._last_tokens)
         self._last_tokens = now
         self._account.output_tokens[self._model] += num_tokens
+        if self._key:
+            self._account.key_output_tokens[self._key] += num_tokens
 
     def _count_output(self, reason: FinishReason) -> None:
         self._account.outputs[self._model, reason] += 1
@@ -158,3 +174,5 @@ class RequestRecord:
             self._is_counted = True
             self._account.num_open -= 1
             self._account.requests[self._model, outcome] += 1
+            if self._key:
+                self._account.key_requests[self._key] += 1

@@ -6,11 +6,32 @@ from collections.abc import Callable, Iterator
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from quire.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    QuireError,
+    RequestExistsError,
+    UnavailableError,
+)
 from quire.metrics.families import counter, gauge, histogram
 from quire.metrics.histogram import Histogram
 from quire.outputs import FinishReason
 from router.account import Latencies, RequestOutcome, RouterAccount
 from router.cells import CellPool, SubmissionReason
+
+# Errors that a Generate call may end with, so that their series are there before the first.
+_ERRORS = tuple(
+    (error.code, error.reason)
+    for error in (
+        InvalidRequestError,
+        ModelNotFoundError,
+        RequestExistsError,
+        OverloadedError,
+        UnavailableError,
+        QuireError,
+    )
+)
 
 
 class RouterCollector(Collector):
@@ -19,11 +40,18 @@ class RouterCollector(Collector):
     Args:
         account: of its requests.
         cells: that it knows.
+        num_unauthenticated: returns how many calls were refused for want of a key.
     """
 
-    def __init__(self, account: RouterAccount, cells: CellPool) -> None:
+    def __init__(
+        self,
+        account: RouterAccount,
+        cells: CellPool,
+        num_unauthenticated: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._account = account
         self._cells = cells
+        self._num_unauthenticated = num_unauthenticated
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families; of each model, series begin with its first request."""
@@ -48,8 +76,13 @@ class RouterCollector(Collector):
         yield counter(
             "quire_router_errors_total",
             "Generate calls that ended with an error, by status and reason.",
-            dict(account.errors),
+            dict.fromkeys(_ERRORS, 0) | account.errors,
             ("code", "reason"),
+        )
+        yield counter(
+            "quire_router_unauthenticated_total",
+            "Calls of any kind refused for want of a valid API key.",
+            self._num_unauthenticated(),
         )
         yield counter(
             "quire_router_outputs_total",
@@ -72,6 +105,25 @@ class RouterCollector(Collector):
             "Tokens sent to clients.",
             {(model,): account.output_tokens[model] for model in account.latencies},
             ("model",),
+        )
+        yield counter(
+            "quire_router_key_requests_total",
+            "Generate calls that have ended, by the name of their API key.",
+            {(key,): number for key, number in account.key_requests.items()},
+            ("key",),
+        )
+        yield counter(
+            "quire_router_key_tokens_total",
+            "Tokens of prompts and outputs, by the name of the API key.",
+            {
+                (key, kind): number
+                for kind, tokens in (
+                    ("prompt", account.key_prompt_tokens),
+                    ("output", account.key_output_tokens),
+                )
+                for key, number in tokens.items()
+            },
+            ("key", "kind"),
         )
         yield gauge("quire_router_open_requests", "Generate calls under way.", account.num_open)
         yield gauge(

@@ -44,10 +44,11 @@ class Router:
         self._admin: ServiceAdmin | None = None
         validator = Validator(tokenizer, self._cells.find_model, config.max_prompt_bytes)
         self._api_keys = ApiKeys(config.api_keys) if config.api_keys is not None else None
+        self._access = ApiKeyInterceptor(self._api_keys) if self._api_keys else None
         self._server = Server(
             [SERVICE_NAME],
             config.max_request_bytes,
-            interceptors=[ApiKeyInterceptor(self._api_keys)] if self._api_keys else [],
+            interceptors=[self._access] if self._access else [],
             tls=config.tls,
             client_certificates=config.client_certificates,
         )
@@ -69,12 +70,15 @@ class Router:
 
         self._admin = ServiceAdmin(
             "router",
-            RouterCollector(self._account, self._cells),
+            RouterCollector(self._account, self._cells, self._num_unauthenticated),
             RouterAliases(self._account),
             is_ready=lambda: self._server.is_serving,
             certificate_expiry=lambda: self._server.certificate_not_after,
         )
         return await self._admin.start(config)
+
+    def _num_unauthenticated(self) -> int:
+        return self._access.num_refused if self._access else 0
 
     async def start(self) -> str:
         """Listen, begin to connect, and return the address bound.

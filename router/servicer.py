@@ -6,6 +6,7 @@ from dataclasses import replace
 import grpc
 
 from quire.outputs import Delta, Event, TokenLogprobs
+from quire.rpc.access import caller_name
 from quire.tracing import current_span
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire import cell_status_to_proto, event_to_proto, model_info_to_proto
@@ -41,7 +42,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Stream the events of a request; a client that goes away takes its request with it."""
-        record = self._account.open()
+        record = self._account.open(caller_name())
         try:
             await self._generate(request, context, record)
         except Exception as error:

@@ -8,9 +8,11 @@ from typing import Self
 from rich.console import Console
 
 from quire import __version__
-from quire.cli.cluster import Cluster
+from quire.cli.cluster import Cluster, ClusterConfig
 from quire.client import AsyncClient
+from quire.errors import UnauthenticatedError
 from quire.outputs import CellStatus
+from quire.rpc import Role, TlsFiles
 
 
 class Progress:
@@ -44,7 +46,11 @@ class Progress:
 
 
 async def cell_status(target: str, tls_dir: str | None = None) -> CellStatus:
-    """Return what the router at `target` knows of its first cell."""
+    """Return what the router at `target` knows of its first cell.
+
+    Raises:
+        UnauthenticatedError: it wants an API key, and the environment has none.
+    """
     async with AsyncClient(target, tls_dir=tls_dir) as client:
         async for cells in client.watch_cluster():
             return cells[0]
@@ -62,29 +68,62 @@ def _places(cluster: Cluster) -> list[tuple[str, str, str]]:
     return children + workers
 
 
-async def print_ready(cluster: Cluster) -> None:
-    """Print model, cache, addresses and lines to paste."""
-    target = cluster.router.address
-    status = await cell_status(target, cluster.config.tls_dir)
+def _model_lines(cluster: Cluster, status: CellStatus | None) -> list[str]:
+    if status is None:
+        return [f"Quire {__version__} serves {cluster.config.model.name}"]
     model, state = status.model, status.state
     assert model is not None, "a router is ready once it knows the model"
     tokens = state.num_blocks * state.block_size
-    body = json.dumps({"text": "The list class", "samplingParams": {"maxTokens": 32}})
-    method = "quire.v1.InferenceService/Generate"
-    lines = [
+    return [
         f"Quire {__version__} serves {model.name}",
         f"  model      {model.architecture}, {model.dtype}, "
         f"{model.num_parameters / 1e6:,.1f} M parameters, up to {model.max_model_len:,} tokens",
         f"  KV cache   {state.num_blocks:,} blocks of {state.block_size} = {tokens:,} tokens "
         f"({tokens / model.max_model_len:,.1f} requests of full length at once)",
+    ]
+
+
+def _lines_to_paste(config: ClusterConfig, target: str) -> list[str]:
+    """Return commands that send a request; where a key is wanted, with QUIRE_API_KEY's."""
+    body = json.dumps({"text": "The list class", "samplingParams": {"maxTokens": 32}})
+    method = "quire.v1.InferenceService/Generate"
+    generate, grpcurl, buf, scheme = "", "-plaintext ", "--http2-prior-knowledge ", "http"
+    if config.tls_dir is not None:
+        directory = TlsFiles(config.tls_dir, Role.CLIENT).directory
+        generate = f"--tls-dir {config.tls_dir} "
+        options = {
+            "cacert": directory / "ca.crt",
+            "cert": directory / "tls.crt",
+            "key": directory / "tls.key",
+            "servername": Role.ROUTER,
+        }
+        grpcurl = "".join(f"-{name} {value} " for name, value in options.items())
+        buf, scheme = "".join(f"--{name} {value} " for name, value in options.items()), "https"
+    if config.api_keys is not None:
+        header = '-H "authorization: Bearer $QUIRE_API_KEY" '
+        grpcurl, buf = grpcurl + header, buf + header
+    return [
+        f"  quire generate {generate}--target {target} 'The list class'",
+        f"  grpcurl {grpcurl}-d '{body}' {target} {method}",
+        f"  buf curl --protocol grpc {buf}-d '{body}' {scheme}://{target}/{method}",
+    ]
+
+
+async def print_ready(cluster: Cluster) -> None:
+    """Print model, cache, addresses and lines to paste."""
+    config, target = cluster.config, cluster.router.address
+    try:
+        status = await cell_status(target, config.tls_dir)
+    except UnauthenticatedError:
+        status = None
+    lines = [
+        *_model_lines(cluster, status),
         *(
             f"  {name:<10} {address}{f' ({process})' if process else ''}"
             for name, address, process in _places(cluster)
         ),
-        "Try:",
-        f"  quire generate --target {target} 'The list class'",
-        f"  grpcurl -plaintext -d '{body}' {target} {method}",
-        f"  buf curl --protocol grpc --http2-prior-knowledge -d '{body}' http://{target}/{method}",
+        "Try:" if config.api_keys is None else "Try, with a key in QUIRE_API_KEY:",
+        *_lines_to_paste(config, target),
         "Ctrl-C stops everything.",
     ]
     Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)

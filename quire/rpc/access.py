@@ -85,10 +85,14 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     The name of the key is then bound to the log lines of the call, as `api_key`. A key is looked at
     once, when a call begins: one that runs when its key is revoked goes on to its end.
+
+    Attributes:
+        num_refused: calls refused so far.
     """
 
     def __init__(self, keys: ApiKeys):
         self._keys = keys
+        self.num_refused = 0
         self._num_open_streams = 0
 
     async def intercept_service(
@@ -101,6 +105,7 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return self._counted(await continuation(handler_call_details))
         name = self._authenticate(handler_call_details.invocation_metadata)
         if name is None:
+            self.num_refused += 1
             # Whatever the method's kind: of a stream no message is read before its handler asks
             # for one, so that nothing of a large request is held for those who may not send it.
             return grpc.stream_stream_rpc_method_handler(_refuse)

@@ -31,11 +31,11 @@ class Server:
         max_receive_bytes: longest message that is read.
         interceptors: of every call, outermost first; what they raise is told as handlers' errors
             are.
+        tls: certificate to show and authorities to trust; None speaks in the clear.
+        client_certificates: whether clients must show one, whose role then says what they may call.
 
     Attributes:
         is_serving: what health says.
-        tls: certificate to show and authorities to trust; None speaks in the clear.
-        client_certificates: whether clients must show one, whose role then says what they may call.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from quire.errors import PermissionDeniedError, UnavailableError
 from quire.outputs import Delta
 
 PARAMS = [
-    SamplingParams(temperature=t, seed=seed, max_tokens=700, ignore_eos=True)
+    SamplingParams(temperature=t, seed=seed, max_tokens=900, ignore_eos=True)
     for seed, t in enumerate((0.0, 0.7, 1.0))
 ]
 PROMPTS = ("The list class", "Return a copy of the", "A function definition")

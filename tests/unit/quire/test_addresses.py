@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.addresses import check_address, split_address
+from quire.addresses import check_address, check_listening, split_address
 from quire.errors import ConfigError
 
 
@@ -19,3 +19,16 @@ def test_a_host_is_what_sockets_take(address: str, host: str, port: str) -> None
 def test_anything_else_is_refused_by_the_name_of_its_field(address: str) -> None:
     with pytest.raises(ConfigError, match=r"field: HOST:PORT with a port in \[1, 65535\]"):
         check_address("field", address)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost"])
+def test_what_stays_on_this_machine_may_be_in_the_clear(host: str) -> None:
+    check_listening(host, is_encrypted=False, insecure=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.1", "::ffff:10.0.0.1", "worker-0"])
+def test_what_leaves_it_must_be_encrypted_or_asked_for(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"listening on .* in the clear"):
+        check_listening(host, is_encrypted=False, insecure=False)
+    check_listening(host, is_encrypted=True, insecure=False)
+    check_listening(host, is_encrypted=False, insecure=True)
