@@ -91,6 +91,9 @@ async def call(
         pytest.param(
             (("authorization", "Bearer wrong"), ("authorization", "Bearer alice")), id="two"
         ),
+        pytest.param(
+            (("authorization", "Bearer alice"), ("authorization", "Bearer wrong")), id="two more"
+        ),
         pytest.param((("authorization", "Bearer " + "a" * 4000),), id="long"),
     ],
 )
