@@ -61,6 +61,16 @@ async def test_preemptions_are_told_by_what_became_of_the_blocks(mode: str) -> N
         for reason in ("stop", "length", "error")
     ]
     assert sum(ends) == page("quire_scheduler_requests_admitted_total") == len(requests)
+    for name in ("queue", "prefill", "decode"):
+        assert page(f"quire_scheduler_{name}_seconds_count") == len(requests)
+    phases = "quire_scheduler_request_phase_seconds_total"
+    for phase in ("decode", "prefill"):
+        seconds = page(f"quire_scheduler_{phase}_seconds_sum")
+        assert page(phases, phase=phase) == pytest.approx(seconds)
+        assert seconds > 0
+    queued = [page(phases, phase=f"queue_{each}") for each in ("step", "blocks", "seqs", "tokens")]
+    assert sum(queued) == pytest.approx(page("quire_scheduler_queue_seconds_sum"))
+    assert page(phases, phase="preempted") > 0
     assert page("quire_scheduler_step_tokens_count") == worker.num_steps
     blocks = [
         page("quire_scheduler_kv_blocks", memory="device", state=state)
