@@ -57,6 +57,11 @@ class RequestLedger:
             else:
                 self._enter(before)
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the request arrived."""
+        return (self._clock() - self._arrived_us) / 1e6
+
     def submitted(self) -> None:
         """The request goes to a cell; if it was at another, that one turned it away."""
         self._leave_cell(Part.UNREPORTED)

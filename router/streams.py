@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import math
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
 import structlog
@@ -73,8 +72,7 @@ class RequestStream:
         context = structlog.contextvars.get_contextvars()
         context |= {"request_id": request.request_id, "trace_id": self.span.context.trace_id}
         self._log = log.bind(**context)
-        self._arrival = time.monotonic()
-        self._first_token: float | None = None
+        self._first_token_s: float | None = None
         # Unread by the client, in this order; then what the outputs hold.
         self._started: list[Started] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -143,8 +141,8 @@ class RequestStream:
         output = self._outputs[sequence_index]
         if output.finish_reason is not None:
             return False
-        if self._first_token is None:
-            self._first_token = time.monotonic()
+        if self._first_token_s is None:
+            self._first_token_s = self.ledger.elapsed_s
         stopped = output.push(token_id, logprobs)
         self._unread.set()
         if stopped:
@@ -226,11 +224,10 @@ class RequestStream:
     def _tell_end(self, *finish_reasons: str) -> None:
         """Say in log and span what came of the request."""
         num_output_tokens = sum(len(output.token_ids) for output in self._outputs)
-        first_token_s = self._first_token and self._first_token - self._arrival
-        describe_end(self.span, finish_reasons, num_output_tokens, first_token_s)
-        latency = {"latency_ms": _ms(time.monotonic() - self._arrival)}
-        if first_token_s is not None:
-            latency["first_token_ms"] = _ms(first_token_s)
+        describe_end(self.span, finish_reasons, num_output_tokens, self._first_token_s)
+        latency = {"latency_ms": _ms(self.ledger.elapsed_s)}
+        if self._first_token_s is not None:
+            latency["first_token_ms"] = _ms(self._first_token_s)
         self._log.info(
             "request_finished",
             finish_reason=",".join(finish_reasons),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "observability.md"
-ROW = re.compile(r"^\| `(\w+)` \| (gauge|counter|histogram) \| ([^|]*) \| (.+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(\w+)` \| (gauge|counter|histogram) \|([^|]*)\| (.+) \|$", re.MULTILINE)
 ALIAS = re.compile(r"^\| `(vllm:\w+)` \| (router|scheduler) \| (.+) \|$", re.MULTILINE)
 
 

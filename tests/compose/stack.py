@@ -105,7 +105,7 @@ class Stack:
         self.name = name
         self.certificates = directory / "certs"
         self.keys = directory / "keys"
-        # A port of its own for a second router.
+        # The next is for a second router.
         self.port = free_ports(2)
         self.api_key = ""
         self._files = files
@@ -113,7 +113,7 @@ class Stack:
             "COMPOSE_PROJECT_NAME": name,
             "QUIRE_CERTS": str(self.certificates),
             "QUIRE_KEYS": str(self.keys),
-            "QUIRE_PUBLISH": f"127.0.0.1:{self.port}-{self.port + 1}",
+            "QUIRE_PUBLISH": f"127.0.0.1:{self.port}",
             **(settings or {}),
         }
 
@@ -150,17 +150,28 @@ class Stack:
 
     # ---------------------------------------------------------------- containers
 
-    def compose(self, *arguments: str) -> str:
+    def compose(self, *arguments: str, settings: dict[str, str] | None = None) -> str:
         command = compose_command()
         assert command is not None, "why_not() was asked"
         files = [part for name in self._files for part in ("-f", str(DEPLOY / name))]
-        return run(*command, *files, *arguments, environment=self._settings)
+        return run(*command, *files, *arguments, environment=settings or self._settings)
 
     def up(self, *services: str, wait: bool = True) -> None:
         """Create and start services, all if none is named; return when they are healthy."""
         self.compose("up", "-d", "--no-recreate", *services)
         if wait:
             self.wait_healthy()
+
+    def scale_routers(self, number: int) -> None:
+        """Have one router or two, the second at the next port; return when they are healthy."""
+        with_range = self._settings | {
+            "QUIRE_PUBLISH": f"127.0.0.1:{self.port}-{self.port + number - 1}"
+        }
+        self.compose(
+            *("up", "-d", "--no-recreate", "--scale", f"router={number}", "router"),
+            settings=with_range,
+        )
+        self.wait_healthy()
 
     def down(self) -> None:
         self.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")

@@ -76,21 +76,14 @@ async def test_a_cell_joins_and_each_is_drained_in_turn(
 
 
 @asynccontextmanager
-async def two_routers(stack: Stack) -> AsyncIterator[list[AsyncClient]]:
+async def two_routers(stack: Stack) -> AsyncIterator[tuple[AsyncClient, AsyncClient]]:
     """Clients of the router and of a second one; the second is gone on the way out."""
     try:
-        await asyncio.to_thread(
-            stack.compose, "up", "-d", "--no-recreate", "--scale", "router=2", "router"
-        )
-        await asyncio.to_thread(stack.wait_healthy)
+        await asyncio.to_thread(stack.scale_routers, 2)
         async with stack.client() as first, stack.client(port=stack.port + 1) as second:
-            yield [first, second]
+            yield first, second
     finally:
-        await asyncio.to_thread(scale_to_one_router, stack)
-
-
-def scale_to_one_router(stack: Stack) -> None:
-    stack.compose("up", "-d", "--no-recreate", "--scale", "router=1", "router")
+        await asyncio.to_thread(stack.scale_routers, 1)
 
 
 async def test_a_second_router_shares_the_cell_and_leaves_without_an_error(
@@ -105,7 +98,7 @@ async def test_a_second_router_shares_the_cell_and_leaves_without_an_error(
         streams = [asyncio.create_task(collect(second, i, arrived[i])) for i in range(len(PROMPTS))]
         await asyncio.gather(*(event.wait() for event in arrived))
         assert not any(stream.done() for stream in streams)
-        await asyncio.to_thread(scale_to_one_router, stack)
+        await asyncio.to_thread(stack.scale_routers, 1)
         assert await asyncio.gather(*streams) == expected
         assert len(stack.containers("router")) == 1
         await until_answering(first, expected[0])

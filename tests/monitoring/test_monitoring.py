@@ -100,13 +100,11 @@ def test_each_alert_that_fires_never_or_always_fails_a_test(
     assert failed == {rule["alert"] for rule in rules(ALERTS)}
 
 
-def test_every_recording_rule_is_used_and_named_for_what_it_reads() -> None:
+def test_every_recording_rule_is_used() -> None:
     everything = dashboard_expressions() + [rule["expr"] for rule in rules(ALERTS)]
     used = set().union(*map(names_in, everything))
     for rule in rules(RECORDING):
         assert rule["record"] in used, f"nobody asks for {rule['record']}"
-        metric = rule["record"].split(":")[1]
-        assert any(name.startswith(metric) for name in names_in(rule["expr"])), rule["record"]
 
 
 @pytest.mark.parametrize("path", [RECORDING, ALERTS, DASHBOARD], ids=lambda path: path.name)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -19,6 +20,16 @@ LOCKED = [path for path in LISTS if path.stem != "worker-cuda"]
 
 def names(paths: list[Path]) -> list[str]:
     return [path.stem for path in paths]
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def dependencies() -> list[str]:
+    """What the package needs, and what it can use in a container."""
+    declared = project()["project"]
+    return [*declared["dependencies"], *declared["optional-dependencies"]["traces"]]
 
 
 def requirements(path: Path) -> dict[str, Requirement]:
@@ -57,8 +68,7 @@ def test_a_lock_pins_all_that_is_asked_for_with_hashes(path: Path) -> None:
 
 @pytest.mark.parametrize("path", LISTS, ids=names(LISTS))
 def test_images_ask_for_no_more_than_the_package_does(path: Path) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    allowed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    allowed = [*dependencies(), *project()["build-system"]["requires"]]
     allowed += ["cmake>=3.26", "ninja>=1.11", "pip>=25.1"]  # what scikit-build-core fetches; pip
     by_name = {canonicalize_name(Requirement(line).name): Requirement(line) for line in allowed}
     for name, requirement in requirements(path).items():
@@ -78,10 +88,8 @@ def test_images_ask_for_no_more_than_the_package_does(path: Path) -> None:
 def test_an_image_leaves_out_only_what_its_service_never_imports(
     name: str, without: set[str]
 ) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    dependencies = {Requirement(line).name for line in project["project"]["dependencies"]}
     asked_for = requirements(DOCKER / "requirements" / f"{name}.in").keys()
-    assert dependencies - asked_for == without
+    assert {Requirement(line).name for line in dependencies()} - asked_for == without
 
 
 def test_all_images_hold_the_same_versions() -> None:

@@ -181,6 +181,7 @@ class RayLauncher(Launcher):
                     config.log_level,
                     config.tls_dir,
                     config.insecure,
+                    config.otlp_endpoint,
                 )
             )
         self.statuses = await asyncio.gather(*map(self._first_status, range(len(self._actors))))

@@ -48,6 +48,7 @@ class RayWorker:
         log_level: of the worker's log.
         tls_dir: certificates, on every node at the same place; None speaks in the clear.
         insecure: whether to listen beyond the node in the clear.
+        otlp_endpoint: where its traces go, as the node reaches it; None sends none.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class RayWorker:
         log_level: str,
         tls_dir: str | None,
         insecure: bool,
+        otlp_endpoint: str | None = None,
     ) -> None:
         import ray
 
         # Read when torch is imported: its idle threads must not spin on the cores of others.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        from quire import tracing
         from quire.cli.options import open_tls
         from quire.rpc import Role
         from worker_svc.config import Announcement, WorkerConfig
@@ -76,6 +79,7 @@ class RayWorker:
         self._address, self._error = "", ""
         host = host or ray.util.get_node_ip_address()
         try:
+            tracing.configure("worker", otlp_endpoint)
             config = WorkerConfig(
                 host=host,
                 port=0,
@@ -96,8 +100,11 @@ class RayWorker:
 
     def stop(self) -> None:
         """Stop the worker; the process may be killed afterwards."""
+        from quire import tracing
+
         for server in self._servers:
             self._run(server.stop())
+        tracing.tracer().stop()
 
     async def _serve(self, config: "WorkerConfig") -> str:
         from quire import log
