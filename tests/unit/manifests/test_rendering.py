@@ -22,12 +22,13 @@ COMPONENTS = {
     "model": ("cpu", "model"),
     "mtls": ("cpu", "mtls"),
     "servicemonitor": ("cpu", "servicemonitor"),
+    "tracing": ("cpu", "tracing"),
 }
 COMBINATIONS = (
     *((overlay,) for overlay in OVERLAYS),
     *COMPONENTS.values(),
     ("lws", "gpu", "model", "mtls", "api-keys", "servicemonitor", "autoscaling/cells"),
-    ("prod", "servicemonitor", "autoscaling/routers", "grpcroute"),
+    ("prod", "servicemonitor", "autoscaling/routers", "grpcroute", "tracing"),
 )
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.unit.manifests.rendering import DELETE, broken_rules, find, findings, fresh, plant
 from tools.manifests import rules, schemas
+from tools.manifests.render import ROOT
+from tools.manifests.rules.network import TRACES_OPTION
 
 ROUTER = "Deployment/quire-router"
 SCHEDULER = "StatefulSet/quire-scheduler-a"
@@ -49,6 +51,7 @@ class Mistake:
 
 PROD, LWS = ("prod",), ("lws",)
 MONITORED, ROUTED = ("cpu", "servicemonitor"), ("cpu", "grpcroute")
+TRACED = ("cpu", "tracing")
 SCALED = ("cpu", "autoscaling/routers")
 
 MISTAKES = [
@@ -162,6 +165,9 @@ MISTAKES = [
         "network", "NetworkPolicy/quire-worker-a", "spec ingress 1 ports", DELETE, found_at=WORKER
     ),
     Mistake("network", WORKER, f"{POD} securityContext sysctls", DELETE),
+    Mistake("network", "NetworkPolicy/quire-tracing", "", DELETE, TRACED, found_at=ROUTER),
+    Mistake("network", OPTIONS, f"data {TRACES_OPTION}", "http://a:4318", TRACED, found_at=ROUTER),
+    Mistake("network", OPTIONS, f"data {TRACES_OPTION}", DELETE, TRACED, found_at=ROUTER),
     Mistake("network", "NetworkPolicy/quire-router", "spec egress 1", ANYBODY, found_at=ROUTER),
     Mistake(
         "network", "NetworkPolicy/quire-scheduler-a", "spec ingress 1", ANYBODY, found_at=SCHEDULER
@@ -277,6 +283,17 @@ def test_a_cell_that_is_open_to_another_is_found(policy: str, path: str, found: 
     reason = "it does not call that" if "egress" in found else "that does not call it"
     plant(find(objects, policy), f"{path} 0 podSelector matchLabels quire-cell", DELETE)
     assert [str(one) for one in broken_rules(objects)] == [f"{found} at 50052: {reason}"]
+
+
+def test_autoscalers_ask_for_metrics_that_there_are() -> None:
+    (cells,) = (
+        each for each in fresh("lws", "autoscaling/cells") if each["kind"] == "ScaledObject"
+    )
+    queries = [trigger["metadata"]["query"] for trigger in cells["spec"]["triggers"]]
+    named = {name for query in queries for name in re.findall(r"quire_\w+", query)}
+    page = (ROOT / "docs" / "observability.md").read_text()
+    assert named
+    assert all(f"`{name}`" in page for name in named), named
 
 
 def test_every_rule_has_a_planted_mistake() -> None:

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from itertools import product
+from urllib.parse import urlsplit
 
+from tools.manifests.environment import environment
 from tools.manifests.objects import Finding, Manifests, Object, PodTemplate, matches, where
 
 DNS_PORT = 53
 ADMIN_PORT = 9090
+TRACES_PORT = 4317
+TRACES_OPTION = "OTEL_EXPORTER_OTLP_ENDPOINT"
 # Of workers, from which ranks get the ports on which they meet.
 EPHEMERAL = (54000, 60999)
 SYSCTL = {"name": "net.ipv4.ip_local_port_range", "value": "{} {}".format(*EPHEMERAL)}
@@ -34,7 +38,7 @@ def check_network(manifests: Manifests) -> Iterator[Finding]:
         ):
             advice = f"set the sysctl {SYSCTL['name']} to {SYSCTL['value']}, where ranks may meet"
             yield Finding(pod.where, "network", advice)
-        yield from _outside(policies, pod)
+        yield from _outside(manifests, policies, pod)
     for source, target in product(manifests.pods, repeat=2):
         yield from _hop(policies, source, target)
 
@@ -136,29 +140,38 @@ def _hop(policies: list[Object], source: PodTemplate, target: PodTemplate) -> It
                 yield Finding(target.where, "network", advice)
 
 
-def _outside(policies: list[Object], pod: PodTemplate) -> Iterator[Finding]:
+def _outside(manifests: Manifests, policies: list[Object], pod: PodTemplate) -> Iterator[Finding]:
     """Check what a pod may have to do with others than Quire's."""
-    resolves = False
+    called = {DNS_PORT}
+    if endpoint := environment(manifests, pod, pod.main).get(TRACES_OPTION):
+        called.add(urlsplit(endpoint).port or TRACES_PORT)
+    permitted = set()
     for rule in _rules(policies, pod, "Egress"):
-        peers = _peers(rule)
-        if peers is not None and not any(
-            peer.keys() & {"ipBlock", "namespaceSelector"} for peer in peers
-        ):
+        if _is_inside(rule):
             continue
-        named = {port for low, high in _ports(rule) for port in (low, high)}
-        resolves = resolves or named == {DNS_PORT}
-        if peers is None or named != {DNS_PORT}:
-            yield Finding(pod.where, "network", "permit no egress but to Quire and to DNS")
-    if not resolves:
-        yield Finding(pod.where, "network", f"permit egress to DNS, port {DNS_PORT}")
-    open_to_all = {ADMIN_PORT, pod.ports.get("grpc", 0) if pod.command == "router" else ADMIN_PORT}
+        for low, high in _ports(rule):
+            permitted.add(low)
+            if _peers(rule) is None or low != high or low not in called:
+                advice = f"permit no egress at port {low}, but to Quire, DNS and its collector"
+                yield Finding(pod.where, "network", advice)
+    for port in sorted(called - permitted):
+        name = "DNS" if port == DNS_PORT else "the collector of traces"
+        yield Finding(pod.where, "network", f"permit egress to {name}, port {port}")
+    open_to_all = {ADMIN_PORT}
+    if pod.command == "router":
+        open_to_all.add(pod.ports.get("grpc", 0))
     for rule in _rules(policies, pod, "Ingress"):
-        peers = _peers(rule)
-        if peers is not None and not any(
-            peer.keys() & {"ipBlock", "namespaceSelector"} for peer in peers
-        ):
+        if _is_inside(rule):
             continue
         for low, high in _ports(rule, pod):
             if low != high or low not in open_to_all:
                 advice = f"permit others no ingress at port {low}"
                 yield Finding(pod.where, "network", advice)
+
+
+def _is_inside(rule: Object) -> bool:
+    """Return whether a rule names pods of this namespace alone."""
+    peers = _peers(rule)
+    return peers is not None and not any(
+        peer.keys() & {"ipBlock", "namespaceSelector"} for peer in peers
+    )

@@ -37,17 +37,24 @@ def _extensions() -> dict[tuple[str, str], Any]:
     }
 
 
-def _built_in(each: Object) -> Iterator[str]:
+def _built_in(each: Object) -> tuple[str, ...]:
+    return _validated(json.dumps(each, sort_keys=True))
+
+
+@cache
+def _validated(text: str) -> tuple[str, ...]:
+    """Validate an object, as JSON, once: reading its schema takes most of the time."""
+    each = json.loads(text)
     for version in VERSIONS:
         try:
             kubernetes_validate.validate(each, version, strict=True)
         except kubernetes_validate.ValidationError as error:
             path = ".".join(map(str, error.path))
-            yield f"{path}: {error.message} (Kubernetes {version})"
-            return
+            return (f"{path}: {error.message} (Kubernetes {version})",)
         except kubernetes_validate.SchemaNotFoundError:
-            yield f"{each.get('apiVersion')} is unknown to Kubernetes {version}, and has no schema"
-            return
+            api = each.get("apiVersion")
+            return (f"{api} is unknown to Kubernetes {version}, and has no schema",)
+    return ()
 
 
 def _extension(each: Object, schema: Any) -> Iterator[str]:
