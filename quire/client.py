@@ -47,6 +47,8 @@ _ERRORS: dict[grpc.StatusCode, type[QuireError]] = {
     grpc.StatusCode.NOT_FOUND: ModelNotFoundError,
     grpc.StatusCode.ALREADY_EXISTS: RequestExistsError,
     grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+    # Not by us: a server, or what stands before it, gave the call up.
+    grpc.StatusCode.CANCELLED: UnavailableError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.FAILED_PRECONDITION: ConfigError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,

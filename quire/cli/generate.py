@@ -28,6 +28,14 @@ def generate(
         str, typer.Option(metavar="HOST:PORT", help="Where the router listens.")
     ] = "127.0.0.1:50051",
     api_key: options.ApiKey = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            envvar="QUIRE_INSECURE",
+            help="Let the key go over a network in the clear.",
+        ),
+    ] = False,
     model: Annotated[
         str, typer.Option(help="Served model to use.", show_default="the only one")
     ] = "",
@@ -148,7 +156,9 @@ def generate(
             spaces_between_special_tokens=spaces_between_special_tokens,
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
-        with Client(target, tls_dir=tls_dir, server_name=server_name, api_key=api_key) as client:
+        with Client(
+            target, tls_dir=tls_dir, server_name=server_name, api_key=api_key, insecure=insecure
+        ) as client:
             printer = StreamPrinter(params)
             for event in client.stream(
                 prompt,

@@ -75,7 +75,8 @@ def call_metadata(
     insecure = insecure or os.environ.get("QUIRE_INSECURE") == "1"
     if not (encrypted or insecure or is_loopback(split_address(target)[0])):
         raise ConfigError(
-            f"api_key: would go to {target} in the clear; give tls_dir, or insecure to have it so"
+            f"api_key: would go to {target} in the clear; give tls_dir, or insecure "
+            "(QUIRE_INSECURE=1) on a network that you trust"
         )
     return ((METADATA_KEY, f"{SCHEME} {api_key}"),)
 

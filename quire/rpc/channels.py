@@ -4,7 +4,7 @@ from typing import Any
 
 import grpc
 
-from quire.rpc.options import CHANNEL_OPTIONS
+from quire.rpc.options import CLEAR_CHANNEL_OPTIONS
 from quire.rpc.renewal import RenewingChannel, RenewingSyncChannel
 from quire.rpc.tls import TlsFiles
 
@@ -21,7 +21,7 @@ def open_channel(
             `address`.
     """
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=CLEAR_CHANNEL_OPTIONS)
     return RenewingChannel(address, tls, server_name)
 
 
@@ -30,5 +30,5 @@ def open_sync_channel(
 ) -> Any:  # grpc.Channel, or what a stub needs of it
     """Return a channel as `open_channel` does, for code without an event loop."""
     if tls is None:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.insecure_channel(address, options=CLEAR_CHANNEL_OPTIONS)
     return RenewingSyncChannel(address, tls, server_name)

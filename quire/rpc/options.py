@@ -24,6 +24,12 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # Containers come back with other addresses; the default is 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 )
+# In the clear: not by way of a proxy that the environment names, which would read it all.
+CLEAR_CHANNEL_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0))
+
+# Calls that have come and no handler has yet; above it grpc ends some as CANCELLED, by chance. Its
+# own bound of 1,000 is below what a router queues, and it is a router that says RESOURCE_EXHAUSTED.
+MAX_PENDING_CALLS = 16_384
 
 
 def server_options(max_receive_bytes: int = MAX_MESSAGE_BYTES) -> tuple[tuple[str, int], ...]:
@@ -34,4 +40,6 @@ def server_options(max_receive_bytes: int = MAX_MESSAGE_BYTES) -> tuple[tuple[st
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", max_receive_bytes),
         ("grpc.so_reuseport", 0),
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     )

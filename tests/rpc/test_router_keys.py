@@ -15,10 +15,12 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_status import rpc_status
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
-from quire import AsyncClient, Client, SamplingParams
+from quire import LLM, AsyncClient, Client, SamplingParams
 from quire.api_key_file import ApiKey, digest, editing
 from quire.api_keys import utc_now
+from quire.cli.main import app
 from quire.errors import ConfigError, UnauthenticatedError
 from quire.outputs import Finished, Started
 from quire.rpc import open_channel
@@ -265,7 +267,7 @@ async def test_a_call_is_refused_before_its_request_is_there(keyed) -> None:
             assert await stream.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_thousand_wrong_keys_disturb_nobody(keyed) -> None:
+async def test_thousands_of_wrong_keys_at_once_disturb_nobody(keyed) -> None:
     async with (
         AsyncClient(keyed.address, api_key="alice") as client,
         open_channel(keyed.address) as channel,
@@ -276,7 +278,7 @@ async def test_a_thousand_wrong_keys_disturb_nobody(keyed) -> None:
             metadata = (("authorization", f"Bearer guess-{number}"),)
             return await method(b"", metadata=metadata).code()
 
-        guesses = [asyncio.create_task(guess(number)) for number in range(1000)]
+        guesses = [asyncio.create_task(guess(number)) for number in range(5000)]
         completion = await client.generate("list", SamplingParams(max_tokens=3, ignore_eos=True))
         assert len(completion.token_ids) == 3
         assert set(await asyncio.gather(*guesses)) == {grpc.StatusCode.UNAUTHENTICATED}
@@ -324,3 +326,54 @@ async def test_a_router_does_not_start_without_its_file_of_keys(tmp_path) -> Non
         async with running_router(tmp_path, FakeScheduler(), api_keys=tmp_path / "none"):
             pass
     assert RouterConfig(model=str(tmp_path)).api_keys is None
+
+
+async def test_in_the_clear_no_proxy_of_the_environment_hears_the_key(keyed, monkeypatch) -> None:
+    heard: list[bytes] = []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read(1000))
+        writer.close()
+
+    server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    for name in ("http_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.setenv(name, address)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    async with server, AsyncClient(keyed.address, api_key="alice") as client:
+        assert await client.list_models()
+
+        def ask() -> None:
+            with Client(keyed.address, api_key="alice") as sync_client:
+                assert sync_client.list_models()
+
+        await asyncio.to_thread(ask)
+    assert not heard
+
+
+async def test_the_command_line_sends_the_key_and_does_not_repeat_it(keyed, monkeypatch) -> None:
+    def generate(*options: str, **env: str) -> tuple[int, str]:
+        command = ["generate", "list", "--target", keyed.address, "--max-tokens", "2", *options]
+        result = CliRunner(env=env).invoke(app, command)
+        return result.exit_code, result.output
+
+    status, output = await asyncio.to_thread(generate)
+    assert status == 1
+    assert REFUSAL in output
+    for options, env in (((), {"QUIRE_API_KEY": "bob"}), (("--api-key", "bob"), {})):
+        status, output = await asyncio.to_thread(generate, *options, **env)
+        assert status == 0
+    for options in (("--api-key", "quire-secret"), ("--api-key", "quire secret"), ("--help",)):
+        status, output = await asyncio.to_thread(generate, *options, QUIRE_API_KEY="quire-secret")
+        assert "secret" not in output
+
+
+async def test_the_offline_api_calls_a_router_that_wants_a_key(keyed) -> None:
+    def run(api_key: str) -> int:
+        with LLM(target=keyed.address, api_key=api_key) as llm:
+            return len(llm.generate(["list"], SamplingParams(max_tokens=2), use_tqdm=False))
+
+    assert await asyncio.to_thread(run, "alice") == 1
+    with pytest.raises(UnauthenticatedError):
+        await asyncio.to_thread(run, "wrong")
