@@ -48,6 +48,7 @@ class FakeRequest:
     num_resumed: int
     seed: int
     output: list[int]
+    traceparent: str
 
 
 @dataclass(eq=False)
@@ -209,6 +210,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             len(output),
             params.seed if params.HasField("seed") else self._seed,
             output,
+            submit.traceparent,
         )
         assert not request.output or params.HasField("seed"), "resumed without a seed"
         self.submitted.append(request)
