@@ -49,7 +49,7 @@ smoke: ## Check a running router from outside: TARGET=HOST:PORT, and TLS_DIR=, S
 	@TLS_DIR='$(TLS_DIR)' SERVER_NAME='$(SERVER_NAME)' deploy/smoke.sh $(TARGET)
 
 monitoring-check: .venv/.ready ## Check what Prometheus and Grafana are given, and test its rules; needs promtool
-	@promtool check config deploy/monitoring/prometheus.yml
+	@promtool check config deploy/monitoring/prometheus.yml deploy/monitoring/prometheus.compose.yml
 	@promtool test rules tests/monitoring/*.test.yml
 	@$(BIN)/python -m pytest -q tests/monitoring
 

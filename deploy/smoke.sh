@@ -14,21 +14,29 @@ health=grpc.health.v1.Health/Check
 service=quire.v1.InferenceService
 failed=0
 
+# Each sets `line`, the command to run.
 if command -v grpcurl >/dev/null; then
-  tool=(grpcurl -connect-timeout 5 -max-time 60)
-  [ -z "$API_KEY" ] || tool+=(-expand-headers -H 'authorization: Bearer ${API_KEY}')
+  tool=(grpcurl)
   if [ -n "$tls" ]; then
     tool+=(-cacert "$tls/ca.crt" -authority "$name")
     [ ! -e "$tls/tls.key" ] || tool+=(-cert "$tls/tls.crt" -key "$tls/tls.key")
   else
     tool+=(-plaintext)
   fi
-  list() { "${tool[@]}" "$target" list; }
-  describe() { "${tool[@]}" "$target" describe "$service"; }
-  call() { "${tool[@]}" -d "$2" "$target" "$1"; }
+  list() { line=("${tool[@]}" "$target" list); }
+  describe() { line=("${tool[@]}" "$target" describe "$service"); }
+  call() { line=("${tool[@]}" -d "$2" "$target" "$1"); }
+  # The key goes by way of the environment, as command lines can be seen by all users of a machine.
+  run() {
+    if [ -n "$API_KEY" ]; then
+      timeout 60 "$1" -expand-headers -H 'authorization: Bearer ${API_KEY}' "${@:2}"
+    else
+      timeout 60 "$@"
+    fi
+  }
 elif buf=$(command -v buf || command -v "$(dirname "$0")/../.venv/bin/buf"); then
   url=http://$target
-  tool=("$buf" curl --protocol grpc --connect-timeout 5)
+  tool=("$buf" curl --protocol grpc)
   if [ -n "$tls" ]; then
     url=https://$target
     tool+=(--cacert "$tls/ca.crt" --servername "$name")
@@ -36,21 +44,36 @@ elif buf=$(command -v buf || command -v "$(dirname "$0")/../.venv/bin/buf"); the
   else
     tool+=(--http2-prior-knowledge)
   fi
-  # A key goes by way of a file, as command lines can be seen by all users of a machine.
+  list() { line=("${tool[@]}" --list-services "$url"); }
+  describe() { line=("${tool[@]}" --list-methods "$url"); }
+  call() { line=("${tool[@]}" -d "$2" "$url/$1"); }
+  # The key goes by way of a pipe, for the same reason.
   headers() { [ -z "$API_KEY" ] || printf 'authorization: Bearer %s\n' "$API_KEY"; }
-  list() { timeout 60 "${tool[@]}" --list-services "$url"; }
-  describe() { timeout 60 "${tool[@]}" --list-methods "$url"; }
-  call() { timeout 60 "${tool[@]}" --header @<(headers) --data "$2" "$url/$1"; }
+  run() { timeout 60 "$@" --connect-timeout 5 --header @<(headers); }
 else
   echo "error: neither grpcurl nor buf is installed" >&2
   exit 2
 fi
 
-# check WHAT PATTERN COMMAND...: the output of the command, errors included, must match.
+# show COMMAND...: as it would be typed.
+show() {
+  local word
+  printf '$ %s' "${1##*/}"
+  for word in "${@:2}"; do
+    case $word in
+    *[\ \{]*) printf " '%s'" "$word" ;;
+    *) printf ' %s' "$word" ;;
+    esac
+  done
+  echo
+}
+
+# check WHAT PATTERN COMMAND...: the output of the line that the command sets, errors included, must match.
 check() {
   local what=$1 pattern=$2 output
-  shift 2
-  output=$("$@" 2>&1)
+  "${@:3}"
+  show "${line[@]}"
+  output=$(run "${line[@]}" 2>&1)
   if grep -Eq -- "$pattern" <<<"$output"; then
     printf '%-8s%s\n' ok "$what"
   else
@@ -59,10 +82,10 @@ check() {
   fi
 }
 
-echo "$target, by ${tool[0]##*/}${tls:+, TLS}${API_KEY:+, API key}"
+[ -z "$API_KEY" ] || echo "with -H 'authorization: Bearer \$API_KEY':"
 check "lists its services" "^$service\$" list
 check "describes them" "Generate" describe
-check "is healthy" 'SERVING"' call "$health" '{}'
+check "is healthy" '"SERVING"' call "$health" '{}'
 check "serves a model" '"name"' call "$service/ListModels" '{}'
 check "counts tokens" '"token_?[iI]ds"' call "$service/Tokenize" '{"text": "The list class"}'
 check "generates" '"finished"' call "$service/Generate" '{"text": "The list class", "samplingParams": {"maxTokens": 8}}'

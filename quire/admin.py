@@ -102,9 +102,8 @@ class AdminServer:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 if self._num_connections > MAX_CONNECTIONS:
-                    page, with_body = Page("too many connections\n", _UNAVAILABLE), True
-                else:
-                    page, with_body = await self._answer(reader)
+                    return  # without a word: nobody who means well opens so many
+                page, with_body = await self._answer(reader)
                 writer.write(_to_bytes(page, with_body=with_body))
                 await writer.drain()
         except (TimeoutError, OSError):
@@ -138,16 +137,13 @@ class AdminServer:
             return Page("failed\n", HTTPStatus.INTERNAL_SERVER_ERROR), method == "GET"
 
 
-_UNAVAILABLE = HTTPStatus.SERVICE_UNAVAILABLE
-
-
 def verdict(reason: str) -> Page:
     """Return the page of a probe: "ok", or 503 with the reason why not.
 
     Args:
         reason: one line; empty if all is well.
     """
-    return Page(f"{reason}\n", _UNAVAILABLE) if reason else Page("ok\n")
+    return Page(f"{reason}\n", HTTPStatus.SERVICE_UNAVAILABLE) if reason else Page("ok\n")
 
 
 def _to_bytes(page: Page, *, with_body: bool) -> bytes:

@@ -222,11 +222,10 @@ class RouterAliases(Collector):
             series = {(model,): tokens[model] for model in account.latencies}
             yield counter(f"vllm:{name}", documentation, series, ("model_name",))
         names = (
-            "request_queue_time_seconds",
             "time_to_first_token_seconds",
             "inter_token_latency_seconds",
             "e2e_request_latency_seconds",
         )
-        for name, (_, documentation, pick) in zip(names, _LATENCIES, strict=True):
+        for name, (_, documentation, pick) in zip(names, _LATENCIES[1:], strict=True):
             latencies = {(model,): pick(each) for model, each in account.latencies.items()}
             yield histogram(f"vllm:{name}", documentation, latencies, ("model_name",))

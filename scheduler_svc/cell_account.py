@@ -1,12 +1,19 @@
 """What a cell has done so far, and how it is: the state that it reports."""
 
 from collections import Counter
+from operator import attrgetter
 
 from quire.metrics.histogram import COUNT_BOUNDS, LATENCY_BOUNDS_S, Histogram
 from quire.outputs import CellState, FinishReason
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.step import StepOutcome
 from scheduler_svc.worker_group import ExecutedStep
+
+# Parts of a TimeAccount that a scheduler knows.
+QUEUE_PHASES = ("queue_step", "queue_blocks", "queue_seqs", "queue_tokens")
+REQUEST_PHASES = (*QUEUE_PHASES, "not_ready", "preempted", "prefill", "decode")
+_TIMES_US = attrgetter(*(f"{phase}_us" for phase in REQUEST_PHASES))
 
 
 class CellAccount:
@@ -24,6 +31,10 @@ class CellAccount:
         num_admitted: requests queued so far, those that go on from another cell among them.
         num_refused: requests refused so far, by the reason of the error.
         num_ended: sequences that ended so far, by why.
+        phase_us: time of the requests that ended of themselves, by what they did or waited for.
+        queue_seconds: that each of them was queued before its first step.
+        prefill_seconds: that each was part of steps before it had a token.
+        decode_seconds: from its first token to its last.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -35,6 +46,10 @@ class CellAccount:
         self.num_admitted = 0
         self.num_refused: Counter[str] = Counter()
         self.num_ended: Counter[FinishReason] = Counter()
+        self.phase_us: Counter[str] = Counter()
+        self.queue_seconds = Histogram(LATENCY_BOUNDS_S)
+        self.prefill_seconds = Histogram(LATENCY_BOUNDS_S)
+        self.decode_seconds = Histogram(LATENCY_BOUNDS_S)
         self._block_size = block_size
         self._steps = 0
         self._tokens = 0
@@ -57,6 +72,19 @@ class CellAccount:
         self.step_seconds.observe(1e-6 * executed.elapsed_us)
         self.step_tokens.observe(executed.num_tokens)
         self.step_sequences.observe(executed.num_sequences)
+
+    def count_ends(self, outcome: StepOutcome) -> None:
+        """Add the sequences and requests that ended with a step."""
+        for finished in outcome.finished:
+            self.num_ended[finished.finish_reason] += 1
+        for group_id in outcome.ended_group_ids:
+            time = outcome.times[group_id].account
+            times_us = _TIMES_US(time)
+            for phase, time_us in zip(REQUEST_PHASES, times_us, strict=True):
+                self.phase_us[phase] += time_us
+            self.queue_seconds.observe(1e-6 * sum(times_us[: len(QUEUE_PHASES)]))
+            self.prefill_seconds.observe(1e-6 * time.prefill_us)
+            self.decode_seconds.observe(1e-6 * time.decode_us)
 
     def state(
         self, scheduler: Scheduler, blocks: BlockSpaceManager, *, draining: bool

@@ -387,8 +387,7 @@ class Driver:
         self._traces.step_received(executed)
         self._traces.told(self._untold)
         self._account.count(executed, len(self._untold.token_ids))
-        for finished in self._untold.finished:
-            self._account.num_ended[finished.finish_reason] += 1
+        self._account.count_ends(self._untold)
         costs, report = self._scheduler.preemption_costs, executed.report
         costs.observe_step(executed.num_tokens, report.model_us)
         if executed.num_swapped_blocks:

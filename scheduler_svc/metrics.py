@@ -7,6 +7,7 @@ from prometheus_client.registry import Collector
 
 from quire.metrics.families import counter, gauge, histogram
 from quire.outputs import CellState, FinishReason
+from scheduler_svc.cell_account import REQUEST_PHASES
 from scheduler_svc.driver import Driver
 
 # Reasons of refusals, so that their series are there before the first.
@@ -81,6 +82,27 @@ class SchedulerCollector(Collector):
                 if reason is not FinishReason.ABORT
             },
             ("reason",),
+        )
+        yield counter(
+            "quire_scheduler_request_phase_seconds_total",
+            "Time of requests that ended of themselves, by what they did or waited for.",
+            {(phase,): 1e-6 * account.phase_us[phase] for phase in REQUEST_PHASES},
+            ("phase",),
+        )
+        yield histogram(
+            "quire_scheduler_queue_seconds",
+            "Time that each of them was queued before its first step.",
+            account.queue_seconds,
+        )
+        yield histogram(
+            "quire_scheduler_prefill_seconds",
+            "Time from the first step of each of them to its first token.",
+            account.prefill_seconds,
+        )
+        yield histogram(
+            "quire_scheduler_decode_seconds",
+            "Time from the first token of each of them to its last.",
+            account.decode_seconds,
         )
         yield gauge(
             "quire_scheduler_outstanding_tokens",
@@ -233,12 +255,14 @@ class SchedulerAliases(Collector):
             ),
         ):
             yield counter(f"vllm:{name}", documentation, {model: value}, labels)
-        yield histogram(
-            "vllm:iteration_tokens_total",
-            "Tokens computed in a step.",
-            {model: driver.account.step_tokens},
-            labels,
-        )
+        account = driver.account
+        for name, documentation, observed in (
+            ("iteration_tokens_total", "Tokens computed in a step.", account.step_tokens),
+            ("request_queue_time_seconds", "Time in the queue.", account.queue_seconds),
+            ("request_prefill_time_seconds", "Time to compute a prompt.", account.prefill_seconds),
+            ("request_decode_time_seconds", "Time to decode.", account.decode_seconds),
+        ):
+            yield histogram(f"vllm:{name}", documentation, {model: observed}, labels)
         yield gauge(
             "vllm:cache_config_info",
             "1; the labels say how the cache is cut.",

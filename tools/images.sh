@@ -43,7 +43,7 @@ build() {
   local kernels
   "$python" tools/lock.py fetch pip scheduler "$1"
   case $1 in
-  worker)
+  worker | ray)
     kernels=$("$python" -c 'from importlib.util import find_spec; print(find_spec("worker_svc._C").origin)')
     wheel kernels "$kernels"
     ;;

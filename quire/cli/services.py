@@ -113,6 +113,8 @@ def worker(
         # OpenMP, which reads this when torch is imported, would let torch's idle threads spin on
         # the cores that the kernels and the other services need.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        # What its C++ half warns of, such as peers without a name, is not JSON, and no concern.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         from quire.errors import ConfigError
         from quire.rpc import Role
         from worker_svc.config import Announcement, WorkerConfig

@@ -49,10 +49,11 @@ class RuntimeCollector(Collector):
 
     async def stop(self) -> None:
         """Watch no more."""
-        if self._watch is not None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
             gc.callbacks.remove(self._collection)
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
     async def _watch_loop(self) -> None:
         """See by how much a timer is late."""

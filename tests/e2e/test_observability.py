@@ -5,16 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import pytest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from quire import AsyncClient, SamplingParams
 from quire.admin import AdminConfig
@@ -23,6 +19,7 @@ from quire.errors import InvalidRequestError, ModelNotFoundError, OverloadedErro
 from quire.outputs import Delta, Finished, FinishReason, Started
 from tests.documented_metrics import documented_aliases, documented_metrics
 from tests.e2e.conftest import StartCluster
+from tests.scraping import Scrape, get
 
 MODEL = "demo_model"
 NUM_REQUESTS = 1000
@@ -31,31 +28,6 @@ CONCURRENCY = 96
 SMALL_QUEUE = ("--max-num-seqs", "16", "--max-waiting", "24")
 # Only with certificates, and only on GPUs.
 NOT_HERE = {"quire_certificate_expiry_timestamp_seconds", "quire_worker_device_memory_total_bytes"}
-
-
-def get(address: str, path: str) -> tuple[int, str]:
-    """Status and body."""
-    try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-class Scrape:
-    """A page of metrics."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.families: list[Metric] = list(text_string_to_metric_families(text))
-        self._values = {
-            (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in self.families
-            for sample in family.samples
-        }
-
-    def __call__(self, name: str, **labels: str) -> float:
-        return self._values[name, frozenset(labels.items())]
 
 
 async def scrape(cluster: Cluster, service: str, path: str = "/metrics") -> Scrape:
@@ -282,9 +254,7 @@ async def _check_aliases(cluster: Cluster, router: Scrape, scheduler: Scrape) ->
     pages = {}
     for service in ("router", "scheduler", "worker 0"):
         page = pages[service] = await scrape(cluster, service, "/metrics/vllm")
-        assert set(exported(page)) == {
-            name for name, where in documented.items() if where == service
-        }
+        assert set(page.names) == {name for name, where in documented.items() if where == service}
     labels = {"model_name": MODEL}
     for alias, name in (
         ("generation_tokens_total", "quire_router_output_tokens_total"),
@@ -303,12 +273,6 @@ async def _check_aliases(cluster: Cluster, router: Scrape, scheduler: Scrape) ->
     assert pages["scheduler"]("vllm:kv_cache_usage_perc", **labels) == 0
 
 
-def exported(page: Scrape) -> Iterator[str]:
-    """The names of a page, as queries write them."""
-    for family in page.families:
-        yield f"{family.name}_total" if family.type == "counter" else family.name
-
-
 async def test_what_is_exported_is_what_is_documented(start_cluster: StartCluster) -> None:
     documented = documented_metrics()
     async with (
@@ -319,7 +283,7 @@ async def test_what_is_exported_is_what_is_documented(start_cluster: StartCluste
         pages = [await scrape(cluster, name) for name in ("router", "scheduler", "worker 0")]
     names: set[str] = set()
     for page in pages:
-        for family, name in zip(page.families, exported(page), strict=True):
+        for family, name in zip(page.families, page.names, strict=True):
             names.add(name)
             assert name in documented, f"{name} is not documented"
             assert documented[name].kind == family.type, name

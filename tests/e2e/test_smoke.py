@@ -5,6 +5,7 @@ import os
 import socket
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
@@ -12,6 +13,13 @@ from quire.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = 8
+
+
+def quire(*arguments: str) -> str:
+    """What a command prints."""
+    result = CliRunner().invoke(app, [*arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 async def smoke(target: str, **settings: str) -> tuple[int, str]:
@@ -27,28 +35,39 @@ async def smoke(target: str, **settings: str) -> tuple[int, str]:
     return process.returncode, output.decode()
 
 
-async def test_it_passes_with_its_key_and_fails_without(tmp_path: Path) -> None:
-    keys = tmp_path / "keys.jsonl"
-    made = CliRunner().invoke(app, ["keys", "add", "smoke", "--file", str(keys)])
-    key = made.stdout.strip().split()[-1]
+@pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
+async def test_it_passes_with_what_the_router_asks_for_and_fails_without(
+    tls: bool, tmp_path: Path
+) -> None:
+    keys, certificates = tmp_path / "keys.jsonl", tmp_path / "certs"
+    key = quire("keys", "add", "smoke", "--file", str(keys)).split()[-1]
+    if tls:
+        quire("certs", str(certificates))
+    settings = {"TLS_DIR": str(certificates / "client")} if tls else {}
     cluster = Cluster(
         ClusterConfig(
             model=embedded_model(),
             port=0,
             scheduler_args=("--kv-cache-gib", "0.03125"),
             api_keys=keys,
+            tls_dir=str(certificates) if tls else None,
         )
     )
     await cluster.start()
     try:
         target = cluster.router.address
-        status, output = await smoke(target, API_KEY=key)
+        status, output = await smoke(target, API_KEY=key, **settings)
         assert (status, output.count("\nok ")) == (0, CHECKS), output
         assert key not in output
 
         # Reflection and health are open to all, nothing else is.
-        status, output = await smoke(target)
+        status, output = await smoke(target, **settings)
         assert (status, output.count("\nok "), output.count("\nfailed ")) == (1, 3, CHECKS - 3)
+
+        if tls:  # no certificate, and one that no client has
+            for wrong in ({}, {"TLS_DIR": str(certificates / "worker")}):
+                status, output = await smoke(target, API_KEY=key, **wrong)
+                assert (status, "ok      generates" in output) == (1, False), output
     finally:
         await cluster.stop()
 

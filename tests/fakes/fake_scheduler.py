@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from quire.outputs import CellState, ModelInfo
-from quire.rpc import Server
+from quire.rpc import Server, TlsFiles
 from quire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from quire.wire import cell_state_to_proto, model_info_to_proto
 
@@ -48,6 +48,7 @@ class FakeRequest:
     num_resumed: int
     seed: int
     output: list[int]
+    traceparent: str
 
 
 @dataclass(eq=False)
@@ -209,6 +210,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             len(output),
             params.seed if params.HasField("seed") else self._seed,
             output,
+            submit.traceparent,
         )
         assert not request.output or params.HasField("seed"), "resumed without a seed"
         self.submitted.append(request)
@@ -259,7 +261,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 @asynccontextmanager
 async def running_scheduler(
-    fake: FakeScheduler, port: int = 0, host: str = "127.0.0.1"
+    fake: FakeScheduler, port: int = 0, host: str = "127.0.0.1", tls: TlsFiles | None = None
 ) -> AsyncIterator[str]:
     """Serve a fake and yield its address.
 
@@ -267,8 +269,9 @@ async def running_scheduler(
         fake: the servicer.
         port: 0 takes a free one.
         host: a loopback address.
+        tls: its certificate, if it has one.
     """
-    server = Server(["quire.v1.SchedulerService"])
+    server = Server(["quire.v1.SchedulerService"], tls=tls)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(fake, server.grpc_server)
     address = await server.start(host, port)
     try:

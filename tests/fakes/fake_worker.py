@@ -265,6 +265,7 @@ def read_orders(message: worker_pb2.SchedulerOutputs) -> SchedulerOutputs:
                 block_ids=tuple(state.block_ids),
                 sampling_params=sampling_params_from_proto(state.sampling_params),
                 num_candidates=state.num_candidates,
+                traceparent=state.traceparent,
             )
             for state in message.new_sequences
         ],

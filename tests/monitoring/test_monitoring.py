@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
 ALERTS = MONITORING / "alerts.rules.yml"
 RECORDING = MONITORING / "recording.rules.yml"
+PROMETHEUS_RULE = ROOT / "deploy/k8s/components/servicemonitor/prometheusrule.yaml"
 DASHBOARD = MONITORING / "grafana" / "quire.json"
 RULE_TESTS = sorted(Path(__file__).parent.glob("*.test.yml"))
 # What Prometheus makes itself.
@@ -37,8 +38,13 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def groups_of(path: Path) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = yaml.safe_load(path.read_text())["groups"]
+    return groups
+
+
 def rules(path: Path) -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]
+    return [rule for group in groups_of(path) for rule in group["rules"]]
 
 
 def panels() -> list[dict[str, Any]]:
@@ -119,6 +125,12 @@ def test_only_series_that_exist_are_asked_for(path: Path) -> None:
         names = names_in(expression)
         assert names, f"{expression} reads nothing"
         assert names <= known, f"{names - known} in {expression}"
+
+
+def test_kubernetes_gets_the_same_rules() -> None:
+    copy = yaml.safe_load(PROMETHEUS_RULE.read_text())
+    groups = [group for path in (RECORDING, ALERTS) for group in groups_of(path)]
+    assert copy["spec"]["groups"] == groups
 
 
 def test_every_alert_says_how_bad_it_is_and_has_its_runbook() -> None:

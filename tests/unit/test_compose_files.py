@@ -13,7 +13,7 @@ from quire.cli.main import app
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
-FILES = ("compose.yaml", "compose.join.yaml", "compose.gpu.yaml")
+FILES = ("compose.yaml", "compose.join.yaml", "compose.gpu.yaml", "compose.monitoring.yaml")
 
 
 def example() -> dict[str, str]:
@@ -82,3 +82,25 @@ def test_a_stop_is_given_more_time_than_a_drain_takes() -> None:
         arguments = shlex.split(service["command"])
         drain = float(arguments[arguments.index("--drain-timeout-s") + 1])
         assert float(service["stop_grace_period"].removesuffix("s")) >= drain + 10
+
+
+def test_prometheus_scrapes_every_service_at_a_name_that_it_can_look_up() -> None:
+    file = DEPLOY / "monitoring" / "prometheus.compose.yml"
+    jobs = {each["job_name"]: each for each in yaml.safe_load(file.read_text())["scrape_configs"]}
+    networks = set(load("compose.monitoring.yaml")["services"]["prometheus"]["networks"])
+    found = set()
+    for job, config in jobs.items():
+        (lookup,) = config["dns_sd_configs"]
+        assert lookup["port"] == 9090
+        for name, service in load("compose.yaml")["services"].items():
+            attached = dict.fromkeys(service["networks"]) | (
+                service["networks"] if isinstance(service["networks"], dict) else {}
+            )
+            reached = networks & attached.keys()
+            aliases = {
+                alias for each in reached for alias in (attached[each] or {}).get("aliases", ())
+            }
+            if reached and {name, *aliases} & set(lookup["names"]):
+                assert job == f"quire-{name.partition('-')[0]}"
+                found.add(name)
+    assert found == load("compose.yaml")["services"].keys()

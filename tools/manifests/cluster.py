@@ -26,6 +26,9 @@ EXTENSIONS = {
     "GRPCRoute": ("grpcroutes.gateway.networking.k8s.io", "the Gateway API"),
 }
 
+# Conditions of extensions' objects that say that their pods are ready.
+READY_CONDITIONS = {"LeaderWorkerSet": "Available", "RayCluster": "RayClusterProvisioned"}
+
 
 class Cluster:
     """The cluster that kubectl is set to.
@@ -83,6 +86,14 @@ class Cluster:
             self._say(f"waiting for deployment {name}")
             self._run(
                 *("rollout", "status", f"deployment/{name}", "--namespace", self._namespace),
+                *("--timeout", f"{self._timeout_s:g}s"),
+            )
+        for each in manifests.of_kind(*READY_CONDITIONS):
+            kind, name = each["kind"], each["metadata"]["name"]
+            self._say(f"waiting for {kind} {name}")
+            self._run(
+                *("wait", f"{kind.lower()}/{name}", "--namespace", self._namespace),
+                *("--for", f"condition={READY_CONDITIONS[kind]}"),
                 *("--timeout", f"{self._timeout_s:g}s"),
             )
         for cell in sorted({pod.cell for pod in manifests.pods} - {""}):

@@ -74,9 +74,19 @@ class PodTemplate:
 
     @property
     def main(self) -> Object:
-        """The container that runs Quire."""
-        container: Object = self.spec["containers"][0]
-        return container
+        """The container that runs Quire, the first where that is none of them by name."""
+        containers: list[Object] = self.spec["containers"]
+        return next((each for each in containers if each["name"] == "quire"), containers[0])
+
+    @property
+    def runs_quire(self) -> bool:
+        """Whether a container of it is started as a command of Quire."""
+        return bool(self.main["name"] == "quire")
+
+    @property
+    def is_ray(self) -> bool:
+        """Whether it is a node of a Ray cluster."""
+        return "ray.io/cluster" in self.labels
 
     @cached_property
     def ports(self) -> dict[str, int]:

@@ -97,7 +97,7 @@ def main() -> None:
             get(state, args)
         case "delete":
             delete(state, args[2])
-        case "rollout":
+        case "rollout" | "wait":
             pass
         case _:
             fail(f"unknown command {args[0]}")

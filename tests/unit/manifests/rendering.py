@@ -9,7 +9,7 @@ from tools.manifests.objects import Finding, Manifests, Object
 from tools.manifests.render import ROOT, Release, render
 from tools.manifests.rules import RULES
 
-OVERLAYS = ("cpu", "gpu", "lws", "prod")
+OVERLAYS = ("cpu", "gpu", "lws", "prod", "ray")
 DELETE = object()
 
 

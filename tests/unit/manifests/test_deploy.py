@@ -22,6 +22,7 @@ DOUBLE = Path(__file__).with_name("kubectl_double.py")
 PRESENT = {
     "customresourcedefinition/certificates.cert-manager.io",
     "customresourcedefinition/issuers.cert-manager.io",
+    "customresourcedefinition/leaderworkersets.leaderworkerset.x-k8s.io",
     "Secret/quire-api-keys",
     "PersistentVolumeClaim/quire-model",
 }
@@ -52,8 +53,8 @@ class Double:
 
 @pytest.fixture
 def double(tmp_path: Path, monkeypatch) -> Double:
-    for tag in ("v1", "v2"):
-        rendered("prod", tag=tag)  # by the real one, and kept
+    for overlay, tag in (("prod", "v1"), ("prod", "v2"), ("lws", "v1")):
+        rendered(overlay, tag=tag)  # by the real one, and kept
     command = tmp_path / "bin" / "kubectl"
     command.parent.mkdir()
     # Its own interpreter, whatever `python3` is on the path.
@@ -124,6 +125,18 @@ def test_an_upgrade_replaces_one_cell_after_the_other_each_from_its_scheduler(
     assert apply("prod", tag="v2")[1:] == [
         "cell a: waiting until it is ready",
         "cell b: waiting until it is ready",
+    ]
+
+
+def test_what_its_own_controller_replaces_is_waited_for(double: Double) -> None:
+    assert apply("lws") == [
+        "waiting for deployment quire-router",
+        "waiting for LeaderWorkerSet quire-cell",
+    ]
+    (call,) = double.calls("wait")
+    assert call[1:] == [
+        *("leaderworkerset/quire-cell", "--namespace", "quire"),
+        *("--for", "condition=Available", "--timeout", "30s"),
     ]
 
 

@@ -19,6 +19,7 @@ COMPONENTS = {
     "gpu": ("cpu", "gpu"),
     "grpcroute": ("cpu", "grpcroute"),
     "leaderworkerset": ("cpu", "model", "mtls"),
+    "kuberay": ("ray",),
     "model": ("cpu", "model"),
     "mtls": ("cpu", "mtls"),
     "servicemonitor": ("cpu", "servicemonitor"),
@@ -81,7 +82,7 @@ def test_a_changed_option_changes_the_pods() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"overlay": "none"}, "OVERLAY: no 'none' here; there are cpu, gpu, lws, prod"),
+        ({"overlay": "none"}, "OVERLAY: no 'none' here; there are cpu, gpu, lws, prod, ray"),
         ({"overlay": "../base/cell"}, "OVERLAY: no '../base/cell' here"),
         ({"components": ("none",)}, "COMPONENTS: no 'none' here"),
         ({"tag": "latest"}, "IMAGE_TAG: 'latest' names another image each time"),

@@ -15,6 +15,8 @@ from tools.manifests.rules.network import TRACES_OPTION
 ROUTER = "Deployment/quire-router"
 SCHEDULER = "StatefulSet/quire-scheduler-a"
 WORKER = "StatefulSet/quire-worker-a"
+RAY = "RayCluster/quire-ray"
+HEAD = "spec headGroupSpec template spec containers 1"
 OPTIONS = "ConfigMap/quire-options"
 POD = "spec template spec"
 MAIN = f"{POD} containers 0"
@@ -210,6 +212,9 @@ MISTAKES = [
         f"{MAIN} env 2",
         {"name": "QUIRE_WORKER_RANK", "value": "0"},
     ),
+    Mistake("arguments", RAY, f"{HEAD} args 2", "--ray-adress=auto", ("ray",)),
+    Mistake("variables", OPTIONS, "data QUIRE_SERVE_SIZE", "2", ("ray",), found_at=RAY),
+    Mistake("network", "NetworkPolicy/quire-ray", "spec egress", [], ("ray",), found_at=RAY),
     # Sizes.
     Mistake("cell", OPTIONS, "data QUIRE_SCHEDULER_TENSOR_PARALLEL_SIZE", "4", found_at=SCHEDULER),
     Mistake("cell", WORKER, "spec replicas", 4, found_at=SCHEDULER),

@@ -20,6 +20,7 @@ from quire.outputs import (
     TokenLogprobs,
 )
 from quire.sampling_params import SamplingParams
+from quire.time_account import TimeAccount
 from quire.v1 import common_pb2, inference_pb2
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
@@ -70,6 +71,7 @@ token_logprobs = st.builds(
     u32,
     st.lists(st.text(max_size=5), max_size=5).map(tuple),
 )
+time_accounts = st.builds(TimeAccount, **{field.name: u64 for field in fields(TimeAccount)})
 events = st.one_of(
     st.builds(Started, st.text(max_size=8), u32, u64),
     st.builds(
@@ -78,7 +80,13 @@ events = st.one_of(
         st.lists(u32, max_size=5).map(tuple),
         st.lists(token_logprobs, max_size=2).map(tuple),
     ),
-    st.builds(Finished, st.sampled_from(FinishReason), u32, st.none() | st.text(max_size=8)),
+    st.builds(
+        Finished,
+        st.sampled_from(FinishReason),
+        u32,
+        st.none() | st.text(max_size=8),
+        time_account=st.none() | time_accounts,
+    ),
 )
 
 
@@ -118,6 +126,14 @@ def test_cell_state(state: CellState) -> None:
     assert wire.cell_state_from_proto(message) == state
     names = {field.name for field in message.DESCRIPTOR.fields}
     assert names == {field.name for field in fields(CellState)}
+
+
+@given(time_accounts)
+def test_time_account(account: TimeAccount) -> None:
+    message = wire.time_account_to_proto(account)
+    assert wire.time_account_from_proto(message) == account
+    names = {field.name for field in message.DESCRIPTOR.fields}
+    assert names == {field.name for field in fields(TimeAccount)}
 
 
 @given(

@@ -5,10 +5,12 @@ import pytest
 from quire.errors import InvalidRequestError, OverloadedError
 from quire.outputs import CellState, FinishReason, Hypothesis, TokenLogprobs
 from quire.sampling_params import SamplingParams
+from quire.time_account import TimeAccount
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2
 from quire.wire import (
     sampling_params_from_proto,
     sampling_params_to_proto,
+    time_account_from_proto,
     token_logprobs_from_proto,
     token_logprobs_to_proto,
 )
@@ -24,6 +26,7 @@ from scheduler_svc.wire import (
 from tests.fakes.fake_worker import read_orders
 
 LOGPROBS = [TokenLogprobs((3, 8), (-0.5, -0.25), 2), TokenLogprobs()]
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 PARAMS = SamplingParams(temperature=0.5, top_p=0.25, top_k=9, min_p=0.125, seed=2**64 - 1)
 
 
@@ -32,7 +35,7 @@ def test_orders_survive_the_wire() -> None:
         forks=[(5, 2**63), (6, 7)],
         chosen_tokens=[(5, 3), (2**63, 2**32 - 1)],
         released_sequence_ids=[2**63, 1],
-        new_sequences=[SequenceState(5, 1, (7, 8, 9), 2, 2, (4, 3), PARAMS, 8)],
+        new_sequences=[SequenceState(5, 1, (7, 8, 9), 2, 2, (4, 3), PARAMS, 8, TRACEPARENT)],
         blocks_to_swap_out=[(3, 0)],
         blocks_to_swap_in=[(1, 7), (2, 8)],
         blocks_to_copy=[(1, 2), (2, 6)],
@@ -42,10 +45,23 @@ def test_orders_survive_the_wire() -> None:
         num_new_blocks=[0, 2],
         new_block_ids=[2**32 - 1, 0],
     )
-    request = execute_request_to_proto(2**40, 17, outputs)
+    request = execute_request_to_proto(2**40, 17, outputs, TRACEPARENT)
     read = worker_pb2.ExecuteRequest.FromString(request.SerializeToString()).scheduler_outputs
     assert (read.epoch, read.step_id) == (2**40, 17)
+    assert read.traceparent == TRACEPARENT
     assert read_orders(read) == outputs
+
+
+def test_a_decoding_step_has_not_a_byte_about_traces() -> None:
+    step = SchedulerOutputs(sequence_ids=[5, 6], num_scheduled_tokens=[1, 1], num_new_blocks=[0, 0])
+    sent = execute_request_to_proto(1, 2, step).scheduler_outputs
+    assert {field.name for field, _ in sent.ListFields()} == {
+        "epoch",
+        "step_id",
+        "sequence_ids",
+        "num_scheduled_tokens",
+        "num_new_blocks",
+    }
 
 
 def test_workers_are_sent_only_what_a_sampler_reads() -> None:
@@ -113,12 +129,15 @@ def test_a_submission_is_read_in_full() -> None:
         ],
         priority=-3,
         cache_salt="tenant",
+        traceparent=TRACEPARENT,
+        include_time_account=True,
         sampling_params=sampling_params_to_proto(PARAMS),
     )
     submission = submission_from_proto(message, max_tokens=2)
     assert (submission.request_number, submission.request_id) == (1, "r")
     assert (submission.prompt_token_ids, submission.outputs) == ([2, 3], {2: [4], 0: []})
     assert (submission.priority, submission.cache_salt) == (-3, b"tenant")
+    assert (submission.traceparent, submission.wants_time_account) == (TRACEPARENT, True)
     assert submission.sampling_params == PARAMS
 
 
@@ -157,6 +176,7 @@ def test_session_events_become_their_messages() -> None:
             logprobs=LOGPROBS,
             hypotheses=[(6, [found])],
             prompt_logprobs=[(7, PromptLogprobs(99, 5, LOGPROBS))],
+            time_accounts=[(2, TimeAccount(total_us=2**40, decode_us=2**40))],
         )
     ).step_outputs
     assert list(map(token_logprobs_from_proto, step.logprobs)) == LOGPROBS
@@ -169,6 +189,9 @@ def test_session_events_become_their_messages() -> None:
         common_pb2.FINISH_REASON_STOP,
         common_pb2.FINISH_REASON_ABORT,
     ]
+    (timed,) = step.time_accounts
+    assert timed.request_number == 2
+    assert time_account_from_proto(timed.time_account) == TimeAccount(2**40, decode_us=2**40)
     (beams,), (prompt,) = step.beam_outputs, step.prompt_logprobs
     assert beams.request_number == 6
     assert hypothesis_from_proto(beams.hypotheses[0]) == found

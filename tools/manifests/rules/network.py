@@ -33,8 +33,10 @@ def check_network(manifests: Manifests) -> Iterator[Finding]:
         advice = "add one that selects every pod, of both types, and permits nothing"
         yield Finding("NetworkPolicy", "network", advice)
     for pod in manifests.pods:
-        if pod.command == "worker" and SYSCTL not in pod.spec.get("securityContext", {}).get(
-            "sysctls", []
+        if (
+            pod.command == "worker"
+            and not pod.is_ray
+            and SYSCTL not in pod.spec.get("securityContext", {}).get("sysctls", [])
         ):
             advice = f"set the sysctl {SYSCTL['name']} to {SYSCTL['value']}, where ranks may meet"
             yield Finding(pod.where, "network", advice)
@@ -111,6 +113,11 @@ def _permitted(
 
 
 def _hop(policies: list[Object], source: PodTemplate, target: PodTemplate) -> Iterator[Finding]:
+    if source.is_ray and target.is_ray:
+        if not all(_permitted(policies, source, target, port=EPHEMERAL[0])):
+            advice = f"permit {source.where}: nodes of Ray call each other at any port"
+            yield Finding(target.where, "network", advice)
+        return
     grpc_port = target.ports.get("grpc", 0)
     probes = {
         "grpc": (grpc_port,),

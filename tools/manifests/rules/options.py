@@ -24,8 +24,8 @@ SHARED_VARIABLES = frozenset({"QUIRE_MODEL", "QUIRE_TLS_DIR", "QUIRE_INSECURE", 
 def check_options(manifests: Manifests) -> Iterator[Finding]:
     """Parse each command line as its container will, and compare it with what surrounds it."""
     for pod in manifests.pods:
-        if pod.command not in _commands():
-            continue  # told elsewhere
+        if pod.command not in _commands() or not pod.runs_quire:
+            continue  # a wrong label is found elsewhere
         for ordinal in range(max(1, min(pod.replicas, 2))):
             for rule, advice in _pod(manifests, pod, ordinal):
                 yield Finding(pod.where, rule, advice)
@@ -65,16 +65,18 @@ def _pod(manifests: Manifests, pod: PodTemplate, ordinal: int) -> Iterator[tuple
     for name in unresolved(args):
         yield "arguments", f"$({name}) has no value"
     yield from _variables(values)
+    # An image's entry point, unless the container has another.
+    command = pod.main.get("command", ["quire", pod.command])[1]
     try:
-        options = parse(pod.command, args, values)
+        options = parse(command, args, values)
     except UsageError as error:
-        yield "arguments", f"quire {pod.command} refuses them: {error.format_message()}"
+        yield "arguments", f"quire {command} refuses them: {error.format_message()}"
         return
     yield from _ports(pod, options)
     yield from _times(pod, options)
     yield from _hosts(manifests, pod, options)
     yield from _secrets(pod, values)
-    if pod.command == "worker":
+    if command == "worker":
         rank = (options["rank"] or 0) - options["rank_base"]
         if options["rank"] is None or rank != ordinal:
             yield "rank", f"worker {ordinal} would take rank {rank}"
@@ -121,7 +123,7 @@ def _times(pod: PodTemplate, options: dict[str, Any]) -> Iterator[tuple[str, str
 def _hosts(
     manifests: Manifests, pod: PodTemplate, options: dict[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    if pod.owner["kind"] == "LeaderWorkerSet":
+    if pod.owner["kind"] in ("LeaderWorkerSet", "RayCluster"):
         return  # its controller makes the names
     called = [*(options.get("scheduler_dns") or []), *(options.get("schedulers") or [])]
     if options.get("announce_to"):

@@ -61,6 +61,8 @@ def _containers(pod: PodTemplate) -> Iterator[tuple[str, str]]:
                 yield "resources", f"{name}: request {kind}"
         if "memory" not in resources.get("limits", {}):
             yield "resources", f"{name}: limit memory"
+        if name != "quire":
+            continue  # has ways of its own to say how it is
         ports = {port.get("name"): port["containerPort"] for port in container.get("ports", [])}
         for probe, path in PROBES.items():
             yield from _probe(container, probe, path, ports)

@@ -1,0 +1,94 @@
+"""What a router counts of a request, whatever becomes of it."""
+
+import asyncio
+
+import pytest
+
+from quire.errors import OverloadedError, UnavailableError
+from quire.outputs import Delta, Event, Finished, FinishReason, Started
+from router.account import RequestOutcome, RouterAccount
+
+STARTED = Started("id", 7, seed=1)
+
+
+def finished(reason: FinishReason = FinishReason.STOP, index: int = 0) -> Finished:
+    return Finished(reason, 3, None, index)
+
+
+def delta(*token_ids: int) -> Delta:
+    return Delta("text", token_ids)
+
+
+@pytest.mark.parametrize(
+    ("num_outputs", "events", "expected"),
+    [
+        (1, [STARTED, delta(1, 2), finished()], RequestOutcome.FINISHED),
+        (2, [STARTED, finished(), finished(index=1)], RequestOutcome.FINISHED),
+        (1, [STARTED, delta(1), finished(FinishReason.ABORT)], RequestOutcome.ABORTED),
+        (2, [STARTED, finished(), finished(FinishReason.ABORT, 1)], RequestOutcome.ABORTED),
+        (1, [STARTED, finished(FinishReason.ERROR)], RequestOutcome.FAILED),
+        # Its client has gone before the last output ended.
+        (2, [STARTED, finished()], RequestOutcome.CANCELLED),
+        (1, [], RequestOutcome.CANCELLED),
+    ],
+)
+def test_a_request_is_counted_once_by_its_outcome(
+    num_outputs: int, events: list[Event], expected: RequestOutcome
+) -> None:
+    account = RouterAccount()
+    record = account.open("somebody")
+    record.accept("m", num_outputs)
+    for event in events:
+        assert not account.requests, "counted before its last event is told"
+        record.tell(event)
+    record.close()
+    record.close()
+
+    assert account.requests == {("m", expected): 1}
+    assert account.num_open == 0
+    num_tokens = sum(len(event.token_ids) for event in events if isinstance(event, Delta))
+    assert account.output_tokens["m"] == num_tokens == account.key_output_tokens["somebody"]
+    assert account.prompt_tokens["m"] == (7 if STARTED in events else 0)
+    assert account.key_requests == {"somebody": 1}
+    assert account.latencies["m"].whole.count == (expected is RequestOutcome.FINISHED)
+
+
+def test_an_error_before_the_start_is_a_refusal_and_after_it_a_failure() -> None:
+    account = RouterAccount()
+    early, late, broken = account.open(), account.open(), account.open()
+    early.fail(OverloadedError("full", 1))
+    late.accept("m", 1)
+    late.tell(STARTED)
+    late.fail(UnavailableError("gone"))
+    broken.fail(ValueError("a fault"))
+    for record in (early, late, broken):
+        record.close()
+
+    assert account.requests == {
+        ("", RequestOutcome.REFUSED): 2,
+        ("m", RequestOutcome.FAILED): 1,
+    }
+    assert account.errors == {
+        ("RESOURCE_EXHAUSTED", "QUEUE_FULL"): 1,
+        ("UNAVAILABLE", "UNAVAILABLE"): 1,
+        ("INTERNAL", "INTERNAL"): 1,
+    }
+    assert not account.key_requests
+
+
+async def test_latencies_are_of_messages_that_bring_tokens() -> None:
+    account = RouterAccount()
+    record = account.open()
+    record.accept("m", 1)
+    record.tell(STARTED)
+    record.tell(Delta("text held back", ()))
+    await asyncio.sleep(0.02)
+    record.tell(delta(1))
+    record.tell(delta(2, 3))
+    record.tell(finished())
+
+    latencies = account.latencies["m"]
+    assert latencies.queue.count == latencies.first_token.count == 1
+    assert latencies.between_tokens.count == 1
+    assert 0.02 <= latencies.first_token.total <= latencies.whole.total
+    assert latencies.between_tokens.total <= latencies.whole.total - 0.02
