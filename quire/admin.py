@@ -101,16 +101,18 @@ class AdminServer:
         self._num_connections += 1
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                if self._num_connections > MAX_CONNECTIONS:
-                    return  # without a word: nobody who means well opens so many
-                page, with_body = await self._answer(reader)
-                writer.write(_to_bytes(page, with_body=with_body))
-                await writer.drain()
+                # Above the limit without a word: nobody who means well opens so many.
+                if self._num_connections <= MAX_CONNECTIONS:
+                    page, with_body = await self._answer(reader)
+                    writer.write(_to_bytes(page, with_body=with_body))
+                writer.close()
+                await writer.wait_closed()
         except (TimeoutError, OSError):
             pass  # whoever asked has gone, or does not read
         finally:
             self._num_connections -= 1
-            writer.close()
+            # Closing alone would keep what is not sent for as long as nobody reads it.
+            writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader) -> tuple[Page, bool]:
         """Return the page for a request, and whether its body is to be sent."""

@@ -81,6 +81,7 @@ class TlsFiles:
         self._pair = check_files(self.directory, self._content, role in _USERS)
         self._checked = time.monotonic()
         self._warned = -WARN_EVERY_S
+        self._last_error = ""
         self._warn_of_expiry()
 
     def current(self, max_age_s: float = 0.0) -> KeyPair:
@@ -139,12 +140,16 @@ class TlsFiles:
         try:
             content = self._read()
             if content == self._content:
+                self._last_error = ""
                 return
-            self._content = content
-            self._pair = check_files(self.directory, content, self.role in _USERS)
+            # Again each time until it succeeds: a certificate may be valid only from soon on.
+            pair = check_files(self.directory, content, self.role in _USERS)
         except ConfigError as error:
-            log.warning("certificate_not_loaded", error=error.message)
+            if error.message != self._last_error:
+                self._last_error = error.message
+                log.warning("certificate_not_loaded", error=error.message)
             return
+        self._content, self._pair, self._last_error = content, pair, ""
         self._warned = -WARN_EVERY_S
         log.info(
             "certificate_loaded",

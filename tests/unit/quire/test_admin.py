@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -105,6 +105,27 @@ async def test_only_so_many_are_served_at_once(monkeypatch: pytest.MonkeyPatch) 
             assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 200")
             writer.close()
         assert (await exchange(port, ask("/page")))[0] == 200
+
+
+async def test_who_does_not_read_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "TIMEOUT_S", 0.2)
+    page = "a" * 2**25  # more than the kernel holds for either end
+    server = AdminServer({"/page": lambda: Page(page)})
+    port = int((await server.start(ANYWHERE)).rpartition(":")[2])
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(ask("/page"))
+        received = len(await reader.read(1024))
+        async with asyncio.timeout(20):
+            while server._num_connections:
+                await asyncio.sleep(0.01)
+            with suppress(ConnectionError):
+                while data := await reader.read(2**20):
+                    received += len(data)
+        assert received < len(page), "what it had not read by then is not kept for it"
+        writer.close()
+    finally:
+        await server.stop()
 
 
 async def test_a_page_that_fails_tells_nothing_of_why() -> None:

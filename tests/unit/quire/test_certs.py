@@ -4,7 +4,7 @@ import math
 import re
 import stat
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
@@ -177,6 +177,22 @@ def test_files_that_break_later_leave_the_certificate_in_use(
     assert re.fullmatch(message + ".*", line["error"])
     certificates.renew()
     assert tls.current() is not before, "whole again, it is read"
+
+
+def test_a_certificate_that_came_too_early_is_used_once_it_is_valid(
+    certificates: CertificateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Tomorrow":
+            return cls.fromtimestamp(datetime.now(UTC).timestamp() + 86_400, tz)
+
+    tls = TlsFiles(certificates.path, Role.WORKER)
+    before = tls.current()
+    _issued(days_ago=-0.9)(certificates.path / "worker")
+    assert tls.current() is before
+    monkeypatch.setattr("quire.rpc.tls.datetime", Tomorrow)
+    assert tls.current() is not before
 
 
 def test_files_are_looked_at_no_more_often_than_asked(certificates: CertificateDirectory) -> None:
