@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from quire import AsyncClient, SamplingParams
+from quire import AsyncClient, SamplingParams, __version__
 from quire.admin import AdminConfig
 from quire.cli.cluster import Cluster
 from quire.cli.main import app
@@ -29,6 +30,7 @@ from quire.errors import (
 from quire.outputs import Delta, Finished, FinishReason, Started
 from tests.documented_metrics import documented_aliases, documented_metrics
 from tests.e2e.conftest import StartCluster
+from tests.e2e.test_cli import serving
 from tests.scraping import Scrape, get
 
 MODEL = "demo_model"
@@ -389,3 +391,13 @@ async def test_keys_are_counted_by_name_and_certificates_by_their_end(
     for page in pages:
         days_left = (page("quire_certificate_expiry_timestamp_seconds") - time.time()) / 86_400
         assert 8.9 < days_left < 9.1
+
+
+def test_serve_says_where_metrics_are() -> None:
+    with serving("--admin-port", "0") as (_, ready):
+        pages = re.findall(r"^  metrics +http://(\S+)(/metrics) \((.*)\)$", ready, re.M)
+        assert [name for _, _, name in pages] == ["router", "scheduler", "worker 0"]
+        for address, path, name in pages:
+            service = name.split()[0]
+            page = Scrape(get(address, path)[1])
+            assert page("quire_build_info", version=__version__, service=service) == 1
