@@ -12,6 +12,7 @@ from quire.errors import DrainingError, OverloadedError
 from quire.log import failure_of, get_logger
 from quire.outputs import CellState, CellStatus, ModelInfo
 from quire.rpc import Role, TlsFiles, open_channel
+from quire.rpc.handshake import handshake_failure
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from quire.wire import (
     cell_state_from_proto,
@@ -24,6 +25,8 @@ from router.placement import Assignment, CellLoad, Placement
 from router.streams import RequestStream
 from router.wire import hypothesis_from_proto, refusal_from_proto, submit_to_proto
 
+# How long to wait for a connection before the log says why there is none.
+CONNECT_S = 5.0
 FIRST_BACKOFF_S = 0.05
 LONGEST_BACKOFF_S = 2.0
 
@@ -79,6 +82,8 @@ class Cell:
             tls: certificate of this router; None speaks in the clear.
         """
         self._tls = tls
+        # Why there is no session, as the log has it.
+        self._refusal = ""
         self.address = address
         self.connected = False
         self.model: ModelInfo | None = None
@@ -149,14 +154,13 @@ class Cell:
                 scheduler_pb2_grpc.SchedulerServiceStub(channel),
             )
             while True:
+                is_ready = await _is_ready(channel)
                 try:
-                    # Before the session begins: waiting for a connection may take a certificate
-                    # that comes meanwhile.
-                    await channel.channel_ready()
                     await self._session(stub)
                     reason = "closed by the scheduler"
                 except grpc.aio.AioRpcError as error:
-                    reason = f"{error.code().name}: {error.details()}"
+                    cause = handshake_failure(error.details() or "")
+                    reason = cause or f"{error.code().name}: {error.details()}"
                 except Exception as error:
                     # Whatever it was, the requests are safe here and can continue over a new
                     # session.
@@ -165,8 +169,12 @@ class Cell:
                 if self.connected:
                     backoff_s = FIRST_BACKOFF_S
                     self._disconnect(reason)
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+                elif reason != self._refusal:
+                    self._refusal = reason
+                    log.warning("scheduler_refuses", address=self.address, reason=reason)
+                if is_ready:
+                    await asyncio.sleep(backoff_s)
+                    backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 
     async def _session(self, stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub") -> None:
         """Run one session until it ends."""
@@ -209,6 +217,7 @@ class Cell:
     def _connect(self, welcome: scheduler_pb2.Welcome) -> None:
         self.model = model_info_from_proto(welcome.model)
         self.connected = True
+        self._refusal = ""
         log.info("scheduler_connected", address=self.address, epoch=welcome.epoch)
         self._placement = self._owner.cell_connected(self)
         state = cell_state_from_proto(welcome.cell_state)
@@ -303,3 +312,13 @@ class Cell:
             self._owner.stream_postponed(stream, error.retry_after_ms)
         else:
             self._owner.stream_refused(stream, self, error)
+
+
+async def _is_ready(channel: grpc.aio.Channel) -> bool:
+    """Wait for a connection, and return whether there is one; a call says why if there is none."""
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            await channel.channel_ready()
+    except TimeoutError:
+        return False
+    return True

@@ -9,6 +9,7 @@ import grpc
 from quire import __version__
 from quire.log import get_logger
 from quire.rpc import Role, TlsFiles, open_channel
+from quire.rpc.handshake import handshake_failure
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 INTERVAL_S = 2.0
@@ -65,8 +66,11 @@ class Announcer:
             await stub.AnnounceWorker(self._request, timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             unreachable = error.code() is grpc.StatusCode.UNAVAILABLE
+            details = error.details() or ""
             # What the connection says differs from one time to the next.
-            reason = "unreachable" if unreachable else f"{error.code().name}: {error.details()}"
+            reason = handshake_failure(details) or "unreachable"
+            if not unreachable:
+                reason = f"{error.code().name}: {details}"
             if self._is_news(reason):
                 log.warning("announcement_failed", **where, error=reason)
             return RETRY_INTERVAL_S if unreachable else INTERVAL_S

@@ -68,6 +68,15 @@ def _places(cluster: Cluster) -> list[tuple[str, str, str]]:
     return children + workers
 
 
+def _metrics_lines(cluster: Cluster) -> list[str]:
+    """Return where each service's metrics are, the router's first."""
+    return [
+        f"  metrics    http://{service.admin_address}/metrics ({service.name})"
+        for service in reversed(cluster.services)
+        if service.admin_address
+    ]
+
+
 def _model_lines(cluster: Cluster, status: CellStatus | None) -> list[str]:
     if status is None:
         return [f"Quire {__version__} serves {cluster.config.model.name}"]
@@ -122,6 +131,7 @@ async def print_ready(cluster: Cluster) -> None:
             f"  {name:<10} {address}{f' ({process})' if process else ''}"
             for name, address, process in _places(cluster)
         ),
+        *_metrics_lines(cluster),
         "Try:" if config.api_keys is None else "Try, with a key in QUIRE_API_KEY:",
         *_lines_to_paste(config, target),
         "Ctrl-C stops everything.",

@@ -11,10 +11,14 @@ _CAUSES = {
 }
 
 
+def handshake_failure(details: str) -> str | None:
+    """Return why TLS gave no connection, from what grpc says of a call; None if that was not it."""
+    if not details.startswith("failed to connect"):
+        return None
+    return next((cause for part, cause in _CAUSES.items() if part in details), None)
+
+
 def explain(details: str) -> str:
     """Return what grpc says of a failed connection, with its cause where that is the handshake."""
-    if not details.startswith("failed to connect"):
-        return details
-    causes = (cause for part, cause in _CAUSES.items() if part in details)
-    cause = next(causes, None)
+    cause = handshake_failure(details)
     return details if cause is None else f"{cause} ({details})"

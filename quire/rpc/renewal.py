@@ -56,7 +56,8 @@ class _Generations(Generic[ChannelT]):
         self._tls = tls
         self._make = make
         self._close = close
-        self._lock = threading.Lock()
+        # Reentrant: a call that is dropped ends where the garbage collector finds it, be it here.
+        self._lock = threading.RLock()
         pair = tls.current(CHECK_S)
         self._newest = _Generation(make(pair), pair)
         self._retired: list[_Generation[ChannelT]] = []
@@ -78,7 +79,7 @@ class _Generations(Generic[ChannelT]):
         with self._lock:
             generation.num_calls -= 1
 
-    def drain(self) -> list[ChannelT]:
+    def channels(self) -> list[ChannelT]:
         """Return every channel that is open."""
         with self._lock:
             return [each.channel for each in (*self._retired, self._newest)]
@@ -140,7 +141,7 @@ class RenewingChannel(grpc.aio.Channel):  # type: ignore[misc]
 
     async def close(self, grace: float | None = None) -> None:
         """Cancel what runs, and close."""
-        closing = [channel.close(grace) for channel in self._generations.drain()]
+        closing = [channel.close(grace) for channel in self._generations.channels()]
         await asyncio.gather(*closing, *self._closing)
 
     async def __aenter__(self) -> Self:
@@ -220,7 +221,7 @@ class RenewingSyncChannel:
 
     def close(self) -> None:
         """Cancel what runs, and close."""
-        for channel in self._generations.drain():
+        for channel in self._generations.channels():
             channel.close()
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:

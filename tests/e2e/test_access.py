@@ -3,6 +3,8 @@
 RPCs are taken from the protos, so that one which is added and not entered here fails.
 """
 
+import asyncio
+import contextlib
 import importlib
 import pkgutil
 from collections.abc import AsyncIterator, Iterator
@@ -94,7 +96,7 @@ class Site:
         server: str,
         credential: str,
         key: str | None = None,
-        request: bytes = b"",
+        request: bytes | None = b"",
     ) -> grpc.StatusCode:
         """Make a call and return how it ends, or OK when a first answer comes.
 
@@ -103,16 +105,17 @@ class Site:
             server: role of the one to call.
             credential: a role, "foreign" with a role behind it, "none", or "in the clear".
             key: API key to bring.
-            request: the one message that is sent, as bytes.
+            request: the one message that is sent, as bytes; with None nothing is, ever.
         """
         metadata = () if key is None else (("authorization", f"Bearer {key}"),)
-        call = (await self.channel(server, credential)).unary_stream(f"/{method}")(
-            request, metadata=metadata, timeout=30
+        call = (await self.channel(server, credential)).stream_stream(f"/{method}")(
+            metadata=metadata, timeout=30
         )
         try:
-            async for _ in call:
-                return OK
-            return await call.code()
+            if request is not None:
+                await call.write(request)
+                await call.done_writing()
+            return OK if await call.read() is not grpc.aio.EOF else await call.code()
         except grpc.aio.AioRpcError as error:
             return error.code()
         finally:
@@ -225,15 +228,45 @@ async def test_only_the_right_certificate_with_a_valid_key_gets_through(site, me
         for credential in ("in the clear", "none", *(f"foreign {role}" for role in may))
     }
     assert set(outcomes.values()) == {UNAVAILABLE}, outcomes
+    # Refused before any of the request is there: nothing of it has to be held for strangers.
     wrong = {
-        role: await site.status(method, server, role, valid) for role in ROLES if role not in may
+        role: await site.status(method, server, role, valid, request=None)
+        for role in ROLES
+        if role not in may
     }
     assert len(wrong) >= 3
     assert set(wrong.values()) == {PERMISSION_DENIED}, wrong
     if server == "quire-router":
         keys = (None, "", site.keys["unknown"], site.keys["revoked"], site.keys["expired"])
-        refused = [await site.status(method, server, role, key) for role in may for key in keys]
+        refused = [
+            await site.status(method, server, role, key, request=None)
+            for role in may
+            for key in keys
+        ]
         assert set(refused) == {UNAUTHENTICATED}, refused
+
+
+async def test_requests_are_bounded_and_parsed_under_tls_as_in_the_clear(site) -> None:
+    """The check of roles reads messages of unary calls itself."""
+    valid = site.keys["valid"]
+    for method, request, expected in (
+        ("Abort", b"", OK),
+        ("Abort", None, grpc.StatusCode.INVALID_ARGUMENT),
+        ("Abort", b"\xff\xff", grpc.StatusCode.INTERNAL),
+        ("Generate", b"\xff\xff", grpc.StatusCode.INTERNAL),
+        ("Abort", bytes(5 * 2**20), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        ("Generate", bytes(5 * 2**20), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ):
+        channel = await site.channel("quire-router", "quire-client")
+        call = channel.stream_stream(f"/{INFERENCE}/{method}")(
+            metadata=(("authorization", f"Bearer {valid}"),), timeout=30
+        )
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            if request is not None:
+                await call.write(request)
+            await call.done_writing()
+            await call.read()
+        assert await call.code() == expected, (method, expected)
 
 
 @pytest.mark.parametrize("method", OPEN)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from quire.outputs import CellState, ModelInfo
-from quire.rpc import Server
+from quire.rpc import Server, TlsFiles
 from quire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from quire.wire import cell_state_to_proto, model_info_to_proto
 
@@ -261,7 +261,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 @asynccontextmanager
 async def running_scheduler(
-    fake: FakeScheduler, port: int = 0, host: str = "127.0.0.1"
+    fake: FakeScheduler, port: int = 0, host: str = "127.0.0.1", tls: TlsFiles | None = None
 ) -> AsyncIterator[str]:
     """Serve a fake and yield its address.
 
@@ -269,8 +269,9 @@ async def running_scheduler(
         fake: the servicer.
         port: 0 takes a free one.
         host: a loopback address.
+        tls: its certificate, if it has one.
     """
-    server = Server(["quire.v1.SchedulerService"])
+    server = Server(["quire.v1.SchedulerService"], tls=tls)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(fake, server.grpc_server)
     address = await server.start(host, port)
     try:

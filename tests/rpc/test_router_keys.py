@@ -25,6 +25,8 @@ from quire.errors import ConfigError, UnauthenticatedError
 from quire.outputs import Finished, Started
 from quire.rpc import open_channel
 from quire.rpc.access import OPEN_METHODS, REFUSAL
+from quire.rpc.tracing import _start as begin_span
+from quire.tracing import Span, TraceContext
 from router.config import RouterConfig
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.rpc.router_setup import Setup, running_router
@@ -265,6 +267,19 @@ async def test_a_call_is_refused_before_its_request_is_there(keyed) -> None:
         stream = channel.stream_stream(ABORT)(metadata=(("authorization", "Bearer wrong"),))
         async with asyncio.timeout(10):
             assert await stream.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_method_that_somebody_made_up_becomes_no_name_of_a_span(keyed, monkeypatch) -> None:
+    begun: list[str] = []
+
+    def start(method: str, parent: TraceContext | None) -> Span:
+        begun.append(method)
+        return begin_span(method, parent)
+
+    monkeypatch.setattr("quire.rpc.tracing._start", start)
+    for method in ("/quire.v1.Made/Up", "/quire.v1.InferenceService/MadeUp", ABORT):
+        await call(keyed.address, method)
+    assert begun == [ABORT[1:]]
 
 
 async def test_thousands_of_wrong_keys_at_once_disturb_nobody(keyed) -> None:
