@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
@@ -292,6 +293,20 @@ async def _check_aliases(cluster: Cluster, router: Scrape, scheduler: Scrape) ->
     assert pages["scheduler"]("vllm:kv_cache_usage_perc", **labels) == 0
 
 
+def _lint(page: Scrape) -> None:
+    if shutil.which("promtool") is None:
+        warnings.warn("promtool is not installed: a page was not linted", stacklevel=2)
+        return
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=page.text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 async def test_what_is_exported_is_what_is_documented(start_cluster: StartCluster) -> None:
     documented = documented_metrics()
     async with (
@@ -309,15 +324,7 @@ async def test_what_is_exported_is_what_is_documented(start_cluster: StartCluste
             labels = {label for sample in family.samples for label in sample.labels} - {"le"}
             if family.samples:
                 assert labels == documented[name].labels, name
-        if shutil.which("promtool"):
-            checked = subprocess.run(
-                ["promtool", "check", "metrics"],
-                input=page.text,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert checked.returncode == 0, checked.stdout + checked.stderr
+        _lint(page)
     assert documented.keys() - names == NOT_HERE
 
 

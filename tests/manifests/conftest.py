@@ -58,13 +58,13 @@ def pytest_runtest_makereport() -> Generator[None, "pytest.CallInfo[None]", None
 
 
 @contextmanager
-def deployed(directory: Path, *components: str) -> Iterator[Deployment]:
-    """Run the pods of overlay cpu with these components until the end of the block."""
-    release = Release("cpu", IMAGE_TAG, components=components)
+def deployed(directory: Path, overlay: str, *components: str) -> Iterator[Deployment]:
+    """Run the pods of an overlay with these components until the end of the block."""
+    release = Release(overlay, IMAGE_TAG, components=components)
     manifests = render(release, ROOT / "build" / "test_manifests" / "pods")
     if (reason := why_not(manifests)) is not None:
         pytest.skip(reason)
-    kubelet = Kubelet(manifests, f"quire-pods-{os.getpid()}-{len(components)}", directory)
+    kubelet = Kubelet(manifests, f"quire-{overlay}-{os.getpid()}-{len(components)}", directory)
     deployment = Deployment(kubelet)
     if "mtls" in components:
         make_certificates(manifests, directory)

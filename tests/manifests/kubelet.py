@@ -199,6 +199,11 @@ class Kubelet:
             for each in services
             if template in self.manifests.selected({"matchLabels": each["spec"]["selector"]})
         ]
+        if template.owner["kind"] == "LeaderWorkerSet":
+            # Its controller makes a headless Service of its own name.
+            own = template.owner["metadata"]["name"]
+            in_full = f"{name}.{own}.{template.owner['metadata']['namespace']}"
+            return [*selected, f"{name}.{own}", in_full]
         own = template.owner["spec"].get("serviceName")
         return [*selected, f"{name}.{own}"] if own else selected
 

@@ -15,7 +15,7 @@ RANKS = range(54000, 61000)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with deployed(tmp_path_factory.mktemp("pods")) as deployment:
+    with deployed(tmp_path_factory.mktemp("pods"), "cpu") as deployment:
         yield deployment
 
 

@@ -14,7 +14,7 @@ from tests.manifests.kubelet import docker
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with deployed(tmp_path_factory.mktemp("secured"), "mtls", "api-keys") as deployment:
+    with deployed(tmp_path_factory.mktemp("secured"), "cpu", "mtls", "api-keys") as deployment:
         yield deployment
 
 

@@ -65,7 +65,9 @@ async def secure_server(
     tls: TlsFiles | None, client_certificates: bool = True
 ) -> AsyncIterator[tuple[str, Answering]]:
     """A server on a free port; its address and its handlers."""
-    server, answering = Server([], tls=tls, client_certificates=client_certificates), Answering()
+    names = [service.full_name for service in SERVICES]
+    server = Server(names, tls=tls, client_certificates=client_certificates)
+    answering = Answering()
     answering.add_to(server)
     address = await server.start("127.0.0.1", 0)
     await server.set_serving(True)

@@ -10,6 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from quire import AsyncClient, SamplingParams
+from quire.cli.cluster_config import ClusterConfig, LauncherName, embedded_model
+from quire.cli.launchers.static import StaticLauncher
+from quire.errors import UnavailableError
 from quire.rpc import Role, TlsFiles
 from router.config import RouterConfig
 from router.server import Router
@@ -103,3 +106,20 @@ async def test_a_worker_says_why_its_announcement_is_refused(
                 await said(lines, "announcement_failed", told)
             finally:
                 await announcer.stop()
+
+
+@pytest.mark.parametrize("role", [Role.WORKER, Role.SCHEDULER])
+async def test_the_static_launcher_knows_workers_by_their_role(tmp_path: Path, role: Role) -> None:
+    certificates = make_certificates(tmp_path / "certificates").path
+    async with secure_server(TlsFiles(certificates, role)) as (address, _):
+        config = ClusterConfig(
+            model=embedded_model(),
+            launcher=LauncherName.STATIC,
+            workers=(address,),
+            tls_dir=str(certificates),
+        )
+        if role is Role.WORKER:
+            await StaticLauncher(config, lambda _: None).start()
+            return
+        with pytest.raises(UnavailableError, match=address):
+            await StaticLauncher(config, lambda _: None, timeout_s=2.0).start()

@@ -1,13 +1,14 @@
 """The trace of a call at the router: continued, begun, told in logs and spans, whatever happens."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 import structlog
-from structlog.testing import capture_logs
 
 from quire import SamplingParams, tracing
 from quire.errors import InvalidRequestError, QuireError
@@ -79,15 +80,26 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> RecordingTracer:
 
 
 @pytest.fixture
-def logs() -> Iterator[list]:
-    """Log lines with what is bound to their context."""
-    with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
-        yield lines
+def logs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Log lines with what is bound to their context, whatever other tests have configured."""
+    lines: list[dict[str, Any]] = []
+
+    def keep(logger: Any, method: str, line: dict[str, Any]) -> dict[str, Any]:
+        lines.append(line)
+        raise structlog.DropEvent
+
+    processors = [structlog.contextvars.merge_contextvars, keep]
+    for module in ("router.streams", "quire.rpc.errors"):
+        log = structlog.wrap_logger(
+            None, processors, structlog.make_filtering_bound_logger(logging.DEBUG)
+        )
+        monkeypatch.setattr(f"{module}.log", log)
+    return lines
 
 
 @pytest.mark.parametrize("traceparent", [PARENT.traceparent, "", "nonsense", "00-0-0-00"])
 async def test_a_request_has_one_trace_id_where_nobody_records_spans(
-    tmp_path: Path, logs: list, traceparent: str
+    tmp_path: Path, logs: list[dict[str, Any]], traceparent: str
 ) -> None:
     async with running_router(tmp_path) as setup:
         await setup.client.generate([1, 2], SamplingParams(max_tokens=2), traceparent=traceparent)
@@ -133,7 +145,7 @@ async def test_a_refused_call_ends_with_its_status(tmp_path: Path, tracer: Recor
 async def test_a_bug_is_told_by_its_error_id_alone(
     tmp_path: Path,
     tracer: RecordingTracer,
-    logs: list,
+    logs: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def encode(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:

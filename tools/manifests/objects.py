@@ -98,8 +98,11 @@ class PodTemplate:
         }
 
     def pod_name(self, ordinal: int) -> str:
-        """Name of one of the pods, as StatefulSets give them."""
-        return f"{self.owner['metadata']['name']}-{ordinal}"
+        """Name of one of the pods, as its controller gives them."""
+        name = self.owner["metadata"]["name"]
+        if self.owner["kind"] == "LeaderWorkerSet" and self.part != "leader":
+            return f"{name}-0-{ordinal + 1}"  # of the first group
+        return f"{name}-{ordinal}"
 
 
 class Manifests:
