@@ -24,6 +24,12 @@ from tests.fakes.small_tokenizers import byte_level, save
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "quire" / "demo_model"
 
 
+@pytest.fixture(autouse=True)
+def logs_as_other_tests_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service sets up the log of its process, which here is that of all tests."""
+    monkeypatch.setattr("quire.log.configure", lambda *_: None)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     return save(byte_level(), tmp_path_factory.mktemp("model"))
