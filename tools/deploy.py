@@ -69,6 +69,7 @@ def main() -> int:
 def write(manifests: Manifests, release: Release) -> Path:
     """Write manifests where they can be read, and return the file, relative to the project."""
     file = ROOT / "build" / "deploy" / f"{release.overlay}.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump_all(manifests.objects, sort_keys=False))
     return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
 

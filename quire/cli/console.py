@@ -45,13 +45,15 @@ class Progress:
             self._console.print(f"[{elapsed:5.1f} s] {what}", markup=False)
 
 
-async def cell_status(target: str, tls_dir: str | None = None) -> CellStatus:
-    """Return what the router at `target` knows of its first cell.
+async def cell_status(
+    target: str, tls_dir: str | None = None, *, insecure: bool = False
+) -> CellStatus:
+    """Return what the router at `target` knows of its first cell; arguments as of AsyncClient.
 
     Raises:
         UnauthenticatedError: it wants an API key, and the environment has none.
     """
-    async with AsyncClient(target, tls_dir=tls_dir) as client:
+    async with AsyncClient(target, tls_dir=tls_dir, insecure=insecure) as client:
         async for cells in client.watch_cluster():
             return cells[0]
     raise AssertionError("watch_cluster sends the state at once")
@@ -122,7 +124,7 @@ async def print_ready(cluster: Cluster) -> None:
     """Print model, cache, addresses and lines to paste."""
     config, target = cluster.config, cluster.router.address
     try:
-        status = await cell_status(target, config.tls_dir)
+        status = await cell_status(target, config.tls_dir, insecure=config.insecure)
     except UnauthenticatedError:
         status = None
     lines = [

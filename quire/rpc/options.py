@@ -23,6 +23,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Containers come back with other addresses; the default is 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+    # Else channels share connections: a new one to a worker that has just come back would be told
+    # of the failures of an older one, for as long as that waits to try again.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 # In the clear: not by way of a proxy that the environment names, which would read it all.
 CLEAR_CHANNEL_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0))

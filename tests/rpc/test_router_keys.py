@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from quire import LLM, AsyncClient, Client, SamplingParams
 from quire.api_key_file import ApiKey, digest, editing
 from quire.api_keys import utc_now
+from quire.cli.console import cell_status
 from quire.cli.main import app
 from quire.errors import ConfigError, UnauthenticatedError
 from quire.outputs import Finished, Started
@@ -327,6 +328,17 @@ async def test_a_key_leaves_the_machine_in_the_clear_only_if_told_to(
         make(target, api_key="quire-secret", insecure=True)
     monkeypatch.setenv("QUIRE_INSECURE", "1")
     Client(target, api_key="quire-secret")
+
+
+async def test_serve_asks_its_router_with_the_key_where_it_may_go_in_the_clear(
+    keyed, monkeypatch
+) -> None:
+    monkeypatch.setenv("QUIRE_API_KEY", "alice")
+    monkeypatch.delenv("QUIRE_INSECURE", raising=False)
+    target = keyed.address.replace("127.0.0.1", "0.0.0.0")  # as of a router that listens on all
+    with pytest.raises(ConfigError, match="in the clear"):
+        await cell_status(target)
+    assert (await cell_status(target, insecure=True)).connected
 
 
 @pytest.mark.parametrize("key", ["two words", "line\n", "schlüssel", "k" * 257])

@@ -108,6 +108,32 @@ async def test_sigterm_finishes_what_runs_and_sends_what_is_new_elsewhere(model)
                 assert await asyncio.wait_for(task, 10) == 0
 
 
+async def test_a_request_that_is_being_tokenized_is_finished_too(model, monkeypatch) -> None:
+    has_come, may_go, encode = asyncio.Event(), asyncio.Event(), Tokenizer.encode
+
+    async def held(self, *args, **kwargs):
+        has_come.set()
+        await may_go.wait()
+        return await encode(self, *args, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "encode", held)
+    async with running_scheduler(FakeScheduler()) as scheduler:
+        config = RouterConfig(model=str(model), schedulers=(scheduler,), port=0)
+        async with serving(config) as (line, task):
+            address = line.removeprefix("ready ")
+            async with AsyncClient(address) as client:
+                running = asyncio.create_task(client.generate("list", SamplingParams(max_tokens=3)))
+                await has_come.wait()
+                os.kill(os.getpid(), signal.SIGTERM)
+                async with asyncio.timeout(10):
+                    await until_it_refuses(address)
+                # Longer than calls are given that nobody waits for.
+                await asyncio.wait({task, running}, timeout=2, return_when=asyncio.FIRST_COMPLETED)
+                may_go.set()
+                assert len((await running).token_ids) == 3
+                assert await asyncio.wait_for(task, 10) == 0
+
+
 async def test_new_requests_are_taken_while_others_hear_that_the_router_drains(model) -> None:
     async with running_scheduler(FakeScheduler()) as scheduler:
         config = RouterConfig(model=str(model), schedulers=(scheduler,), port=0, drain_delay_s=3600)
