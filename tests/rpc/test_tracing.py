@@ -204,6 +204,4 @@ async def test_calls_that_never_end_and_methods_of_others_are_no_spans(
         watch.cancel()
         with pytest.raises(grpc.aio.AioRpcError):
             await channel.unary_unary("/quire.v1.InferenceService/Nothing")(b"")
-    call = tracer.named("/Nothing")
-    assert (call.failure, call.num_ends) == ("UNIMPLEMENTED", 1)
-    assert len(tracer.spans) == 1
+    assert tracer.spans == [], "a name that a caller made up is none of ours"
