@@ -61,9 +61,6 @@ class CellPool:
         # Where each open request was submitted last.
         self._cell_of: dict[RequestStream, Cell] = {}
         self._open: dict[str, RequestStream] = {}
-        # Set while no request is open.
-        self._idle = asyncio.Event()
-        self._idle.set()
         # Cells whose queue was full when a new request came.
         self._refused_by: dict[RequestStream, list[Cell]] = {}
         # Requests that run nowhere now, and the timer that will fail them or place them again.
@@ -202,14 +199,11 @@ class CellPool:
         if stream.request_id in self._open:
             raise RequestExistsError(f"request_id: {stream.request_id} is in use")
         self._open[stream.request_id] = stream
-        self._idle.clear()
         self._place(stream)
 
     def close(self, stream: RequestStream) -> None:
         """Forget a request; one that has not ended has lost its client: its blocks are freed."""
         del self._open[stream.request_id]
-        if not self._open:
-            self._idle.set()
         self._withdraw(stream)
         stream.drop()
 
@@ -217,10 +211,6 @@ class CellPool:
     def num_open(self) -> int:
         """Requests whose streams have not ended."""
         return len(self._open)
-
-    async def wait_until_idle(self) -> None:
-        """Return when no request is open."""
-        await self._idle.wait()
 
     def abort(self, request_id: str) -> bool:
         """End a request; its stream finishes with ABORT. Returns whether there was one to end."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quire.metrics.pages import ServiceAdmin
 
 SERVICE_NAME = "quire.v1.InferenceService"
+DRAIN_LOOK_INTERVAL_S = 0.05
 
 log = get_logger()
 
@@ -130,15 +131,18 @@ class Router:
         """
         self._draining = True
         await self._server.set_serving(False)
-        log.info("draining", open_requests=self._cells.num_open)
+        log.info("draining", open_requests=self._account.num_open)
         await asyncio.sleep(self._config.drain_delay_s)
         # Ends when all calls have: also those that watch, and need not be waited for.
         refusing = asyncio.create_task(self._server.stop(self._config.drain_timeout_s))
         try:
             async with asyncio.timeout(self._config.drain_timeout_s):
-                await self._cells.wait_until_idle()
+                # Calls that are not with a cell yet, such as those whose text is being tokenized,
+                # and those whose last message is on its way.
+                while self._account.num_open or self._cells.num_open:
+                    await asyncio.sleep(DRAIN_LOOK_INTERVAL_S)
         except TimeoutError:
-            log.warning("drain_timed_out", open_requests=self._cells.num_open)
+            log.warning("drain_timed_out", open_requests=self._account.num_open)
         finally:
             refusing.cancel()
             await asyncio.gather(refusing, return_exceptions=True)
