@@ -4,78 +4,30 @@ Errors are those of `quire.errors`, whatever the transport calls them. Leaving a
 cancels its request.
 """
 
-import os
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypedDict, Unpack, cast
+from typing import Self, Unpack, cast
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
+from quire.client_calls import (
+    GenerateOptions,
+    Prompt,
+    detokenize_request,
+    error_from_rpc,
+    generate_request,
+    open_tls,
+    tokenize_request,
+    trace_metadata,
+)
 from quire.collect import Collector
-from quire.errors import (
-    ConfigError,
-    DeadlineExceededError,
-    InvalidRequestError,
-    ModelNotFoundError,
-    OverloadedError,
-    PermissionDeniedError,
-    QuireError,
-    RequestExistsError,
-    UnauthenticatedError,
-    UnavailableError,
-)
 from quire.outputs import CellStatus, Completion, Event, ModelInfo
-from quire.rpc import Role, TlsFiles, open_channel, open_sync_channel
+from quire.rpc import Role, open_channel, open_sync_channel
 from quire.rpc.access import call_metadata
-from quire.rpc.handshake import explain
 from quire.sampling_params import SamplingParams
-from quire.tracing import TRACEPARENT
 from quire.v1 import inference_pb2, inference_pb2_grpc
-from quire.wire import (
-    cell_status_from_proto,
-    event_from_proto,
-    model_info_from_proto,
-    sampling_params_to_proto,
-)
-
-Prompt = str | Sequence[int]
-
-_ERRORS: dict[grpc.StatusCode, type[QuireError]] = {
-    grpc.StatusCode.NOT_FOUND: ModelNotFoundError,
-    grpc.StatusCode.ALREADY_EXISTS: RequestExistsError,
-    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
-    # Not by us: a server, or what stands before it, gave the call up.
-    grpc.StatusCode.CANCELLED: UnavailableError,
-    grpc.StatusCode.UNAVAILABLE: UnavailableError,
-    grpc.StatusCode.FAILED_PRECONDITION: ConfigError,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
-    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
-}
-
-
-class GenerateOptions(TypedDict, total=False):
-    """What may be said with a request, beside prompt and parameters.
-
-    Attributes:
-        request_id: unique among your running requests; "" has the router make one.
-        model: "" for the only one that is served.
-        priority: smaller goes first, in [-100, 100].
-        cache_salt: share cached prefixes with requests of the same salt only.
-        include_time_account: have the answer say where its time went.
-        timeout: seconds for the whole answer; None for no limit.
-        traceparent: your span, as W3C Trace Context; the spans of the request become part of it.
-    """
-
-    request_id: str
-    model: str
-    priority: int
-    cache_salt: str
-    include_time_account: bool
-    timeout: float | None
-    traceparent: str
+from quire.wire import cell_status_from_proto, event_from_proto, model_info_from_proto
 
 
 class AsyncClient:
@@ -105,7 +57,7 @@ class AsyncClient:
             ConfigError: the certificates cannot be used, or the key would go in the clear and
                 `insecure` does not say so.
         """
-        tls = _open_tls(tls_dir)
+        tls = open_tls(tls_dir)
         self._metadata = call_metadata(
             target, api_key, encrypted=tls is not None, insecure=insecure
         )
@@ -161,9 +113,9 @@ class AsyncClient:
             DeadlineExceededError: `timeout` has passed.
         """
         call = self._stub.Generate(
-            _generate_request(prompt, sampling_params, options),
+            generate_request(prompt, sampling_params, options),
             timeout=options.get("timeout"),
-            metadata=(*self._metadata, *_trace_metadata(options)),
+            metadata=(*self._metadata, *trace_metadata(options)),
         )
         try:
             async for response in call:
@@ -186,7 +138,7 @@ class AsyncClient:
         self, text: str, *, add_special_tokens: bool = True, model: str = ""
     ) -> list[int]:
         """Return the token ids of a text."""
-        request = _tokenize_request(text, add_special_tokens, model)
+        request = tokenize_request(text, add_special_tokens, model)
         try:
             return list((await self._stub.Tokenize(request, metadata=self._metadata)).token_ids)
         except grpc.aio.AioRpcError as error:
@@ -196,7 +148,7 @@ class AsyncClient:
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = ""
     ) -> str:
         """Return the text of token ids."""
-        request = _detokenize_request(token_ids, skip_special_tokens, model)
+        request = detokenize_request(token_ids, skip_special_tokens, model)
         try:
             return str((await self._stub.Detokenize(request, metadata=self._metadata)).text)
         except grpc.aio.AioRpcError as error:
@@ -266,7 +218,7 @@ class Client:
             ConfigError: the certificates cannot be used, or the key would go in the clear and
                 `insecure` does not say so.
         """
-        tls = _open_tls(tls_dir)
+        tls = open_tls(tls_dir)
         self._metadata = call_metadata(
             target, api_key, encrypted=tls is not None, insecure=insecure
         )
@@ -302,9 +254,9 @@ class Client:
     ) -> Generator[Event, None, None]:
         """Yield Started, Deltas and Finished; arguments and errors as in `AsyncClient.stream`."""
         call = self._stub.Generate(
-            _generate_request(prompt, sampling_params, options),
+            generate_request(prompt, sampling_params, options),
             timeout=options.get("timeout"),
-            metadata=(*self._metadata, *_trace_metadata(options)),
+            metadata=(*self._metadata, *trace_metadata(options)),
         )
         try:
             for response in call:
@@ -324,7 +276,7 @@ class Client:
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True, model: str = "") -> list[int]:
         """Return the token ids of a text."""
-        request = _tokenize_request(text, add_special_tokens, model)
+        request = tokenize_request(text, add_special_tokens, model)
         try:
             return list(self._stub.Tokenize(request, metadata=self._metadata).token_ids)
         except grpc.RpcError as error:
@@ -334,7 +286,7 @@ class Client:
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = ""
     ) -> str:
         """Return the text of token ids."""
-        request = _detokenize_request(token_ids, skip_special_tokens, model)
+        request = detokenize_request(token_ids, skip_special_tokens, model)
         try:
             return str(self._stub.Detokenize(request, metadata=self._metadata).text)
         except grpc.RpcError as error:
@@ -375,83 +327,3 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _open_tls(tls_dir: str | Path | None) -> TlsFiles | None:
-    directory = tls_dir or os.environ.get("QUIRE_TLS_DIR")
-    return TlsFiles(directory, Role.CLIENT) if directory else None
-
-
-def _token_ids(field: str, token_ids: Sequence[int]) -> Sequence[int]:
-    """Return ids that a message can hold.
-
-    Raises:
-        InvalidRequestError: one is negative or absurdly large.
-    """
-    for token_id in token_ids:
-        if not 0 <= token_id < 2**32:
-            raise InvalidRequestError(field, f"token ids must be in [0, 2**32), got {token_id}")
-    return token_ids
-
-
-def _generate_request(
-    prompt: Prompt, sampling_params: SamplingParams | None, options: GenerateOptions
-) -> inference_pb2.GenerateRequest:
-    request = inference_pb2.GenerateRequest(
-        request_id=options.get("request_id", ""),
-        model=options.get("model", ""),
-        sampling_params=sampling_params_to_proto(sampling_params or SamplingParams()),
-        priority=options.get("priority", 0),
-        cache_salt=options.get("cache_salt", ""),
-        include_time_account=options.get("include_time_account", False),
-    )
-    if isinstance(prompt, str):
-        request.text = prompt
-    else:
-        request.token_ids.ids.extend(_token_ids("prompt", prompt))
-    return request
-
-
-def _trace_metadata(options: GenerateOptions) -> tuple[tuple[str, str], ...]:
-    traceparent = options.get("traceparent")
-    return ((TRACEPARENT, traceparent),) if traceparent else ()
-
-
-def _tokenize_request(
-    text: str, add_special_tokens: bool, model: str
-) -> inference_pb2.TokenizeRequest:
-    return inference_pb2.TokenizeRequest(
-        model=model, text=text, add_special_tokens=add_special_tokens
-    )
-
-
-def _detokenize_request(
-    token_ids: Sequence[int], skip_special_tokens: bool, model: str
-) -> inference_pb2.DetokenizeRequest:
-    return inference_pb2.DetokenizeRequest(
-        model=model,
-        token_ids=_token_ids("token_ids", token_ids),
-        skip_special_tokens=skip_special_tokens,
-    )
-
-
-def error_from_rpc(error: grpc.RpcError) -> QuireError:
-    """Return the error that a failed call means, from its status and rich details.
-
-    Args:
-        error: of a synchronous or an asyncio call.
-    """
-    code, message = error.code(), explain(error.details() or error.code().name)
-    status = rpc_status.from_call(error)
-    for packed in status.details if status is not None else ():
-        bad_request = error_details_pb2.BadRequest()
-        if packed.Unpack(bad_request) and bad_request.field_violations:
-            violation = bad_request.field_violations[0]
-            return InvalidRequestError(violation.field, violation.description)
-        retry = error_details_pb2.RetryInfo()
-        if packed.Unpack(retry):
-            return OverloadedError(message, retry.retry_delay.ToMilliseconds())
-    if status is None and code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # Not our queue but the transport: the message is larger than the server reads.
-        return InvalidRequestError("request", message)
-    return _ERRORS.get(code, QuireError)(message)

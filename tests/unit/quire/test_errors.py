@@ -6,7 +6,7 @@ from google.rpc import code_pb2, error_details_pb2
 from grpc_status import rpc_status
 
 from quire import errors
-from quire.client import error_from_rpc
+from quire.client_calls import error_from_rpc
 from quire.rpc import status_of
 
 EXAMPLES = [
