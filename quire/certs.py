@@ -190,9 +190,10 @@ class CertificateDirectory:
         for host in hosts:
             _general_name(host)
         authority = Authority.make()
-        self._save_authority(authority)
         self._write_roots([authority.certificate])
         self._issue_all(authority, (*LOCAL_HOSTS, *hosts), days)
+        # Last, since a directory with an authority counts as made.
+        self._save_authority(authority)
 
     def renew(self, hosts: Sequence[str] = (), days: float = DEFAULT_DAYS) -> None:
         """Make new certificates and keys for all roles, for the hosts of the old ones and `hosts`.
@@ -252,8 +253,8 @@ class CertificateDirectory:
         return [str(name.value) for name in names if name.value not in set(Role)]
 
     def _save_authority(self, authority: Authority) -> None:
-        _write(self._authority / "ca.key", _key_pem(authority.key), 0o600)
         _write(self._authority / "ca.crt", _pem(authority.certificate), 0o644)
+        _write(self._authority / "ca.key", _key_pem(authority.key), 0o600)
         self._authority.chmod(0o700)
 
     def authority(self) -> Authority:

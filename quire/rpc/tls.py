@@ -195,6 +195,7 @@ def check_files(
     """
     # Not at the top: commands that never see a certificate would be slower to start.
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
     roots, certificate, key = content
@@ -215,11 +216,14 @@ def check_files(
     leaf = x509.load_pem_x509_certificates(certificate)[0]
     try:
         public_key = serialization.load_pem_private_key(key, None).public_key()
+        matches = leaf.public_key() == public_key
     except (ValueError, TypeError):  # TypeError: it is encrypted
         raise ConfigError(
             f"tls_dir: {directory / KEY} holds no PEM key without a password"
         ) from None
-    if leaf.public_key() != public_key:
+    except UnsupportedAlgorithm as error:
+        raise ConfigError(f"tls_dir: {directory / KEY} is of no known kind: {error}") from None
+    if not matches:
         raise ConfigError(
             f"tls_dir: {directory / KEY} does not match the certificate in {CERTIFICATE}"
         )

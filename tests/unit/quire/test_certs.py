@@ -6,6 +6,7 @@ import stat
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from cryptography import x509
@@ -65,6 +66,20 @@ def test_renewal_makes_new_keys_for_the_same_hosts(certificates: CertificateDire
     assert names.get_values_for_type(x509.DNSName) == [
         *["quire-worker", "localhost", "llm.example.com", "more.example.com"]
     ]
+
+
+def test_what_was_interrupted_can_be_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = CertificateDirectory(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "_issue_all", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            certificates.create()
+
+    certificates.create()
+
+    assert TlsFiles(tmp_path, Role.ROUTER).current().certificate
 
 
 def test_an_authority_is_replaced_in_order_only(certificates: CertificateDirectory) -> None:
