@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -13,13 +14,19 @@ from quire.errors import ConfigError, UnavailableError
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Ask the kernel (Linux) to send this process SIGTERM when its parent dies, however it dies."""
+def die_with_parent(ready_fd: int) -> None:
+    """Ask the kernel (Linux) to send this process SIGTERM when its parent dies, however it dies.
+
+    Args:
+        ready_fd: pipe that the parent reads until it is told that this process is ready.
+    """
     if sys.platform != "linux":
         return
-    parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the request took effect
+    # It may have died before that, during this process's imports: then nobody reads the pipe.
+    pipe = select.poll()
+    pipe.register(ready_fd, 0)
+    if pipe.poll(0):
         os.kill(os.getpid(), signal.SIGTERM)
 
 

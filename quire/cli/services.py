@@ -54,7 +54,7 @@ def _run(
     from quire.errors import QuireError
 
     if ready_fd is not None:
-        die_with_parent()
+        die_with_parent(ready_fd)
         os.nice(niceness)
     log.configure(name, log_level.value)
     try:
