@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every test that needs neither a GPU nor containers, in three lanes side by side. The first starts processes and mostly waits
-# for them; the others compute on one core, and get what it leaves idle (nice). What they print comes at the end.
+# Every test that needs neither a GPU nor containers, in four lanes side by side. The first starts processes and mostly waits
+# for them; the others compute on one core each, and get what it leaves idle (nice). What they print comes at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build
@@ -8,21 +8,15 @@ status=0
 
 computing=(tests/kernels tests/models tests/emu)
 # A niced test takes as long as the others let it: this timeout is for one that hangs.
-lane_options=(-q -o timeout=1200)
+patience=(-o timeout=1200)
 
-models_lane() {
-  .venv/bin/python -m pytest "${lane_options[@]}" "${computing[@]}"
-}
+models_lane() { .venv/bin/python -m pytest -q "${patience[@]}" "${computing[@]}"; }
 
-# The emulator's and the sanitizers' builds of the kernels, and the kernel tests against each.
-builds_lane() {
-  local failed=0
-  csrc/sanitized_tests.sh -o timeout=1200 || failed=1
-  csrc/emulated_tests.sh -o timeout=1200 || failed=1
-  return "$failed"
-}
+# The kernel tests against builds of the kernels with sanitizers, and in the emulator of CUDA.
+sanitized_lane() { csrc/sanitized_tests.sh "${patience[@]}"; }
+emulated_lane() { csrc/emulated_tests.sh "${patience[@]}"; }
 
-lanes=(models_lane builds_lane)
+lanes=(models_lane sanitized_lane emulated_lane)
 pids=()
 for lane in "${lanes[@]}"; do
   # A process group each, which an interrupt can end as a whole.

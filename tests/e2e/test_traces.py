@@ -16,7 +16,7 @@ import pytest
 from quire import AsyncClient, SamplingParams
 from quire.admin import AdminConfig
 from quire.cli.cluster import Cluster
-from quire.errors import QuireError
+from quire.errors import QuireError, RequestExistsError
 from quire.outputs import Delta
 from quire.rpc import open_channel
 from quire.tracing import TraceContext
@@ -82,9 +82,13 @@ async def cancel_one(client: AsyncClient) -> None:
         if isinstance(event, Delta):
             break
     await stream.aclose()
-    # Until the router has noticed: it aborts what is there, and finds nothing when that is gone.
-    while await client.abort("cancelled"):
-        await asyncio.sleep(0.01)
+    # Until the router has noticed: then the name may be used again.
+    while True:
+        try:
+            await client.generate(PROMPT, PARAMS, request_id="cancelled")
+            return
+        except RequestExistsError:
+            await asyncio.sleep(0.01)
 
 
 def check_request_spans(spans: list[ReceivedSpan], parent: TraceContext) -> None:
