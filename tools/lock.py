@@ -12,6 +12,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -45,13 +46,19 @@ ENVIRONMENT = {
 BY_NAME_ONLY = {"worker-cuda"}
 
 
-def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def _pip(arguments: Sequence[str], source: str, failure: str) -> None:
+    """Run pip; if it fails, again with the further indexes that the text of a NAME.in gives.
+
+    Raises:
+        SystemExit: it has failed; says `failure`, and what pip said.
+    """
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    indexes = [f"--extra-index-url={url}" for url in _directive(source, "index")]
+    for attempt in (command, [*command, *indexes]):
+        done = subprocess.run(attempt, capture_output=True, text=True, check=False)
+        if not done.returncode:
+            return
+    raise SystemExit(f"error: {failure}:\n{done.stderr}")
 
 
 def _directive(text: str, key: str) -> list[str]:
@@ -66,16 +73,11 @@ def resolve(name: str) -> None:
     text = source.read_text(encoding="utf-8")
     report = WHEELHOUSE / f"{name}.report.json"
     report.parent.mkdir(parents=True, exist_ok=True)
-    indexes = [f"--extra-index-url={url}" for url in _directive(text, "index")]
     command = [
         *["install", "--dry-run", "--ignore-installed", "--target", str(WHEELHOUSE / "none")],
         *[*TARGET, "--report", str(report), "-r", str(source)],
     ]
-    done = _pip(*command)
-    if done.returncode and indexes:
-        done = _pip(*command, *indexes)
-    if done.returncode:
-        raise SystemExit(f"error: {source.name} cannot be resolved:\n{done.stderr}")
+    _pip(command, text, f"{source.name} cannot be resolved")
     packages = json.loads(report.read_text(encoding="utf-8"))["install"]
     kept = _reachable(packages, {canonicalize_name(x) for x in _directive(text, "leave out")})
     lines = [f"# Made from {source.name} by `make lock`, for CPython {PYTHON} on x86-64."]
@@ -130,16 +132,11 @@ def fetch(name: str) -> None:
     for wheel in directory.glob("*.whl"):
         wheel.unlink()
     text = (REQUIREMENTS / f"{name}.in").read_text(encoding="utf-8")
-    indexes = [f"--extra-index-url={url}" for url in _directive(text, "index")]
     command = [
         *["download", "--no-deps", "--require-hashes", *TARGET],
         *["--dest", str(directory), "-r", str(lock)],
     ]
-    done = _pip(*command)
-    if done.returncode and indexes:
-        done = _pip(*command, *indexes)
-    if done.returncode:
-        raise SystemExit(f"error: {lock.name} cannot be fetched:\n{done.stderr}")
+    _pip(command, text, f"{lock.name} cannot be fetched")
     stamp.write_text(digest, encoding="utf-8")
     print(f"build/wheelhouse/{name}: {len(list(directory.glob('*.whl')))} wheels")
 
