@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from quire.cli.cluster import embedded_model
-from quire.cli.process import ServiceProcess
+from launch.cluster.cluster import embedded_model
+from launch.cluster.process import ServiceProcess
 
 
 @dataclass(frozen=True, slots=True)

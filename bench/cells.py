@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bench.cell_processes import CellProcesses, Cells
-from quire import AsyncClient, SamplingParams, log
-from quire.errors import QuireError
-from quire.outputs import CellState, Delta
-from router.placement import RoutingPolicy
+from quire import AsyncClient, SamplingParams
+from quire.contract.errors import QuireError
+from quire.contract.outputs import CellState, Delta
+from quire.observe import log
+from router.cells.choice import RoutingPolicy
 
 NUM_CELLS = 3
 NUM_ROUTERS = 2

@@ -5,21 +5,21 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.sampling_params import SamplingParams
+from quire.contract.sampling_params import SamplingParams
 from quire.v1 import worker_pb2
-from scheduler_svc.block_manager import BlockSpaceManager
-from scheduler_svc.preemption import PreemptionMode
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.step import SchedulerOutputs
+from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.policy.scheduler import Scheduler
+from scheduler_svc.policy.step import SchedulerOutputs
+from scheduler_svc.sequences.preemption import PreemptionMode
 from scheduler_svc.wire import execute_request_to_proto, step_report_from_proto
-from worker_svc.cache_engine import block_bytes
-from worker_svc.device import Device
-from worker_svc.loader import LoadSpec, load_model
-from worker_svc.model_runner import ModelRunner
-from worker_svc.parallel import ParallelGroup
-from worker_svc.pending_step import PendingStep
-from worker_svc.steps import StepResult
-from worker_svc.wire import execute_response_to_proto, scheduler_outputs_from_proto
+from worker_svc.cache.engine import block_bytes
+from worker_svc.device.base import Device
+from worker_svc.loading.loader import LoadSpec, load_model
+from worker_svc.parallel.group import ParallelGroup
+from worker_svc.service.wire import execute_response_to_proto, scheduler_outputs_from_proto
+from worker_svc.steps.pending import PendingStep
+from worker_svc.steps.runner import ModelRunner
+from worker_svc.steps.step import StepResult
 
 
 @dataclass(slots=True)

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from bench.engine import Engine, Run
-from quire.sampling_params import SamplingParams
-from worker_svc.cache_engine import block_bytes
-from worker_svc.device import Device, open_device
-from worker_svc.loader import LoadSpec
+from quire.contract.sampling_params import SamplingParams
+from worker_svc.cache.engine import block_bytes
+from worker_svc.device.base import Device, open_device
+from worker_svc.loading.loader import LoadSpec
 
 LLAMA_3_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

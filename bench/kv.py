@@ -12,10 +12,10 @@ import sys
 import time
 from dataclasses import dataclass
 
-from quire.sampling_params import SamplingParams
-from scheduler_svc.block_manager import BlockSpaceManager
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.step import SchedulerOutputs, StepResult
+from quire.contract.sampling_params import SamplingParams
+from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.policy.scheduler import Scheduler
+from scheduler_svc.policy.step import SchedulerOutputs, StepResult
 
 # Means of ShareGPT (Kwon et al. 2023, figure 11), and a spread that gives its long tail.
 MEAN_PROMPT_TOKENS, MEAN_OUTPUT_TOKENS, SIGMA = 161, 338, 1.0

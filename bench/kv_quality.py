@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from quire.cli.cluster import embedded_model
-from quire.sampling_params import SamplingParams
-from worker_svc.cache_engine import block_bytes
-from worker_svc.device import CpuDevice, Device
-from worker_svc.kv_cache_dtype import KV_CACHE_DTYPES
-from worker_svc.loader import LoadSpec, load_model
-from worker_svc.model_runner import ModelRunner
-from worker_svc.parallel import ParallelGroup
-from worker_svc.steps import SchedulerOutputs, SequenceState
+from launch.cluster.cluster import embedded_model
+from quire.contract.sampling_params import SamplingParams
+from worker_svc.cache.engine import block_bytes
+from worker_svc.cache.format import KV_CACHE_DTYPES
+from worker_svc.device.base import CpuDevice, Device
+from worker_svc.loading.loader import LoadSpec, load_model
+from worker_svc.parallel.group import ParallelGroup
+from worker_svc.steps.runner import ModelRunner
+from worker_svc.steps.step import SchedulerOutputs, SequenceState
 
 BLOCK_SIZE = 16
 NUM_TOKENS = 1000

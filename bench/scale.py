@@ -17,13 +17,14 @@ from typing import cast
 
 import grpc
 
-from quire import AsyncClient, SamplingParams, log
-from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
-from quire.outputs import CellState, Delta
+from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from quire import AsyncClient, SamplingParams
+from quire.contract.outputs import CellState, Delta
+from quire.observe import log
 from quire.rpc import open_channel
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
-from quire.wire import cell_state_from_proto, cell_state_to_proto
-from router.placement import CellLoad, Placement, RoutingPolicy
+from quire.wire.common import cell_state_from_proto, cell_state_to_proto
+from router.cells.choice import CellLoad, Placement, RoutingPolicy
 
 NUM_CELLS = 1000
 KEYS_PER_CELL = 1500

@@ -9,11 +9,11 @@ import statistics
 import sys
 import time
 
-from quire.sampling_params import SamplingParams
+from quire.contract.sampling_params import SamplingParams
 from quire.v1 import worker_pb2
-from scheduler_svc.block_manager import BlockSpaceManager
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.step import SchedulerOutputs, StepResult
+from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.policy.scheduler import Scheduler
+from scheduler_svc.policy.step import SchedulerOutputs, StepResult
 from scheduler_svc.wire import execute_request_to_proto, step_report_from_proto
 
 BLOCK_SIZE = 16

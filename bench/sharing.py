@@ -11,9 +11,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bench.engine import Engine, Run
-from quire.cli.cluster import embedded_model
-from quire.sampling_params import SamplingParams
-from scheduler_svc.preemption import PreemptionMode
+from launch.cluster.cluster import embedded_model
+from quire.contract.sampling_params import SamplingParams
+from scheduler_svc.sequences.preemption import PreemptionMode
 
 NUM_REQUESTS = 12
 NUM_PROMPT_TOKENS = 120

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from quire import AsyncClient, SamplingParams, log
-from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
-from quire.cli.console import cell_status
-from quire.outputs import CellState, Delta, Finished
-from router.placement import RoutingPolicy
+from launch.cli.console import cell_status
+from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from quire import AsyncClient, SamplingParams
+from quire.contract.outputs import CellState, Delta, Finished
+from quire.observe import log
+from router.cells.choice import RoutingPolicy
 from simulator.config import CellConfig, Lengths, SimulationConfig, TrafficConfig
 from simulator.cost_model import CostModel, StepShape
 from simulator.fit import MeasuredStep, fit, fit_error

@@ -14,9 +14,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from quire import AsyncClient, SamplingParams, log
-from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
-from quire.outputs import CellState, Delta, Finished
+from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from quire import AsyncClient, SamplingParams
+from quire.contract.outputs import CellState, Delta, Finished
+from quire.observe import log
 
 MESSAGE_BYTES_TARGET = 4096
 OVERHEAD_US_TARGET = 1000

@@ -20,8 +20,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire import AsyncClient, SamplingParams, log
-from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
+from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from quire import AsyncClient, SamplingParams
+from quire.observe import log
 from quire.rpc import open_channel
 from quire.v1 import worker_pb2, worker_pb2_grpc
 

@@ -41,7 +41,7 @@ def _write_generated(_: Sphinx) -> None:
     from tools.api_reference import write_reference
 
     write_reference(GENERATED / "api")
-    command = [sys.executable, "-m", "typer", "quire.cli.main", "utils", "docs", "--name", "quire"]
+    command = [sys.executable, "-m", "typer", "launch.cli.main", "utils", "docs", "--name", "quire"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for escaped, plain in (("&#x27;", "'"), ("&quot;", '"'), ("&amp;", "&")):
         text = text.replace(escaped, plain)

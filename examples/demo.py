@@ -5,11 +5,12 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from quire import AsyncClient, SamplingParams, log
-from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
-from quire.cli.console import Progress, print_ready
-from quire.errors import QuireError
-from quire.outputs import Delta, Finished
+from launch.cli.console import Progress, print_ready
+from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from quire import AsyncClient, SamplingParams
+from quire.contract.errors import QuireError
+from quire.contract.outputs import Delta, Finished
+from quire.observe import log
 
 PROMPTS = ("The list class", "Return a copy of the string", "A function definition")
 PARAMS = SamplingParams(temperature=0.6, top_p=0.9, seed=7, max_tokens=96)

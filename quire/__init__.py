@@ -1,8 +1,9 @@
-"""Quire, an LLM serving cluster: the shared contract, the SDK and the command line."""
+"""Quire, an LLM serving cluster: the contract that the services share, and the SDK."""
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from quire.version import __version__
+
 __all__ = [
     "LLM",
     "AsyncClient",
@@ -13,23 +14,23 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from quire.client import AsyncClient, Client
-    from quire.llm import LLM
-    from quire.sampling_params import BeamSearchParams, SamplingParams
+    from launch.llm import LLM
+    from quire.contract.sampling_params import BeamSearchParams, SamplingParams
+    from quire.sdk.client import AsyncClient, Client
 
 
 def __getattr__(name: str) -> Any:
     """Import the SDK on first use, so that `quire --help` does not pay for grpc."""
     if name in ("Client", "AsyncClient"):
-        from quire import client
+        from quire.sdk import client
 
         return getattr(client, name)
     if name == "LLM":
-        from quire.llm import LLM
+        from launch.llm import LLM
 
         return LLM
     if name in ("SamplingParams", "BeamSearchParams"):
-        from quire import sampling_params
+        from quire.contract import sampling_params
 
         return getattr(sampling_params, name)
     raise AttributeError(f"module 'quire' has no attribute {name!r}")

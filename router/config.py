@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.addresses import check_address, check_listening
-from quire.admin import AdminConfig
-from quire.errors import ConfigError
-from quire.log import LEVELS
+from quire.contract.addresses import check_address, check_listening
+from quire.contract.errors import ConfigError
+from quire.observe.admin import AdminConfig
+from quire.observe.log import LEVELS
 from quire.rpc import TlsFiles
-from router.placement import RoutingPolicy
+from router.cells.choice import RoutingPolicy
 
 ROUTING_POLICIES = tuple(RoutingPolicy)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from quire.errors import (
+from quire.contract.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
@@ -14,11 +14,11 @@ from quire.errors import (
     RequestExistsError,
     UnavailableError,
 )
-from quire.metrics.families import counter, gauge, histogram
-from quire.metrics.histogram import Histogram
-from quire.outputs import FinishReason
-from router.account import Latencies, RequestOutcome, RouterAccount
-from router.cells import CellPool, SubmissionReason
+from quire.contract.outputs import FinishReason
+from quire.observe.metrics.families import counter, gauge, histogram
+from quire.observe.metrics.histogram import Histogram
+from router.cells.pool import CellPool, SubmissionReason
+from router.requests.counters import Latencies, RequestOutcome, RouterAccount
 
 # Errors that a Generate call may end with, so that their series are there before the first.
 _ERRORS = tuple(

@@ -5,23 +5,23 @@ import signal
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from quire import log as quire_log
-from quire.admin import AdminConfig
-from quire.api_keys import ApiKeys
-from quire.errors import QuireError, UnavailableError
-from quire.log import get_logger
+from quire.contract.errors import QuireError, UnavailableError
+from quire.observe import log as quire_log
+from quire.observe.admin import AdminConfig
+from quire.observe.log import get_logger
 from quire.rpc import Server, announce, report, stop_signal
 from quire.rpc.access import ApiKeyInterceptor
+from quire.security.api_keys import ApiKeys
 from quire.v1 import inference_pb2_grpc
-from router.account import RouterAccount
-from router.cells import CellPool
+from router.cells.pool import CellPool
 from router.config import RouterConfig
+from router.requests.counters import RouterAccount
+from router.requests.validate import Validator
 from router.servicer import InferenceServicer
-from router.tokenize import Tokenizer
-from router.validate import Validator
+from router.text.tokenize import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.metrics.pages import ServiceAdmin
+    from quire.observe.metrics.pages import ServiceAdmin
 
 SERVICE_NAME = "quire.v1.InferenceService"
 DRAIN_LOOK_INTERVAL_S = 0.05
@@ -66,7 +66,7 @@ class Router:
         Raises:
             UnavailableError: the address cannot be bound.
         """
-        from quire.metrics.pages import ServiceAdmin
+        from quire.observe.metrics.pages import ServiceAdmin
         from router.metrics import RouterAliases, RouterCollector
 
         self._admin = ServiceAdmin(

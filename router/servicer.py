@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import grpc
 
-from quire.outputs import Delta, Event, TokenLogprobs
+from quire.contract.outputs import Delta, Event, TokenLogprobs
+from quire.observe.tracing import current_span
 from quire.rpc.access import caller_name
-from quire.tracing import current_span
 from quire.v1 import inference_pb2, inference_pb2_grpc
-from quire.wire import cell_status_to_proto, event_to_proto, model_info_to_proto
-from router.account import RequestRecord, RouterAccount
-from router.cells import CellPool
-from router.ledger import RequestLedger
-from router.streams import RequestStream
-from router.tokenize import TextCodec
-from router.validate import Validator
+from quire.wire.common import cell_status_to_proto, event_to_proto, model_info_to_proto
+from router.cells.pool import CellPool
+from router.requests.counters import RequestRecord, RouterAccount
+from router.requests.stream import RequestStream
+from router.requests.time_ledger import RequestLedger
+from router.requests.validate import Validator
+from router.text.tokenize import TextCodec
 from router.wire import generate_input_from_proto
 
 

@@ -1,19 +1,19 @@
-"""Between protobuf messages and the router's own objects; see `quire.wire` for the shared ones."""
+"""Between protobuf messages and the router's own objects; `quire.wire.common` has shared ones."""
 
 import dataclasses
 from collections.abc import Sequence
 
-from quire.errors import DrainingError, InvalidRequestError, OverloadedError, QuireError
-from quire.outputs import Hypothesis
+from quire.contract.errors import DrainingError, InvalidRequestError, OverloadedError, QuireError
+from quire.contract.outputs import Hypothesis
 from quire.v1 import inference_pb2, scheduler_pb2
-from quire.wire import (
+from quire.wire.common import (
     finish_reason_from_proto,
     sampling_params_from_proto,
     sampling_params_to_proto,
     token_logprobs_from_proto,
 )
-from router.streams import RequestStream
-from router.validate import GenerateInput
+from router.requests.stream import RequestStream
+from router.requests.validate import GenerateInput
 
 
 def generate_input_from_proto(message: inference_pb2.GenerateRequest) -> GenerateInput:

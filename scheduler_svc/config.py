@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from quire.addresses import MAX_RANKS, check_address, check_listening
-from quire.admin import AdminConfig
-from quire.errors import ConfigError
-from quire.log import LEVELS
+from quire.contract.addresses import MAX_RANKS, check_address, check_listening
+from quire.contract.errors import ConfigError
+from quire.observe.admin import AdminConfig
+from quire.observe.log import LEVELS
 from quire.rpc import TlsFiles
-from scheduler_svc.preemption import PreemptionMode
+from scheduler_svc.sequences.preemption import PreemptionMode
 
 LOAD_FORMATS = ("safetensors", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")

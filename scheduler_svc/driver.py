@@ -6,26 +6,26 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
-from quire.errors import (
+from quire.contract.errors import (
     DrainingError,
     InvalidRequestError,
     OverloadedError,
     UnavailableError,
 )
-from quire.log import get_logger
-from quire.outputs import CellState, FinishReason, ModelInfo
-from scheduler_svc.block_manager import BlockSpaceManager
-from scheduler_svc.cell_account import CellAccount
+from quire.contract.outputs import CellState, FinishReason, ModelInfo
+from quire.observe.log import get_logger
+from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.formation import Formation
-from scheduler_svc.preemption import PreemptionCounters, PreemptionMode
-from scheduler_svc.roster import Roster
-from scheduler_svc.routes import Routes
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.session import Admitted, Refused, RouterSession, StepOutputs, Submission
-from scheduler_svc.step import StepOutcome
+from scheduler_svc.counters import CellAccount
+from scheduler_svc.policy.scheduler import Scheduler
+from scheduler_svc.policy.step import StepOutcome
+from scheduler_svc.sequences.preemption import PreemptionCounters, PreemptionMode
+from scheduler_svc.sessions.routes import Routes
+from scheduler_svc.sessions.session import Admitted, Refused, RouterSession, StepOutputs, Submission
 from scheduler_svc.traces import Traces
-from scheduler_svc.worker_group import WorkerGroup
+from scheduler_svc.workers.formation import Formation
+from scheduler_svc.workers.roster import Roster
+from scheduler_svc.workers.worker_set import WorkerGroup
 
 REPORT_INTERVAL_S = 0.1
 IDLE_REPORT_INTERVAL_S = 1.0

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from quire.metrics.families import counter, gauge, histogram
-from quire.outputs import CellState, FinishReason
-from scheduler_svc.cell_account import REQUEST_PHASES
+from quire.contract.outputs import CellState, FinishReason
+from quire.observe.metrics.families import counter, gauge, histogram
+from scheduler_svc.counters import REQUEST_PHASES
 from scheduler_svc.driver import Driver
 
 # Reasons of refusals, so that their series are there before the first.

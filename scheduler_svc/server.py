@@ -7,10 +7,10 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from quire import log as quire_log
-from quire.admin import AdminConfig
-from quire.errors import QuireError
-from quire.log import get_logger
+from quire.contract.errors import QuireError
+from quire.observe import log as quire_log
+from quire.observe.admin import AdminConfig
+from quire.observe.log import get_logger
 from quire.rpc import Server, announce, report, stop_signal
 from quire.v1 import scheduler_pb2_grpc
 from scheduler_svc.config import SchedulerConfig
@@ -18,7 +18,7 @@ from scheduler_svc.driver import Driver
 from scheduler_svc.servicer import SchedulerServicer
 
 if TYPE_CHECKING:
-    from quire.metrics.pages import ServiceAdmin
+    from quire.observe.metrics.pages import ServiceAdmin
 
 SERVICE_NAME = "quire.v1.SchedulerService"
 
@@ -54,7 +54,7 @@ class SchedulerServer:
         Raises:
             UnavailableError: the address cannot be bound.
         """
-        from quire.metrics.pages import ServiceAdmin
+        from quire.observe.metrics.pages import ServiceAdmin
         from scheduler_svc.metrics import SchedulerAliases, SchedulerCollector
 
         self._admin = ServiceAdmin(

@@ -4,12 +4,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quire.log import get_logger
-from quire.time_account import TimeAccount
-from quire.tracing import Span, TraceContext, tracer, wall_ns
-from scheduler_svc.session import Submission
-from scheduler_svc.step import GroupTime, Phase, SchedulerOutputs, StepOutcome
-from scheduler_svc.worker_group import ExecutedStep
+from quire.contract.time_account import TimeAccount
+from quire.observe.log import get_logger
+from quire.observe.tracing import Span, TraceContext, tracer, wall_ns
+from scheduler_svc.policy.step import GroupTime, Phase, SchedulerOutputs, StepOutcome
+from scheduler_svc.sessions.session import Submission
+from scheduler_svc.workers.worker_set import ExecutedStep
 
 _SPAN_NAMES = {
     Phase.QUEUED: "queued",

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quire.errors import DrainingError, InvalidRequestError, OverloadedError
-from quire.outputs import CellState, Hypothesis, ModelInfo
-from quire.sampling_params import SamplingParams
+from quire.contract.errors import DrainingError, InvalidRequestError, OverloadedError
+from quire.contract.outputs import CellState, Hypothesis, ModelInfo
+from quire.contract.sampling_params import SamplingParams
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2
-from quire.wire import (
+from quire.wire.common import (
     cell_state_to_proto,
     finish_reason_to_proto,
     model_info_to_proto,
@@ -16,9 +16,9 @@ from quire.wire import (
     token_logprobs_from_proto,
     token_logprobs_to_proto,
 )
-from scheduler_svc.prefix_digest import DigestDelta
-from scheduler_svc.session import Admitted, Refused, SessionEvent, StepOutputs, Submission
-from scheduler_svc.step import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
+from scheduler_svc.blocks.prefix_digest import DigestDelta
+from scheduler_svc.policy.step import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
+from scheduler_svc.sessions.session import Admitted, Refused, SessionEvent, StepOutputs, Submission
 
 # ---------------------------------------------------------------- worker.proto
 

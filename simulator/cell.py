@@ -4,11 +4,11 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from functools import cache
 
-from quire.sampling_params import SamplingParams
-from router.placement import CellLoad
-from scheduler_svc.block_manager import BlockSpaceManager
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.step import StepOutcome, StepResult
+from quire.contract.sampling_params import SamplingParams
+from router.cells.choice import CellLoad
+from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.policy.scheduler import Scheduler
+from scheduler_svc.policy.step import StepOutcome, StepResult
 from simulator.config import CellConfig
 from simulator.messages import Answered, CellEvents, Heartbeat, Submission, Usage
 from simulator.step_shapes import StepShapes

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from quire.errors import ConfigError
+from quire.contract.errors import ConfigError
 from simulator.cost_model import CostModel
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from quire.errors import ConfigError
+from quire.contract.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from router.placement import CellLoad
+from router.cells.choice import CellLoad
 from simulator.texts import Request
 
 

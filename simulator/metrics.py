@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from router.placement import RoutingPolicy
+from router.cells.choice import RoutingPolicy
 from simulator.config import SimulationConfig
 from simulator.messages import Answered, IntervalResult, Usage
 from simulator.rate_curve import Burst

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.errors import ConfigError
+from quire.contract.errors import ConfigError
 from simulator.metrics import Metrics
 
 _PANELS = (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire.errors import ConfigError
+from quire.contract.errors import ConfigError
 from simulator import cost_model
 from simulator.config import CellConfig
 from simulator.cost_model import CostModel

@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, cast
 
-from quire.errors import UnavailableError
-from router.placement import RoutingPolicy
+from quire.contract.errors import UnavailableError
+from router.cells.choice import RoutingPolicy
 from simulator.config import SimulationConfig
 from simulator.messages import IntervalOrders, IntervalResult, IntervalStart, Placed
 from simulator.shard import Shard

@@ -2,7 +2,7 @@
 
 import random
 
-from router.placement import Assignment, Placement, RoutingPolicy
+from router.cells.choice import Assignment, Placement, RoutingPolicy
 from simulator.messages import Heartbeat, Placed, RouterNews, Submission
 from simulator.texts import FILLER_TOKEN, Library
 

@@ -1,6 +1,6 @@
 """The part of a simulation that one process computes: some of the routers, some of the cells."""
 
-from router.placement import RoutingPolicy
+from router.cells.choice import RoutingPolicy
 from simulator.cell import SimulatedCell
 from simulator.config import SimulationConfig
 from simulator.messages import (

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from router.placement import RoutingPolicy
+from router.cells.choice import RoutingPolicy
 from simulator.config import SimulationConfig
 from simulator.cost_model import StepShape
 from simulator.messages import (

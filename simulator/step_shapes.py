@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scheduler_svc.step import SchedulerOutputs
+from scheduler_svc.policy.step import SchedulerOutputs
 from simulator.cost_model import StepShape
 
 

@@ -3,10 +3,10 @@
 import re
 from dataclasses import dataclass
 
-from quire.addresses import MAX_RANKS, WILDCARD_HOSTS, check_address, check_listening
-from quire.admin import AdminConfig
-from quire.errors import ConfigError
-from quire.log import LEVELS
+from quire.contract.addresses import MAX_RANKS, WILDCARD_HOSTS, check_address, check_listening
+from quire.contract.errors import ConfigError
+from quire.observe.admin import AdminConfig
+from quire.observe.log import LEVELS
 from quire.rpc import TlsFiles
 
 DEFAULT_PORT = 50053
@@ -50,7 +50,7 @@ class WorkerConfig:
         port: 0 takes a free one.
         device: "cpu", "cuda" or "cuda:N"; "auto" or "auto:N" takes that GPU if there is one.
         num_threads: threads of the kernels and dense layers; None takes one per available core.
-        log_level: one of quire.log.LEVELS.
+        log_level: one of quire.observe.log.LEVELS.
         announcement: for a worker that tells the scheduler where it is; None for one whose address
             the scheduler is given.
         tls: certificate of this worker; None speaks in the clear, to the scheduler too.

@@ -6,24 +6,24 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from quire import __version__
-from quire.errors import ConfigError
-from quire.log import get_logger
-from quire.outputs import ModelInfo
-from worker_svc.communicator import Meeting, ProcessCommunicator
-from worker_svc.device import CpuDevice, Device
-from worker_svc.loader import LoadedModel, LoadSpec, load_model
-from worker_svc.model_runner import ModelRunner
-from worker_svc.parallel import ParallelGroup
-from worker_svc.pending_step import PendingStep
-from worker_svc.profile import (
+from quire.contract.errors import ConfigError
+from quire.contract.outputs import ModelInfo
+from quire.observe.log import get_logger
+from quire.version import __version__
+from worker_svc.cache.profile import (
     CacheProfile,
     ProfileSpec,
     choose_swap_space_bytes,
     profile_cache,
     warm_up,
 )
-from worker_svc.steps import MirroredSequence, SchedulerOutputs
+from worker_svc.device.base import CpuDevice, Device
+from worker_svc.loading.loader import LoadedModel, LoadSpec, load_model
+from worker_svc.parallel.communicator import Meeting, ProcessCommunicator
+from worker_svc.parallel.group import ParallelGroup
+from worker_svc.steps.pending import PendingStep
+from worker_svc.steps.runner import ModelRunner
+from worker_svc.steps.step import MirroredSequence, SchedulerOutputs
 
 log = get_logger()
 

@@ -4,10 +4,10 @@ from quire.rpc.channels import open_channel, open_sync_channel
 from quire.rpc.errors import ERROR_DOMAIN, ErrorInterceptor, status_of
 from quire.rpc.health import until_serving
 from quire.rpc.options import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, server_options
-from quire.rpc.roles import Role
 from quire.rpc.server import Server
 from quire.rpc.start import announce, report, stop_signal
-from quire.rpc.tls import TlsFiles
+from quire.security.roles import Role
+from quire.security.tls import TlsFiles
 
 __all__ = [
     "CHANNEL_OPTIONS",

@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import structlog
 
-from quire.addresses import is_loopback, split_address
-from quire.api_keys import MAX_KEY_LENGTH, ApiKeys
-from quire.errors import ConfigError, OverloadedError, UnauthenticatedError
+from quire.contract.addresses import is_loopback, split_address
+from quire.contract.errors import ConfigError, OverloadedError, UnauthenticatedError
 from quire.rpc.handlers import behavior_of, rebuild
+from quire.security.api_keys import MAX_KEY_LENGTH, ApiKeys
 
 METADATA_KEY = "authorization"
 SCHEME = "Bearer"

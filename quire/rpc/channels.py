@@ -6,7 +6,7 @@ import grpc
 
 from quire.rpc.options import CLEAR_CHANNEL_OPTIONS
 from quire.rpc.renewal import RenewingChannel, RenewingSyncChannel
-from quire.rpc.tls import TlsFiles
+from quire.security.tls import TlsFiles
 
 
 def open_channel(

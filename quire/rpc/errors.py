@@ -12,10 +12,10 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from quire.errors import InvalidRequestError, OverloadedError, QuireError
-from quire.log import failure_of, get_logger
+from quire.contract.errors import InvalidRequestError, OverloadedError, QuireError
+from quire.observe.log import failure_of, get_logger
+from quire.observe.tracing import current_span
 from quire.rpc.handlers import behavior_of, rebuild
-from quire.tracing import current_span
 
 ERROR_DOMAIN = "quire"
 # Calls of clients; what our own services tell each other holds no texts.

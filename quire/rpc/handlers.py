@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from quire.errors import InvalidRequestError
+from quire.contract.errors import InvalidRequestError
 
 # Raises what the call is to end with.
 Check = Callable[[grpc.aio.ServicerContext], None]

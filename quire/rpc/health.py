@@ -6,7 +6,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.rpc.channels import open_channel
-from quire.rpc.tls import TlsFiles
+from quire.security.tls import TlsFiles
 
 
 async def until_serving(

@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 import grpc
 
 from quire.rpc.options import CHANNEL_OPTIONS
-from quire.rpc.tls import KeyPair, TlsFiles
+from quire.security.tls import KeyPair, TlsFiles
 
 # How often the files are looked at, at most, however many calls are made.
 CHECK_S = 1.0

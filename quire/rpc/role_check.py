@@ -5,10 +5,10 @@ from functools import partial
 
 import grpc
 
-from quire.errors import PermissionDeniedError
-from quire.log import get_logger
+from quire.contract.errors import PermissionDeniedError
+from quire.observe.log import get_logger
 from quire.rpc.handlers import checked
-from quire.rpc.roles import ALLOWED_ROLES, Role
+from quire.security.roles import ALLOWED_ROLES, Role
 
 TLS_VERSION = b"TLSv1.3"
 

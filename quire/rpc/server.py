@@ -7,14 +7,14 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from quire.errors import UnavailableError
-from quire.log import get_logger
+from quire.contract.errors import UnavailableError
+from quire.observe.log import get_logger
 from quire.rpc.errors import ErrorInterceptor
 from quire.rpc.health_service import HealthServicer
 from quire.rpc.options import MAX_MESSAGE_BYTES, server_options
 from quire.rpc.role_check import RoleInterceptor
-from quire.rpc.tls import TlsFiles
 from quire.rpc.tracing import TracingInterceptor
+from quire.security.tls import TlsFiles
 
 CERTIFICATE_CHECK_S = 10.0
 

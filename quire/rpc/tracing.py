@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import structlog
 
+from quire.observe.tracing import TRACEPARENT, Span, SpanKind, TraceContext, set_current, tracer
 from quire.rpc.handlers import behavior_of, rebuild
-from quire.rpc.roles import ALLOWED_ROLES
-from quire.tracing import TRACEPARENT, Span, SpanKind, TraceContext, set_current, tracer
+from quire.security.roles import ALLOWED_ROLES
 
 # Spans tell of what comes to an end by itself.
 _ENDLESS = frozenset(

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from quire import AsyncClient, SamplingParams
-from quire.errors import QuireError, UnavailableError
-from quire.outputs import Delta
+from quire.contract.errors import QuireError, UnavailableError
+from quire.contract.outputs import Delta
 
 # Long enough for something to happen in mid-stream.
 NUM_TOKENS = 250

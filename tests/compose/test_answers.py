@@ -3,7 +3,7 @@
 import pytest
 
 from quire import AsyncClient, SamplingParams
-from quire.errors import UnauthenticatedError, UnavailableError
+from quire.contract.errors import UnauthenticatedError, UnavailableError
 from tests.compose.load import Tokens, all_tokens
 from tests.compose.stack import Stack
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quire.errors import UnavailableError
+from quire.contract.errors import UnavailableError
 from tests.compose.load import PROMPTS, Tokens, collect, until_answering
 from tests.compose.stack import SERVICES, Stack, docker, inspect
 

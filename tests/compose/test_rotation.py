@@ -7,7 +7,7 @@ import time
 import pytest
 
 from quire import SamplingParams
-from quire.errors import UnauthenticatedError
+from quire.contract.errors import UnauthenticatedError
 from tests.compose.load import Tokens, running_load
 from tests.compose.stack import SERVICES, Stack, addresses, inspect
 

@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from quire import AsyncClient
-from quire.outputs import CellStatus
+from quire.contract.outputs import CellStatus
 from tests.compose.conftest import STACKS
 from tests.compose.load import PROMPTS, Tokens, collect, running_load, until_answering
 from tests.compose.stack import Stack, addresses, docker, inspect

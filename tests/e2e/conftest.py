@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
+from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
 
 StartCluster = Callable[..., AbstractAsyncContextManager[Cluster]]
 

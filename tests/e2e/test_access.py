@@ -20,12 +20,12 @@ import pytest_asyncio
 from grpc_reflection.v1alpha import reflection_pb2
 
 import quire.v1
+from launch.authority import CertificateDirectory
+from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
 from quire import AsyncClient, SamplingParams
-from quire.admin import AdminConfig
-from quire.api_key_file import ApiKey, digest, editing
-from quire.api_keys import generate_key
-from quire.certs import CertificateDirectory
-from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
+from quire.observe.admin import AdminConfig
+from quire.security.api_key_file import ApiKey, digest, editing
+from quire.security.api_keys import generate_key
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

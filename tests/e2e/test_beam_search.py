@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quire import AsyncClient, SamplingParams
-from quire.outputs import Completion
+from quire.contract.outputs import Completion
 from tests.e2e.conftest import StartCluster
 from tests.e2e.served_model import VOCAB_SIZE, save_served_model
 from tests.factories import EOS_TOKEN_ID

@@ -1,7 +1,7 @@
 """A client that goes away gives its blocks back at once."""
 
 from quire import AsyncClient, SamplingParams
-from quire.outputs import CellState, Delta
+from quire.contract.outputs import CellState, Delta
 from tests.e2e.conftest import StartCluster
 
 

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import pytest
 from cryptography import x509
 
+from launch.authority import CertificateDirectory
+from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
 from quire import AsyncClient, SamplingParams
-from quire.certs import CertificateDirectory
-from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
-from quire.collect import Collector
-from quire.errors import PermissionDeniedError, UnavailableError
-from quire.outputs import Delta
+from quire.contract.errors import PermissionDeniedError, UnavailableError
+from quire.contract.outputs import Delta
+from quire.sdk.collect import Collector
 
 PARAMS = [
     SamplingParams(temperature=t, seed=seed, max_tokens=600, ignore_eos=True)

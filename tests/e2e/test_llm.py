@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, BeamSearchParams, Client, SamplingParams
-from quire.errors import ConfigError, InvalidRequestError
+from quire.contract.errors import ConfigError, InvalidRequestError
 
 PROMPTS = ["The list class", "Return a copy of the string", "A function definition"]
 PARAMS = SamplingParams(seed=4, max_tokens=16, ignore_eos=True)
@@ -199,7 +199,7 @@ def test_an_interrupt_waits_for_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch
 
         yield advance
 
-    monkeypatch.setattr("quire.llm.progress_bar", interrupting)
+    monkeypatch.setattr("launch.llm.progress_bar", interrupting)
     search = SamplingParams(
         n=5, use_beam_search=True, temperature=0.0, max_tokens=900, ignore_eos=True
     )

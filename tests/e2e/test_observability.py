@@ -17,18 +17,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from launch.cli.main import app
+from launch.cluster.cluster import Cluster
 from quire import AsyncClient, SamplingParams, __version__
-from quire.admin import AdminConfig
-from quire.cli.cluster import Cluster
-from quire.cli.main import app
-from quire.errors import (
+from quire.contract.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
     QuireError,
     UnauthenticatedError,
 )
-from quire.outputs import Delta, Finished, FinishReason, Started
+from quire.contract.outputs import Delta, Finished, FinishReason, Started
+from quire.observe.admin import AdminConfig
 from tests.documented_metrics import documented_aliases, documented_metrics
 from tests.e2e.conftest import StartCluster
 from tests.e2e.test_cli import serving

@@ -13,11 +13,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from launch.cluster.cluster import Cluster, ClusterConfig, LauncherName, embedded_model
+from launch.launchers.ray_launcher import RayLauncher
 from quire import AsyncClient, SamplingParams
-from quire.cli.cluster import Cluster, ClusterConfig, LauncherName, embedded_model
-from quire.cli.launchers.ray_launcher import RayLauncher
-from quire.errors import ConfigError, UnavailableError
-from quire.outputs import Delta
+from quire.contract.errors import ConfigError, UnavailableError
+from quire.contract.outputs import Delta
 from tests.e2e.conftest import StartCluster
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'quire-serve[ray]'")
@@ -126,7 +126,7 @@ async def test_workers_that_no_node_can_hold_are_refused_at_once(ray_address: st
 async def test_a_cluster_in_use_is_waited_for_and_not_for_ever(
     ray_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.cli.launchers.ray_placement.PACK_TIMEOUT_S", 1.5)
+    monkeypatch.setattr("launch.launchers.ray_placement.PACK_TIMEOUT_S", 1.5)
 
     @ray.remote(num_cpus=1)
     class Other:
@@ -173,7 +173,7 @@ def ask_without_a_token(address: str) -> grpc.StatusCode:
 
 def test_a_ray_of_our_own_obeys_nobody_else_and_ends_with_us(ray_address: str) -> None:
     environment = {name: value for name, value in os.environ.items() if "RAY_" not in name}
-    command = ["-m", "quire.cli.main", "serve", "--launcher", "ray", "--port", "0"]
+    command = ["-m", "launch.cli.main", "serve", "--launcher", "ray", "--port", "0"]
     process = subprocess.Popen(
         [sys.executable, *command, "--kv-cache-gib", "0.03"],
         stdout=subprocess.PIPE,

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from quire import AsyncClient, SamplingParams
-from quire.collect import Collector
-from quire.outputs import Completion, Delta
+from quire.contract.outputs import Completion, Delta
+from quire.sdk.collect import Collector
 from tests.e2e.conftest import StartCluster
 
 PARAMS = [

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quire import AsyncClient, SamplingParams
-from quire.outputs import CellState
+from quire.contract.outputs import CellState
 from tests.e2e.conftest import StartCluster
 from tests.e2e.served_model import VOCAB_SIZE, save_served_model
 from tests.factories import CONFIGS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire import AsyncClient, SamplingParams
-from quire.outputs import TokenLogprobs
+from quire.contract.outputs import TokenLogprobs
 from tests.e2e.conftest import StartCluster
 from tests.e2e.served_model import VOCAB_SIZE, save_served_model
 from tests.e2e.test_reference import TINY_CACHE, cell_state

@@ -12,7 +12,7 @@ import pytest
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "quire.cli.main", "simulate", *arguments],
+        [sys.executable, "-m", "launch.cli.main", "simulate", *arguments],
         check=False,
         capture_output=True,
         text=True,

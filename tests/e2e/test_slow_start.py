@@ -4,8 +4,8 @@ import asyncio
 import os
 import signal
 
-from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
-from quire.cli.console import cell_status
+from launch.cli.console import cell_status
+from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
 
 
 async def test_a_cluster_is_ready_when_its_router_knows_the_model() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from quire.cli.cluster import Cluster, ClusterConfig, embedded_model
-from quire.cli.main import app
+from launch.cli.main import app
+from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = 8

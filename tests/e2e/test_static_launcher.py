@@ -4,11 +4,11 @@ import asyncio
 import os
 import signal
 
+from launch.cluster.cluster import Cluster, ClusterConfig, LauncherName, embedded_model
+from launch.cluster.process import ServiceProcess
 from quire import AsyncClient, SamplingParams
-from quire.cli.cluster import Cluster, ClusterConfig, LauncherName, embedded_model
-from quire.cli.process import ServiceProcess
-from quire.outputs import Delta
-from scheduler_svc.rank import answers
+from quire.contract.outputs import Delta
+from scheduler_svc.workers.client import answers
 
 PROMPT = "The list class"
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=100, ignore_eos=True)

@@ -3,7 +3,7 @@
 import asyncio
 
 from quire import AsyncClient, SamplingParams
-from quire.outputs import Delta
+from quire.contract.outputs import Delta
 from tests.e2e.conftest import StartCluster
 
 PROMPT = list(range(3, 43))

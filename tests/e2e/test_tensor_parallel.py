@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from quire import AsyncClient, SamplingParams
-from quire.outputs import Delta
+from quire.contract.outputs import Delta
 from tests.e2e.conftest import StartCluster
 
 PROMPTS = ("The list class", "Return a copy of the string", "A function definition")

@@ -7,10 +7,10 @@ import time
 
 from typer.testing import CliRunner
 
+from launch.cli.main import app
 from quire import AsyncClient, SamplingParams
-from quire.cli.main import app
-from quire.outputs import Delta, Finished
-from quire.time_account import TimeAccount
+from quire.contract.outputs import Delta, Finished
+from quire.contract.time_account import TimeAccount
 from tests.e2e.conftest import StartCluster
 
 ONE = SamplingParams(seed=1, max_tokens=60, ignore_eos=True)

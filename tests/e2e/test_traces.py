@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 import pytest
 
+from launch.cluster.cluster import Cluster
 from quire import AsyncClient, SamplingParams
-from quire.admin import AdminConfig
-from quire.cli.cluster import Cluster
-from quire.errors import QuireError, RequestExistsError
-from quire.outputs import Delta
+from quire.contract.errors import QuireError, RequestExistsError
+from quire.contract.outputs import Delta
+from quire.observe.admin import AdminConfig
+from quire.observe.tracing import TraceContext
 from quire.rpc import open_channel
-from quire.tracing import TraceContext
 from quire.v1 import inference_pb2
 from tests.e2e.conftest import StartCluster
 from tests.otlp_collector import Collector, ReceivedSpan, running_collector

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from launch.cluster.cluster import embedded_model
 from quire import AsyncClient, SamplingParams
-from quire.cli.cluster import embedded_model
 from tests.e2e.conftest import StartCluster
 from tests.e2e.test_cli import QUIRE
 from tests.e2e.two_hosts import Host, two_hosts, why_not

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from worker_svc import ops
-from worker_svc.cuda_device import CudaDevice
+from worker_svc.device.cuda import CudaDevice
 
 if TYPE_CHECKING:
     from tests.emu.emulated_device import EmulatedDevice

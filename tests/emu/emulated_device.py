@@ -19,7 +19,7 @@ from tests.emu.emulated_torch import (
     Machine,
     register,
 )
-from worker_svc.cuda_device import CudaDevice
+from worker_svc.device.cuda import CudaDevice
 from worker_svc.ops import compiled
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from bench.engine import Engine
 from bench.gpu import LLAMA_3_8B, Bench, copy_rate
-from quire.sampling_params import SamplingParams
-from scheduler_svc.preemption import PreemptionMode
+from quire.contract.sampling_params import SamplingParams
+from scheduler_svc.sequences.preemption import PreemptionMode
 from tests.factories import CONFIGS, save_model
-from worker_svc.cuda_device import CudaDevice
-from worker_svc.loader import LoadSpec
+from worker_svc.device.cuda import CudaDevice
+from worker_svc.loading.loader import LoadSpec
 
 PROMPTS = [list(range(start, start + 20)) for start in (3, 30, 57, 84)]
 ROOMY, TIGHT = 60, 9

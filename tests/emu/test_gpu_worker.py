@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from bench.kv_quality import divergence
-from quire.sampling_params import SamplingParams
+from quire.contract.sampling_params import SamplingParams
 from tests.emu.emulated_device import EmulatedDevice, on_the_same_gpu
 from tests.emu.emulated_torch import EmulatedGraph
 from tests.factories import CONFIGS, FALLBACKS, random_model, save_model
 from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
 from tests.models.test_against_transformers import reference_tokens
-from worker_svc.cuda_device import CudaDevice
-from worker_svc.loader import LoadSpec
-from worker_svc.parallel import ParallelGroup
-from worker_svc.profile import ProfileSpec
-from worker_svc.stream_block_mover import StreamBlockMover
+from worker_svc.cache.mover_gpu import StreamBlockMover
+from worker_svc.cache.profile import ProfileSpec
+from worker_svc.device.cuda import CudaDevice
+from worker_svc.loading.loader import LoadSpec
+from worker_svc.parallel.group import ParallelGroup
 from worker_svc.worker import Worker
 
 PROMPTS = [[5, 17, 3, 99, 42], [7, 8], list(range(20, 60))]
@@ -333,7 +333,7 @@ def test_what_makes_the_host_wait_is_not_captured(
     runner = load_runner(tmp_path, dtype="float32", device=emulated_gpu, max_num_seqs=2)
     assert runner._graphs is None
     monkeypatch.setattr(runner._model, "is_capturable", True)
-    from worker_svc.decode_graphs import DecodeGraphs
+    from worker_svc.steps.graphs import DecodeGraphs
 
     graphs = DecodeGraphs(
         emulated_gpu,

@@ -9,9 +9,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from quire.outputs import TokenLogprobs
-from quire.sampling_params import SamplingParams
-from scheduler_svc.step import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
+from quire.contract.outputs import TokenLogprobs
+from quire.contract.sampling_params import SamplingParams
+from scheduler_svc.policy.step import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
 
 
 class WrongOrderError(Exception):

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from quire.outputs import CellState, ModelInfo
+from quire.contract.outputs import CellState, ModelInfo
 from quire.rpc import Server, TlsFiles
 from quire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from quire.wire import cell_state_to_proto, model_info_to_proto
+from quire.wire.common import cell_state_to_proto, model_info_to_proto
 
 MODEL = ModelInfo(
     name="fake",

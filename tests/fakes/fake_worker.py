@@ -16,16 +16,16 @@ import grpc
 from google.protobuf.message import Message
 
 from quire import __version__
-from quire.errors import ConfigError, StaleEpochError
-from quire.outputs import ModelInfo
+from quire.contract.errors import ConfigError, StaleEpochError
+from quire.contract.outputs import ModelInfo
 from quire.rpc import Server
 from quire.v1 import worker_pb2, worker_pb2_grpc
-from quire.wire import (
+from quire.wire.common import (
     model_info_to_proto,
     sampling_params_from_proto,
     token_logprobs_to_proto,
 )
-from scheduler_svc.step import SchedulerOutputs, SequenceState
+from scheduler_svc.policy.step import SchedulerOutputs, SequenceState
 from tests.fakes.fake_model import FakeModel, WrongOrderError
 
 FAKE_MODEL = ModelInfo(

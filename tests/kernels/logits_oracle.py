@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.outputs import TokenLogprobs
+from quire.contract.outputs import TokenLogprobs
 
 
 def penalise(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire import AsyncClient
-from quire.errors import QuireError
+from quire.contract.errors import QuireError
 from tests.compose.load import Tokens, all_tokens
 from tests.manifests.conftest import Deployment, deployed
 from tests.manifests.kubelet import docker

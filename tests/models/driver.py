@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from quire.outputs import TokenLogprobs
-from quire.sampling_params import SamplingParams
-from worker_svc.batch import StepBatch
-from worker_svc.device import Device
-from worker_svc.loader import LoadSpec, load_model
-from worker_svc.logprobs import StepReports
-from worker_svc.model_runner import ModelRunner
-from worker_svc.parallel import ParallelGroup
-from worker_svc.pending_step import PendingStep
-from worker_svc.step_inputs import SamplerInputs
-from worker_svc.steps import IntArray, PromptLogprobs, SchedulerOutputs, SequenceState
+from quire.contract.outputs import TokenLogprobs
+from quire.contract.sampling_params import SamplingParams
+from worker_svc.device.base import Device
+from worker_svc.loading.loader import LoadSpec, load_model
+from worker_svc.parallel.group import ParallelGroup
+from worker_svc.sampling.logprobs import StepReports
+from worker_svc.steps.batch import StepBatch
+from worker_svc.steps.inputs import SamplerInputs
+from worker_svc.steps.pending import PendingStep
+from worker_svc.steps.runner import ModelRunner
+from worker_svc.steps.step import IntArray, PromptLogprobs, SchedulerOutputs, SequenceState
 
 # In the place of a token that was sampled and has not been told yet.
 PENDING = -1

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from worker_svc.parallel import ParallelGroup
+from worker_svc.parallel.group import ParallelGroup
 
 T = TypeVar("T")
 

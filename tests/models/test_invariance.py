@@ -9,7 +9,7 @@ import torch
 
 from tests.factories import CONFIGS, FALLBACKS, VOCAB_SIZE, save_model
 from tests.models.driver import Driver, load_runner
-from worker_svc.model_runner import ModelRunner
+from worker_svc.steps.runner import ModelRunner
 
 PROMPT_LENGTH = 45
 NUM_TOKENS = 6

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.kv_quality import divergence
-from quire.errors import ModelLoadError
+from quire.contract.errors import ModelLoadError
 from tests.factories import CONFIGS, save_model
 from tests.models.driver import Driver, load_runner
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.sampling_params import SamplingParams
+from quire.contract.sampling_params import SamplingParams
 from tests.factories import EOS_TOKEN_ID, VOCAB_SIZE, llama_config, random_model
 from tests.models.driver import GREEDY, Driver, load_runner
 

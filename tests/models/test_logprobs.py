@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from quire.outputs import TokenLogprobs
+from quire.contract.outputs import TokenLogprobs
 from tests.factories import llama_config, random_model
 from tests.models.driver import GREEDY, Driver, load_runner
 

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 import grpc
 
+from quire.contract.sampling_params import SamplingParams
 from quire.rpc import open_channel
-from quire.sampling_params import SamplingParams
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
-from quire.wire import sampling_params_to_proto
+from quire.wire.common import sampling_params_to_proto
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.server import SchedulerServer
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire import AsyncClient
-from quire.outputs import Event
+from quire.contract.outputs import Event
 from router.config import RouterConfig
 from router.server import Router
-from router.tokenize import Tokenizer
+from router.text.tokenize import Tokenizer
 from tests.fakes.fake_scheduler import FakeScheduler, running_scheduler
 from tests.fakes.small_tokenizers import byte_level
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from quire.certs import Authority, CertificateDirectory
+from launch.authority import Authority, CertificateDirectory
 from quire.rpc import Server, TlsFiles
 from quire.v1 import inference_pb2, scheduler_pb2, worker_pb2
 

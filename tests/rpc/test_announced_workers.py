@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from quire import __version__
+from quire.contract.sampling_params import SamplingParams
 from quire.rpc import open_channel
-from quire.sampling_params import SamplingParams
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc.server import SchedulerServer
 from tests.fakes.fake_model import fake_generate

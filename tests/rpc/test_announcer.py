@@ -9,16 +9,16 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.server import SchedulerServer
 from tests.fakes.fake_worker import FakeWorker
 from tests.rpc.router_double import running_scheduler
-from worker_svc.announcer import Announcer
 from worker_svc.config import Announcement, WorkerConfig
-from worker_svc.device import open_device
-from worker_svc.server import WorkerServer
+from worker_svc.device.base import open_device
+from worker_svc.service.announcer import Announcer
+from worker_svc.service.server import WorkerServer
 
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker_svc.announcer.INTERVAL_S", 0.05)
-    monkeypatch.setattr("worker_svc.announcer.RETRY_INTERVAL_S", 0.05)
+    monkeypatch.setattr("worker_svc.service.announcer.INTERVAL_S", 0.05)
+    monkeypatch.setattr("worker_svc.service.announcer.RETRY_INTERVAL_S", 0.05)
 
 
 def make_config(port: int) -> SchedulerConfig:
@@ -45,7 +45,7 @@ async def test_a_restarted_scheduler_is_told_again() -> None:
 
 
 async def test_a_refusal_is_logged_once_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker_svc.announcer.__version__", "9.9.9")
+    monkeypatch.setattr("worker_svc.service.announcer.__version__", "9.9.9")
     asked = 0
 
     async with running_scheduler(wait=False, announced_ranks=1) as (scheduler, address):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from quire import AsyncClient, SamplingParams
-from quire.block_hashes import extend_block_hashes, reported_depths, short_hash
-from quire.errors import OverloadedError, UnavailableError
-from quire.outputs import CellState, CellStatus
+from quire.contract.block_hashes import extend_block_hashes, reported_depths, short_hash
+from quire.contract.errors import OverloadedError, UnavailableError
+from quire.contract.outputs import CellState, CellStatus
 from quire.v1 import scheduler_pb2
 from tests.fakes.fake_scheduler import FakeScheduler, running_scheduler
 from tests.rpc.router_setup import router_for

@@ -6,10 +6,10 @@ import signal
 import grpc
 import pytest
 
-from quire.block_hashes import extend_block_hashes, reported_depths, short_hash
-from quire.outputs import TOKENS_OF_DECODING
+from quire.contract.block_hashes import extend_block_hashes, reported_depths, short_hash
+from quire.contract.outputs import TOKENS_OF_DECODING
+from quire.contract.sampling_params import SamplingParams
 from quire.rpc import open_channel
-from quire.sampling_params import SamplingParams
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.fakes.fake_worker import FakeWorker
 from tests.rpc.router_double import open_session, running_scheduler

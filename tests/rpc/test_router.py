@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from quire import AsyncClient, Client, SamplingParams
-from quire.errors import (
+from quire.contract.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -20,10 +20,18 @@ from quire.errors import (
     RequestExistsError,
     UnavailableError,
 )
-from quire.outputs import CellState, Completion, Delta, Event, Finished, FinishReason, Started
+from quire.contract.outputs import (
+    CellState,
+    Completion,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Started,
+)
 from quire.rpc import open_channel
 from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_pb2
-from router.tokenize import Tokenizer
+from router.text.tokenize import Tokenizer
 from tests.fakes.fake_scheduler import MODEL
 from tests.fakes.small_tokenizers import byte_level
 from tests.rpc.router_setup import BACKEND, read_all, running_router

@@ -17,17 +17,17 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from launch.cli.console import cell_status
+from launch.cli.main import app
 from quire import LLM, AsyncClient, Client, SamplingParams
-from quire.api_key_file import ApiKey, digest, editing
-from quire.api_keys import utc_now
-from quire.cli.console import cell_status
-from quire.cli.main import app
-from quire.errors import ConfigError, UnauthenticatedError
-from quire.outputs import Finished, Started
+from quire.contract.errors import ConfigError, UnauthenticatedError
+from quire.contract.outputs import Finished, Started
+from quire.observe.tracing import Span, TraceContext
 from quire.rpc import open_channel
 from quire.rpc.access import OPEN_METHODS, REFUSAL
 from quire.rpc.tracing import _start as begin_span
-from quire.tracing import Span, TraceContext
+from quire.security.api_key_file import ApiKey, digest, editing
+from quire.security.api_keys import utc_now
 from router.config import RouterConfig
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.rpc.router_setup import Setup, running_router

@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire import AsyncClient, SamplingParams
-from quire.errors import InvalidRequestError, UnavailableError
-from quire.outputs import Completion, Delta, Finished, FinishReason, Started
+from quire.contract.errors import InvalidRequestError, UnavailableError
+from quire.contract.outputs import Completion, Delta, Finished, FinishReason, Started
 from quire.rpc import open_channel
 from quire.v1 import scheduler_pb2
 from tests.fakes.fake_scheduler import MODEL, FakeScheduler, running_scheduler

@@ -13,11 +13,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire import AsyncClient, SamplingParams
-from quire.errors import ModelLoadError, UnavailableError
+from quire.contract.errors import ModelLoadError, UnavailableError
 from quire.rpc import open_channel
 from router.config import RouterConfig
 from router.server import serve
-from router.tokenize import Tokenizer
+from router.text.tokenize import Tokenizer
 from tests.fakes.fake_scheduler import FakeScheduler, running_scheduler
 from tests.fakes.small_tokenizers import byte_level, save
 
@@ -27,7 +27,7 @@ DEMO_MODEL = Path(__file__).resolve().parents[2] / "quire" / "demo_model"
 @pytest.fixture(autouse=True)
 def logs_as_other_tests_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A service sets up the log of its process, which here is that of all tests."""
-    monkeypatch.setattr("quire.log.configure", lambda *_: None)
+    monkeypatch.setattr("quire.observe.log.configure", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

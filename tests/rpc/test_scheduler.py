@@ -6,14 +6,14 @@ import random
 import grpc
 import pytest
 
-from quire.errors import ConfigError, ModelLoadError, StaleEpochError
+from quire.contract.errors import ConfigError, ModelLoadError, StaleEpochError
+from quire.contract.sampling_params import SamplingParams
 from quire.rpc import open_channel
-from quire.sampling_params import SamplingParams
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
-from quire.wire import sampling_params_to_proto
+from quire.wire.common import sampling_params_to_proto
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.step import SchedulerOutputs
-from scheduler_svc.worker_group import WorkerGroup
+from scheduler_svc.policy.step import SchedulerOutputs
+from scheduler_svc.workers.worker_set import WorkerGroup
 from tests.fakes.fake_model import fake_generate
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
 from tests.rpc.router_double import open_session, running_scheduler

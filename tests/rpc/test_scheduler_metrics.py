@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from quire.admin import AdminConfig
-from quire.sampling_params import SamplingParams
+from quire.contract.sampling_params import SamplingParams
+from quire.observe.admin import AdminConfig
 from scheduler_svc import driver
 from scheduler_svc.server import SchedulerServer
 from tests import scraping

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from quire.errors import ModelLoadError
+from quire.contract.errors import ModelLoadError
 from tests.fakes.fake_worker import FakeWorker
 from tests.rpc.router_double import open_session
 

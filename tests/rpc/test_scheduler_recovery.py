@@ -6,14 +6,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quire.errors import ModelLoadError, OverloadedError, UnavailableError
+from quire.contract.errors import ModelLoadError, OverloadedError, UnavailableError
+from quire.contract.sampling_params import SamplingParams
 from quire.rpc import open_channel
-from quire.sampling_params import SamplingParams
 from quire.v1 import scheduler_pb2_grpc, worker_pb2
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.session import Admitted, RouterSession
-from scheduler_svc.step import SchedulerOutputs
-from scheduler_svc.worker_group import WorkerGroup
+from scheduler_svc.policy.step import SchedulerOutputs
+from scheduler_svc.sessions.session import Admitted, RouterSession
+from scheduler_svc.workers.worker_set import WorkerGroup
 from tests.fakes.fake_model import fake_generate
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
 from tests.rpc.router_double import RouterDouble, open_session, running_scheduler

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from launch.cluster.config import ClusterConfig, LauncherName, embedded_model
+from launch.launchers.static import StaticLauncher
 from quire import AsyncClient, SamplingParams
-from quire.cli.cluster_config import ClusterConfig, LauncherName, embedded_model
-from quire.cli.launchers.static import StaticLauncher
-from quire.errors import UnavailableError
+from quire.contract.errors import UnavailableError
 from quire.rpc import Role, TlsFiles
 from router.config import RouterConfig
 from router.server import Router
-from router.tokenize import Tokenizer
+from router.text.tokenize import Tokenizer
 from tests.fakes.fake_scheduler import FakeScheduler, running_scheduler
 from tests.rpc.router_setup import BACKEND
 from tests.rpc.secure_server import make_certificates, secure_server
-from worker_svc.announcer import Announcer
+from worker_svc.service.announcer import Announcer
 
 Lines = list[MutableMapping[str, Any]]
 
@@ -29,9 +29,9 @@ Lines = list[MutableMapping[str, Any]]
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.rpc.renewal.CHECK_S", 0.0)
     monkeypatch.setattr("quire.rpc.renewal.WAIT_S", 0.05)
-    monkeypatch.setattr("router.session.CONNECT_S", 0.5)
-    monkeypatch.setattr("worker_svc.announcer.INTERVAL_S", 0.05)
-    monkeypatch.setattr("worker_svc.announcer.RETRY_INTERVAL_S", 0.05)
+    monkeypatch.setattr("router.cells.cell.CONNECT_S", 0.5)
+    monkeypatch.setattr("worker_svc.service.announcer.INTERVAL_S", 0.05)
+    monkeypatch.setattr("worker_svc.service.announcer.RETRY_INTERVAL_S", 0.05)
 
 
 def put(source: Path, directory: Path) -> Path:

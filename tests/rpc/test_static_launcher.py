@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.cluster_config import ClusterConfig, LauncherName
-from quire.cli.launchers.static import StaticLauncher
-from quire.errors import UnavailableError
+from launch.cluster.config import ClusterConfig, LauncherName
+from launch.launchers.static import StaticLauncher
+from quire.contract.errors import UnavailableError
 from tests.fakes.fake_worker import FakeWorker
 
 MODEL = Path(__file__).parent

@@ -8,12 +8,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from launch.authority import Authority, CertificateDirectory
 from quire import Client
-from quire.certs import Authority, CertificateDirectory
-from quire.errors import ConfigError, PermissionDeniedError, UnavailableError
+from quire.contract.errors import ConfigError, PermissionDeniedError, UnavailableError
 from quire.rpc import Role, TlsFiles, open_channel
-from quire.rpc.handshake import explain
-from quire.rpc.roles import ALLOWED_ROLES
+from quire.security.handshake import explain
+from quire.security.roles import ALLOWED_ROLES
 from tests.rpc.secure_server import (
     LIST_MODELS,
     METHODS,

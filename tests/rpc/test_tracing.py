@@ -10,12 +10,13 @@ import grpc
 import pytest
 import structlog
 
-from quire import SamplingParams, tracing
-from quire.errors import InvalidRequestError, QuireError
+from quire import SamplingParams
+from quire.contract.errors import InvalidRequestError, QuireError
+from quire.observe import tracing
+from quire.observe.tracing import Attribute, Span, SpanKind, TraceContext, Tracer
 from quire.rpc import open_channel
-from quire.tracing import Attribute, Span, SpanKind, TraceContext, Tracer
 from quire.v1 import inference_pb2, inference_pb2_grpc
-from router.tokenize import Tokenizer
+from router.text.tokenize import Tokenizer
 from tests.rpc.router_setup import running_router
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -89,7 +90,7 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         raise structlog.DropEvent
 
     processors = [structlog.contextvars.merge_contextvars, keep]
-    for module in ("router.streams", "quire.rpc.errors"):
+    for module in ("router.requests.stream", "quire.rpc.errors"):
         log = structlog.wrap_logger(
             None, processors, structlog.make_filtering_bound_logger(logging.DEBUG)
         )

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from quire.cli.cluster import embedded_model
-from quire.errors import ConfigError, ModelLoadError
+from launch.cluster.cluster import embedded_model
+from quire.contract.errors import ConfigError, ModelLoadError
 from quire.v1 import worker_pb2
-from scheduler_svc import formation
+from scheduler_svc.workers import formation
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
 from tests.rpc.test_scheduler import running_scheduler
 from tests.rpc.worker_client import Steps, init_cache, load, running_worker

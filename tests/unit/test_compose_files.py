@@ -9,7 +9,7 @@ import pytest
 import typer.main
 import yaml
 
-from quire.cli.main import app
+from launch.cli.main import app
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")

@@ -13,11 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from quire.errors import ModelLoadError
+from quire.contract.errors import ModelLoadError
 
 NOWHERE = "127.0.0.1:1"
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("quire", "router", "scheduler_svc", "worker_svc", "simulator", "tools", "examples")
+PRODUCT = (
+    "quire",
+    "launch",
+    "router",
+    "scheduler_svc",
+    "worker_svc",
+    "simulator",
+    "tools",
+    "examples",
+)
 
 # Modules whose readers run what they read, or that serialise with one that does.
 MODULES = {
@@ -52,9 +61,9 @@ NAMES = {
 }
 ALLOWED = {
     ("simulator/processes.py", "multiprocessing"): "the simulator's shards, over pipes to children",
-    ("quire/cli/launchers/ray_launcher.py", "ray"): "--launcher ray: places workers, no data",
-    ("quire/cli/launchers/ray_placement.py", "ray"): "--launcher ray: places workers, no data",
-    ("quire/cli/launchers/ray_worker.py", "ray"): "--launcher ray: places workers, no data",
+    ("launch/launchers/ray_launcher.py", "ray"): "--launcher ray: places workers, no data",
+    ("launch/launchers/ray_placement.py", "ray"): "--launcher ray: places workers, no data",
+    ("launch/launchers/ray_worker.py", "ray"): "--launcher ray: places workers, no data",
     (
         "tools/demo_corpus.py",
         "importlib.import_module of a variable",
@@ -240,8 +249,8 @@ def test_a_models_own_code_is_not_run_though_somebody_at_the_terminal_would_say_
     booby_trap,
 ) -> None:
     from quire import LLM
-    from router.tokenizer_files import load_backend
-    from worker_svc.hf_config import HfConfig
+    from router.text.tokenizer_files import load_backend
+    from worker_svc.loading.hf_config import HfConfig
     from worker_svc.models.fallback import read_fallback
 
     directory, marker = booby_trap

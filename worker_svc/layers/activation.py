@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.errors import ModelLoadError
+from quire.contract.errors import ModelLoadError
 from worker_svc import ops
 
 Activation = Callable[[torch.Tensor], torch.Tensor]

@@ -9,7 +9,7 @@ from worker_svc.layers.attention import AttentionMetadata
 from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare
 from worker_svc.layers.norm import LayerNorm
-from worker_svc.parallel import ParallelGroup
+from worker_svc.parallel.group import ParallelGroup
 
 DecoderLayer = Callable[[torch.Tensor, torch.Tensor, AttentionMetadata], torch.Tensor]
 """From residual stream, positions and metadata to the residual stream after the layer."""

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as functional
 
 from worker_svc.layers.device_linear import make_linear
-from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import Weights
+from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 
 class VocabParallelEmbedding:

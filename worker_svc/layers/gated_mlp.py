@@ -4,8 +4,8 @@ import torch
 
 from worker_svc.layers.activation import gated_activation
 from worker_svc.layers.linear import LinearSource, MergedColumnParallelLinear, RowParallelLinear
-from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import Weights
+from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 
 class GatedMLP:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.errors import ModelLoadError
+from quire.contract.errors import ModelLoadError
 from worker_svc.layers.device_linear import is_invariance_wanted, make_linear
 from worker_svc.layers.partial_sums import PartialSums, add_up
-from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import Weights
+from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 HEAD_DIM_STEP = 8
 MAX_HEAD_DIM = 256

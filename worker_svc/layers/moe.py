@@ -10,8 +10,8 @@ import torch
 from worker_svc.layers.activation import gated_activation
 from worker_svc.layers.linear import LinearSource, MergedColumnParallelLinear, ReplicatedLinear
 from worker_svc.layers.partial_sums import PartialSums, add_up
-from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import Weights
+from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 
 @dataclass(frozen=True, slots=True)

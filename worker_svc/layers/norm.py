@@ -3,7 +3,7 @@
 import torch
 
 from worker_svc import ops
-from worker_svc.weights import Weights
+from worker_svc.loading.weights import Weights
 
 
 class RMSNorm:

@@ -9,9 +9,9 @@ from math import gcd
 
 import torch
 
-from quire.errors import ModelLoadError
+from quire.contract.errors import ModelLoadError
 from worker_svc.layers.device_linear import is_invariance_wanted, make_linear
-from worker_svc.parallel import ParallelGroup, tree_sum
+from worker_svc.parallel.group import ParallelGroup, tree_sum
 
 MAX_PARTS = 8
 """A power of two; the largest number of ranks that give the tokens of one."""

@@ -4,8 +4,8 @@ import torch
 
 from worker_svc.layers.activation import plain_activation
 from worker_svc.layers.linear import ColumnParallelLinear, RowParallelLinear
-from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import Weights
+from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 
 class PlainMLP:

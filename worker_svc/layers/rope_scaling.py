@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker_svc.hf_config import HfConfig
+from worker_svc.loading.hf_config import HfConfig
 
 DEFAULT_THETA = 10_000.0
 

@@ -15,8 +15,8 @@ from worker_svc.layers.moe import MoEConfig, SparseMoE
 from worker_svc.layers.norm import RMSNorm
 from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.layers.rotary import RotaryEmbedding
-from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import Weights
+from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.errors import ModelLoadError
-from quire.log import get_logger
-from worker_svc.cache_shapes import empty_caches
-from worker_svc.hf_config import HfConfig, one_line
+from quire.contract.errors import ModelLoadError
+from quire.observe.log import get_logger
+from worker_svc.cache.shapes import empty_caches
 from worker_svc.layers.attention import AttentionMetadata
 from worker_svc.layers.device_linear import are_rows_independent, make_linear
 from worker_svc.layers.invariant_linear import padded_rows
 from worker_svc.layers.linear import HeadShare
-from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import Weights
+from worker_svc.loading.hf_config import HfConfig, one_line
+from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 PROBE_TOKENS = 24
 PROBE_BLOCK_SIZE = 16

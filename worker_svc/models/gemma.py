@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from worker_svc import ops
-from worker_svc.hf_config import HfConfig
 from worker_svc.layers.attention import AttentionMetadata, PagedAttention
 from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.gated_mlp import GatedMLP
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.layers.rotary import RotaryEmbedding
-from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import Weights
+from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

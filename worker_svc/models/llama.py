@@ -1,8 +1,8 @@
 """Llama and Mistral: the plain rotary decoder, with Mistral's sliding window over every layer."""
 
-from worker_svc.hf_config import HfConfig
 from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.layers.rotary_decoder import RotaryDecoderConfig
+from worker_svc.loading.hf_config import HfConfig
 
 DEFAULT_LLAMA_POSITIONS = 2048
 DEFAULT_MISTRAL_POSITIONS = 131_072

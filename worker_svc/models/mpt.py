@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from worker_svc.hf_config import HfConfig
 from worker_svc.layers.alibi import DEFAULT_BIAS_MAX, alibi_slopes
 from worker_svc.layers.attention import PagedAttention
 from worker_svc.layers.decoder_stack import DecoderLayer, DecoderStack, StackConfig
@@ -14,8 +13,9 @@ from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
 from worker_svc.layers.residual import SequentialLayer
 from worker_svc.layers.self_attention import SelfAttention
-from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import Weights
+from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 EXPANSION_RATIO = 4
 NORM_TYPES = ("layernorm", "low_precision_layernorm")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as functional
 
-from worker_svc.hf_config import HfConfig
 from worker_svc.layers.activation import plain_activation
 from worker_svc.layers.attention import AttentionMetadata, PagedAttention
 from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -17,8 +16,9 @@ from worker_svc.layers.linear import (
     RowParallelLinear,
 )
 from worker_svc.layers.norm import LayerNorm
-from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import Weights
+from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 POSITION_OFFSET = 2
 LAYER_NORM_EPS = 1e-5

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from worker_svc.hf_config import HfConfig
 from worker_svc.layers.attention import PagedAttention
 from worker_svc.layers.decoder_stack import DecoderLayer, DecoderStack, StackConfig
 from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -13,8 +12,9 @@ from worker_svc.layers.residual import ParallelLayer
 from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.layers.rotary import RotaryEmbedding
 from worker_svc.layers.self_attention import HeadNorm, SelfAttention
-from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import Weights
+from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 DEFAULT_ROTARY_FACTOR = 0.5
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from worker_svc.hf_config import HfConfig
 from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.layers.rotary_decoder import RotaryDecoderConfig
+from worker_svc.loading.hf_config import HfConfig
 
 DEFAULT_POSITIONS = 4096
 DEFAULT_RMS_NORM_EPS = 1e-5

@@ -1,8 +1,8 @@
 """Qwen3: the rotary decoder with a norm on each head's query and key, and its own head size."""
 
-from worker_svc.hf_config import HfConfig
 from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.layers.rotary_decoder import RotaryDecoderConfig
+from worker_svc.loading.hf_config import HfConfig
 from worker_svc.models.sliding_windows import read_sliding_windows
 
 DEFAULT_POSITIONS = 32_768

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from worker_svc.hf_config import HfConfig
 from worker_svc.layers.moe import MoEConfig
 from worker_svc.layers.rotary_decoder import RotaryDecoderConfig
+from worker_svc.loading.hf_config import HfConfig
 from worker_svc.models.qwen3 import read_qwen3
 
 

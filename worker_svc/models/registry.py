@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from worker_svc.hf_config import HfConfig
 from worker_svc.layers.rotary_decoder import RotaryDecoder
+from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.weights import Weights
 from worker_svc.models.bloom import build_bloom, read_bloom
 from worker_svc.models.falcon import build_falcon, read_falcon
 from worker_svc.models.fallback import FallbackForCausalLM, read_fallback
@@ -24,8 +25,7 @@ from worker_svc.models.qwen2 import read_qwen2
 from worker_svc.models.qwen3 import read_qwen3
 from worker_svc.models.qwen3_moe import read_qwen3_moe
 from worker_svc.models.starcoder2 import build_starcoder2, read_starcoder2
-from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 

@@ -1,6 +1,6 @@
 """Which layers see only a window of the context, as the Qwen configurations say it."""
 
-from worker_svc.hf_config import HfConfig
+from worker_svc.loading.hf_config import HfConfig
 
 DEFAULT_SLIDING_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28

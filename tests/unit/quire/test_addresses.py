@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire.addresses import check_address, check_listening, split_address
-from quire.errors import ConfigError
+from quire.contract.addresses import check_address, check_listening, split_address
+from quire.contract.errors import ConfigError
 
 
 @pytest.mark.parametrize(

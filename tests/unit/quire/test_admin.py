@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from quire import admin
-from quire.admin import AdminConfig, AdminServer, Page, verdict
-from quire.errors import ConfigError, UnavailableError
-from quire.metrics.pages import ServiceAdmin
-from worker_svc.metrics import NoAliases
+from quire.contract.errors import ConfigError, UnavailableError
+from quire.observe import admin
+from quire.observe.admin import AdminConfig, AdminServer, Page, verdict
+from quire.observe.metrics.pages import ServiceAdmin
+from worker_svc.service.metrics import NoAliases
 
 ANYWHERE = AdminConfig(0)
 

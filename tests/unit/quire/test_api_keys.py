@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from quire.api_key_file import (
+from launch.cli.main import app
+from quire.contract.errors import ConfigError
+from quire.security.api_key_file import (
     MAX_FILE_BYTES,
     MAX_KEYS,
     MAX_LINE_BYTES,
@@ -23,9 +25,7 @@ from quire.api_key_file import (
     parse_keys,
     read_keys,
 )
-from quire.api_keys import MAX_KEY_LENGTH, RELOAD_INTERVAL_S, ApiKeys, generate_key
-from quire.cli.main import app
-from quire.errors import ConfigError
+from quire.security.api_keys import MAX_KEY_LENGTH, RELOAD_INTERVAL_S, ApiKeys, generate_key
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 FILE = Path("keys.jsonl")
@@ -169,7 +169,7 @@ def test_every_entry_is_compared_whichever_one_it_is(tmp_path, monkeypatch) -> N
         compared.append(one)
         return one == other
 
-    monkeypatch.setattr("quire.api_keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("quire.security.api_keys.hmac.compare_digest", compare)
     for key in ("a", "c", "none of them"):
         compared.clear()
         keys.find(key)

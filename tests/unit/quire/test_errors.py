@@ -5,9 +5,9 @@ import pytest
 from google.rpc import code_pb2, error_details_pb2
 from grpc_status import rpc_status
 
-from quire import errors
-from quire.client_calls import error_from_rpc
+from quire.contract import errors
 from quire.rpc import status_of
+from quire.sdk.calls import error_from_rpc
 
 EXAMPLES = [
     errors.InvalidRequestError("top_p", "must be in (0, 1], got 2.0"),

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 
-from quire.metrics.families import counter, gauge, histogram
-from quire.metrics.histogram import Histogram
-from quire.metrics.runtime import RuntimeCollector
+from quire.observe.metrics.families import counter, gauge, histogram
+from quire.observe.metrics.histogram import Histogram
+from quire.observe.metrics.runtime import RuntimeCollector
 
 
 def values(family: Metric) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

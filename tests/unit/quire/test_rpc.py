@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_status import rpc_status
 
 from quire import rpc
-from quire.errors import InvalidRequestError, OverloadedError, UnavailableError
+from quire.contract.errors import InvalidRequestError, OverloadedError, UnavailableError
 from quire.v1 import inference_pb2
 
 SECRET = "a prompt that nobody else may see"

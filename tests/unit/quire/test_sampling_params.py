@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from quire.errors import InvalidRequestError
-from quire.sampling_params import MAX_SEED, MAX_TOKENS, SamplingParams
+from quire.contract.errors import InvalidRequestError
+from quire.contract.sampling_params import MAX_SEED, MAX_TOKENS, SamplingParams
 
 
 @pytest.mark.parametrize(

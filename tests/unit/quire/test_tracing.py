@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from quire import tracing
-from quire.errors import ConfigError
-from quire.log import failure_of
-from quire.tracing import TraceContext
+from quire.contract.errors import ConfigError
+from quire.observe import tracing
+from quire.observe.log import failure_of
+from quire.observe.tracing import TraceContext
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -53,8 +53,8 @@ def test_what_is_sent_can_be_read() -> None:
 
 def test_without_an_endpoint_opentelemetry_is_not_imported() -> None:
     code = (
-        "import sys, quire.cli.main, quire.rpc, router.server, scheduler_svc.server\n"
-        "from quire import tracing\n"
+        "import sys, launch.cli.main, quire.rpc, router.server, scheduler_svc.server\n"
+        "from quire.observe import tracing\n"
         "tracing.configure('router', None)\n"
         "assert not tracing.tracer().is_on\n"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"

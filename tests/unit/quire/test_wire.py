@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire import wire
-from quire.errors import InvalidRequestError
-from quire.outputs import (
+from quire.contract.errors import InvalidRequestError
+from quire.contract.outputs import (
     CellState,
     CellStatus,
     Delta,
@@ -19,9 +18,10 @@ from quire.outputs import (
     Started,
     TokenLogprobs,
 )
-from quire.sampling_params import SamplingParams
-from quire.time_account import TimeAccount
+from quire.contract.sampling_params import SamplingParams
+from quire.contract.time_account import TimeAccount
 from quire.v1 import common_pb2, inference_pb2
+from quire.wire import common as wire
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
 u32 = st.integers(0, 2**32 - 1)

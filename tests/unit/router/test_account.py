@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from quire.errors import OverloadedError, UnavailableError
-from quire.outputs import Delta, Event, Finished, FinishReason, Started
-from router.account import RequestOutcome, RouterAccount
+from quire.contract.errors import OverloadedError, UnavailableError
+from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started
+from router.requests.counters import RequestOutcome, RouterAccount
 
 STARTED = Started("id", 7, seed=1)
 

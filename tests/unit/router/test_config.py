@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from quire.errors import ConfigError
+from quire.contract.errors import ConfigError
 from router.config import RouterConfig
 
 

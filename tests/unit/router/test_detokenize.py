@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from router.detokenize import (
+from router.text.detokenize import (
     ByteFallbackDetokenizer,
     ByteLevelDetokenizer,
     Detokenizer,

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.time_account import TimeAccount
-from router.ledger import Part, RequestLedger
+from quire.contract.time_account import TimeAccount
+from router.requests.time_ledger import Part, RequestLedger
 
 
 class Clock:

@@ -7,14 +7,14 @@ from collections import Counter
 
 import pytest
 
-from quire.block_hashes import (
+from quire.contract.block_hashes import (
     extend_block_hashes,
     is_reported_depth,
     reported_depths,
     short_hash,
 )
-from quire.outputs import TOKENS_OF_DECODING
-from router.placement import CellLoad, Placement, RoutingPolicy
+from quire.contract.outputs import TOKENS_OF_DECODING
+from router.cells.choice import CellLoad, Placement, RoutingPolicy
 
 BLOCK_SIZE = 16
 FREE = 10_000

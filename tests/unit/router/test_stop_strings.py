@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.stop_strings import StopStrings
+from router.text.stop_strings import StopStrings
 
 
 def naive(text: str, stop: list[str], include: bool) -> tuple[str, str | None]:

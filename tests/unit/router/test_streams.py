@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from quire.errors import UnavailableError
-from quire.outputs import (
+from quire.contract.errors import UnavailableError
+from quire.contract.outputs import (
     Delta,
     Event,
     Finished,
@@ -16,10 +16,10 @@ from quire.outputs import (
     Started,
     TokenLogprobs,
 )
-from quire.sampling_params import SamplingParams
-from router.detokenize import Detokenizer
-from router.streams import RequestStream
-from router.validate import ValidGenerateRequest
+from quire.contract.sampling_params import SamplingParams
+from router.requests.stream import RequestStream
+from router.requests.validate import ValidGenerateRequest
+from router.text.detokenize import Detokenizer
 
 MODEL = ModelInfo("m", "LlamaForCausalLM", "float32", 0x110000, 16, (1,), 0)
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from quire.errors import InvalidRequestError
-from quire.outputs import ModelInfo
-from quire.sampling_params import SamplingParams
-from router.validate import GenerateInput, Validator
+from quire.contract.errors import InvalidRequestError
+from quire.contract.outputs import ModelInfo
+from quire.contract.sampling_params import SamplingParams
+from router.requests.validate import GenerateInput, Validator
 
 MODEL = ModelInfo("m", "LlamaForCausalLM", "float32", 100, 16, (1,), 0)
 

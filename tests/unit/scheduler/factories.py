@@ -4,12 +4,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.outputs import FinishReason, Hypothesis
-from quire.sampling_params import SamplingParams
-from scheduler_svc.block_manager import BlockSpaceManager
-from scheduler_svc.preemption import PreemptionMode
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.step import GroupTime, SchedulerOutputs, StepOutcome, StepResult
+from quire.contract.outputs import FinishReason, Hypothesis
+from quire.contract.sampling_params import SamplingParams
+from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.policy.scheduler import Scheduler
+from scheduler_svc.policy.step import GroupTime, SchedulerOutputs, StepOutcome, StepResult
+from scheduler_svc.sequences.preemption import PreemptionMode
 from tests.fakes.fake_model import FakeModel
 
 VOCAB_SIZE = 97

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from quire.outputs import FinishReason, TokenLogprobs
-from quire.sampling_params import SamplingParams
-from scheduler_svc.beam_search import BeamSearch
+from quire.contract.outputs import FinishReason, TokenLogprobs
+from quire.contract.sampling_params import SamplingParams
+from scheduler_svc.sequences.beam_search import BeamSearch
 from tests.unit.scheduler.factories import Cell, make_params, make_prompt
 
 PROMPT = [5, 6]

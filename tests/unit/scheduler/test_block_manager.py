@@ -11,9 +11,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from quire.block_hashes import extend_block_hashes, is_reported_depth, short_hash
-from scheduler_svc.block_allocator import BlockAllocator
-from scheduler_svc.block_manager import AllocStatus, AppendedSlots, BlockSpaceManager
+from quire.contract.block_hashes import extend_block_hashes, is_reported_depth, short_hash
+from scheduler_svc.blocks.allocator import BlockAllocator
+from scheduler_svc.blocks.manager import AllocStatus, AppendedSlots, BlockSpaceManager
 
 
 def test_allocator_hands_out_each_block_once() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from quire.errors import ConfigError
+from quire.contract.errors import ConfigError
 from scheduler_svc.config import SchedulerConfig
 
 

@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.time_account import PARTS, TimeAccount
-from scheduler_svc.ledger import MAX_INTERVALS, Ledger
-from scheduler_svc.preemption import PreemptionMode
-from scheduler_svc.step import GroupTime, Phase
+from quire.contract.time_account import PARTS, TimeAccount
+from scheduler_svc.policy.step import GroupTime, Phase
+from scheduler_svc.policy.time_ledger import MAX_INTERVALS, Ledger
+from scheduler_svc.sequences.preemption import PreemptionMode
 from tests.unit.scheduler.factories import Cell, make_params, make_prompt
 
 OURS = [

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from quire.sampling_params import SamplingParams
-from scheduler_svc.block_manager import BlockSpaceManager
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.step import SchedulerOutputs, StepResult
+from quire.contract.sampling_params import SamplingParams
+from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.policy.scheduler import Scheduler
+from scheduler_svc.policy.step import SchedulerOutputs, StepResult
 
 NUM_REQUESTS = 100_000
 BLOCK_SIZE = 16

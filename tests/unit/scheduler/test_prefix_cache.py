@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire.block_hashes import extend_block_hashes
-from scheduler_svc.block_allocator import BlockAllocator
+from quire.contract.block_hashes import extend_block_hashes
+from scheduler_svc.blocks.allocator import BlockAllocator
 from tests.fakes.fake_model import fake_generate
 from tests.unit.scheduler.factories import VOCAB_SIZE, Cell, make_params, make_prompt
 

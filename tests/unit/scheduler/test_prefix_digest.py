@@ -2,8 +2,8 @@
 
 from hashlib import sha256
 
-from quire.block_hashes import short_hash
-from scheduler_svc.prefix_digest import MAX_REPORTED_BLOCKS, DigestDelta, PrefixDigest
+from quire.contract.block_hashes import short_hash
+from scheduler_svc.blocks.prefix_digest import MAX_REPORTED_BLOCKS, DigestDelta, PrefixDigest
 
 
 def name(number: int) -> bytes:

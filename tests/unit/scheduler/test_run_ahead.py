@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.outputs import FinishReason
+from quire.contract.outputs import FinishReason
 from tests.fakes.fake_model import fake_generate
 from tests.unit.scheduler.factories import (
     EOS_TOKEN_ID,

@@ -1,8 +1,8 @@
 import pytest
 
-from quire.errors import InvalidRequestError
-from quire.outputs import FinishReason, TokenLogprobs
-from scheduler_svc.step import StepResult
+from quire.contract.errors import InvalidRequestError
+from quire.contract.outputs import FinishReason, TokenLogprobs
+from scheduler_svc.policy.step import StepResult
 from tests.fakes.fake_model import fake_generate
 from tests.unit.scheduler.factories import (
     EOS_TOKEN_ID,

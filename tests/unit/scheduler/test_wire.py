@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from quire.errors import InvalidRequestError, OverloadedError
-from quire.outputs import CellState, FinishReason, Hypothesis, TokenLogprobs
-from quire.sampling_params import SamplingParams
-from quire.time_account import TimeAccount
+from quire.contract.errors import InvalidRequestError, OverloadedError
+from quire.contract.outputs import CellState, FinishReason, Hypothesis, TokenLogprobs
+from quire.contract.sampling_params import SamplingParams
+from quire.contract.time_account import TimeAccount
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2
-from quire.wire import (
+from quire.wire.common import (
     sampling_params_from_proto,
     sampling_params_to_proto,
     time_account_from_proto,
@@ -15,8 +15,8 @@ from quire.wire import (
     token_logprobs_to_proto,
 )
 from router.wire import hypothesis_from_proto
-from scheduler_svc.session import Admitted, Refused, StepOutputs
-from scheduler_svc.step import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
+from scheduler_svc.policy.step import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
+from scheduler_svc.sessions.session import Admitted, Refused, StepOutputs
 from scheduler_svc.wire import (
     execute_request_to_proto,
     session_event_to_proto,

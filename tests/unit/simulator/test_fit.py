@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.errors import ConfigError
+from quire.contract.errors import ConfigError
 from simulator.cost_model import CostModel, StepShape, load, save
 from simulator.fit import MeasuredStep, fit, fit_error
 from simulator.roofline import H100_TIMES_8, LLAMA_405B_FP8, cache_blocks, roofline

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from router.placement import RoutingPolicy
+from router.cells.choice import RoutingPolicy
 from simulator.config import Outage, OutageKind, SimulationConfig
 from simulator.metrics import Metrics, Summary
 from simulator.simulation import simulate

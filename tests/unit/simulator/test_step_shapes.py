@@ -2,11 +2,11 @@
 
 import random
 
-from quire.sampling_params import SamplingParams
-from scheduler_svc.block_manager import BlockSpaceManager
-from scheduler_svc.preemption import PreemptionMode
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.step import StepResult
+from quire.contract.sampling_params import SamplingParams
+from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.policy.scheduler import Scheduler
+from scheduler_svc.policy.step import StepResult
+from scheduler_svc.sequences.preemption import PreemptionMode
 from simulator.step_shapes import StepShapes
 
 

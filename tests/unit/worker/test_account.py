@@ -2,9 +2,9 @@
 
 import pytest
 
-from worker_svc import account as module
-from worker_svc.account import WorkerAccount
-from worker_svc.steps import StepOutcome, StepResult
+from worker_svc.service import counters as module
+from worker_svc.service.counters import WorkerAccount
+from worker_svc.steps.step import StepOutcome, StepResult
 
 
 def test_a_step_adds_what_it_took_and_brought() -> None:

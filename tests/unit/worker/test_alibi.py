@@ -7,7 +7,7 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from worker_svc.layers.alibi import alibi_slopes
 from worker_svc.layers.linear import HeadShare
-from worker_svc.parallel import ParallelGroup
+from worker_svc.parallel.group import ParallelGroup
 
 HEAD_COUNTS = [1, 2, 3, 4, 6, 7, 12, 16, 24, 32, 71, 112]
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from worker_svc.cache_engine import block_bytes
+from worker_svc.cache.engine import block_bytes
 from worker_svc.layers.linear import HeadShare
-from worker_svc.parallel import ParallelGroup
+from worker_svc.parallel.group import ParallelGroup
 
 BLOCK_SIZE = 16
 

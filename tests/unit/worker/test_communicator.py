@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.errors import ConfigError, InvalidRequestError, UnavailableError
-from worker_svc.communicator import Meeting, ProcessCommunicator, interface_of
+from quire.contract.errors import ConfigError, InvalidRequestError, UnavailableError
+from worker_svc.parallel.communicator import Meeting, ProcessCommunicator, interface_of
 
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.cli.cluster import ClusterConfig
-from quire.errors import ConfigError
+from launch.cluster.cluster import ClusterConfig
+from quire.contract.errors import ConfigError
 from worker_svc.config import WorkerConfig
-from worker_svc.decode_graphs import graph_sizes
-from worker_svc.device import open_device
+from worker_svc.device.base import open_device
+from worker_svc.steps.graphs import graph_sizes
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:", "cuda:x", "cpu:1", ""])

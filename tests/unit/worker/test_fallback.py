@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GptOssConfig, MambaConfig, PreTrainedConfig, T5Config
 
-from quire.errors import ModelLoadError
+from quire.contract.errors import ModelLoadError
 from tests.factories import (
     FALLBACKS,
     VOCAB_SIZE,
@@ -23,7 +23,7 @@ from worker_svc.layers.attention import PagedAttention
 from worker_svc.models import attention_interface
 from worker_svc.models.fallback import FallbackForCausalLM
 from worker_svc.models.registry import FAMILIES
-from worker_svc.parallel import ParallelGroup
+from worker_svc.parallel.group import ParallelGroup
 
 PROMPTS = [[5, 9, 77, 30], list(range(20, 60))]
 
@@ -99,9 +99,9 @@ def test_a_model_that_computes_differently_is_refused(
 
 
 def test_several_workers_are_refused(tmp_path: Path) -> None:
-    from worker_svc.hf_config import HfConfig
+    from worker_svc.loading.hf_config import HfConfig
+    from worker_svc.loading.weights import SafetensorsCheckpoint, Weights
     from worker_svc.models.fallback import read_fallback
-    from worker_svc.weights import SafetensorsCheckpoint, Weights
 
     save_model(tmp_path, FALLBACKS["olmo2"]())
     config = read_fallback(HfConfig.read(tmp_path / "config.json"))

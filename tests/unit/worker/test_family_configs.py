@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedConfig
 
-from quire.errors import ModelLoadError
+from quire.contract.errors import ModelLoadError
 from tests.factories import (
     bloom_config,
     edit_config,

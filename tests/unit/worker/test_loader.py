@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.errors import ModelLoadError
+from quire.contract.errors import ModelLoadError
 from tests.factories import (
     CONFIGS,
     EOS_TOKEN_ID,
@@ -24,10 +24,10 @@ from tests.factories import (
     save_model,
 )
 from tests.models.driver import Driver, load_runner
-from worker_svc.dummy_weights import DummyCheckpoint
-from worker_svc.loader import LoadedModel, LoadSpec, load_model
-from worker_svc.model_runner import ModelRunner
-from worker_svc.parallel import ParallelGroup
+from worker_svc.loading.dummy_weights import DummyCheckpoint
+from worker_svc.loading.loader import LoadedModel, LoadSpec, load_model
+from worker_svc.parallel.group import ParallelGroup
+from worker_svc.steps.runner import ModelRunner
 
 PROMPT = [5, 9, 77, 30]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from quire.sampling_params import SamplingParams
-from worker_svc.device import CpuDevice
-from worker_svc.logit_rules import LogitRules, RuledRow, apply_rules
+from quire.contract.sampling_params import SamplingParams
+from worker_svc.device.base import CpuDevice
+from worker_svc.sampling.rules import LogitRules, RuledRow, apply_rules
 
 VOCAB_SIZE = 60
 EOS = (2,)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from quire.outputs import TokenLogprobs
-from worker_svc.logprobs import token_logprobs
+from quire.contract.outputs import TokenLogprobs
+from worker_svc.sampling.logprobs import token_logprobs
 
 
 def report(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprobs:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.errors import ConfigError
-from worker_svc.memory import available_memory_bytes
+from quire.contract.errors import ConfigError
+from worker_svc.device.memory import available_memory_bytes
 
 GIB = 2**30
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from quire.sampling_params import SamplingParams
-from worker_svc.batch import StepBatch
-from worker_svc.mirror import SequenceMirror
-from worker_svc.steps import SchedulerOutputs, SequenceState
+from quire.contract.sampling_params import SamplingParams
+from worker_svc.steps.batch import StepBatch
+from worker_svc.steps.mirror import SequenceMirror
+from worker_svc.steps.step import SchedulerOutputs, SequenceState
 
 PROMPT = np.array([5, 6, 7], np.int64)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear
-from worker_svc.parallel import ParallelGroup
-from worker_svc.weights import Weights
+from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 HEAD_DIM = 8
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from quire.errors import ModelLoadError
+from quire.contract.errors import ModelLoadError
 from tests.factories import llama_config, rope
-from worker_svc.hf_config import HfConfig
 from worker_svc.layers.rope_scaling import RopeParameters, rope_frequencies
+from worker_svc.loading.hf_config import HfConfig
 
 HEAD_DIM = 16
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}

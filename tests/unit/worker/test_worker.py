@@ -5,9 +5,9 @@ import weakref
 
 import pytest
 
-from quire.cli.cluster import embedded_model
-from worker_svc.device import CpuDevice
-from worker_svc.loader import LoadSpec
+from launch.cluster.cluster import embedded_model
+from worker_svc.device.base import CpuDevice
+from worker_svc.loading.loader import LoadSpec
 from worker_svc.worker import EXIT_DEVICE_LOST, Worker
 
 

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import typer
 
-from quire.addresses import split_address
-from quire.cli.main import app
+from launch.cli.main import app
+from quire.contract.addresses import split_address
 from tools.manifests.environment import arguments, environment, unresolved
 from tools.manifests.objects import Finding, Manifests, PodTemplate
 

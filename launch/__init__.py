@@ -1,0 +1,1 @@
+"""What stands above the services: command line, cluster supervisor, launchers, `LLM`."""

@@ -1,0 +1,141 @@
+"""What `quire serve` shows: progress while starting, and how to use the cluster once it is up."""
+
+import json
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+
+from launch.cluster.cluster import Cluster, ClusterConfig
+from quire.contract.errors import UnauthenticatedError
+from quire.contract.outputs import CellStatus
+from quire.rpc import Role, TlsFiles
+from quire.sdk.client import AsyncClient
+from quire.version import __version__
+
+
+class Progress:
+    """A line that says what is being waited for; plain lines where the output is no terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._status = self._console.status("starting")
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._status.stop()
+
+    def say(self, what: str) -> None:
+        """Show what is being waited for now."""
+        elapsed = time.monotonic() - self._began
+        if self._console.is_terminal:
+            self._status.update(f"{what} ...")
+        else:
+            self._console.print(f"[{elapsed:5.1f} s] {what}", markup=False)
+
+
+async def cell_status(
+    target: str, tls_dir: str | None = None, *, insecure: bool = False
+) -> CellStatus:
+    """Return what the router at `target` knows of its first cell; arguments as of AsyncClient.
+
+    Raises:
+        UnauthenticatedError: it wants an API key, and the environment has none.
+    """
+    async with AsyncClient(target, tls_dir=tls_dir, insecure=insecure) as client:
+        async for cells in client.watch_cluster():
+            return cells[0]
+    raise AssertionError("watch_cluster sends the state at once")
+
+
+def _places(cluster: Cluster) -> list[tuple[str, str, str]]:
+    """Name, address and process of each service, the router first."""
+    children = [
+        (service.name, service.address, f"pid {service.pid}")
+        for service in reversed(cluster.services)
+        if service not in cluster.launcher.services
+    ]
+    workers = [(each.name, each.address, each.process) for each in cluster.launcher.places]
+    return children + workers
+
+
+def _metrics_lines(cluster: Cluster) -> list[str]:
+    """Return where each service's metrics are, the router's first."""
+    return [
+        f"  metrics    http://{service.admin_address}/metrics ({service.name})"
+        for service in reversed(cluster.services)
+        if service.admin_address
+    ]
+
+
+def _model_lines(cluster: Cluster, status: CellStatus | None) -> list[str]:
+    if status is None:
+        return [f"Quire {__version__} serves {cluster.config.model.name}"]
+    model, state = status.model, status.state
+    assert model is not None, "a router is ready once it knows the model"
+    tokens = state.num_blocks * state.block_size
+    return [
+        f"Quire {__version__} serves {model.name}",
+        f"  model      {model.architecture}, {model.dtype}, "
+        f"{model.num_parameters / 1e6:,.1f} M parameters, up to {model.max_model_len:,} tokens",
+        f"  KV cache   {state.num_blocks:,} blocks of {state.block_size} = {tokens:,} tokens "
+        f"({tokens / model.max_model_len:,.1f} requests of full length at once)",
+    ]
+
+
+def _lines_to_paste(config: ClusterConfig, target: str) -> list[str]:
+    """Return commands that send a request; where a key is wanted, with QUIRE_API_KEY's."""
+    body = json.dumps({"text": "The list class", "samplingParams": {"maxTokens": 32}})
+    method = "quire.v1.InferenceService/Generate"
+    generate, grpcurl, buf, scheme = "", "-plaintext ", "--http2-prior-knowledge ", "http"
+    if config.tls_dir is not None:
+        directory = TlsFiles(config.tls_dir, Role.CLIENT).directory
+        generate = f"--tls-dir {config.tls_dir} "
+        options = {
+            "cacert": directory / "ca.crt",
+            "cert": directory / "tls.crt",
+            "key": directory / "tls.key",
+            "servername": Role.ROUTER,
+        }
+        grpcurl = "".join(f"-{name} {value} " for name, value in options.items())
+        buf, scheme = "".join(f"--{name} {value} " for name, value in options.items()), "https"
+    if config.api_keys is not None:
+        header = '-H "authorization: Bearer $QUIRE_API_KEY" '
+        grpcurl, buf = grpcurl + header, buf + header
+    return [
+        f"  quire generate {generate}--target {target} 'The list class'",
+        f"  grpcurl {grpcurl}-d '{body}' {target} {method}",
+        f"  buf curl --protocol grpc {buf}-d '{body}' {scheme}://{target}/{method}",
+    ]
+
+
+async def print_ready(cluster: Cluster) -> None:
+    """Print model, cache, addresses and lines to paste."""
+    config, target = cluster.config, cluster.router.address
+    try:
+        status = await cell_status(target, config.tls_dir, insecure=config.insecure)
+    except UnauthenticatedError:
+        status = None
+    lines = [
+        *_model_lines(cluster, status),
+        *(
+            f"  {name:<10} {address}{f' ({process})' if process else ''}"
+            for name, address, process in _places(cluster)
+        ),
+        *_metrics_lines(cluster),
+        "Try:" if config.api_keys is None else "Try, with a key in QUIRE_API_KEY:",
+        *_lines_to_paste(config, target),
+        "Ctrl-C stops everything.",
+    ]
+    Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)

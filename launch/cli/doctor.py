@@ -1,0 +1,48 @@
+"""`quire doctor`: what a bug report needs, and whether this machine keeps the invariance rule."""
+
+import platform
+import sys
+from importlib.metadata import version
+
+import typer
+
+
+def doctor() -> None:
+    """Print versions and the instruction set in use; check what must never change a bit."""
+    from quire import __version__
+
+    typer.echo(f"quire      {__version__}")
+    typer.echo(f"python     {platform.python_version()} on {platform.platform()}")
+    for package in ("torch", "grpcio", "protobuf", "transformers"):
+        typer.echo(f"{package:<10} {version(package)}")
+
+    from worker_svc import invariance, ops
+
+    typer.echo(f"kernels    {ops.isa()} (this machine can: {', '.join(ops.available_isas())})")
+    typer.echo(f"gpu        {_gpu()}")
+    violations = 0
+    for name, dtype in invariance.DTYPES.items():
+        found = invariance.check_linear_invariance(dtype)
+        found += invariance.check_split_invariance(dtype)
+        typer.echo(f"linear     {name}: {'ok' if not found else f'{len(found)} violations'}")
+        for violation in found[:5]:
+            typer.echo(f"           {violation}")
+        violations += len(found)
+    if violations:
+        typer.echo(
+            "error: outputs may depend on batch size, or on the number of workers, on this machine",
+            err=True,
+        )
+        sys.exit(1)
+
+
+def _gpu() -> str:
+    """Say which GPU a worker would take, or why it takes none."""
+    from quire.contract.errors import ConfigError
+    from worker_svc.device.base import open_device
+
+    try:
+        device = open_device("cuda")
+    except ConfigError as error:
+        return f"none: {error.message}"
+    return f"{device.name} ({device.isa})"

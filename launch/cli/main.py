@@ -1,0 +1,54 @@
+"""The `quire` command. Subcommands import what they need when they run, so that --help is quick."""
+
+import typer
+
+from launch.cli import certs, doctor, drain, generate, keys, probe, serve, services, simulate
+from quire.version import __version__
+
+app = typer.Typer(
+    name="quire",
+    help="An LLM serving cluster: router, scheduler and paged-attention workers over gRPC.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # Every option can come from the environment: QUIRE_SERVE_MAX_NUM_SEQS=64.
+        "auto_envvar_prefix": "QUIRE",
+    },
+)
+app.command("serve")(serve.serve)
+app.command("generate")(generate.generate)
+app.command("router")(services.router)
+app.command("scheduler")(services.scheduler)
+app.command("worker")(services.worker)
+app.command("drain")(drain.drain)
+app.command("certs")(certs.certs)
+app.add_typer(keys.app, name="keys")
+app.command("probe")(probe.probe)
+app.command("simulate")(simulate.simulate)
+app.command("doctor")(doctor.doctor)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"quire {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Take the options that come before any subcommand."""
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

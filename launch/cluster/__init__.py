@@ -1,0 +1,1 @@
+"""A cluster of child processes on this machine."""

@@ -1,0 +1,46 @@
+"""A cluster for callers that have no event loop."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from launch.cluster.cluster import Cluster, ClusterConfig
+
+T = TypeVar("T")
+
+
+class ClusterThread:
+    """A cluster kept by an event loop in a thread of its own."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._loop = asyncio.new_event_loop()
+        # A daemon: if this process ends without `stop`, its children end with it.
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="quire-cluster", daemon=True
+        )
+        self._thread.start()
+        self._cluster = Cluster(config)
+        try:
+            self._call(self._cluster.start())
+        except BaseException:
+            self._end_loop()
+            raise
+
+    @property
+    def address(self) -> str:
+        """Where the router listens."""
+        return self._cluster.router.address
+
+    def stop(self) -> None:
+        """Stop every service, and the thread."""
+        self._call(self._cluster.stop())
+        self._end_loop()
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

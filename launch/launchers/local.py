@@ -1,0 +1,56 @@
+"""Workers as child processes of this one."""
+
+import asyncio
+import os
+
+from launch.cluster.config import ClusterConfig
+from launch.cluster.process import ServiceProcess
+from launch.launchers.base import Launcher, Say, WorkerPlace
+
+
+class LocalLauncher(Launcher):
+    """One child process for each rank, on this machine.
+
+    Args:
+        config: of the cluster.
+        say: shows the user what is being waited for.
+    """
+
+    def __init__(self, config: ClusterConfig, say: Say) -> None:
+        self._say = say
+        common = config.service_args
+        size, num_threads = config.tensor_parallel_size, config.num_threads
+        if num_threads is None and size > 1:
+            # Ranks with more threads than cores would wait for each other's.
+            num_threads = max(1, len(os.sched_getaffinity(0)) // size)
+        if num_threads is not None:
+            common += ["--num-threads", str(num_threads)]
+        self.services = [
+            ServiceProcess(
+                f"worker {rank}",
+                [
+                    *["worker", *common, "--device", config.device_of(rank)],
+                    *config.admin_args(2 + rank),
+                ],
+            )
+            for rank in range(size)
+        ]
+
+    @property
+    def scheduler_args(self) -> list[str]:
+        """The address of each child."""
+        return [part for worker in self.services for part in ("--worker", worker.address)]
+
+    @property
+    def places(self) -> list[WorkerPlace]:
+        """Each child."""
+        return [
+            WorkerPlace(worker.name, worker.address, f"pid {worker.pid}")
+            for worker in self.services
+        ]
+
+    async def start(self) -> None:
+        """Start the children and wait until they listen."""
+        count = len(self.services)
+        self._say(f"starting {count} worker{'s' if count > 1 else ''}")
+        await asyncio.gather(*(worker.start(0) for worker in self.services))

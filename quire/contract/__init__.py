@@ -1,0 +1,1 @@
+"""What all services share: requests, outputs, errors, hashes."""

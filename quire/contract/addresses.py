@@ -1,0 +1,62 @@
+"""Addresses as people write them: "host:port", with brackets round an IPv6 host."""
+
+import ipaddress
+
+from quire.contract.errors import ConfigError
+
+MAX_RANKS = 64
+"""Most workers of one group."""
+
+WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]", "::", "*"})
+"""Hosts to listen on that nobody can connect to."""
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Return host and port of an address; an IPv6 host without its brackets, as sockets take it."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), port
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether what is sent to a host stays on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False  # a name, which may mean anything
+
+
+def check_address(field: str, address: str) -> None:
+    """Check that an address names a host and a port.
+
+    Args:
+        field: for the message.
+        address: "host:port".
+
+    Raises:
+        ConfigError: it does not.
+    """
+    host, port = split_address(address)
+    # A slash would make it a URI of another scheme, be it Ray's or gRPC's.
+    if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ConfigError(f"{field}: HOST:PORT with a port in [1, 65535], got {address!r}")
+
+
+def check_listening(host: str, is_encrypted: bool, insecure: bool) -> None:
+    """Check that prompts and orders do not leave this machine in the clear by oversight.
+
+    Args:
+        host: to listen on.
+        is_encrypted: whether connections are.
+        insecure: whether the user said that they need not be.
+
+    Raises:
+        ConfigError: others could connect, in the clear, and nobody said that they may.
+    """
+    if not is_encrypted and not insecure and not is_loopback(host):
+        raise ConfigError(
+            f"host: listening on {host} without TLS would send prompts in the clear and obey "
+            "whoever connects; give --tls-dir (`quire certs` makes one), or --insecure on a "
+            "private network"
+        )

@@ -1,0 +1,310 @@
+"""What the services and the SDK hand to their callers: frozen domain objects, free of protobuf."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from quire.contract.time_account import TimeAccount
+
+# What a sequence that decodes adds to a cell's outstanding tokens: how long it will go on is not
+# known, and a token of it takes less than a step of its own.
+TOKENS_OF_DECODING = 64
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a served model is.
+
+    Attributes:
+        name: name that requests use.
+        architecture: Hugging Face architecture, e.g. "LlamaForCausalLM".
+        dtype: "float32", "bfloat16" or "float16".
+        vocab_size: token ids are in [0, vocab_size).
+        max_model_len: largest number of tokens, prompt and output, of one sequence.
+        eos_token_ids: end-of-text ids.
+        num_parameters: over all ranks.
+    """
+
+    name: str
+    architecture: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class CellState:
+    """Live state of a cell. `*_total` fields only grow while `epoch` stays the same."""
+
+    epoch: int = 0
+    num_waiting: int = 0
+    num_running: int = 0
+    block_size: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    steps_total: int = 0
+    tokens_total: int = 0
+    preemptions_total: int = 0
+    step_bytes_total: int = 0
+    schedule_us_total: int = 0
+    wire_us_total: int = 0
+    model_us_total: int = 0
+    sample_us_total: int = 0
+    prefix_cache_queries_total: int = 0
+    prefix_cache_hits_total: int = 0
+    num_idle_slots: int = 0
+    num_blocks_saved: int = 0
+    num_swapped: int = 0
+    num_host_blocks: int = 0
+    num_free_host_blocks: int = 0
+    swapped_out_blocks_total: int = 0
+    swapped_in_blocks_total: int = 0
+    recomputed_tokens_total: int = 0
+    swap_us_total: int = 0
+    outstanding_tokens: int = 0
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CellStatus:
+    """A cell as a router sees it.
+
+    Attributes:
+        address: of the cell's scheduler.
+        connected: False while the router has no session with it; the rest is then the last known.
+        model: None until the first session.
+        state: zeros until the first session.
+    """
+
+    address: str
+    connected: bool
+    model: ModelInfo | None
+    state: CellState
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position of the output, in the model's own distribution.
+
+    Attributes:
+        token_ids: the token that was sampled, then the most probable ones, best first.
+        logprobs: of each, natural logarithm.
+        sampled_rank: place of the sampled token among all, 1 for the most probable.
+        texts: what each token reads as on its own, U+FFFD for part of a character; empty until a
+            router adds them.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    sampled_rank: int = 0
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A complete text that a beam search has found.
+
+    Attributes:
+        token_ids: of the output.
+        cumulative_logprob: sum over them.
+        finish_reason: STOP or LENGTH.
+        logprobs: parallel to `token_ids` if the request asked for them, else empty.
+    """
+
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First event of a stream.
+
+    Attributes:
+        request_id: the client's, or the one the router made.
+        num_prompt_tokens: after tokenization.
+        seed: send it again to get the same tokens.
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new since the last one; `text` and `token_ids` need not advance together.
+
+    Attributes:
+        text: may be empty.
+        token_ids: may be empty.
+        logprobs: parallel to `token_ids` if the request asked for them, else empty.
+        index: which of the n outputs.
+        prompt_logprobs: of the next tokens of the prompt, from its second one on.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    index: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last event of an output; a stream ends with the last of its n.
+
+    Attributes:
+        finish_reason: why it ended.
+        num_output_tokens: generated, an end-of-text token included.
+        stop_str: the stop string that ended the text, if one did.
+        index: which of the n outputs.
+        cumulative_logprob: sum over the output's tokens, where it is known.
+        time_account: of the whole request if it asked for it; with the last of its outputs to be
+            told.
+    """
+
+    finish_reason: FinishReason
+    num_output_tokens: int
+    stop_str: str | None = None
+    index: int = 0
+    cumulative_logprob: float | None = None
+    time_account: TimeAccount | None = None
+
+
+Event = Started | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole output, as the non-streaming calls of the SDK return it.
+
+    Attributes:
+        request_id: the client's, or the one the router made.
+        text: of the output.
+        token_ids: of the output.
+        finish_reason: why it ended.
+        num_prompt_tokens: after tokenization.
+        seed: send it again to get the same tokens.
+        stop_str: the stop string that ended the text, if one did.
+        logprobs: parallel to `token_ids` if the request asked for them, else empty.
+        index: which of the n outputs.
+        cumulative_logprob: sum over the output's tokens, where it is known.
+        prompt_logprobs: of each token of the prompt but the first, if the request asked for them.
+        time_account: of the whole request, if it asked for it.
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    seed: int
+    stop_str: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    index: int = 0
+    cumulative_logprob: float | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    time_account: TimeAccount | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token at one position.
+
+    Attributes:
+        logprob: its log-probability there.
+        rank: its place among all tokens, 1 for the most probable.
+        decoded_token: what it reads as on its own.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One continuation of a prompt, as the offline API returns it.
+
+    Attributes:
+        index: number of the continuation.
+        text: of the output.
+        token_ids: of the output.
+        cumulative_logprob: sum over the output's tokens; None where they are not known: without
+            logprobs, best_of or use_beam_search.
+        logprobs: of each position, by token id; None if they were not asked for.
+        finish_reason: "stop", "length", "abort" or "error".
+        stop_reason: stop string or stop token id that ended it; None for anything else.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None
+    logprobs: tuple[dict[int, Logprob], ...] | None
+    finish_reason: str
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What became of a prompt.
+
+    Attributes:
+        request_id: made by the router.
+        prompt: its text; None where token ids were given.
+        prompt_token_ids: its token ids.
+        outputs: the continuations.
+        finished: False for one that was given up.
+        prompt_logprobs: of each position of the prompt, by token id, None for the first; None if
+            they were not asked for.
+        time_account: where the time of the request went, if that was asked for.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+    time_account: TimeAccount | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """A text that a beam search found.
+
+    Attributes:
+        tokens: of prompt and output.
+        text: of both, without special tokens.
+        cum_logprob: sum over the output's tokens.
+        finish_reason: "stop" or "length".
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    cum_logprob: float
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """What beam search found for a prompt.
+
+    Attributes:
+        sequences: best first.
+    """
+
+    sequences: tuple[BeamSearchSequence, ...]

@@ -1,0 +1,235 @@
+"""How a request's tokens are chosen and when they end."""
+
+import math
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+
+from quire.contract.errors import InvalidRequestError
+
+MAX_STOP_STRINGS = 16
+MAX_STRING_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_SEED = 2**64 - 1
+MAX_TOKENS = 2**31 - 1
+MAX_LOGPROBS = 20
+MAX_WIDTH = 64
+MAX_BAD_WORDS = 256
+MAX_LOGIT_BIAS_TOKENS = 1024
+MAX_ALLOWED_TOKEN_IDS = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling and stopping parameters of one request. Names and meanings are vLLM's.
+
+    Attributes:
+        n: outputs to return.
+        best_of: outputs to sample, of which the n most probable ones are returned; the number of
+            beams of a beam search. None for n.
+        use_beam_search: search for the most probable outputs instead of sampling; needs a
+            temperature of 0.
+        length_penalty: a beam's score is the sum of its log-probabilities over its length to the
+            power of this.
+        early_stopping: when a beam search ends, with `best_of` texts found: True, at once; False,
+            when no beam of the present length scores better; "never", when none could at its
+            longest.
+        temperature: 0 selects greedy decoding.
+        top_p: keep the smallest set of tokens whose probabilities reach this sum, in (0, 1].
+        top_k: keep the k most probable tokens; None keeps all.
+        min_p: drop tokens less probable than min_p times the most probable one, in [0, 1].
+        seed: of the counter-based generator; None draws one at admission, which is reported.
+        presence_penalty: subtracted from the logit of every token that the output holds.
+        frequency_penalty: subtracted from a token's logit once for each time the output holds it.
+        repetition_penalty: divides positive and multiplies negative logits of the tokens that
+            prompt or output hold (Keskar et al. 2019, CTRL, section 4.1); 1 is off.
+        logit_bias: added to the logits of these token ids.
+        allowed_token_ids: the only ones that may be sampled; empty allows all.
+        bad_words: texts that must not come about from the tokens that spell them; other tokens
+            may still have one inside.
+        bad_words_token_ids: the same as token ids; the router adds those of `bad_words`.
+        max_tokens: largest number of tokens to generate; None goes up to the model's length.
+        min_tokens: tokens to generate before an end-of-text or stop token id can be sampled or a
+            stop string is looked for.
+        logprobs: report the log-probability of each output token, and of this many of the most
+            probable ones, in the model's own distribution; None reports none.
+        prompt_logprobs: the same for each token of the prompt but the first.
+        stop: strings that end the text; not part of it unless include_stop_str_in_output.
+        stop_token_ids: token ids that end the sequence, besides the model's end-of-text ids.
+        ignore_eos: continue past the model's end-of-text ids.
+        include_stop_str_in_output: leave the stop string in the text.
+        skip_special_tokens: leave special tokens out of the text.
+        spaces_between_special_tokens: put spaces around special tokens that are not left out.
+        truncate_prompt_tokens: use only so many tokens of the prompt, its last ones; None uses all.
+
+    Raises:
+        InvalidRequestError: a value is out of bounds; names field, limit and value.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_int("n", self.n, 1, MAX_WIDTH)
+        _check_int("best_of", self.best_of, self.n, MAX_WIDTH)
+        _check_real("length_penalty", self.length_penalty, -10.0, 10.0)
+        if self.early_stopping not in (True, False, "never"):
+            raise InvalidRequestError(
+                "early_stopping", f"must be True, False or 'never', got {self.early_stopping!r}"
+            )
+        if self.use_beam_search:
+            self._check_beam_search()
+        _check_real("temperature", self.temperature, 0.0, 100.0)
+        _check_real("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_real("min_p", self.min_p, 0.0, 1.0)
+        _check_int("top_k", self.top_k, 1, MAX_TOKENS)
+        _check_int("seed", self.seed, 0, MAX_SEED)
+        _check_real("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check_count("logit_bias", self.logit_bias, MAX_LOGIT_BIAS_TOKENS)
+        for token_id, bias in self.logit_bias.items():
+            _check_int("logit_bias", token_id, 0, MAX_TOKENS)
+            _check_real("logit_bias", bias, -100.0, 100.0)
+        _check_count("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+        for token_id in self.allowed_token_ids:
+            _check_int("allowed_token_ids", token_id, 0, MAX_TOKENS)
+        _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS)
+        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens or MAX_TOKENS)
+        _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKENS)
+        _check_texts("stop", self.stop, MAX_STOP_STRINGS)
+        _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS)
+        _check_count("bad_words_token_ids", self.bad_words_token_ids, 2 * MAX_BAD_WORDS)
+        for token_ids in self.bad_words_token_ids:
+            if not 1 <= len(token_ids) <= MAX_STRING_CHARS:
+                raise InvalidRequestError(
+                    "bad_words_token_ids",
+                    f"each 1 to {MAX_STRING_CHARS} token ids, got {len(token_ids)}",
+                )
+            for token_id in token_ids:
+                _check_int("bad_words_token_ids", token_id, 0, MAX_TOKENS)
+        _check_count("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0, MAX_TOKENS)
+
+    @property
+    def width(self) -> int:
+        """Sequences that run for the request."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether outputs are known only when all of them are complete, best first."""
+        return self.use_beam_search or self.width > self.n
+
+    def _check_beam_search(self) -> None:
+        if self.width < 2:
+            raise InvalidRequestError(
+                "best_of", f"must be at least 2 with use_beam_search, got {self.width}"
+            )
+        if self.temperature != 0.0:
+            raise InvalidRequestError(
+                "temperature", f"must be 0 with use_beam_search, got {self.temperature}"
+            )
+        if self.stop:
+            raise InvalidRequestError(
+                "stop", "must be empty with use_beam_search; stop_token_ids end its texts"
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is taken every time."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchParams:
+    """Parameters of `LLM.beam_search`. Names and meanings are vLLM's.
+
+    Attributes:
+        beam_width: beams that are searched, and texts that are returned.
+        max_tokens: largest number of tokens to generate.
+        ignore_eos: continue past the model's end-of-text ids.
+        length_penalty: see SamplingParams.
+        early_stopping: see SamplingParams.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+    def sampling_params(self) -> SamplingParams:
+        """Return the parameters of a request that searches.
+
+        Raises:
+            InvalidRequestError: a value is out of bounds.
+        """
+        _check_int("beam_width", self.beam_width, 1, MAX_WIDTH)
+        return SamplingParams(
+            n=self.beam_width,
+            # One beam is greedy decoding.
+            use_beam_search=self.beam_width > 1,
+            temperature=0.0,
+            logprobs=0,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
+        )
+
+
+def _check_real(field: str, value: float, low: float, high: float, open_low: bool = False) -> None:
+    if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise InvalidRequestError(field, f"must be in {bracket}{low:g}, {high:g}], got {value}")
+
+
+def _check_count(field: str, values: Sized, most: int) -> None:
+    if len(values) > most:
+        raise InvalidRequestError(field, f"at most {most} ids, got {len(values)}")
+
+
+def _check_texts(field: str, texts: Sequence[str], most: int) -> None:
+    if isinstance(texts, str):  # else each of its characters would be one
+        raise InvalidRequestError(field, f"must be a tuple of strings, got {texts!r}")
+    if len(texts) > most:
+        raise InvalidRequestError(field, f"at most {most} strings, got {len(texts)}")
+    for text in texts:
+        if not 1 <= len(text) <= MAX_STRING_CHARS:
+            raise InvalidRequestError(
+                field, f"each 1 to {MAX_STRING_CHARS} characters, got {len(text)}"
+            )
+
+
+def _check_int(field: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and not low <= value <= high:
+        raise InvalidRequestError(field, f"must be in [{low}, {high}], got {value}")

@@ -1,0 +1,74 @@
+"""Puts the events of a Generate stream together."""
+
+from dataclasses import dataclass, field
+
+from quire.contract.errors import UnavailableError
+from quire.contract.outputs import Completion, Delta, Event, Finished, Started, TokenLogprobs
+from quire.contract.time_account import TimeAccount
+
+
+@dataclass(slots=True)
+class _Parts:
+    """Of one output, so far."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finished: Finished | None = None
+
+
+class Collector:
+    """Takes events in their order; `completions` is what they say in the end."""
+
+    def __init__(self) -> None:
+        self._started: Started | None = None
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._parts: dict[int, _Parts] = {}
+        self._time_account: TimeAccount | None = None
+
+    def add(self, event: Event) -> None:
+        """Take the next event."""
+        match event:
+            case Started():
+                self._started = event
+            case Delta():
+                self._prompt_logprobs.extend(event.prompt_logprobs)
+                if event.text or event.token_ids:
+                    parts = self._parts.setdefault(event.index, _Parts())
+                    parts.text.append(event.text)
+                    parts.token_ids.extend(event.token_ids)
+                    parts.logprobs.extend(event.logprobs)
+            case Finished():
+                self._parts.setdefault(event.index, _Parts()).finished = event
+                self._time_account = event.time_account or self._time_account
+
+    def completions(self) -> list[Completion]:
+        """Return the outputs, by index.
+
+        Raises:
+            UnavailableError: the stream ended before its outputs did.
+        """
+        if self._started is None or not self._parts:
+            raise UnavailableError("the router ended the stream early")
+        completions = []
+        for index, parts in sorted(self._parts.items()):
+            finished = parts.finished
+            if finished is None:
+                raise UnavailableError("the router ended the stream early")
+            completions.append(
+                Completion(
+                    request_id=self._started.request_id,
+                    text="".join(parts.text),
+                    token_ids=tuple(parts.token_ids),
+                    finish_reason=finished.finish_reason,
+                    num_prompt_tokens=self._started.num_prompt_tokens,
+                    seed=self._started.seed,
+                    stop_str=finished.stop_str,
+                    logprobs=tuple(parts.logprobs),
+                    index=index,
+                    cumulative_logprob=finished.cumulative_logprob,
+                    prompt_logprobs=tuple(self._prompt_logprobs),
+                    time_account=self._time_account,
+                )
+            )
+        return completions

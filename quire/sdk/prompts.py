@@ -1,0 +1,49 @@
+"""The forms that a prompt may have in the offline API."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.contract.errors import InvalidRequestError
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or a mapping of "prompt" or "prompt_token_ids", and maybe "cache_salt"."""
+
+_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedPrompt:
+    """A prompt, whichever way it was given.
+
+    Attributes:
+        content: text or token ids.
+        cache_salt: share cached prefixes with prompts of the same salt only.
+    """
+
+    content: str | Sequence[int]
+    cache_salt: str = ""
+
+
+def parse_prompts(prompts: Prompt | Sequence[Prompt]) -> list[ParsedPrompt]:
+    """Return the prompts, one or many.
+
+    Raises:
+        InvalidRequestError: one has none of the forms.
+    """
+    if isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [_parse(prompts)]  # type: ignore[arg-type]
+    return [_parse(prompt) for prompt in prompts]  # type: ignore[arg-type]
+
+
+def _parse(prompt: Prompt) -> ParsedPrompt:
+    if not isinstance(prompt, Mapping):
+        return ParsedPrompt(prompt)
+    contents = [prompt[key] for key in ("prompt_token_ids", "prompt") if key in prompt]
+    if not contents or not prompt.keys() <= _KEYS:
+        raise InvalidRequestError(
+            "prompts",
+            "a mapping needs prompt or prompt_token_ids, and may have cache_salt, got "
+            + ", ".join(map(str, prompt)),
+        )
+    return ParsedPrompt(contents[0], prompt.get("cache_salt", ""))

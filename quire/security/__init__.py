@@ -1,0 +1,1 @@
+"""Certificates, roles and API keys."""

@@ -1,0 +1,1 @@
+"""Domain types to and from protobuf."""

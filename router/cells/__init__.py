@@ -1,0 +1,1 @@
+"""The cells, their load, and which of them a request goes to."""

@@ -1,0 +1,324 @@
+"""All the cells behind this router: which there are, and what happens when one comes or is lost.
+
+The router holds everything that a request needs to continue: prompt, parameters, seed and the
+tokens so far. When a session breaks, its requests are submitted again, to any cell that serves
+their model or to the same one once it is back, and continue with the very tokens they would have
+had. Their clients notice a pause and nothing else.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
+from enum import StrEnum
+
+from quire.contract.errors import (
+    ModelNotFoundError,
+    OverloadedError,
+    RequestExistsError,
+    UnavailableError,
+)
+from quire.contract.outputs import CellStatus, FinishReason, ModelInfo
+from quire.observe.log import get_logger
+from router.cells.cell import Cell
+from router.cells.choice import Placement, RoutingPolicy
+from router.cells.discovery import follow_names
+from router.config import RouterConfig
+from router.requests.stream import RequestStream
+
+# Full queues that a new request is turned away from before its client is told.
+MAX_REFUSALS = 3
+
+log = get_logger()
+
+
+class SubmissionReason(StrEnum):
+    """Why a request is handed to a cell."""
+
+    NEW = "new"
+    # The cell that was tried before had no room for it.
+    QUEUE_FULL = "queue_full"
+    # The cell that had it was lost or drained, or had no room to go on with it.
+    MOVED = "moved"
+
+
+class CellPool:
+    """The cells and the open requests of a router.
+
+    Attributes:
+        submissions: requests handed to cells so far, by why.
+    """
+
+    def __init__(self, config: RouterConfig):
+        self.submissions: Counter[SubmissionReason] = Counter()
+        self._config = config
+        # By address, in the order in which they became known.
+        self._cells: dict[str, Cell] = {}
+        # Of each model, the cells that take requests.
+        self._placements: dict[str, Placement[Cell]] = {}
+        # Cells that names no longer resolve to; they stay as long as their session.
+        self._vanished: set[str] = set()
+        # Where each open request was submitted last.
+        self._cell_of: dict[RequestStream, Cell] = {}
+        self._open: dict[str, RequestStream] = {}
+        # Cells whose queue was full when a new request came.
+        self._refused_by: dict[RequestStream, list[Cell]] = {}
+        # Requests that run nowhere now, and the timer that will fail them or place them again.
+        self._waiting: dict[RequestStream, asyncio.TimerHandle] = {}
+        # Set, and replaced by a new one, at every change of a cell.
+        self._changed = asyncio.Event()
+        self._sessions: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to connect to every cell, and to look for them where they are named."""
+        config = self._config
+        for address in config.schedulers:
+            self._add(address)
+        if config.scheduler_dns:
+            self._start_task(
+                follow_names(config.scheduler_dns, config.dns_interval_s, self._names_resolved)
+            )
+
+    def _start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _add(self, address: str) -> None:
+        cell = self._cells[address] = Cell(address, self, self._config.tls)
+        self._sessions[address] = self._start_task(cell.run())
+
+    def _remove(self, address: str) -> None:
+        self._vanished.discard(address)
+        del self._cells[address]
+        self._sessions.pop(address).cancel()
+        log.info("cell_removed", address=address)
+        self.cell_changed()
+
+    def _names_resolved(self, addresses: Collection[str]) -> None:
+        """Names resolve to these addresses now: begin to connect to new ones, leave old ones.
+
+        A cell that has vanished while it is connected may be draining: it is left when it ends its
+        session.
+        """
+        for address in sorted(set(addresses) - self._cells.keys()):
+            log.info("cell_found", address=address)
+            self._add(address)
+        self._vanished = self._cells.keys() - set(addresses) - set(self._config.schedulers)
+        for address in list(self._vanished):
+            if not self._cells[address].connected:
+                self._remove(address)
+
+    async def stop(self) -> None:
+        """End the sessions."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for timer in self._waiting.values():
+            timer.cancel()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether any scheduler is connected."""
+        return any(cell.connected for cell in self._cells.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait here, with no cell to run in."""
+        return len(self._waiting)
+
+    @property
+    def placements(self) -> Collection[Placement[Cell]]:
+        """Of each model that has been served, the cells that take requests."""
+        return self._placements.values()
+
+    def statuses(self) -> list[CellStatus]:
+        """Return the status of every cell, in the order of the configuration."""
+        return [cell.status for cell in self._cells.values()]
+
+    def models(self) -> list[ModelInfo]:
+        """Return the models of the connected cells, each once."""
+        models = {
+            cell.model.name: cell.model
+            for cell in self._cells.values()
+            if cell.connected and cell.model
+        }
+        return list(models.values())
+
+    async def watch(self) -> AsyncGenerator[list[CellStatus], None]:
+        """Yield the status of every cell, at once and after changes; a slow reader misses some."""
+        while True:
+            changed = self._changed
+            yield self.statuses()
+            await changed.wait()
+
+    async def find_model(self, name: str) -> ModelInfo:
+        """Return the model of a name, "" for the only one, waiting a while for a cell to connect.
+
+        Raises:
+            ModelNotFoundError: it is not served here.
+            UnavailableError: no scheduler that may serve it is reachable.
+        """
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                while True:
+                    changed = self._changed
+                    found = self._lookup(name)
+                    if found is not None:
+                        return found
+                    await changed.wait()
+        except TimeoutError:
+            raise _unavailable(self._config.connect_timeout_s) from None
+
+    def _lookup(self, name: str) -> ModelInfo | None:
+        """Return the model of a name, None while a cell that may serve it is not connected."""
+        models = self.models()
+        if not models:
+            return None
+        if not name and len(models) == 1:
+            return models[0]
+        for model in models:
+            if model.name == name:
+                return model
+        cells = self._cells.values()
+        if any(cell.model is None or cell.model.name == name for cell in cells):
+            return None
+        served = ", ".join(model.name for model in models)
+        asked = f"{name} is not served here" if name else "name one of several"
+        raise ModelNotFoundError(f"model: {asked}; served: {served}")
+
+    def open(self, stream: RequestStream) -> None:
+        """Start a request.
+
+        Raises:
+            RequestExistsError: its id is in use.
+        """
+        if stream.request_id in self._open:
+            raise RequestExistsError(f"request_id: {stream.request_id} is in use")
+        self._open[stream.request_id] = stream
+        self._place(stream)
+
+    def close(self, stream: RequestStream) -> None:
+        """Forget a request; one that has not ended has lost its client: its blocks are freed."""
+        del self._open[stream.request_id]
+        self._withdraw(stream)
+        stream.drop()
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose streams have not ended."""
+        return len(self._open)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request; its stream finishes with ABORT. Returns whether there was one to end."""
+        stream = self._open.get(request_id)
+        if stream is None or stream.ended:
+            return False
+        self._withdraw(stream)
+        stream.finish(FinishReason.ABORT)
+        return True
+
+    def _withdraw(self, stream: RequestStream) -> None:
+        """Take a request from wherever it runs or waits."""
+        self._stop_waiting(stream)
+        self._refused_by.pop(stream, None)
+        cell = self._cell_of.pop(stream, None)
+        if cell is not None:
+            cell.cancel(stream)
+
+    def _place(self, stream: RequestStream) -> None:
+        """Submit a request to a cell that takes requests for its model; if none, let it wait."""
+        self._stop_waiting(stream)
+        request = stream.request
+        placement = self._placements.get(request.model.name)
+        assignment = placement and placement.place(
+            stream.tokens_to_compute,
+            request.cache_salt.encode(),
+            request.sampling_params.width,
+            self._refused_by.get(stream, ()),
+        )
+        if assignment:
+            self.submissions[self._reason(stream)] += 1
+            self._cell_of[stream] = assignment.cell
+            assignment.cell.submit(stream, assignment)
+            return
+        stream.ledger.waits_for_cell()
+        config = self._config
+        limit_s = config.recovery_timeout_s if stream.admitted else config.connect_timeout_s
+        self._wait(stream, limit_s, self._give_up, stream, limit_s)
+
+    def _reason(self, stream: RequestStream) -> SubmissionReason:
+        if stream in self._refused_by:
+            return SubmissionReason.QUEUE_FULL
+        return SubmissionReason.MOVED if stream in self._cell_of else SubmissionReason.NEW
+
+    def _give_up(self, stream: RequestStream, waited_s: float) -> None:
+        del self._waiting[stream]
+        stream.fail(_unavailable(waited_s))
+
+    def _wait(
+        self, stream: RequestStream, delay_s: float, then: Callable[..., None], *args: object
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiting[stream] = loop.call_later(delay_s, then, *args)
+
+    def _stop_waiting(self, stream: RequestStream) -> None:
+        timer = self._waiting.pop(stream, None)
+        if timer is not None:
+            timer.cancel()
+
+    # What the cells tell us.
+
+    def cell_changed(self) -> None:
+        """Wake the watchers."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def cell_connected(self, cell: Cell) -> Placement[Cell]:
+        """Return the cells of its model that take requests, for it to join."""
+        assert cell.model is not None, "connected"
+        name = cell.model.name
+        if name not in self._placements:
+            policy = RoutingPolicy(self._config.routing_policy)
+            self._placements[name] = Placement(policy, random.Random())
+        return self._placements[name]
+
+    def cell_ready(self) -> None:
+        """Place the requests that wait for a cell."""
+        for stream in list(self._waiting):
+            self._place(stream)
+
+    def cell_disconnected(self, cell: Cell) -> None:
+        """Wake the watchers; forget the cell if its address is known no more."""
+        if cell.address in self._vanished:
+            self._remove(cell.address)
+        self.cell_changed()
+
+    def streams_lost(self, streams: Iterable[RequestStream]) -> None:
+        """Find a new place for requests that their cell does not run any more."""
+        for stream in streams:
+            self._refused_by.pop(stream, None)  # they may have room by now
+            stream.ledger.lost()
+            self._place(stream)
+
+    def stream_refused(self, stream: RequestStream, cell: Cell, error: OverloadedError) -> None:
+        """Try a few other cells: where all are full, trying each would be one load more for all."""
+        refused_by = self._refused_by.setdefault(stream, [])
+        refused_by.append(cell)
+        placement = self._placements[stream.request.model.name]
+        if len(refused_by) < min(MAX_REFUSALS, len(placement)):
+            self._place(stream)
+        else:
+            stream.fail(error)
+
+    def stream_postponed(self, stream: RequestStream, retry_after_ms: int) -> None:
+        """Try again later, as often as it takes: what was admitted is not turned away."""
+        stream.ledger.lost()
+        self._wait(stream, retry_after_ms / 1e3, self._place, stream)
+
+
+def _unavailable(waited_s: float) -> UnavailableError:
+    return UnavailableError(f"no scheduler is reachable (waited {waited_s:g} s)")

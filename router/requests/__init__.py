@@ -1,0 +1,1 @@
+"""A request from its validation to its last token."""

@@ -1,0 +1,248 @@
+"""From what a client sent to what may be submitted: only a ValidGenerateRequest gets any further.
+
+Cheap checks come first, so that a request that is refused has cost next to nothing: sizes, then the
+model, then the tokenizer, then token counts.
+"""
+
+import dataclasses
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from quire.contract.errors import InvalidRequestError
+from quire.contract.outputs import ModelInfo
+from quire.contract.sampling_params import SamplingParams
+from quire.observe.tracing import child
+from router.requests.time_ledger import Part, RequestLedger
+from router.text.tokenize import TextCodec
+
+MAX_REQUEST_ID_CHARS = 128
+MAX_CACHE_SALT_CHARS = 256
+MAX_PRIORITY = 100
+# A beam search hands over all it has found at once: token ids and log-probabilities, which must fit
+# a message.
+MAX_BEAM_ENTRIES = 2**22
+# Looking a model up takes less unless there is no cell that has it.
+WAIT_US = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateInput:
+    """A Generate request as it came, in domain types.
+
+    Attributes:
+        request_id: "" for none.
+        model: "" for the served one.
+        prompt: text or token ids; "" for none.
+        sampling_params: within their own bounds, which know nothing of the model's.
+        priority: smaller goes first.
+        cache_salt: cached prefixes are shared within a salt only.
+        include_time_account: say in the end where the time went.
+    """
+
+    request_id: str
+    model: str
+    prompt: str | Sequence[int]
+    sampling_params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    include_time_account: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ValidGenerateRequest:
+    """A request that the served model can run.
+
+    Attributes:
+        request_id: not empty.
+        model: the model it runs on.
+        prompt_token_ids: 1 to max_model_len - 1 ids, each in the vocabulary.
+        sampling_params: with max_tokens set, so that prompt and output fit the model's length.
+        priority: smaller goes first.
+        cache_salt: cached prefixes are shared within a salt only.
+        include_time_account: say in the end where the time went.
+    """
+
+    request_id: str
+    model: ModelInfo
+    prompt_token_ids: tuple[int, ...]
+    sampling_params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    include_time_account: bool = False
+
+
+class Validator:
+    """Checks requests against the limits of this router and of the model they name."""
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        find_model: Callable[[str], Awaitable[ModelInfo]],
+        max_prompt_bytes: int,
+    ):
+        """Keep what the checks need.
+
+        Args:
+            codec: the tokenizer.
+            find_model: the served model of a name, "" for the only one; raises ModelNotFoundError
+                or UnavailableError.
+            max_prompt_bytes: longest text, in bytes of UTF-8.
+        """
+        self._codec = codec
+        self._find_model = find_model
+        self._max_prompt_bytes = max_prompt_bytes
+
+    async def generate(
+        self, request: GenerateInput, ledger: RequestLedger | None = None
+    ) -> ValidGenerateRequest:
+        """Check and tokenize a Generate request.
+
+        Args:
+            request: as it came.
+            ledger: of its time; told what is waited for here.
+
+        Raises:
+            InvalidRequestError: a field is out of bounds; names field, limit and value.
+            ModelNotFoundError: the model is not served here.
+            OverloadedError: too many texts wait for the tokenizer.
+            UnavailableError: no scheduler is reachable.
+        """
+        ledger = ledger or RequestLedger()
+        if len(request.request_id) > MAX_REQUEST_ID_CHARS:
+            raise InvalidRequestError(
+                "request_id",
+                f"at most {MAX_REQUEST_ID_CHARS} characters, got {len(request.request_id)}",
+            )
+        if len(request.cache_salt) > MAX_CACHE_SALT_CHARS:
+            raise InvalidRequestError(
+                "cache_salt",
+                f"at most {MAX_CACHE_SALT_CHARS} characters, got {len(request.cache_salt)}",
+            )
+        if abs(request.priority) > MAX_PRIORITY:
+            raise InvalidRequestError(
+                "priority", f"must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}], got {request.priority}"
+            )
+        if not request.prompt:
+            raise InvalidRequestError("prompt", "at least 1 token, got 0")
+        if isinstance(request.prompt, str):
+            self._check_bytes("prompt", request.prompt)
+        with ledger.during(Part.NOT_READY, WAIT_US):
+            model = await self._find_model(request.model)
+        params = request.sampling_params
+        if params.max_tokens is not None and params.max_tokens > model.max_model_len:
+            raise InvalidRequestError(
+                "max_tokens", f"must be in [1, {model.max_model_len}], got {params.max_tokens}"
+            )
+        _check_ids("stop_token_ids", params.stop_token_ids, model)
+        _check_ids("allowed_token_ids", params.allowed_token_ids, model)
+        _check_ids("logit_bias", tuple(params.logit_bias), model)
+        for word_ids in params.bad_words_token_ids:
+            _check_ids("bad_words_token_ids", word_ids, model)
+        token_ids: Sequence[int]
+        if isinstance(request.prompt, str):
+            with ledger.during(Part.TOKENIZE), child("tokenize"):
+                token_ids = await self._codec.encode(request.prompt)
+            if not token_ids:
+                raise InvalidRequestError("prompt", "at least 1 token, got 0")
+        else:
+            token_ids = request.prompt
+        if params.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-params.truncate_prompt_tokens :]
+        _check_prompt_length(token_ids, model)
+        # Checked for text too: a tokenizer may know tokens that the model has no row for.
+        _check_ids("prompt", token_ids, model)
+        room = model.max_model_len - len(token_ids)
+        capped = room if params.max_tokens is None else min(params.max_tokens, room)
+        if params.min_tokens > capped:
+            raise InvalidRequestError(
+                "min_tokens",
+                f"must be at most {capped}, the tokens that fit after the prompt, "
+                f"got {params.min_tokens}",
+            )
+        params = dataclasses.replace(params, max_tokens=capped)
+        if params.use_beam_search:
+            _check_beam_entries(params, capped)
+        return ValidGenerateRequest(
+            request.request_id or uuid.uuid4().hex,
+            model,
+            tuple(token_ids),
+            await self._with_bad_words(params, model),
+            request.priority,
+            request.cache_salt,
+            request.include_time_account,
+        )
+
+    async def _with_bad_words(self, params: SamplingParams, model: ModelInfo) -> SamplingParams:
+        """Add the tokens of what the output must not hold, at the start of a word and inside."""
+        if not params.bad_words:
+            return params
+        found = dict.fromkeys(params.bad_words_token_ids)
+        for word in params.bad_words:
+            for text in (word, f" {word.lstrip()}"):
+                token_ids = tuple(await self._codec.encode(text, False))
+                # What the model has no row for, it cannot say.
+                if token_ids and max(token_ids) < model.vocab_size:
+                    found[token_ids] = None
+        try:
+            return dataclasses.replace(params, bad_words_token_ids=tuple(found))
+        except InvalidRequestError as error:
+            raise InvalidRequestError("bad_words", f"as tokens: {error.description}") from error
+
+    async def tokenize(self, model: str, text: str, add_special_tokens: bool) -> Sequence[int]:
+        """Check a Tokenize request and return its token ids; raises as `generate`."""
+        self._check_bytes("text", text)
+        await self._find_model(model)
+        return await self._codec.encode(text, add_special_tokens)
+
+    async def detokenize(
+        self, model: str, token_ids: Sequence[int], skip_special_tokens: bool
+    ) -> str:
+        """Check a Detokenize request and return its text; raises as `generate`."""
+        info = await self._find_model(model)
+        if len(token_ids) > info.max_model_len:
+            raise InvalidRequestError(
+                "token_ids", f"at most {info.max_model_len} tokens, got {len(token_ids)}"
+            )
+        _check_ids("token_ids", token_ids, info)
+        return await self._codec.decode(token_ids, skip_special_tokens)
+
+    def _check_bytes(self, field: str, text: str) -> None:
+        # A character is at least one byte: counting characters first spares encoding a text that is
+        # far too long.
+        size = len(text)
+        if size <= self._max_prompt_bytes:
+            size = len(text.encode())
+        if size > self._max_prompt_bytes:
+            raise InvalidRequestError(field, f"at most {self._max_prompt_bytes} bytes, got {size}")
+
+
+def _check_prompt_length(token_ids: Sequence[int], model: ModelInfo) -> None:
+    limit = model.max_model_len - 1
+    if len(token_ids) > limit:
+        raise InvalidRequestError(
+            "prompt",
+            f"at most {limit} tokens (model length {model.max_model_len}, less one to generate), "
+            f"got {len(token_ids)}",
+        )
+
+
+def _check_beam_entries(params: SamplingParams, max_tokens: int) -> None:
+    each = 1 if params.logprobs is None else 2 + params.logprobs
+    entries = params.n * max_tokens * each
+    if entries > MAX_BEAM_ENTRIES:
+        raise InvalidRequestError(
+            "max_tokens",
+            f"n beams of max_tokens token ids, each with its logprobs, must be at most "
+            f"{MAX_BEAM_ENTRIES} numbers together, got {entries}",
+        )
+
+
+def _check_ids(field: str, token_ids: Sequence[int], model: ModelInfo) -> None:
+    largest = max(token_ids, default=0)
+    smallest = min(token_ids, default=0)
+    for value in (largest, smallest):
+        if not 0 <= value < model.vocab_size:
+            raise InvalidRequestError(
+                field, f"token ids must be in [0, {model.vocab_size}), got {value}"
+            )

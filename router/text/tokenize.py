@@ -1,0 +1,139 @@
+"""Text to tokens and back, off the event loop."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from quire.contract.errors import OverloadedError
+from router.text.detokenize import Detokenizer, DetokenizerFactory
+from router.text.tokenizer_files import load_backend
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+RETRY_AFTER_MS = 1_000
+
+T = TypeVar("T")
+
+
+class TextCodec(Protocol):
+    """What the router needs of a tokenizer, without blocking its event loop."""
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
+        """Return the token ids of a text."""
+        ...
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids."""
+        ...
+
+    def detokenizer(
+        self, context: Sequence[int], skip_special_tokens: bool, spaces: bool = True
+    ) -> Detokenizer:
+        """Return an incremental detokenizer of what follows the tokens of `context`."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """Return what a token reads as on its own."""
+        ...
+
+
+class Tokenizer:
+    """A model's tokenizer, behind a few threads and a bounded queue.
+
+    Encoding a mebibyte takes about half a second. The batch calls of `tokenizers`, unlike those for
+    one text, release the interpreter lock, so that the event loop and with it every other stream
+    goes on meanwhile.
+    """
+
+    def __init__(self, backend: "Backend", num_threads: int = 2, max_queued: int = 256):
+        """Wrap a tokenizer.
+
+        Args:
+            backend: the tokenizer; never changed after this, so that threads may share it.
+            num_threads: threads that encode and decode.
+            max_queued: calls that wait for or run in a thread at once.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._detokenizers = DetokenizerFactory(backend)
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
+        self._max_queued = max_queued
+        self._num_queued = 0
+
+    @classmethod
+    async def load(cls, model: str, num_threads: int = 2, max_queued: int = 256) -> "Tokenizer":
+        """Load the tokenizer of a model directory, off the event loop.
+
+        Raises:
+            ModelLoadError: the directory holds no tokenizer that can be used.
+        """
+        backend = await asyncio.to_thread(load_backend, model)
+        return cls(backend, num_threads, max_queued)
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
+        """Return the token ids of a text.
+
+        Args:
+            text: at most as long as the caller allows.
+            add_special_tokens: add what the model expects around a prompt, e.g. beginning-of-text.
+
+        Raises:
+            OverloadedError: too many calls wait for a thread.
+        """
+
+        def encode() -> list[int]:
+            batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            token_ids: list[int] = batch[0].ids
+            return token_ids
+
+        return await self._run(encode)
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids; ids the tokenizer does not know have none.
+
+        Raises:
+            OverloadedError: too many calls wait for a thread.
+        """
+        batch = [list(token_ids)]
+
+        def decode() -> str:
+            text: str = self._backend.decode_batch(batch, skip_special_tokens=skip_special_tokens)[
+                0
+            ]
+            return text
+
+        return await self._run(decode)
+
+    def detokenizer(
+        self, context: Sequence[int], skip_special_tokens: bool, spaces: bool = True
+    ) -> Detokenizer:
+        """Return an incremental detokenizer of what follows the tokens of `context`.
+
+        Args:
+            context: tokens before the first.
+            skip_special_tokens: give special tokens no text.
+            spaces: between special tokens and others, where the tokenizer's decoder puts them.
+        """
+        return self._detokenizers.make(context, skip_special_tokens, spaces)
+
+    def token_text(self, token_id: int) -> str:
+        """Return what a token reads as on its own, U+FFFD for part of a character."""
+        return self._detokenizers.token_text(token_id)
+
+    def close(self) -> None:
+        """Let the threads end; calls that have not begun are dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        if self._num_queued >= self._max_queued:
+            raise OverloadedError(
+                f"at most {self._max_queued} texts wait for the tokenizer", RETRY_AFTER_MS
+            )
+        self._num_queued += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._num_queued -= 1

@@ -1,0 +1,1 @@
+"""Blocks of the KV cache: allocated, shared, cached, swapped."""

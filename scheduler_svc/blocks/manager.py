@@ -1,0 +1,346 @@
+"""Block tables of the running sequences over one BlockAllocator."""
+
+from collections import Counter
+from collections.abc import Iterable, KeysView, Mapping
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from scheduler_svc.blocks.allocator import BlockAllocator
+from scheduler_svc.blocks.prefix_digest import PrefixDigest
+
+
+class AllocStatus(Enum):
+    """Whether a sequence can have its blocks: now, once others finish, or not in this cache."""
+
+    OK = auto()
+    LATER = auto()
+    NEVER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedSlots:
+    """What changed in a block table.
+
+    Attributes:
+        new_block_ids: appended at its end.
+        copies: (source, destination) of blocks that were shared and are this sequence's own now;
+            the contents must be copied, in this order, before anything is written.
+        first_copied: place of the first of them in the table; the others follow.
+    """
+
+    new_block_ids: list[int]
+    copies: list[tuple[int, int]]
+    first_copied: int
+
+
+class BlockSpaceManager:
+    """Maps the tokens of each sequence to blocks of `block_size` slots.
+
+    Token i of a sequence lives in slot `i % block_size` of block `table[i // block_size]`.
+    A block is referenced once for each table that holds it. A sequence writes only to blocks that
+    it alone references: a shared one is copied first (copy-on-write).
+
+    Args:
+        block_size: slots of a block.
+        num_blocks: blocks of the cache.
+        watermark: share of the cache, in [0, 1), that admission leaves free, so that a newcomer
+            does not force a preemption in the very next steps.
+        num_host_blocks: blocks in the host's memory, for sequences that are swapped out.
+    """
+
+    def __init__(
+        self, block_size: int, num_blocks: int, watermark: float = 0.01, num_host_blocks: int = 0
+    ) -> None:
+        self.block_size = block_size
+        self._allocator = BlockAllocator(num_blocks)
+        self._ref_counts = self._allocator.ref_counts
+        self._watermark_blocks = int(watermark * num_blocks)
+        self._tables: dict[int, list[int]] = {}
+        self._host_allocator = BlockAllocator(num_host_blocks)
+        self._host_tables: dict[int, list[int]] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache, free or not."""
+        return self._allocator.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no sequence holds."""
+        return self._allocator.num_free
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks among them that keep a prefix which can be found."""
+        return self._allocator.num_cached
+
+    @property
+    def num_blocks_saved(self) -> int:
+        """Blocks that would be needed beyond those in use if no sequence shared any."""
+        return self._allocator.num_saved
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks in the host's memory, free or not."""
+        return self._host_allocator.num_blocks
+
+    @property
+    def num_free_host_blocks(self) -> int:
+        """Blocks in the host's memory that no swapped sequence holds."""
+        return self._host_allocator.num_free
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that fit into the whole cache."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def sequence_ids(self) -> KeysView[int]:
+        """Sequences that have a block table."""
+        return self._tables.keys()
+
+    @property
+    def swapped_sequence_ids(self) -> KeysView[int]:
+        """Sequences whose blocks are in the host's memory."""
+        return self._host_tables.keys()
+
+    def block_table(self, sequence_id: int) -> AbstractSequence[int]:
+        """Return the blocks of a sequence in order of its tokens; a live view, not a copy."""
+        return self._tables[sequence_id]
+
+    def can_find(self, block_hash: bytes) -> bool:
+        """Say whether a block of this hash is published."""
+        return self._allocator.find(block_hash) is not None
+
+    def find_prefix(self, block_hashes: AbstractSequence[bytes]) -> list[int]:
+        """Return the blocks that hold the longest published prefix.
+
+        Args:
+            block_hashes: of the first blocks of a sequence, see `prefix_cache`.
+        """
+        block_ids = []
+        for content_hash in block_hashes:
+            block_id = self._allocator.find(content_hash)
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+        return block_ids
+
+    def can_allocate(
+        self, num_tokens: int, prefix: AbstractSequence[int] = (), num_more_blocks: int = 0
+    ) -> AllocStatus:
+        """Say whether a sequence of `num_tokens` may be admitted.
+
+        The watermark protects sequences that run: in an empty cache there is nobody to protect, so
+        that one sequence may have all of it.
+
+        Args:
+            num_tokens: of the sequence.
+            prefix: blocks from `find_prefix` that it will share.
+            num_more_blocks: that others of its group need besides.
+        """
+        num_needed = self.num_blocks_for(num_tokens) + num_more_blocks
+        if num_needed > self.num_blocks:
+            return AllocStatus.NEVER
+        # Shared blocks need no place of their own, but free ones among them stop being free.
+        num_needed -= sum(self._ref_counts[block_id] > 0 for block_id in prefix)
+        num_kept = self._watermark_blocks if self._tables else 0
+        if num_needed + num_kept > self.num_free_blocks:
+            return AllocStatus.LATER
+        return AllocStatus.OK
+
+    def allocate(
+        self, sequence_id: int, num_tokens: int, prefix: AbstractSequence[int] = ()
+    ) -> None:
+        """Give a new sequence blocks for `num_tokens`; `can_allocate` must have said OK.
+
+        Args:
+            sequence_id: has no blocks yet.
+            num_tokens: of the sequence.
+            prefix: blocks from `find_prefix`, which its table begins with.
+        """
+        assert sequence_id not in self._tables, f"sequence {sequence_id} has blocks already"
+        # All of the prefix before any new block, which might else take the place of one of them.
+        for block_id in prefix:
+            self._allocator.reuse(block_id)
+        blocks = range(len(prefix), self.num_blocks_for(num_tokens))
+        self._tables[sequence_id] = [*prefix, *(self._allocator.allocate() for _ in blocks)]
+
+    def publish(self, sequence_id: int, index: int, content_hash: bytes) -> None:
+        """Let others find a full block of a sequence, the one at `index` of its table."""
+        self._allocator.publish(self._tables[sequence_id][index], content_hash, index + 1)
+
+    @property
+    def digest(self) -> PrefixDigest:
+        """Which prefixes can be found, for routers."""
+        return self._allocator.digest
+
+    def forget_contents(self) -> None:
+        """No prefix can be found any more: the workers' caches are new."""
+        self._allocator.forget_contents()
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks hold `num_tokens`."""
+        return -(-num_tokens // self.block_size)
+
+    def has_slots(self, sequence_id: int, start: int, end: int) -> bool:
+        """Say whether slots [start, end) of a sequence exist and are its own."""
+        table = self._tables[sequence_id]
+        if end > len(table) * self.block_size:
+            return False
+        # Whatever follows a block that a sequence wrote to is its own.
+        return self._ref_counts[table[start // self.block_size]] == 1
+
+    def num_blocks_to_append(self, ranges: AbstractSequence[tuple[int, int, int]]) -> int:
+        """Return how many free blocks `append_slots` takes for sequences of one group together.
+
+        Args:
+            ranges: (sequence id, start, end) of each, as for `append_slots`.
+        """
+        num_needed = 0
+        writers: Counter[int] = Counter()
+        for sequence_id, start, end in ranges:
+            table = self._tables[sequence_id]
+            first, end_block = start // self.block_size, self.num_blocks_for(end)
+            if first < len(table) and self._ref_counts[table[first]] > 1:
+                writers.update(table[first:end_block])
+            num_needed += max(0, end_block - len(table))
+        for block_id, num_writers in writers.items():
+            # If all who share a block write to it, the last one needs no copy.
+            num_needed += min(num_writers, self._ref_counts[block_id] - 1)
+        return num_needed
+
+    def append_slots(self, sequence_id: int, start: int, end: int) -> AppendedSlots:
+        """Make slots [start, end) of a sequence exist and be its own.
+
+        Copies shared blocks that hold any of these slots, then appends blocks up to `end`.
+        `num_blocks_to_append` blocks must be free.
+
+        Mutates: the block table, in place.
+        """
+        table = self._tables[sequence_id]
+        first, end_block = start // self.block_size, self.num_blocks_for(end)
+        copies = []
+        # Shared ones come first: whatever follows a block that a sequence wrote to is its own.
+        for index in range(first, min(len(table), end_block)):
+            shared = table[index]
+            if self._ref_counts[shared] > 1:
+                table[index] = self._allocator.allocate()
+                self._allocator.free(shared)
+                copies.append((shared, table[index]))
+        new_block_ids = [self._allocator.allocate() for _ in range(len(table), end_block)]
+        table.extend(new_block_ids)
+        return AppendedSlots(new_block_ids, copies, first)
+
+    def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
+        """Let a new sequence share the blocks that hold the first `num_tokens` of `parent_id`."""
+        assert child_id not in self._tables, f"sequence {child_id} has blocks already"
+        table = self._tables[parent_id][: self.num_blocks_for(num_tokens)]
+        for block_id in table:
+            self._allocator.fork(block_id)
+        self._tables[child_id] = table
+
+    def free(self, sequence_id: int) -> None:
+        """Drop a sequence's table; blocks that no other sequence holds become free."""
+        # Last block first: the stack of free blocks then hands them out in ascending order, and of
+        # published ones the end of a prefix goes before its beginning.
+        for block_id in reversed(self._tables.pop(sequence_id)):
+            self._allocator.free(block_id)
+
+    # ------------------------------------------------------------------ host memory
+
+    def set_num_host_blocks(self, num_host_blocks: int) -> None:
+        """Have another number of blocks in the host's memory, where no sequence may be."""
+        assert not self._host_tables, "sequences are on the host"
+        self._host_allocator = BlockAllocator(num_host_blocks)
+
+    def num_blocks_held(self, lengths: Mapping[int, int]) -> int:
+        """Return how many distinct blocks hold the first tokens of sequences, by sequence id."""
+        return len(self._distinct_blocks(lengths))
+
+    def swap_out(self, lengths: Mapping[int, int]) -> list[tuple[int, int]]:
+        """Move sequences to the host's memory; what they share stays shared. They must fit.
+
+        Args:
+            lengths: tokens to keep, by sequence id.
+
+        Returns:
+            (device block, host block) pairs to copy before anything else is written.
+        """
+        moved = {block: self._host_allocator.allocate() for block in self._distinct_blocks(lengths)}
+        self._host_tables |= self._moved_tables(self._tables, lengths, moved, self._host_allocator)
+        for sequence_id in lengths:
+            self.free(sequence_id)
+        return list(moved.items())
+
+    def num_blocks_to_swap_in(self, sequence_ids: Iterable[int]) -> int:
+        """Return how many blocks of the cache swapped sequences need to come back."""
+        return len({block for each in sequence_ids for block in self._host_tables[each]})
+
+    def swap_in(self, sequence_ids: Iterable[int]) -> list[tuple[int, int]]:
+        """Move swapped sequences back into the cache. `num_blocks_to_swap_in` must be free.
+
+        Returns:
+            (host block, device block) pairs to copy after those of `swap_out`.
+        """
+        lengths = {each: len(self._host_tables[each]) * self.block_size for each in sequence_ids}
+        blocks = dict.fromkeys(block for each in lengths for block in self._host_tables[each])
+        moved = {block: self._allocator.allocate() for block in blocks}
+        self._tables |= self._moved_tables(self._host_tables, lengths, moved, self._allocator)
+        for sequence_id in lengths:
+            self.free_host(sequence_id)
+        return list(moved.items())
+
+    def free_host(self, sequence_id: int) -> None:
+        """Drop the table of a swapped sequence."""
+        for block_id in self._host_tables.pop(sequence_id):
+            self._host_allocator.free(block_id)
+
+    def _distinct_blocks(self, lengths: Mapping[int, int]) -> dict[int, None]:
+        """Return the blocks that hold the first tokens of sequences, each once, in order."""
+        return dict.fromkeys(
+            block
+            for sequence_id, num_tokens in lengths.items()
+            for block in self._tables[sequence_id][: self.num_blocks_for(num_tokens)]
+        )
+
+    def _moved_tables(
+        self,
+        tables: Mapping[int, list[int]],
+        lengths: Mapping[int, int],
+        moved: Mapping[int, int],
+        allocator: BlockAllocator,
+    ) -> dict[int, list[int]]:
+        """Return the tables that sequences have elsewhere, and count their references there."""
+        new_tables = {
+            sequence_id: [
+                moved[block] for block in tables[sequence_id][: self.num_blocks_for(length)]
+            ]
+            for sequence_id, length in lengths.items()
+        }
+        referenced = set[int]()  # `allocate` made one reference to each
+        for block_id in (block for table in new_tables.values() for block in table):
+            if block_id in referenced:
+                allocator.fork(block_id)
+            referenced.add(block_id)
+        return new_tables
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless every block is referenced exactly as often as tables say."""
+        both = self._tables.keys() & self._host_tables.keys()
+        assert not both, f"sequences {both} are in the cache and on the host"
+        _check_references(self._allocator, self._tables)
+        _check_references(self._host_allocator, self._host_tables)
+
+
+def _check_references(allocator: BlockAllocator, tables: Mapping[int, list[int]]) -> None:
+    allocator.check_invariants()
+    references: Counter[int] = Counter()
+    for sequence_id, table in tables.items():
+        assert len(set(table)) == len(table), f"sequence {sequence_id} holds a block twice"
+        references.update(table)
+    for block_id, count in enumerate(allocator.ref_counts):
+        assert count == references[block_id], (
+            f"block {block_id} counts {count} references, tables hold {references[block_id]}"
+        )

@@ -1,0 +1,77 @@
+"""What routers are told of the prefix cache: which blocks can be found in it."""
+
+from dataclasses import dataclass
+
+from quire.contract.block_hashes import is_reported_depth, short_hash
+
+# Each takes some hundred bytes of every router's memory. What is published beyond is not told.
+MAX_REPORTED_BLOCKS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class DigestDelta:
+    """How a digest has changed.
+
+    Attributes:
+        added: short hashes of blocks that can be found now.
+        removed: of blocks that cannot be found any more; none of them is in `added`.
+    """
+
+    added: tuple[int, ...]
+    removed: tuple[int, ...]
+
+
+class PrefixDigest:
+    """Short hashes of the published blocks at reported depths, and how they change.
+
+    Attributes:
+        keys: all of them; others only read it.
+    """
+
+    def __init__(self) -> None:
+        self.keys: set[int] = set()
+        # Since the last delta was taken.
+        self._added: set[int] = set()
+        self._removed: set[int] = set()
+
+    def add(self, content_hash: bytes, depth: int) -> None:
+        """A block can be found now.
+
+        Args:
+            content_hash: of its contents and all before them.
+            depth: its place in the prompt, 1 for the first block.
+        """
+        if not is_reported_depth(depth) or len(self.keys) >= MAX_REPORTED_BLOCKS:
+            return
+        key = short_hash(content_hash)
+        if key in self.keys:
+            return
+        self.keys.add(key)
+        if key in self._removed:
+            self._removed.remove(key)
+        else:
+            self._added.add(key)
+
+    def remove(self, content_hash: bytes) -> None:
+        """A block cannot be found any more; it need not be one that was told."""
+        key = short_hash(content_hash)
+        if key not in self.keys:
+            return
+        self.keys.remove(key)
+        if key in self._added:
+            self._added.remove(key)
+        else:
+            self._removed.add(key)
+
+    def clear(self) -> None:
+        """No block can be found any more."""
+        self._removed |= self.keys - self._added
+        self._added.clear()
+        self.keys.clear()
+
+    def take_delta(self) -> DigestDelta:
+        """Return what has changed since the last call."""
+        delta = DigestDelta(tuple(self._added), tuple(self._removed))
+        self._added.clear()
+        self._removed.clear()
+        return delta

@@ -1,0 +1,1 @@
+"""Sequences, their groups, beams and preemption."""

@@ -1,0 +1,1 @@
+"""The workers of a cell, and how they are formed into one."""

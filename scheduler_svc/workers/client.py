@@ -1,0 +1,237 @@
+"""One worker of a group: its channel, its calls and its Execute stream."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias, TypeVar, cast
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from quire.contract.addresses import split_address
+from quire.contract.errors import (
+    ConfigError,
+    ModelLoadError,
+    QuireError,
+    StaleEpochError,
+    UnavailableError,
+)
+from quire.rpc import Role, TlsFiles, open_channel
+from quire.security.handshake import explain
+from quire.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_svc.wire import StepReport, step_report_from_proto
+
+DESCRIBE_TIMEOUT_S = 5.0
+
+# Generic in its stub only.
+ExecuteCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, worker_pb2.ExecuteResponse]"
+Result = TypeVar("Result")
+
+_EXECUTE_METHOD = f"/{worker_pb2.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Execute"
+# What a worker may say that trying again cannot change.
+_ERRORS_BY_REASON: dict[str, type[QuireError]] = {
+    error.reason: error for error in (ModelLoadError, ConfigError, StaleEpochError)
+}
+# What the connection says, rather than the worker.
+_CONNECTION_CODES = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+    }
+)
+
+
+class WorkerFailedError(UnavailableError):
+    """A worker is there and failed in a way it did not foresee.
+
+    Once it has served, it is treated as lost, since a new start may cure it. A worker that fails
+    so before it ever served would do it again.
+    """
+
+
+class Rank:
+    """A worker as its scheduler sees it.
+
+    Every method raises the QuireError that the worker sent, WorkerFailedError for a failure that it
+    did not foresee, and UnavailableError for a lost connection or a broken stream.
+
+    Args:
+        rank: its number in the tensor-parallel group.
+        address: "host:port".
+        may_be_late: whether to wait a few seconds for a worker that is just starting there.
+        tls: certificate of this scheduler; None speaks in the clear.
+
+    Attributes:
+        is_reachable: whether it answered when it was last asked for anything.
+    """
+
+    def __init__(
+        self, rank: int, address: str, may_be_late: bool = True, tls: TlsFiles | None = None
+    ) -> None:
+        self.rank = rank
+        self.address = address
+        self.is_reachable = False
+        self._may_be_late = may_be_late
+        self._channel = open_channel(address, tls, Role.WORKER)
+        self._stub = cast(
+            "worker_pb2_grpc.WorkerServiceAsyncStub",
+            worker_pb2_grpc.WorkerServiceStub(self._channel),
+        )
+        # Steps go to every rank as the same bytes, serialised once.
+        self._execute = self._channel.stream_stream(
+            _EXECUTE_METHOD,
+            request_serializer=None,
+            response_deserializer=worker_pb2.ExecuteResponse.FromString,
+        )
+        self._stream: ExecuteCall | None = None
+
+    async def describe(self) -> worker_pb2.DescribeResponse:
+        """Ask what the worker is."""
+        response: worker_pb2.DescribeResponse = await self._call(
+            self._stub.Describe,
+            worker_pb2.DescribeRequest(),
+            wait_for_ready=self._may_be_late,
+            timeout=DESCRIBE_TIMEOUT_S,
+        )
+        return response
+
+    @property
+    def host(self) -> str:
+        """Address of the worker's machine, as this scheduler reaches it."""
+        return split_address(self.address)[0]
+
+    async def open_rendezvous(self, epoch: int) -> str:
+        """Have the worker await the other ranks on its own machine; return "host:port"."""
+        response: worker_pb2.OpenRendezvousResponse = await self._call(
+            self._stub.OpenRendezvous,
+            worker_pb2.OpenRendezvousRequest(epoch=epoch, host=self.host),
+        )
+        return response.distributed_init_address
+
+    async def load_model(
+        self, request: worker_pb2.LoadModelRequest
+    ) -> worker_pb2.LoadModelResponse:
+        """Load this rank's slice; takes as long as it takes, while pings watch the connection."""
+        response: worker_pb2.LoadModelResponse = await self._call(self._stub.LoadModel, request)
+        return response
+
+    async def profile_cache(
+        self, request: worker_pb2.ProfileCacheRequest
+    ) -> worker_pb2.ProfileCacheResponse:
+        """Ask how many blocks fit."""
+        response: worker_pb2.ProfileCacheResponse = await self._call(
+            self._stub.ProfileCache, request
+        )
+        return response
+
+    async def init_cache(
+        self, request: worker_pb2.InitCacheRequest
+    ) -> worker_pb2.InitCacheResponse:
+        """Allocate the cache; the worker forgets every sequence."""
+        response: worker_pb2.InitCacheResponse = await self._call(self._stub.InitCache, request)
+        return response
+
+    async def _call(
+        self, method: Callable[..., Any], request: Message, **options: Any
+    ) -> Any:  # the response type of `method`
+        try:
+            response = await method(request, **options)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        self.is_reachable = True
+        return response
+
+    # ---------------------------------------------------------------- Execute
+
+    def open_stream(self, on_end: Callable[[], None]) -> None:
+        """Open the Execute stream; `on_end` is called if it ends other than by `cancel_stream`."""
+        stream = self._execute()
+        stream.add_done_callback(lambda _: self._stream_ended(stream, on_end))
+        self._stream = stream
+
+    def _stream_ended(self, stream: ExecuteCall, on_end: Callable[[], None]) -> None:
+        if self._stream is stream:
+            self.is_reachable = False
+            on_end()
+
+    async def send(self, request: bytes) -> None:
+        """Send a serialised ExecuteRequest; returns once it is on its way."""
+        assert self._stream is not None, "the stream is open"
+        try:
+            # A stream that has ended cannot be written to; reading says why it ended.
+            with suppress(asyncio.InvalidStateError):
+                await self._stream.write(request)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    async def receive(self) -> StepReport:
+        """Return the report of the step sent last."""
+        assert self._stream is not None, "the stream is open"
+        try:
+            response = await self._stream.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        if response is grpc.aio.EOF:
+            raise UnavailableError(f"worker {self.address} closed its stream")
+        if response.WhichOneof("message") != "result":
+            gap = response.gap
+            raise UnavailableError(
+                f"worker {self.address} expected step {gap.expected_step_id}, "
+                f"received {gap.received_step_id}"
+            )
+        return step_report_from_proto(response.result)
+
+    def cancel_stream(self) -> None:
+        """End the stream, if one is open. An abandoned one would live on, with its handler."""
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
+
+    async def close(self) -> None:
+        """End the stream and close the channel."""
+        self.cancel_stream()
+        await self._channel.close()
+
+    # ---------------------------------------------------------------- errors
+
+    def _error(self, error: grpc.aio.AioRpcError) -> QuireError:
+        text = f"{error.code().name}: {explain(error.details() or '')}"
+        status = rpc_status.from_call(error)
+        for packed in status.details if status else ():
+            info = error_details_pb2.ErrorInfo()
+            if packed.Unpack(info) and info.reason in _ERRORS_BY_REASON:
+                return _ERRORS_BY_REASON[info.reason](error.details() or text)
+        if error.code() in _CONNECTION_CODES:
+            self.is_reachable = False
+            return UnavailableError(f"worker {self.address} is unreachable ({text})")
+        return WorkerFailedError(f"worker {self.address} failed ({text})")
+
+
+async def answers(rank: int, address: str, tls: TlsFiles | None = None) -> bool:
+    """Return whether a worker answers at `address`."""
+    worker = Rank(rank, address, may_be_late=False, tls=tls)
+    try:
+        await worker.describe()
+    except UnavailableError:
+        return False
+    finally:
+        await worker.close()
+    return True
+
+
+async def on_all(
+    ranks: Sequence[Rank], call: Callable[[Rank], Coroutine[Any, Any, Result]]
+) -> list[Result]:
+    """Run `call` for every rank at once; a failure cancels the others, who may wait for it."""
+    if len(ranks) == 1:
+        return [await call(ranks[0])]
+    tasks = [asyncio.create_task(call(rank)) for rank in ranks]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

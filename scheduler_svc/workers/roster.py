@@ -1,0 +1,117 @@
+"""Where the ranks of a group are: as configured, or as the workers announce it themselves."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+
+from quire.contract.errors import ConfigError, InvalidRequestError, RankTakenError
+from quire.observe.log import get_logger
+from quire.version import __version__
+from scheduler_svc.config import SchedulerConfig
+
+# A DNS name and a port.
+MAX_ADDRESS_CHARACTERS = 253 + 6
+# No other scheme of gRPC's: a worker names a host, not a socket in the scheduler's file system.
+ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
+
+log = get_logger()
+
+
+class Roster:
+    """The address of each rank, as far as it is known.
+
+    Configured addresses stay. An announced one may be replaced by another once nothing answers
+    there, and is dropped when the worker turns out to be unreachable: it will announce itself
+    again if it lives.
+
+    Args:
+        config: addresses of the workers, or how many announce themselves.
+        answers: whether the worker of a rank (first argument) answers at an address.
+        on_missing: told which ranks are being waited for, whenever that changes, down to none.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        answers: Callable[[int, str], Awaitable[bool]],
+        on_missing: Callable[[tuple[int, ...]], None],
+    ) -> None:
+        self._size = config.tensor_parallel_size
+        self._is_announced = bool(config.announced_ranks)
+        self._addresses = dict(enumerate(config.workers))
+        self._answers = answers
+        self._on_missing = on_missing
+        self._changed = asyncio.Event()
+
+    async def complete(self) -> tuple[str, ...]:
+        """Return the address of every rank, waiting for those that are missing."""
+        told: tuple[int, ...] = ()
+        while missing := tuple(sorted(set(range(self._size)) - self._addresses.keys())):
+            if missing != told:
+                log.warning("workers_missing", ranks=missing, tensor_parallel_size=self._size)
+                self._on_missing(missing)
+                told = missing
+            self._changed.clear()
+            await self._changed.wait()
+        if told:
+            self._on_missing(())
+        return tuple(self._addresses[rank] for rank in range(self._size))
+
+    async def announce(self, rank: int, address: str, version: str) -> None:
+        """Take note of where a worker says it is; the group uses it when it is formed next.
+
+        Args:
+            rank: that it claims.
+            address: "host:port" at which it can be reached.
+            version: of Quire that it runs.
+
+        Raises:
+            InvalidRequestError: no such rank, or no such address.
+            ConfigError: it runs another version, or workers are configured by address.
+            RankTakenError: another worker holds the rank and answers.
+        """
+        self._check(rank, address, version)
+        while (holder := self._addresses.get(rank)) not in (None, address):
+            if await self._answers(rank, holder):
+                raise RankTakenError(f"rank {rank} is held by the worker at {holder}")
+            # Meanwhile the rank may have been given to somebody else.
+            if self._addresses.get(rank) == holder:
+                break
+        if self._addresses.get(rank) == address:
+            return
+        # A port may have belonged to another rank, which must be gone then.
+        self._addresses = {
+            each: where for each, where in self._addresses.items() if where != address
+        }
+        self._addresses[rank] = address
+        log.info("worker_announced", rank=rank, address=address)
+        self._changed.set()
+
+    def forget(self, rank: int, address: str) -> None:
+        """Drop an announced address that cannot be reached, unless it has been replaced already."""
+        if self._is_announced and self._addresses.get(rank) == address:
+            del self._addresses[rank]
+
+    def _check(self, rank: int, address: str, version: str) -> None:
+        if not self._is_announced:
+            raise ConfigError(
+                "workers: this scheduler was given their addresses, it takes no announcements"
+            )
+        if not 0 <= rank < self._size:
+            raise InvalidRequestError("rank", f"must be in [0, {self._size - 1}], got {rank}")
+        match = ADDRESS.fullmatch(address[: MAX_ADDRESS_CHARACTERS + 1])
+        if (
+            match is None
+            or not 1 <= int(match[2]) <= 65535
+            or len(address) > MAX_ADDRESS_CHARACTERS
+        ):
+            raise InvalidRequestError(
+                "address",
+                f"must be HOST:PORT of at most {MAX_ADDRESS_CHARACTERS} characters with a port in "
+                f"[1, 65535], got {address[:MAX_ADDRESS_CHARACTERS]!r}",
+            )
+        if version != __version__:
+            raise ConfigError(
+                f"worker {address} runs Quire {version[:32]}, this scheduler {__version__}: "
+                "both must run the same version"
+            )

@@ -1,0 +1,1 @@
+"""The KV cache on device and host."""

@@ -1,0 +1,53 @@
+"""Scales of float8 caches: how large the keys and values of each head are, seen on a made-up text.
+
+A scale is a power of two that leaves values twice as large as any that was seen in range; what is
+larger still is cut off. float8 has its precision at every magnitude, so room costs next to nothing.
+Text and arithmetic are fixed: a worker that comes back finds the scales that it had.
+"""
+
+import numpy as np
+import torch
+
+from worker_svc.cache.shapes import empty_caches
+from worker_svc.loading.loader import LoadedModel
+from worker_svc.steps.prompt_step import run_prompts
+
+NUM_TOKENS = 512
+_BLOCK_SIZE = 16
+_LARGEST = 448.0  # of e4m3
+_ROOM = 2.0
+
+
+def calibrate(loaded: LoadedModel) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the scales of each layer's keys and values, [kv_heads] float32 each."""
+    device = loaded.device.torch_device
+    num_tokens = min(NUM_TOKENS, loaded.info.max_model_len)
+    num_blocks = -(-num_tokens // _BLOCK_SIZE)
+    caches = empty_caches(
+        loaded.model.num_layers,
+        loaded.model.heads,
+        loaded.dtype,
+        _BLOCK_SIZE,
+        num_blocks,
+        lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device),
+    )
+    run_prompts(
+        loaded,
+        caches,
+        np.array([num_tokens], np.int32),
+        (np.arange(num_tokens) * 7919 + 11) % loaded.info.vocab_size,
+        np.arange(num_tokens),
+        np.arange(num_blocks, dtype=np.int32)[np.newaxis],
+    )
+    return [
+        (_scales(keys).to(device), _scales(values).to(device))
+        for keys, values in zip(caches.keys, caches.values, strict=True)
+    ]
+
+
+def _scales(cache: torch.Tensor) -> torch.Tensor:
+    """Return the scale of each head of a cache [blocks, kv_heads, block_size, head_dim]."""
+    largest = cache.float().abs().amax(dim=(0, 2, 3)).cpu()
+    exponents = (largest * _ROOM / _LARGEST).log2().ceil()
+    # A head that is always zero, or not finite, has no size.
+    return torch.where(exponents.isfinite(), exponents, 0.0).exp2()

@@ -1,0 +1,168 @@
+"""The paged key/value cache of every layer, and its place for swapped blocks in host memory."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from quire.contract.errors import ConfigError, InvalidRequestError
+from worker_svc.cache.calibration import calibrate
+from worker_svc.cache.format import row_size
+from worker_svc.cache.mover_cpu import BlockMover
+from worker_svc.cache.mover_gpu import StreamBlockMover
+from worker_svc.cache.shapes import empty_caches
+from worker_svc.device.cuda import CudaDevice
+from worker_svc.layers.attention import KVCaches
+from worker_svc.loading.loader import LoadedModel
+from worker_svc.steps.step import IntArray
+
+# What the attention kernels serve; powers of two between them.
+MIN_BLOCK_SIZE = 8
+MAX_BLOCK_SIZE = 256
+# More than this many times the cache cannot be waiting for it for long.
+MAX_HOST_BLOCKS_PER_BLOCK = 4
+MEASURED_BLOCKS = 16
+
+
+def check_block_size(block_size: int) -> None:
+    """Check that the kernels serve blocks of this many tokens.
+
+    Raises:
+        ConfigError: they do not; names the values they serve.
+    """
+    in_range = MIN_BLOCK_SIZE <= block_size <= MAX_BLOCK_SIZE
+    if not in_range or block_size & (block_size - 1):
+        raise ConfigError(
+            f"block_size: must be a power of two in [{MIN_BLOCK_SIZE}, {MAX_BLOCK_SIZE}], "
+            f"got {block_size}"
+        )
+
+
+def block_bytes(loaded: LoadedModel, block_size: int) -> int:
+    """Return the bytes of one block, keys and values, over all layers of this rank."""
+    heads, dtype = loaded.model.heads, loaded.kv_cache_dtype
+    elements = heads.num_kv_heads * block_size * row_size(heads.head_dim, dtype)
+    return 2 * loaded.model.num_layers * elements * dtype.itemsize
+
+
+def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KVCaches:
+    """Return zeroed caches.
+
+    They are written once here, so that no step pays for the page faults.
+
+    Raises:
+        ConfigError: there is not enough memory.
+    """
+    try:
+        device = loaded.device.torch_device
+        caches = _empty_caches(loaded, block_size, num_blocks, partial(torch.empty, device=device))
+        for cache in (*caches.keys, *caches.values):
+            cache.view(torch.uint8).zero_()  # as bytes: not every type can be filled
+        return caches
+    except (RuntimeError, MemoryError) as error:
+        total = num_blocks * block_bytes(loaded, block_size)
+        raise ConfigError(
+            f"num_blocks: {num_blocks} blocks of {block_size} tokens take {total} bytes, "
+            "more than there is memory for"
+        ) from error
+
+
+def _empty_caches(
+    loaded: LoadedModel, block_size: int, num_blocks: int, empty: Callable[..., torch.Tensor]
+) -> KVCaches:
+    model = loaded.model
+    return empty_caches(
+        model.num_layers, model.heads, loaded.kv_cache_dtype, block_size, num_blocks, empty
+    )
+
+
+class CacheEngine:
+    """Owns the caches and moves blocks within and between them.
+
+    On a CPU host memory is taken from the operating system only when blocks are moved there; beside
+    a GPU it is pinned, and taken at once.
+
+    Args:
+        loaded: the model.
+        block_size: tokens of a block.
+        num_blocks: blocks of each layer.
+        swap_space_bytes: host memory for swapped blocks, over all layers.
+
+    Attributes:
+        block_size: tokens of a block.
+        num_blocks: blocks of each layer.
+        block_bytes: of a block, over all layers of this rank.
+        num_host_blocks: blocks of each layer in host memory.
+        caches: of every layer.
+        mover: of blocks.
+
+    Raises:
+        ConfigError: sizes that the kernels do not serve, or more than there is memory for.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, block_size: int, num_blocks: int, swap_space_bytes: int = 0
+    ) -> None:
+        check_block_size(block_size)
+        if num_blocks < 1:
+            raise ConfigError(f"num_blocks: must be at least 1, got {num_blocks}")
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.block_bytes = block_bytes(loaded, block_size)
+        self.num_host_blocks = min(
+            swap_space_bytes // self.block_bytes,
+            MAX_HOST_BLOCKS_PER_BLOCK * num_blocks,
+        )
+        self.caches = allocate_caches(loaded, block_size, num_blocks)
+        if loaded.kv_cache_dtype is torch.float8_e4m3fn:
+            self.caches.scales = calibrate(loaded)
+        self.mover = self._make_mover(loaded)
+        self.caches.before_layer = self.mover.await_layer
+
+    def _make_mover(self, loaded: LoadedModel) -> BlockMover | StreamBlockMover:
+        device, sizes = loaded.device, (self.block_size, self.num_host_blocks)
+        if isinstance(device, CudaDevice):
+            host_caches = _empty_caches(loaded, *sizes, device.pinned_for_long)
+            return StreamBlockMover(device, self.caches, host_caches)
+        return BlockMover(self.caches, _empty_caches(loaded, *sizes, torch.empty))
+
+    def move(self, swap_out: IntArray, swap_in: IntArray, copy: IntArray) -> None:
+        """Begin to move blocks, in this order; each layer waits for its own.
+
+        Mutates: the caches.
+
+        Args:
+            swap_out: [num_pairs, 2] block and host block.
+            swap_in: [num_pairs, 2] host block and block.
+            copy: [num_pairs, 2] source and destination, applied in order.
+
+        Raises:
+            InvalidRequestError: there is no such block.
+        """
+        limits = np.array([self.num_blocks, self.num_host_blocks])
+        _check_pairs("blocks_to_swap_out", swap_out, limits)
+        _check_pairs("blocks_to_swap_in", swap_in, limits[::-1])
+        _check_pairs("blocks_to_copy", copy, limits[[0, 0]])
+        self.mover.start(swap_out, swap_in, copy)
+
+    def measure_block_us(self) -> float:
+        """Return the time to move one block one way; 0 without host blocks. Changes no contents."""
+        if not self.num_host_blocks:
+            return 0.0
+        # Several, since to start a move costs something too.
+        count = min(MEASURED_BLOCKS, self.num_host_blocks, self.num_blocks)
+        pairs = np.arange(count).repeat(2).reshape(count, 2)
+        nothing = pairs[:0]
+        times = []
+        for _ in range(5):  # the first ones wait for memory
+            self.mover.start(pairs, nothing, nothing)
+            times.append(self.mover.finish()())
+        return min(times) / count
+
+
+def _check_pairs(field: str, pairs: IntArray, limits: IntArray) -> None:
+    if len(pairs) > 0 and ((pairs < 0) | (pairs >= limits)).any():
+        raise InvalidRequestError(
+            field, f"must be below {limits.tolist()}, got {pairs.max(axis=0).tolist()}"
+        )

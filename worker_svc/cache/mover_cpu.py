@@ -1,0 +1,85 @@
+"""Moves blocks between the cache and the host, layer by layer, beside the model's computation.
+
+Moving layer 5 overlaps computing layer 4: the model waits only for the layer it is about to touch.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from worker_svc import ops
+from worker_svc.layers.attention import KVCaches
+from worker_svc.steps.step import IntArray
+
+
+class BlockMover:
+    """A thread that copies memory; the kernels it calls release the interpreter.
+
+    Args:
+        caches: of the model.
+        host_caches: of the same layout, for swapped blocks.
+    """
+
+    def __init__(self, caches: KVCaches, host_caches: KVCaches) -> None:
+        self._layers = list(
+            zip(
+                zip(caches.keys, host_caches.keys, strict=True),
+                zip(caches.values, host_caches.values, strict=True),
+                strict=True,
+            )
+        )
+        # Not `caches` itself, which knows this mover: a cycle would keep the memory of a cache that
+        # nobody uses any more until it is collected, and what is frozen never is.
+        self._keys, self._values = caches.keys, caches.values
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="block-mover")
+        # Of each layer, the time in microseconds that its move took; empty when all is still.
+        self._moves: list[Future[float]] = []
+
+    def start(self, swap_out: IntArray, swap_in: IntArray, copy: IntArray) -> None:
+        """Begin to move [n, 2] pairs of blocks, in this order; what was begun before is done first.
+
+        Mutates: the caches; those of a layer must not be touched before `await_layer`.
+        """
+        self.finish()
+        orders = [torch.from_numpy(pairs) for pairs in (swap_out, swap_in, copy)]
+        if len(swap_out) == len(swap_in) == 0:
+            if len(copy) > 0:
+                # A block or two: not worth a thread.
+                ops.copy_blocks(self._keys, self._values, orders[2])
+            return
+        self._moves = [
+            self._thread.submit(self._move_layer, layer, *orders)
+            for layer in range(len(self._layers))
+        ]
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether layers must be awaited."""
+        return bool(self._moves)
+
+    def await_layer(self, layer: int) -> None:
+        """Return when the blocks of a layer are where they should be."""
+        if self._moves:
+            self._moves[layer].result()
+
+    def finish(self) -> Callable[[], int]:
+        """Wait for all layers; return what tells the microseconds that moving took."""
+        moves, self._moves = self._moves, []
+        elapsed_us = round(sum(move.result() for move in moves))
+        return lambda: elapsed_us
+
+    def _move_layer(
+        self, layer: int, swap_out: torch.Tensor, swap_in: torch.Tensor, copy: torch.Tensor
+    ) -> float:
+        started = time.perf_counter()
+        for cache, host_cache in self._layers[layer]:
+            if len(swap_out) > 0:
+                ops.swap_blocks(cache, host_cache, swap_out)
+            if len(swap_in) > 0:
+                ops.swap_blocks(host_cache, cache, swap_in)
+        if len(copy) > 0:
+            (keys, _), (values, _) = self._layers[layer]
+            ops.copy_blocks([keys], [values], copy)
+        return 1e6 * (time.perf_counter() - started)

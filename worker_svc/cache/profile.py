@@ -1,0 +1,171 @@
+"""How much cache fits: memory that is left after the largest step has been run once."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.contract.errors import ConfigError
+from worker_svc.cache.engine import allocate_caches, block_bytes, check_block_size
+from worker_svc.device.memory import available_memory_bytes
+from worker_svc.layers.attention import KVCaches
+from worker_svc.loading.loader import LoadedModel
+from worker_svc.steps.prompt_step import run_prompts
+
+SWAP_SHARE_OF_FREE_MEMORY = 0.125
+MAX_DEFAULT_SWAP_BYTES = 2 * 2**30
+WARM_UP_MAX_TOKENS = 64
+WARM_UP_MAX_S = 1.0
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSpec:
+    """The largest step and what the operator wants to spend on cache.
+
+    Attributes:
+        block_size: tokens of a block.
+        max_num_batched_tokens: most tokens of a step.
+        max_num_seqs: most sequences of a step.
+        kv_cache_memory_bytes: of cache to use; None takes a share of the memory.
+        gpu_memory_utilization: share of a GPU's memory for weights, activations and cache together.
+
+    Raises:
+        ConfigError: a value is out of bounds; names field, limit and value.
+    """
+
+    block_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = DEFAULT_GPU_MEMORY_UTILIZATION
+
+    def __post_init__(self) -> None:
+        check_block_size(self.block_size)
+        if self.max_num_batched_tokens < 1:
+            raise ConfigError(
+                f"max_num_batched_tokens: must be at least 1, got {self.max_num_batched_tokens}"
+            )
+        if self.max_num_seqs < 1:
+            raise ConfigError(f"max_num_seqs: must be at least 1, got {self.max_num_seqs}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization: must be in (0, 1], got {self.gpu_memory_utilization}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheProfile:
+    """How much cache fits.
+
+    Attributes:
+        num_blocks: blocks that fit.
+        block_bytes: bytes of one, over all layers of this rank.
+    """
+
+    num_blocks: int
+    block_bytes: int
+
+
+def profile_cache(loaded: LoadedModel, spec: ProfileSpec) -> CacheProfile:
+    """Run the largest step and return the number of blocks that fit beside it.
+
+    Never more than all sequences of a step could fill at the model's full length.
+
+    Raises:
+        ConfigError: not one sequence of full length fits, or more is asked for than is free.
+    """
+
+    def largest_step() -> None:
+        _run_dummy_step(
+            loaded,
+            allocate_caches(loaded, spec.block_size, 1),
+            spec.block_size,
+            spec.max_num_batched_tokens,
+            spec.max_num_seqs,
+        )
+
+    bytes_per_block = block_bytes(loaded, spec.block_size)
+    memory = loaded.device.profile_memory(largest_step, spec.gpu_memory_utilization)
+    if spec.kv_cache_memory_bytes is None:
+        budget = memory.default_bytes
+    else:
+        budget = spec.kv_cache_memory_bytes
+        if budget > memory.free_bytes:
+            raise ConfigError(
+                f"kv_cache_memory_bytes: {budget} is more than the {memory.free_bytes} bytes that "
+                "are free"
+            )
+    if budget < bytes_per_block:
+        raise ConfigError(
+            f"kv_cache_memory_bytes: {budget} is less than one block, {bytes_per_block} bytes"
+        )
+    blocks_per_sequence = -(-loaded.info.max_model_len // spec.block_size)
+    most_useful = spec.max_num_seqs * blocks_per_sequence
+    return CacheProfile(min(budget // bytes_per_block, most_useful), bytes_per_block)
+
+
+def choose_swap_space_bytes(asked: int | None) -> int:
+    """Return how much host memory swapped blocks may take.
+
+    Args:
+        asked: by the operator; None takes a share of the memory that is free.
+
+    Raises:
+        ConfigError: more is asked for than is free.
+    """
+    if asked == 0:
+        return 0
+    free = available_memory_bytes()
+    if asked is None:
+        return min(int(free * SWAP_SHARE_OF_FREE_MEMORY), MAX_DEFAULT_SWAP_BYTES)
+    if asked > free:
+        raise ConfigError(f"swap_space: {asked} bytes are more than the {free} that are free")
+    return asked
+
+
+def warm_up(loaded: LoadedModel, caches: KVCaches, block_size: int) -> None:
+    """Run decode steps of the usual sizes, so that serving finds every code path prepared.
+
+    Writes nothing to the caches.
+    """
+    deadline = time.monotonic() + WARM_UP_MAX_S
+    padded_rows = loaded.device.padded_rows
+    sizes = {padded_rows(count, loaded.dtype) for count in range(1, WARM_UP_MAX_TOKENS + 1)}
+    device = loaded.device.torch_device
+    for num_tokens in sorted(sizes):
+        _run_dummy_step(loaded, caches, block_size, num_tokens, num_tokens)
+        is_late = torch.tensor([time.monotonic() > deadline], dtype=torch.int32).to(device)
+        # By rank 0's clock: a rank that went on alone would wait for the others in vain.
+        if loaded.parallel.broadcast(is_late).item():
+            break
+
+
+def _run_dummy_step(
+    loaded: LoadedModel, caches: KVCaches, block_size: int, num_tokens: int, num_seqs: int
+) -> None:
+    """Run a step that reads block 0 for every context and writes to no block.
+
+    Args:
+        loaded: the model.
+        caches: at least one block.
+        block_size: tokens of a block.
+        num_tokens: shared out evenly over the sequences, none past the model's length.
+        num_seqs: at most this many sequences.
+    """
+    num_seqs = min(num_seqs, num_tokens)
+    share, rest = divmod(num_tokens, num_seqs)
+    lengths = np.full(num_seqs, share, np.int32)
+    lengths[:rest] += 1
+    lengths = lengths.clip(max=loaded.info.max_model_len)
+    num_tokens = int(lengths.sum())
+    longest = -(-int(lengths.max()) // block_size)
+    run_prompts(
+        loaded,
+        caches,
+        lengths,
+        np.zeros(num_tokens, np.int64),
+        np.full(num_tokens, -1, np.int64),
+        np.zeros((num_seqs, longest), np.int32),
+    )

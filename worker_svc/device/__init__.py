@@ -1,0 +1,1 @@
+"""The device that computes: CPU or CUDA."""

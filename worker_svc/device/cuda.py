@@ -1,0 +1,314 @@
+"""A GPU: a stream to compute on, one to move blocks on, pinned memory between it and the host."""
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from quire.contract.errors import ConfigError
+from worker_svc import ops
+from worker_svc.device.base import Array, MemoryProfile
+
+# Of two steps under way and one that is written; a step uploads a few times.
+UPLOAD_BUFFERS = 12
+# Which converts float8 in hardware.
+FLOAT8_CAPABILITY = (8, 9)
+LEAST_CAPABILITY = (8, 0)
+_ALIGNMENT = 16
+
+
+class Event(Protocol):
+    """A moment of a stream."""
+
+    def record(self, stream: Any = None) -> None:
+        """Let the event be the moment when all that the stream has now is done."""
+
+    def synchronize(self) -> None:
+        """Wait for the moment."""
+
+    def elapsed_time(self, end: Any) -> float:
+        """Return the milliseconds from this moment to another."""
+
+
+class Graph(Protocol):
+    """Work that was captured once and is started again as a whole."""
+
+    def replay(self) -> None:
+        """Start the work on the current stream."""
+
+
+class CudaDevice:
+    """One GPU of this machine.
+
+    Args:
+        index: which.
+
+    Attributes:
+        name: "cuda:0" ...
+        torch_device: for tensors.
+        is_immediate: False.
+        compute_stream: of the model.
+        copy_stream: of what moves between device and host beside it.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.name = f"cuda:{index}"
+        self.torch_device = self.make_torch_device(index)
+        self.is_immediate = False
+        self.compute_stream = self.new_stream()
+        self.copy_stream = self.new_stream()
+        self._uploads: deque[tuple[torch.Tensor, Event]] = deque()
+
+    @classmethod
+    def open(cls, index: int) -> "CudaDevice":
+        """Return a GPU that is there and that the kernels were compiled for.
+
+        Raises:
+            ConfigError: it is not, they were not, or torch cannot use it; says which.
+        """
+        if torch.version.cuda is None:
+            raise ConfigError(
+                f"device: cuda needs a torch with CUDA; this one is {torch.__version__}"
+            )
+        count = torch.cuda.device_count()
+        if index >= count:
+            raise ConfigError(f"device: no cuda:{index}, this machine has {count} usable GPUs")
+        if not ops.has_cuda():
+            raise ConfigError(
+                "device: the kernels were built without CUDA; install with nvcc there"
+            )
+        if torch.cuda.get_device_capability(index) < LEAST_CAPABILITY:
+            raise ConfigError(f"device: cuda:{index} is older than the kernels serve, sm_80")
+        return cls(index)
+
+    # ---------------------------------------------------------------- the device's own things
+
+    def make_torch_device(self, index: int) -> torch.device:
+        """Return torch's name for it."""
+        return torch.device("cuda", index)
+
+    @property
+    def kv_cache_dtypes(self) -> tuple[torch.dtype, ...]:
+        """See Device."""
+        capability = torch.cuda.get_device_capability(self.torch_device)
+        return (torch.float8_e4m3fn,) if capability >= FLOAT8_CAPABILITY else ()
+
+    @property
+    def isa(self) -> str:
+        """See Device."""
+        major, minor = torch.cuda.get_device_capability(self.torch_device)
+        return f"sm_{major}{minor}"
+
+    def new_stream(self) -> Any:
+        """Return a stream of its own."""
+        return torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+
+    def new_event(self, *, timing: bool = False) -> Event:
+        """Return an event; only one with timing has a time."""
+        event: Event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+        return event
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return host memory that the device copies to and from by itself."""
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def pinned_for_long(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return pinned memory of exactly this size; torch's own is rounded to a power of two.
+
+        Raises:
+            ConfigError: the system does not give so much.
+        """
+        tensor = torch.empty(tuple(shape), dtype=dtype)
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if tensor.nbytes > 0:
+            status = int(runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
+            if status != 0:
+                raise ConfigError(
+                    f"swap_space: {tensor.nbytes} bytes cannot be pinned (CUDA error {status})"
+                )
+            weakref.finalize(tensor, runtime.cudaHostUnregister, tensor.data_ptr())
+        return tensor
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """Start what torch and our kernels are told in the block on a stream."""
+        return _OnStream(stream)
+
+    def capture(self, work: Callable[[], None], pool: Any) -> Graph:
+        """Return the work that a function starts, without doing it.
+
+        Args:
+            work: starts work of fixed shapes and addresses, and waits for nothing.
+            pool: from `new_pool`; graphs that share one must not run at the same time.
+        """
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may wait for steps meanwhile.
+        with torch.cuda.graph(
+            graph, pool=pool, stream=self.compute_stream, capture_error_mode="thread_local"
+        ):
+            work()
+        return graph
+
+    def new_pool(self) -> Any:
+        """Return memory for the intermediate results of graphs."""
+        return torch.cuda.graph_pool_handle()
+
+    def synchronize(self) -> None:
+        """Wait for all that was started."""
+        torch.cuda.synchronize(self.torch_device)
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Return how much of the device's memory is free, torch's own reserve included, and all."""
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self.torch_device)
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        """Return the most memory that torch takes while a function runs, above what it holds."""
+        held = torch.cuda.memory_allocated(self.torch_device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        work()
+        self.synchronize()
+        return torch.cuda.max_memory_allocated(self.torch_device) - held
+
+    # ---------------------------------------------------------------- see Device
+
+    def start_thread(self, num_threads: int | None) -> None:
+        """See Device."""
+        torch.cuda.set_device(self.torch_device)
+        torch.cuda.set_stream(self.compute_stream)
+        ops.set_stream(self.compute_stream.cuda_stream)
+
+    def start_waiting_thread(self) -> None:
+        """See Device."""
+        torch.cuda.set_device(self.torch_device)
+
+    def is_lost(self) -> bool:
+        """See Device: an error of a kernel stays for as long as its process lives."""
+        try:
+            self.synchronize()
+        except RuntimeError:
+            return True
+        return False
+
+    def place(
+        self, arrays: Mapping[str, Array], into: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Copy arrays to the device in one piece, without waiting for it.
+
+        Args:
+            arrays: by name.
+            into: [bytes] uint8 of the device to use; None takes new memory.
+
+        Returns:
+            Views of that piece, at the same places for the same shapes.
+        """
+        places: dict[str, int] = {}
+        num_bytes = 0
+        for name, array in arrays.items():
+            places[name] = num_bytes
+            num_bytes += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        buffer = into
+        if buffer is None:
+            buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
+        host, sent = self._next_upload(num_bytes)
+        written = host.numpy()
+        for name, array in arrays.items():
+            start = places[name]
+            written[start : start + array.nbytes] = (
+                np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            )
+        buffer[:num_bytes].copy_(host[:num_bytes], non_blocking=True)
+        sent.record(self.compute_stream)
+        return {
+            name: buffer[start : start + arrays[name].nbytes]
+            .view(_DTYPES[arrays[name].dtype.name])
+            .view(arrays[name].shape)
+            for name, start in places.items()
+        }
+
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> "PinnedCopies":
+        """See Device."""
+        copies = [self.pinned(tensor.shape, tensor.dtype) for tensor in tensors]
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        done = self.new_event()
+        done.record(self.compute_stream)
+        return PinnedCopies(copies, done)
+
+    def mark(self) -> Event:
+        """See Device."""
+        event = self.new_event(timing=True)
+        event.record(self.compute_stream)
+        return event
+
+    def elapsed_us(self, start: Event, end: Event) -> int:
+        """See Device."""
+        return round(1000 * start.elapsed_time(end))
+
+    def padded_rows(self, num_rows: int, dtype: torch.dtype) -> int:
+        """See Device: nothing is gained by padding here."""
+        return num_rows
+
+    def profile_memory(self, largest_step: Callable[[], None], utilization: float) -> MemoryProfile:
+        """See Device."""
+        largest_step()  # libraries take their share at their first call
+        peak = self.peak_bytes(largest_step)
+        free, total = self.memory_bytes()
+        free -= peak
+        taken = total - free
+        return MemoryProfile(max(free, 0), max(int(total * utilization) - taken, 0))
+
+    def _next_upload(self, num_bytes: int) -> tuple[torch.Tensor, Event]:
+        """Return pinned memory [bytes] that no copy reads any more, and its event."""
+        if len(self._uploads) < UPLOAD_BUFFERS:
+            upload = self.pinned((num_bytes,), torch.uint8), self.new_event()
+        else:
+            upload = self._uploads.popleft()
+            upload[1].synchronize()
+            if len(upload[0]) < num_bytes:
+                upload = self.pinned((2 * num_bytes,), torch.uint8), upload[1]
+        self._uploads.append(upload)
+        return upload
+
+
+_DTYPES = {
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float32": torch.float32,
+}
+
+
+class PinnedCopies:
+    """Copies in pinned memory, to be read once an event has come."""
+
+    def __init__(self, copies: list[torch.Tensor], done: Event) -> None:
+        self._copies = copies
+        self._done = done
+
+    def wait(self) -> list[Array]:
+        """See Fetched."""
+        self._done.synchronize()
+        return [copy.numpy() for copy in self._copies]
+
+
+class _OnStream:
+    """Torch's current stream and our kernels', for the length of a block."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._torch = torch.cuda.stream(stream)
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        self._before = torch.cuda.current_stream()
+        self._torch.__enter__()  # type: ignore[no-untyped-call]
+        ops.set_stream(self._stream.cuda_stream)
+
+    def __exit__(self, *error: object) -> None:
+        self._torch.__exit__(*error)
+        ops.set_stream(self._before.cuda_stream)

@@ -1,0 +1,41 @@
+"""How much memory of the host is free."""
+
+from pathlib import Path
+
+from quire.contract.errors import ConfigError
+
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+# A control group's limit and use, of version 2 and of version 1, as a container sees its own.
+_LIMITS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+def available_memory_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int:
+    """Return the bytes this process may still take: of the machine, or of its control group.
+
+    Args:
+        cgroup: where control groups are mounted.
+        meminfo: the kernel's account of the machine's memory.
+
+    Raises:
+        ConfigError: the machine does not say.
+    """
+    try:
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigError(
+            "kv_cache_memory_bytes: must be set, since this machine does not say how much is free"
+        ) from error
+    for limit_file, use_file in _LIMITS:
+        try:
+            limit = int((cgroup / limit_file).read_text())
+            used = int((cgroup / use_file).read_text())
+        except (OSError, ValueError):
+            continue  # No such version here, or it sets no limit ("max").
+        free = min(free, max(limit - used, 0))
+    return free

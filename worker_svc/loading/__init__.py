@@ -1,0 +1,1 @@
+"""A model directory to weights in memory."""

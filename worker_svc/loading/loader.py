@@ -1,0 +1,204 @@
+"""From a model directory to a model: which family, which dtype, which limits, this rank's slice."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quire.contract.errors import ModelLoadError
+from quire.contract.outputs import ModelInfo
+from worker_svc.cache.format import KV_CACHE_DTYPES, resolve_kv_cache_dtype
+from worker_svc.device.base import CpuDevice, Device
+from worker_svc.layers.device_linear import invariance
+from worker_svc.loading.digest import digest_checkpoint
+from worker_svc.loading.dummy_weights import DummyCheckpoint
+from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.weights import SafetensorsCheckpoint, Weights, WeightTally
+from worker_svc.models.interface import CausalLM
+from worker_svc.models.registry import FAMILIES, find_family
+from worker_svc.parallel.group import ParallelGroup
+
+LOAD_FORMATS = ("safetensors", "dummy")
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """Which slice of which model, and how.
+
+    Attributes:
+        model: path of a Hugging Face model directory.
+        dtype: "auto" takes what the model's configuration says, else one of DTYPES.
+        max_model_len: limit on tokens of one sequence; None takes the model's own.
+        tensor_parallel_rank: of this worker.
+        tensor_parallel_size: number of workers that share each layer.
+        load_format: "safetensors", or "dummy" for weights that are made up: only the configuration
+            is read.
+        invariant: whether a token's bits depend neither on the number of ranks nor, on a GPU
+            either, on its company; on the CPU they never depend on that.
+        kv_cache_dtype: of the paged cache: "auto" for the model's own, "fp8" on a GPU or "int8" on
+            the CPU.
+
+    Raises:
+        ModelLoadError: a value is out of bounds; names field, limit and value.
+    """
+
+    model: str
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    tensor_parallel_rank: int = 0
+    tensor_parallel_size: int = 1
+    load_format: str = "safetensors"
+    invariant: bool = False
+    kv_cache_dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise ModelLoadError(
+                f"dtype: must be one of auto, {', '.join(DTYPES)}, got {self.dtype!r}"
+            )
+        if self.load_format not in LOAD_FORMATS:
+            raise ModelLoadError(
+                f"load_format: must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}"
+            )
+        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ModelLoadError(
+                f"kv_cache_dtype: must be one of auto, {', '.join(KV_CACHE_DTYPES)}, "
+                f"got {self.kv_cache_dtype!r}"
+            )
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise ModelLoadError(f"max_model_len: must be at least 1, got {self.max_model_len}")
+        if not 0 <= self.tensor_parallel_rank < self.tensor_parallel_size:
+            raise ModelLoadError(
+                f"tensor_parallel_rank: must be in [0, tensor_parallel_size), got "
+                f"{self.tensor_parallel_rank} of {self.tensor_parallel_size}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory.
+
+    Attributes:
+        spec: what was asked for.
+        info: what it turned out to be.
+        model: ready to compute.
+        dtype: of activations.
+        parallel: the group it computes with.
+        device: where it is.
+        kv_cache_dtype: of the paged cache's elements.
+        weight_bytes: memory of this rank's slice of the weights.
+        checkpoint_digest: of the directory it was read from.
+    """
+
+    spec: LoadSpec
+    info: ModelInfo
+    model: CausalLM
+    dtype: torch.dtype
+    parallel: ParallelGroup
+    device: Device
+    kv_cache_dtype: torch.dtype
+    weight_bytes: int
+    checkpoint_digest: bytes
+
+
+@torch.inference_mode()
+def load_model(
+    spec: LoadSpec,
+    served_model_name: str,
+    parallel: ParallelGroup,
+    device: Device | None = None,
+) -> LoadedModel:
+    """Read a model directory.
+
+    Args:
+        spec: which slice of which model.
+        served_model_name: name that requests use; empty takes the directory's path.
+        parallel: the group, already joined.
+        device: where the model is to be; None for the CPU.
+
+    Raises:
+        ModelLoadError: the directory cannot be served; one line that says why.
+    """
+    device = device or CpuDevice()
+    directory = Path(spec.model)
+    if not directory.is_dir():
+        raise ModelLoadError(f"{directory}: no such directory")
+    if not (directory / "config.json").is_file():
+        raise ModelLoadError(f"{directory}: no config.json; is it a Hugging Face model directory?")
+    hf = HfConfig.read(directory / "config.json")
+    _refuse_quantized(hf)
+    architecture, family = find_family(hf)
+    config = family.read_config(hf)
+    dtype_name = _resolve_dtype(hf, spec.dtype)
+    kv_cache_dtype = resolve_kv_cache_dtype(spec.kv_cache_dtype, DTYPES[dtype_name], device)
+    max_model_len = _resolve_max_model_len(
+        spec.max_model_len, config.max_position_embeddings, config.max_context
+    )
+    eos_token_ids = _eos_token_ids(directory, hf)
+
+    tally = WeightTally()
+    is_dummy = spec.load_format == "dummy"
+    if is_dummy and architecture not in FAMILIES:
+        raise ModelLoadError(f"load_format: dummy is not served for {architecture}")
+    reader = DummyCheckpoint(device.torch_device) if is_dummy else SafetensorsCheckpoint(directory)
+    weights = Weights(reader, DTYPES[dtype_name], device.torch_device, tally=tally)
+    with invariance(spec.invariant):
+        model = family.build(config, weights, parallel, max_model_len)
+    info = ModelInfo(
+        name=served_model_name or spec.model,
+        architecture=architecture,
+        dtype=dtype_name,
+        vocab_size=config.vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=eos_token_ids,
+        num_parameters=tally.num_parameters,
+    )
+    return LoadedModel(
+        spec,
+        info,
+        model,
+        DTYPES[dtype_name],
+        parallel,
+        device,
+        kv_cache_dtype,
+        tally.loaded_bytes,
+        digest_checkpoint(directory, reads_weights=not is_dummy),
+    )
+
+
+def _refuse_quantized(hf: HfConfig) -> None:
+    if "quantization_config" in hf:
+        method = hf.section("quantization_config").text("quant_method", "unnamed")
+        raise hf.error("quantization_config", f"quantized weights ({method}) are not served here")
+
+
+def _resolve_dtype(hf: HfConfig, asked: str) -> str:
+    if asked != "auto":
+        return asked
+    key = "dtype" if "dtype" in hf else "torch_dtype"
+    name = hf.text(key, "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise hf.error(key, f"must be one of {', '.join(DTYPES)}, got {name!r}; or set --dtype")
+    return name
+
+
+def _resolve_max_model_len(asked: int | None, default: int, longest: int) -> int:
+    if asked is None:
+        return default
+    if asked > longest:
+        raise ModelLoadError(f"max_model_len: {asked} is more than the model's {longest}")
+    return asked
+
+
+def _eos_token_ids(directory: Path, hf: HfConfig) -> tuple[int, ...]:
+    generation_config = directory / "generation_config.json"
+    if generation_config.is_file():
+        ids = HfConfig.read(generation_config).token_ids("eos_token_id")
+        if ids:
+            return ids
+    return hf.token_ids("eos_token_id")

@@ -1,0 +1,229 @@
+"""Weights of a Hugging Face directory: safetensors only, and only the parts asked for.
+
+Layers ask for what they need while they are built, so a model is never half loaded: a missing or
+misshapen tensor ends the construction with one readable line.
+"""
+
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from quire.contract.errors import ModelLoadError
+from worker_svc.loading.hf_config import HfConfig, one_line
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
+_FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+class TensorReader(Protocol):
+    """A store of named tensors of which parts can be read."""
+
+    def has(self, name: str) -> bool:
+        """Return whether a tensor of this name is stored."""
+
+    def read(self, name: str, shape: tuple[int, ...], part: tuple[range, ...]) -> torch.Tensor:
+        """Return part of a tensor that must have `shape`."""
+
+
+class SafetensorsCheckpoint:
+    """The safetensors files of a model directory, one or several with an index.
+
+    Raises:
+        ModelLoadError: no safetensors, a file that the index names is missing, or a broken file.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[str, Any] = {}
+        index = directory / INDEX_FILE
+        if index.exists():
+            self._file_of_tensor = self._read_index(index)
+        elif (directory / SINGLE_FILE).exists():
+            names = self._open(SINGLE_FILE).keys()
+            self._file_of_tensor = dict.fromkeys(names, SINGLE_FILE)
+        else:
+            raise ModelLoadError(_no_safetensors(directory))
+
+    def has(self, name: str) -> bool:
+        """Return whether the checkpoint holds a tensor of this name."""
+        return name in self._file_of_tensor
+
+    def read(self, name: str, shape: tuple[int, ...], part: tuple[range, ...]) -> torch.Tensor:
+        """Return part of a tensor; only that part is read from the disk.
+
+        Args:
+            name: as in the checkpoint.
+            shape: that the whole tensor must have.
+            part: indices of each leading dimension; of those not named, all.
+
+        Raises:
+            ModelLoadError: missing, of another shape, not of a floating-point type, or unreadable.
+        """
+        file_name = self._file_of_tensor.get(name)
+        if file_name is None:
+            raise ModelLoadError(f"{self._directory}: tensor {name} is missing")
+        try:
+            stored = self._open(file_name).get_slice(name)
+            found = tuple(stored.get_shape())
+            if found != shape:
+                raise ModelLoadError(
+                    f"{self._directory / file_name}: tensor {name} has shape {list(found)}, "
+                    f"but config.json asks for {list(shape)}"
+                )
+            if stored.get_dtype() not in _FLOAT_DTYPES:
+                raise ModelLoadError(
+                    f"{self._directory / file_name}: tensor {name} holds {stored.get_dtype()}; "
+                    f"only {', '.join(_FLOAT_DTYPES)} are served"
+                )
+            tensor: torch.Tensor = stored[
+                tuple(slice(item.start, item.stop) for item in part) or ...
+            ]
+        except SafetensorError as error:
+            raise self._unreadable(file_name, error) from error
+        return tensor
+
+    def _open(self, file_name: str) -> Any:
+        if file_name not in self._files:
+            try:
+                self._files[file_name] = safe_open(
+                    str(self._directory / file_name), framework="pt", device="cpu"
+                )
+            except FileNotFoundError as error:
+                raise ModelLoadError(
+                    f"{self._directory}: {INDEX_FILE} names {file_name}, which is missing"
+                ) from error
+            except (OSError, SafetensorError) as error:
+                raise self._unreadable(file_name, error) from error
+        return self._files[file_name]
+
+    def _read_index(self, index: Path) -> dict[str, str]:
+        section = HfConfig.read(index).section("weight_map")
+        names = {name: section.text(name) for name in section.names()}
+        for file_name in sorted(set(names.values())):
+            if Path(file_name).name != file_name:
+                raise ModelLoadError(f"{index}: {file_name!r} is not the name of a file beside it")
+            stored = set(self._open(file_name).keys())
+            for name in (name for name, file in names.items() if file == file_name):
+                if name not in stored:
+                    raise ModelLoadError(
+                        f"{self._directory / file_name}: tensor {name} is missing, "
+                        f"though {INDEX_FILE} says it is there"
+                    )
+        return names
+
+    def _unreadable(self, file_name: str, error: Exception) -> ModelLoadError:
+        return ModelLoadError(
+            f"{self._directory / file_name}: not a whole safetensors file: {one_line(error)}"
+        )
+
+
+def _no_safetensors(directory: Path) -> str:
+    pickled = sorted(
+        path.name
+        for pattern in ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+        for path in directory.glob(pattern)
+    )
+    if pickled:
+        return (
+            f"{directory}: only pickled weights ({pickled[0]}), which can run code when read; "
+            "convert them to safetensors once, with transformers: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)"
+        )
+    return f"{directory}: no {SINGLE_FILE} and no {INDEX_FILE}"
+
+
+class WeightTally:
+    """What was loaded of a checkpoint.
+
+    Attributes:
+        loaded_bytes: memory of all parts, as they are on the device.
+    """
+
+    def __init__(self) -> None:
+        self.loaded_bytes = 0
+        self._sizes: dict[str, int] = {}
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of the whole tensors of which any part was loaded, each tensor once."""
+        return sum(self._sizes.values())
+
+    def add(self, name: str, size: int, num_bytes: int) -> None:
+        """Count a part of a tensor.
+
+        Args:
+            name: of the tensor.
+            size: elements of the whole tensor.
+            num_bytes: of the part.
+        """
+        self._sizes[name] = size
+        self.loaded_bytes += num_bytes
+
+
+class Weights:
+    """A view of a checkpoint below a name prefix, in the dtype and on the device of the model.
+
+    Args:
+        reader: of the checkpoint.
+        dtype: of what is loaded.
+        device: where that is to be.
+        prefix: of names.
+        tally: counts what is loaded.
+    """
+
+    def __init__(
+        self,
+        reader: TensorReader,
+        dtype: torch.dtype,
+        device: torch.device,
+        prefix: str = "",
+        tally: WeightTally | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._reader = reader
+        self._prefix = prefix
+        self._tally = tally or WeightTally()
+
+    def count_parameters(self, size: int) -> None:
+        """Count parameters that something else has read, all of them on this rank."""
+        self._tally.add(self._prefix, size, size * self.dtype.itemsize)
+
+    def scope(self, name: str) -> "Weights":
+        """Return the view below `name`; scopes nest with dots between."""
+        return Weights(self._reader, self.dtype, self.device, f"{self._prefix}{name}.", self._tally)
+
+    def scope_if_present(self, name: str, probe: str) -> "Weights":
+        """Return the view below `name` if it has the tensor `probe`, else this one.
+
+        Checkpoints saved from the bare model, without its head, lack the outermost name.
+        """
+        scope = self.scope(name)
+        return scope if scope.has(probe) else self
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a tensor of this name in the view."""
+        return self._reader.has(self._prefix + name)
+
+    def load(self, name: str, shape: tuple[int, ...], part: tuple[range, ...] = ()) -> torch.Tensor:
+        """Return part of a tensor as memory of its own.
+
+        Args:
+            name: below this view's prefix.
+            shape: that the whole tensor must have.
+            part: indices of each leading dimension; of those not named, all.
+
+        Raises:
+            ModelLoadError: missing, of another shape, or unreadable.
+        """
+        full_name = self._prefix + name
+        tensor = self._reader.read(full_name, shape, part)
+        # A copy, because what safetensors returns may still be backed by the file.
+        own = tensor.to(self.device, self.dtype, copy=True).contiguous()
+        self._tally.add(full_name, prod(shape), own.nbytes)
+        return own

@@ -1,0 +1,224 @@
+"""How the ranks of a group meet and exchange tensors: Gloo between CPUs, NCCL between GPUs.
+
+Only activations and sampled tokens travel here; orders come from the scheduler. Every socket is
+bound to this worker's own address, never to all interfaces, and every exchange has a timeout.
+"""
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from quire.contract.errors import ConfigError, InvalidRequestError, UnavailableError
+from worker_svc.loading.hf_config import one_line
+
+DEFAULT_TIMEOUT_S = 30.0
+
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where, when and how long the ranks of a group meet.
+
+    Attributes:
+        address: "host:port" where rank 0 awaits the others; unused by a group of one.
+        host: address of this worker, as the others reach it.
+        epoch: ranks meet only those of the same one.
+        timeout_s: how long to wait for the others, to meet and in every exchange.
+
+    Raises:
+        InvalidRequestError: the timeout is out of bounds.
+    """
+
+    address: str = ""
+    host: str = "127.0.0.1"
+    epoch: int = 0
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s <= 3600:
+            raise InvalidRequestError(
+                "distributed_timeout_ms", f"must be in [1, 3600000], got {1e3 * self.timeout_s:g}"
+            )
+
+
+class MeetingPlace:
+    """Where rank 0 awaits the others: a key-value store of its process, bound to one address."""
+
+    def __init__(self) -> None:
+        self._stores: dict[str, TCPStore] = {}
+        self._address_of_host: dict[str, str] = {}
+
+    def open(self, host: str) -> str:
+        """Listen at a free port of `host`, unless that was done before; return "host:port".
+
+        Raises:
+            ConfigError: `host` is no address of this machine.
+        """
+        if host not in self._address_of_host:
+            try:
+                family, kind, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+                listener = socket.socket(family, kind)
+                listener.bind(where)
+                listener.listen()
+            except OSError as error:
+                raise ConfigError(
+                    f"host: rank 0 cannot await the other ranks at {host}: {error.strerror}; "
+                    "name each worker by an address of its own machine"
+                ) from error
+            port = listener.getsockname()[1]
+            # The store takes the socket: asked to bind by itself, it would take all interfaces.
+            self._stores[f"{host}:{port}"] = TCPStore(
+                host,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=DEFAULT_TIMEOUT_S),
+                master_listen_fd=listener.detach(),
+            )
+            self._address_of_host[host] = f"{host}:{port}"
+        return self._address_of_host[host]
+
+    def store(self, rank: int, meeting: Meeting) -> TCPStore:
+        """Return the store at a meeting's address, rank 0's own if this is rank 0.
+
+        Raises:
+            UnavailableError: nobody awaits this rank there.
+        """
+        if rank == 0:
+            if meeting.address not in self._stores:
+                raise UnavailableError(f"rank 0 does not await anybody at {meeting.address}")
+            return self._stores[meeting.address]
+        host, _, port = meeting.address.rpartition(":")
+        return TCPStore(
+            host,
+            int(port),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=meeting.timeout_s),
+        )
+
+
+class ProcessCommunicator:
+    """This process's link to the other ranks, which may be cut and tied anew under the same layers.
+
+    Args:
+        device: of the tensors: NCCL exchanges them between GPUs, Gloo between CPUs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._place = MeetingPlace()
+        self._group: Any = None  # a backend of torch.distributed
+
+    def open_meeting_place(self, host: str) -> str:
+        """Await other ranks at an address of this machine; return "host:port"."""
+        return self._place.open(host)
+
+    def join(self, rank: int, size: int, meeting: Meeting) -> None:
+        """Leave the group of before and meet the other ranks of an epoch.
+
+        Raises:
+            UnavailableError: not all ranks came in time.
+        """
+        self.leave()
+        if size == 1:
+            return
+        make = _gloo_group if self._device.type == "cpu" else _nccl_group
+        try:
+            store = PrefixStore(str(meeting.epoch), self._place.store(rank, meeting))
+            self._group = make(store, rank, size, meeting, self._device)
+        except (RuntimeError, ValueError) as error:
+            raise UnavailableError(
+                f"rank {rank} of {size} could not meet the others at {meeting.address} within "
+                f"{meeting.timeout_s:g} s: {one_line(error)}"
+            ) from error
+
+    def leave(self) -> None:
+        """Leave the group, if any; exchanges of the other ranks with this one fail."""
+        group, self._group = self._group, None
+        if group is not None and self._device.type != "cpu":
+            # A kernel of NCCL that awaits a dead rank would spin for ever.
+            group.abort()
+
+    def all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """Return what each rank passes, in order of rank."""
+        group = self._require_group()
+        parts = [torch.empty_like(part) for _ in range(group.size())]
+        self._wait(lambda: group.allgather([parts], [part.contiguous()]))
+        return parts
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        """Return the sum, in the order of the library's own algorithm."""
+        total = partial.contiguous()
+        self._wait(lambda: self._require_group().allreduce([total]))
+        return total
+
+    def broadcast(self, values: torch.Tensor) -> None:
+        """Overwrite `values` with those of rank 0."""
+        self._wait(lambda: self._require_group().broadcast([values]))
+
+    def _require_group(self) -> Any:
+        if self._group is None:
+            raise UnavailableError("this rank has left its group")
+        return self._group
+
+    def _wait(self, start: Callable[[], Any]) -> None:
+        try:
+            start().wait()
+        except RuntimeError as error:
+            raise UnavailableError(f"another rank was lost: {one_line(error)}") from error
+
+
+def _gloo_group(
+    store: PrefixStore, rank: int, size: int, meeting: Meeting, device: torch.device
+) -> Any:
+    # Made directly: torch.distributed's own set-up offers no way to say which address to bind.
+    gloo: Any = dist.ProcessGroupGloo  # its stub lacks what follows
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=meeting.host)]
+    options._timeout = timedelta(seconds=meeting.timeout_s)
+    return gloo(store, rank, size, options)
+
+
+def _nccl_group(
+    store: PrefixStore, rank: int, size: int, meeting: Meeting, device: torch.device
+) -> Any:
+    # Exact: without "=" NCCL takes a prefix.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface_of(meeting.host)}")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=meeting.timeout_s)
+    group = dist.ProcessGroupNCCL(store, rank, size, options)
+    group.eager_connect_single_device(device)
+    return group
+
+
+def interface_of(host: str) -> str:
+    """Return the name of the network interface that has an IPv4 address.
+
+    Raises:
+        ConfigError: none of this machine has.
+    """
+    address = socket.gethostbyname(host)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # an interface without an IPv4 address
+            # struct ifreq: 16 bytes of name, then a sockaddr_in whose address is at offset 4.
+            if address.startswith("127.") and name == "lo":
+                return name
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    raise ConfigError(f"host: no interface of this machine has the address {host}")

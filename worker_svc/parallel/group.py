@@ -1,0 +1,114 @@
+"""The tensor-parallel group as layers see it: what this rank owns, and sums and joins over ranks.
+
+With one rank every exchange is the identity.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from quire.contract.errors import ModelLoadError
+
+
+class Communicator(Protocol):
+    """How ranks exchange tensors. All of them call the same methods in the same order."""
+
+    def all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """Return what each rank passes, in order of rank; all of one shape and dtype."""
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        """Return the sum of what the ranks pass, added in whatever order is fastest."""
+
+    def broadcast(self, values: torch.Tensor) -> None:
+        """Overwrite `values` with those of rank 0."""
+
+
+class Alone:
+    """The communicator of a group of one."""
+
+    def all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """Return the part."""
+        return [part]
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        """Return the summand."""
+        return partial
+
+    def broadcast(self, values: torch.Tensor) -> None:
+        """Leave the values as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelGroup:
+    """One rank's view of its group.
+
+    Attributes:
+        rank: in [0, size).
+        size: number of ranks that share each layer.
+        communicator: with the other ranks.
+        adds_in_order: whether sums over ranks have one order. If not, a token's last bits may
+            depend on the tokens computed with it.
+    """
+
+    rank: int = 0
+    size: int = 1
+    communicator: Communicator = field(default_factory=Alone)
+    adds_in_order: bool = True
+
+    def part(self, what: str, total: int) -> range:
+        """Return the indices of `total` equal items that this rank owns.
+
+        Raises:
+            ModelLoadError: `total` cannot be divided; names `what`.
+        """
+        if total % self.size != 0:
+            raise ModelLoadError(
+                f"{what} {total} cannot be divided by tensor_parallel_size {self.size}"
+            )
+        share = total // self.size
+        return range(self.rank * share, (self.rank + 1) * share)
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        """Return the sum over ranks, in the dtype of the summands.
+
+        In order, it is that of `tree_sum`, from parts that were gathered: the ring of a library
+        adds in an order that depends on where a value lies in the buffer.
+
+        Args:
+            partial: [rows, features] this rank's summand.
+        """
+        if self.size == 1:
+            return partial
+        if not self.adds_in_order:
+            return self.communicator.all_reduce(partial)
+        return tree_sum(self.communicator.all_gather(partial)).to(partial.dtype)
+
+    def all_gather_columns(self, part: torch.Tensor) -> torch.Tensor:
+        """Return [rows, size * columns]: every rank's [rows, columns] side by side."""
+        if self.size == 1:
+            return part
+        return torch.cat(self.communicator.all_gather(part), dim=-1)
+
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
+        """Return rank 0's `values` on every rank; all pass a tensor of the same shape and dtype.
+
+        Mutates: `values`, on ranks above 0.
+        """
+        if self.size > 1:
+            self.communicator.broadcast(values)
+        return values
+
+
+def tree_sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of equally shaped tensors in float32, neighbours first.
+
+    So ((p0 + p1) + (p2 + p3)) + ...: the sum of the first half, added to that of the second. A rank
+    that holds half of 2^n parts can add them up by itself, and the whole sum keeps its bits.
+    """
+    sums = [part.float() for part in parts]
+    while len(sums) > 1:
+        pairs = [left + right for left, right in zip(sums[::2], sums[1::2], strict=False)]
+        sums = pairs + sums[2 * len(pairs) :]
+    return sums[0]

@@ -1,0 +1,41 @@
+"""What requests ask beside sampling, by row of the mirror; most ask for nothing."""
+
+from dataclasses import dataclass
+
+from worker_svc.sampling.rules import LogitRules
+from worker_svc.steps.step import SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """Of one sequence.
+
+    Attributes:
+        rules: what to change in its logits; None for nothing.
+        num_logprobs: most probable tokens to report with each sampled one; None for no report.
+        num_candidates: most probable tokens to report of a beam; 0 where a token is sampled.
+        num_prompt_logprobs: most probable tokens to report with each of the prompt; None for none.
+        num_prompt_tokens: of the sequence.
+    """
+
+    rules: LogitRules | None
+    num_logprobs: int | None
+    num_candidates: int
+    num_prompt_logprobs: int | None
+    num_prompt_tokens: int
+
+    @classmethod
+    def of(cls, state: SequenceState, eos_token_ids: tuple[int, ...]) -> "RowOptions | None":
+        """Return what a sequence asks for, or None if it asks for nothing."""
+        params = state.sampling_params
+        rules = LogitRules.of(params, state.num_prompt_tokens, eos_token_ids)
+        asked = (rules, params.logprobs, params.prompt_logprobs)
+        if all(each is None for each in asked) and not state.num_candidates:
+            return None
+        return cls(
+            rules,
+            params.logprobs,
+            state.num_candidates,
+            params.prompt_logprobs,
+            state.num_prompt_tokens,
+        )

@@ -1,0 +1,198 @@
+"""What a request changes in its logits before they are sampled: bans, biases and penalties."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.contract.sampling_params import SamplingParams
+from worker_svc import ops
+from worker_svc.device.base import Array
+from worker_svc.steps.step import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRules:
+    """The rules of one sequence, applied to its row alone and in the order of the fields.
+
+    Every operation is element by element, so a row's bits do not depend on its company.
+
+    Attributes:
+        allowed: [n] int64, the only token ids that may be sampled; empty allows all.
+        early_ends: [n] int64, token ids that must not be sampled before the sequence has
+            `min_length` tokens.
+        min_length: tokens, prompt included.
+        biased: [n] int64, token ids whose logits are shifted.
+        bias: [n] float32, by how much.
+        repetition: divides positive and multiplies negative logits of tokens in prompt or output.
+        frequency: subtracted for each time the output holds a token.
+        presence: subtracted if the output holds a token.
+        num_prompt_tokens: where the output begins.
+        bad_words: token ids that the output must not hold one after the other.
+    """
+
+    allowed: IntArray
+    early_ends: IntArray
+    min_length: int
+    biased: IntArray
+    bias: npt.NDArray[np.float32]
+    repetition: float
+    frequency: float
+    presence: float
+    num_prompt_tokens: int
+    bad_words: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(
+        cls, params: SamplingParams, num_prompt_tokens: int, eos_token_ids: tuple[int, ...]
+    ) -> "LogitRules | None":
+        """Return the rules that parameters ask for, or None if they ask for none.
+
+        Args:
+            params: of the request.
+            num_prompt_tokens: of the sequence.
+            eos_token_ids: of the model; they end a sequence unless `params` ignores them.
+        """
+        penalises = (
+            params.repetition_penalty != 1.0
+            or params.frequency_penalty != 0.0
+            or params.presence_penalty != 0.0
+        )
+        asked = (
+            params.allowed_token_ids,
+            params.min_tokens,
+            params.logit_bias,
+            params.bad_words_token_ids,
+            penalises,
+        )
+        if not any(asked):
+            return None
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+        return cls(
+            allowed=_ids(params.allowed_token_ids),
+            early_ends=_ids(sorted(ends)),
+            min_length=num_prompt_tokens + params.min_tokens,
+            biased=_ids(params.logit_bias),
+            bias=np.array(list(params.logit_bias.values()), np.float32),
+            repetition=params.repetition_penalty,
+            frequency=params.frequency_penalty,
+            presence=params.presence_penalty,
+            num_prompt_tokens=num_prompt_tokens,
+            bad_words=params.bad_words_token_ids,
+        )
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens become less probable, or more, for being there already."""
+        return self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
+
+    def forbidden(self, token_ids: npt.NDArray[np.int32]) -> IntArray:
+        """Return the token ids that must not come next after `token_ids` [num_tokens] int32."""
+        found = self.early_ends.tolist() if len(token_ids) < self.min_length else []
+        if self.bad_words:
+            output = token_ids[self.num_prompt_tokens :].tolist()
+            found += [
+                last
+                for *begun, last in self.bad_words
+                if not begun or output[-len(begun) :] == begun
+            ]
+        return np.array(found, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class RuledRow:
+    """A row of logits with rules.
+
+    Attributes:
+        index: of the row.
+        rules: of its sequence.
+        token_ids: [num_tokens] int32 of the sequence, prompt and output.
+    """
+
+    index: int
+    rules: LogitRules
+    token_ids: npt.NDArray[np.int32]
+
+
+def apply_rules(
+    logits: torch.Tensor,
+    rows: Sequence[RuledRow],
+    place: Callable[[Mapping[str, Array]], dict[str, torch.Tensor]],
+) -> None:
+    """Change rows of logits, with as many operations for many rows as for one.
+
+    Mutates: logits.
+
+    Args:
+        logits: [num_rows, vocab_size] float32.
+        rows: those that have rules.
+        place: brings arrays to where the logits are; see Device.place.
+    """
+    vocab_size = logits.shape[1]
+    arrays = {
+        "rows": np.array([row.index for row in rows], np.int64),
+        **_forbidden(rows, vocab_size),
+        **_biases(rows, vocab_size),
+    }
+    if any(len(row.rules.allowed) > 0 for row in rows):
+        arrays["allowed"] = _bitmask(rows, vocab_size)
+    penalties = _penalties(rows) if any(row.rules.penalises for row in rows) else {}
+    placed = place({**arrays, **penalties})
+    chosen = logits.index_select(0, placed["rows"])
+    if "allowed" in placed:
+        ops.apply_token_mask(chosen, placed["allowed"])
+    flat = chosen.view(-1)
+    flat.index_fill_(0, placed["forbidden"], -torch.inf)
+    flat.index_add_(0, placed["biased"], placed["bias"])
+    if penalties:
+        ops.apply_penalties(chosen, **{name: placed[name] for name in penalties})
+    logits.index_copy_(0, placed["rows"], chosen)
+
+
+def _bitmask(rows: Sequence[RuledRow], vocab_size: int) -> Array:
+    """Return [n, ceil(vocab_size / 32)] int32 with a bit set for each token that may come."""
+    words = -(-vocab_size // 32)
+    mask = np.full((len(rows), words), -1, np.int32)
+    for bits, row in zip(mask, rows, strict=True):
+        if len(row.rules.allowed) > 0:
+            may_come = np.zeros(32 * words, np.bool_)
+            may_come[row.rules.allowed] = True
+            bits[:] = np.packbits(may_come, bitorder="little").view(np.int32)
+    return mask
+
+
+def _forbidden(rows: Sequence[RuledRow], vocab_size: int) -> dict[str, Array]:
+    found = [
+        place * vocab_size + row.rules.forbidden(row.token_ids) for place, row in enumerate(rows)
+    ]
+    return {"forbidden": np.concatenate(found)}
+
+
+def _biases(rows: Sequence[RuledRow], vocab_size: int) -> dict[str, Array]:
+    ids = [place * vocab_size + row.rules.biased for place, row in enumerate(rows)]
+    return {
+        "biased": np.concatenate(ids),
+        "bias": np.concatenate([row.rules.bias for row in rows]),
+    }
+
+
+def _penalties(rows: Sequence[RuledRow]) -> dict[str, Array]:
+    """Return the arguments of ops.apply_penalties beside the logits."""
+    rules = [row.rules for row in rows]
+    token_ids = np.zeros((len(rows), max(len(row.token_ids) for row in rows)), np.int32)
+    for padded, row in zip(token_ids, rows, strict=True):
+        padded[: len(row.token_ids)] = row.token_ids
+    return {
+        "token_ids": token_ids,
+        "num_prompt_tokens": np.array([each.num_prompt_tokens for each in rules], np.int32),
+        "num_tokens": np.array([len(row.token_ids) for row in rows], np.int32),
+        "repetition_penalty": np.array([each.repetition for each in rules], np.float32),
+        "frequency_penalty": np.array([each.frequency for each in rules], np.float32),
+        "presence_penalty": np.array([each.presence for each in rules], np.float32),
+    }
+
+
+def _ids(token_ids: Iterable[int]) -> IntArray:
+    return np.array(list(token_ids), np.int64)

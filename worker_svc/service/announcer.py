@@ -1,0 +1,83 @@
+"""Tells a scheduler where this worker is, again and again: a restarted scheduler has forgotten."""
+
+import asyncio
+from contextlib import suppress
+from typing import cast
+
+import grpc
+
+from quire.observe.log import get_logger
+from quire.rpc import Role, TlsFiles, open_channel
+from quire.security.handshake import handshake_failure
+from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from quire.version import __version__
+
+INTERVAL_S = 2.0
+# Of a scheduler that is not there: it may be just starting.
+RETRY_INTERVAL_S = 0.5
+TIMEOUT_S = 10.0
+
+log = get_logger()
+
+
+class Announcer:
+    """Keeps a scheduler informed until it is stopped.
+
+    What the scheduler answers is logged when it differs from its last answer. A refusal may end,
+    for example when the worker that holds the rank does, so it is no reason to stop.
+
+    Args:
+        scheduler: its address, "host:port".
+        rank: of this worker.
+        address: "host:port" at which the scheduler reaches this worker.
+        tls: certificate of this worker; None speaks in the clear.
+    """
+
+    def __init__(
+        self, scheduler: str, rank: int, address: str, tls: TlsFiles | None = None
+    ) -> None:
+        self._tls = tls
+        self._scheduler = scheduler
+        self._request = scheduler_pb2.AnnounceWorkerRequest(
+            rank=rank, address=address, version=__version__
+        )
+        self._heard = ""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Announce nothing more."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        async with open_channel(self._scheduler, self._tls, Role.SCHEDULER) as channel:
+            stub = cast(
+                "scheduler_pb2_grpc.SchedulerServiceAsyncStub",
+                scheduler_pb2_grpc.SchedulerServiceStub(channel),
+            )
+            while True:
+                await asyncio.sleep(await self._announce(stub))
+
+    async def _announce(self, stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub") -> float:
+        """Announce once and return how long to wait before the next time, in seconds."""
+        where = {"scheduler": self._scheduler, "rank": self._request.rank}
+        try:
+            await stub.AnnounceWorker(self._request, timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            unreachable = error.code() is grpc.StatusCode.UNAVAILABLE
+            details = error.details() or ""
+            # What the connection says differs from one time to the next.
+            reason = handshake_failure(details) or "unreachable"
+            if not unreachable:
+                reason = f"{error.code().name}: {details}"
+            if self._is_news(reason):
+                log.warning("announcement_failed", **where, error=reason)
+            return RETRY_INTERVAL_S if unreachable else INTERVAL_S
+        if self._is_news("accepted"):
+            log.info("announced", **where, address=self._request.address)
+        return INTERVAL_S
+
+    def _is_news(self, answer: str) -> bool:
+        before, self._heard = self._heard, answer
+        return answer != before

@@ -1,0 +1,66 @@
+"""What a worker has done so far, and whether a step of it hangs."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from quire.observe.metrics.histogram import COUNT_BOUNDS, LATENCY_BOUNDS_S, Histogram
+from worker_svc.steps.step import StepResult
+
+# Longer than any step, the first ones of a large model on slow cores among them.
+STUCK_AFTER_S = 300.0
+
+
+class WorkerAccount:
+    """Sums over the steps of a worker.
+
+    Attributes:
+        model_us: time of forward passes.
+        sample_us: time of sampling.
+        swap_us: time it took to move blocks, beside the model.
+        num_computed_tokens: of all steps.
+        num_sampled_tokens: of all steps; 0 on ranks above 0, which tell of none.
+        num_failed_sequences: whose logits were not finite.
+        step_seconds: time that the model's thread, or the GPU, spent on each step.
+        step_tokens: tokens that each step computed.
+    """
+
+    def __init__(self) -> None:
+        self.model_us = 0
+        self.sample_us = 0
+        self.swap_us = 0
+        self.num_computed_tokens = 0
+        self.num_sampled_tokens = 0
+        self.num_failed_sequences = 0
+        self.step_seconds = Histogram(LATENCY_BOUNDS_S)
+        self.step_tokens = Histogram(COUNT_BOUNDS)
+        # When the threads that work on a step now began to.
+        self._began: dict[str, float] = {}
+
+    def count(self, result: StepResult, num_tokens: int) -> None:
+        """Add a step that computed `num_tokens` tokens."""
+        outcome = result.outcome
+        self.model_us += outcome.model_us
+        self.sample_us += outcome.sample_us
+        self.swap_us += outcome.swap_us
+        self.num_computed_tokens += num_tokens
+        self.num_sampled_tokens += len(outcome.token_ids)
+        self.num_failed_sequences += len(outcome.failed_sequence_ids)
+        self.step_seconds.observe(1e-6 * result.worker_us)
+        self.step_tokens.observe(num_tokens)
+
+    @contextmanager
+    def working(self, thread: str) -> Iterator[None]:
+        """A thread works on a step."""
+        self._began[thread] = time.monotonic()
+        try:
+            yield
+        finally:
+            self._began[thread] = 0.0
+
+    @property
+    def why_stuck(self) -> str:
+        """Why only a new start can help; empty if none is needed."""
+        now = time.monotonic()
+        stuck_s = max((now - began for began in self._began.values() if began), default=0.0)
+        return f"a step has run for {stuck_s:.0f} s" if stuck_s > STUCK_AFTER_S else ""

@@ -1,0 +1,123 @@
+"""What Prometheus is told about a worker: read, when it asks, from what is counted anyway."""
+
+from collections.abc import Iterator
+
+import torch
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from quire.contract.errors import ConfigError
+from quire.observe.metrics.families import counter, gauge, histogram
+from worker_svc.device.memory import available_memory_bytes
+from worker_svc.service.counters import WorkerAccount
+from worker_svc.service.epochs import EpochGuard
+from worker_svc.worker import Worker
+
+
+class WorkerCollector(Collector):
+    """The metrics of a worker.
+
+    Args:
+        worker: what it holds.
+        account: of its steps.
+        epochs: which scheduler it obeys.
+    """
+
+    def __init__(self, worker: Worker, account: WorkerAccount, epochs: EpochGuard) -> None:
+        self._worker = worker
+        self._account = account
+        self._epochs = epochs
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        yield from self._holdings()
+        yield from self._steps()
+
+    def _holdings(self) -> Iterator[Metric]:
+        held = self._worker.describe()
+        model = "" if held.model is None else held.model.name
+        yield gauge(
+            "quire_worker_info",
+            "1; the labels say what the worker computes on, and for which model as which rank.",
+            {(held.device, held.isa, model, "" if held.rank is None else str(held.rank)): 1.0},
+            ("device", "isa", "model", "rank"),
+        )
+        yield gauge(
+            "quire_worker_epoch",
+            "Highest number of a group that a scheduler has named.",
+            self._epochs.highest,
+        )
+        yield gauge(
+            "quire_worker_driven",
+            "1 while a scheduler has its stream of steps open.",
+            float(bool(self._epochs.driver_name)),
+        )
+        yield gauge(
+            "quire_worker_memory_bytes",
+            "What the worker has allocated, by use.",
+            {
+                ("weights",): held.weight_bytes,
+                ("kv_cache",): held.cache_bytes,
+                ("kv_cache_host",): held.host_cache_bytes,
+            },
+            ("use",),
+        )
+        yield gauge("quire_worker_kv_blocks", "Blocks of the KV cache.", held.num_blocks)
+        yield from _device_memory(self._worker.torch_device)
+
+    def _steps(self) -> Iterator[Metric]:
+        account = self._account
+        yield counter(
+            "quire_worker_phase_seconds_total",
+            "Time of steps by phase: the forward pass, sampling, and moving blocks beside them.",
+            {
+                ("model",): 1e-6 * account.model_us,
+                ("sample",): 1e-6 * account.sample_us,
+                ("swap",): 1e-6 * account.swap_us,
+            },
+            ("phase",),
+        )
+        yield counter(
+            "quire_worker_computed_tokens_total", "Tokens computed.", account.num_computed_tokens
+        )
+        yield counter(
+            "quire_worker_sampled_tokens_total",
+            "Tokens sampled; only rank 0 tells of them.",
+            account.num_sampled_tokens,
+        )
+        yield counter(
+            "quire_worker_failed_sequences_total",
+            "Sequences whose logits were not finite.",
+            account.num_failed_sequences,
+        )
+        yield histogram(
+            "quire_worker_step_seconds", "Time the worker spent on a step.", account.step_seconds
+        )
+        yield histogram(
+            "quire_worker_step_tokens", "Tokens computed in a step.", account.step_tokens
+        )
+
+
+def _device_memory(device: torch.device) -> Iterator[Metric]:
+    """Yield what the GPU, or the machine, has left for everybody on it."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        yield gauge("quire_worker_device_memory_total_bytes", "Memory of the GPU.", total)
+    else:
+        try:
+            free = available_memory_bytes()
+        except ConfigError:
+            return  # the machine does not say
+    yield gauge(
+        "quire_worker_device_memory_free_bytes",
+        "Memory of the GPU, or of the machine, that nobody uses.",
+        free,
+    )
+
+
+class NoAliases(Collector):
+    """vLLM has no names for what a worker alone knows."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield nothing."""
+        yield from ()

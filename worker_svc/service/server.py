@@ -1,0 +1,113 @@
+"""The worker process: binds, serves until it is asked to stop, closes cleanly."""
+
+from typing import TYPE_CHECKING
+
+from quire.contract.errors import QuireError
+from quire.observe.admin import AdminConfig
+from quire.observe.log import get_logger
+from quire.rpc import Server, announce, report, stop_signal
+from quire.v1 import worker_pb2, worker_pb2_grpc
+from worker_svc.config import WorkerConfig
+from worker_svc.device.base import Device
+from worker_svc.service.announcer import Announcer
+from worker_svc.service.servicer import WorkerServicer
+from worker_svc.worker import Worker
+
+if TYPE_CHECKING:
+    from quire.observe.metrics.pages import ServiceAdmin
+
+log = get_logger()
+
+SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
+
+
+class WorkerServer:
+    """A worker behind its gRPC server.
+
+    Args:
+        config: how to listen and compute.
+        device: that the configuration names.
+    """
+
+    def __init__(self, config: WorkerConfig, device: Device) -> None:
+        self._config = config
+        self._announcers: list[Announcer] = []
+        self._worker = Worker(device, config.num_threads)
+        self._servicer = WorkerServicer(self._worker)
+        self._admin: ServiceAdmin | None = None
+        self._server = Server([SERVICE_NAME], tls=config.tls)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(
+            self._servicer, self._server.grpc_server
+        )
+
+    async def start_admin(self, config: AdminConfig) -> str:
+        """Serve metrics and probes; return the address bound.
+
+        Raises:
+            UnavailableError: the address cannot be bound.
+        """
+        from quire.observe.metrics.pages import ServiceAdmin
+        from worker_svc.service.metrics import NoAliases, WorkerCollector
+
+        account = self._servicer.account
+        self._admin = ServiceAdmin(
+            "worker",
+            WorkerCollector(self._worker, account, self._servicer.epochs),
+            NoAliases(),
+            is_ready=lambda: self._server.is_serving,
+            certificate_expiry=lambda: self._server.certificate_not_after,
+            why_stuck=lambda: account.why_stuck,
+        )
+        return await self._admin.start(config)
+
+    async def start(self) -> str:
+        """Bind, serve, announce the worker if it is to be, and return the address bound.
+
+        Raises:
+            UnavailableError: the address cannot be bound.
+        """
+        address = await self._server.start(self._config.host, self._config.port)
+        await self._server.set_serving(True)
+        if (told := self._config.announcement) is not None:
+            port = address.rpartition(":")[2]
+            self._announcers.append(
+                Announcer(told.scheduler, told.rank, f"{told.host}:{port}", self._config.tls)
+            )
+        return address
+
+    async def stop(self) -> None:
+        """Announce no more, refuse new calls, end running ones, stop the model's thread."""
+        for announcer in self._announcers:
+            await announcer.stop()
+        await self._server.stop()
+        if self._admin is not None:
+            await self._admin.stop()
+        self._servicer.close()
+
+
+async def serve(config: WorkerConfig, device: Device, ready_fd: int | None) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        config: how to listen and compute.
+        device: that the configuration names.
+        ready_fd: pipe that is told "ready HOST:PORT" or "error MESSAGE"; None tells nobody.
+
+    Returns:
+        The exit code: 0 after a clean stop, 1 if serving could not start.
+    """
+    server = WorkerServer(config, device)
+    try:
+        if config.admin is not None:
+            report(ready_fd, f"admin {await server.start_admin(config.admin)}")
+        address = await server.start()
+    except QuireError as error:
+        log.error("start_failed", error=error.message)
+        announce(ready_fd, f"error {error.message}")
+        await server.stop()
+        return 1
+    announce(ready_fd, f"ready {address}")
+    await stop_signal()
+    await server.stop()
+    log.info("stopped")
+    return 0

@@ -1,0 +1,1 @@
+"""A step: from its orders to the model's inputs."""
