@@ -1,5 +1,5 @@
-# Compiles csrc/cuda/*.cu into _C. Quietly does nothing without such files or without nvcc.
-file(GLOB QUIRE_CUDA_SOURCES CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/csrc/cuda/*.cu")
+# Compiles csrc/cuda and csrc/seed into _C. Quietly does nothing without such files or without nvcc.
+file(GLOB_RECURSE QUIRE_CUDA_SOURCES CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/csrc/*.cu")
 if(NOT QUIRE_CUDA_SOURCES)
   return()
 endif()
@@ -25,7 +25,7 @@ enable_language(CUDA)
 set_target_properties(_C PROPERTIES
   CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CUDA_STANDARD 17
   CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Static)
-target_sources(_C PRIVATE ${QUIRE_CUDA_SOURCES} ops_seed_attention.cpp)
+target_sources(_C PRIVATE ${QUIRE_CUDA_SOURCES} seed/ops.cpp)
 # No contraction, as on the CPU: where a fused multiply-add is meant, it is written.
 target_compile_options(_C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-fmad=false>)
 target_compile_definitions(_C PRIVATE QUIRE_WITH_CUDA=1)

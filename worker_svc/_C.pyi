@@ -1,4 +1,4 @@
-"""The compiled kernels (csrc/bindings.cpp). worker_svc.ops documents the operations."""
+"""The compiled kernels (csrc/bindings). worker_svc.ops documents the operations."""
 
 from collections.abc import Sequence
 

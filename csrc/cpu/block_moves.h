@@ -1,8 +1,8 @@
 // Moves of whole blocks: bytes only, so one copy serves every ISA and element type.
 #pragma once
 
+#include "core/params.h"
 #include "cpu/thread_pool.h"
-#include "params.h"
 
 namespace quire::cpu {
 

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "check.h"
+#include "core/check.h"
 #include "cpu/attention_plan.h"
 #include "cpu/block_moves.h"
 #include "cpu/isa.h"

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "backend.h"
+#include "core/backend.h"
 #include "cpu/kernel_table.h"
 
 namespace quire::cpu {

@@ -1,12 +1,12 @@
 // The kernels of one instruction set. Each cpu/isa_*.cpp compiles the same text of cpu/kernels/
 // with its own flags and fills one table; nothing else of it is visible. Plain data only, as in
-// params.h.
+// core/params.h.
 #pragma once
 
 #include <cstdint>
 
+#include "core/params.h"
 #include "cpu/thread_pool.h"
-#include "params.h"
 
 namespace quire::cpu {
 

@@ -5,7 +5,7 @@
 
 #define QUIRE_NAMESPACE quire::cpu
 #define QUIRE_FUNCTION inline
-#include "logits_math.h"
+#include "core/logits_math.h"
 
 namespace quire::cpu {
 namespace {

@@ -1,8 +1,8 @@
 // Changes logits before a token is drawn from them.
 #pragma once
 
+#include "core/params.h"
 #include "cpu/thread_pool.h"
-#include "params.h"
 
 namespace quire::cpu {
 

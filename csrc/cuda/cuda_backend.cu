@@ -1,10 +1,10 @@
 #include <vector>
 
-#include "cuda/attention.h"
-#include "cuda/attention_v1.h"
+#include "cuda/attention/common.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/kernels.h"
-#include "cuda/linear.h"
+#include "cuda/linear/linear.h"
+#include "seed/attention_v1.h"
 
 namespace quire::cuda {
 namespace {

@@ -1,8 +1,8 @@
 // The CUDA backend: every operation a kernel on the calling thread's stream.
 #pragma once
 
-#include "backend.h"
-#include "cuda/seed_params.h"
+#include "core/backend.h"
+#include "seed/params.h"
 
 namespace quire::cuda {
 

@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-#include "params.h"
+#include "core/params.h"
 
 namespace quire::cuda {
 

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "cuda/attention_mma.cuh"
+#include "cuda/attention/mma.cuh"
 #include "cuda/launch.h"
 
 namespace {

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "cuda/linear.cuh"
+#include "cuda/linear/linear.cuh"
 
 namespace {
 

@@ -10,8 +10,8 @@
 
 #include "cpu/logit_rules.h"
 #include "cpu/logprobs.h"
-#include "cuda/logit_rules.cu"
-#include "cuda/top_logprobs.cu"
+#include "cuda/logits/logit_rules.cu"
+#include "cuda/logits/top_logprobs.cu"
 
 namespace {
 

@@ -26,7 +26,7 @@ class Builder:
         self._compiler = os.environ.get("CXX", "c++")
         self._directory = directory
         self._driver = EMULATOR / driver
-        self._kernel = [ROOT / "csrc/cuda" / name for name in kernel]
+        self._kernel = kernel
         paths = (
             EMULATOR / "fiber.cpp",
             EMULATOR / "machine.cpp",
@@ -37,11 +37,12 @@ class Builder:
     def build(self, name: str, old: str = "", new: str = "") -> Path:
         """Return a driver of the kernel in which `new` stands for `old`."""
         directory = self._directory / name.replace(" ", "_").replace("'", "")
-        (directory / "cuda").mkdir(parents=True)
-        texts = {path.name: path.read_text() for path in self._kernel}
+        texts = {each: (ROOT / "csrc/cuda" / each).read_text() for each in self._kernel}
         assert any(old in text for text in texts.values()), "the mutant needs another text"
         for file_name, text in texts.items():
-            (directory / "cuda" / file_name).write_text(text.replace(old, new) if old else text)
+            path = directory / "cuda" / file_name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace(old, new) if old else text)
         driver = self._compile(self._driver, directory, f"-I{directory}")
         program = directory / "driver"
         subprocess.run([self._compiler, driver, *self._objects, "-o", program], check=True)

@@ -19,11 +19,11 @@ def find_nvcc() -> str | None:
 @pytest.mark.parametrize(
     ("source", "kernel"),
     [
-        ("attention_mma.cu", "attention_mma_kernel"),
-        ("attention_mma_e4m3.cu", "attention_mma_kernel"),
-        ("linear.cu", "linear_kernel"),
-        ("top_logprobs.cu", "top_logprobs_kernel"),
-        ("logit_rules.cu", "penalty_kernel"),
+        ("attention/mma.cu", "attention_mma_kernel"),
+        ("attention/mma_e4m3.cu", "attention_mma_kernel"),
+        ("linear/linear.cu", "linear_kernel"),
+        ("logits/top_logprobs.cu", "top_logprobs_kernel"),
+        ("logits/logit_rules.cu", "penalty_kernel"),
     ],
 )
 def test_no_kernel_spills_registers(tmp_path: Path, source: str, kernel: str) -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from tests.emu.planted_bugs import Builder, assert_noticed, run
 
-KERNEL = ("linear.cuh", "linear_tile.cuh", "linear_sections.h", "linear.h")
-SOURCES = ("check.cpp",)
+KERNEL = ("linear/linear.cuh", "linear/tile.cuh", "linear/sections.h", "linear/linear.h")
+SOURCES = ("core/check.cpp",)
 
 # What is wrong: the text of the kernel that is replaced, and by what. Not among them is what keeps
 # blocks that run at once apart (fences, and the barriers about the count of arrivals): the emulator

@@ -4,9 +4,9 @@ import pytest
 
 from tests.emu.planted_bugs import Builder, assert_noticed, run
 
-KERNEL = ("logit_rules.cu", "top_logprobs.cu", "row_select.cuh")
+KERNEL = ("logits/logit_rules.cu", "logits/top_logprobs.cu", "logits/row_select.cuh")
 SOURCES = (
-    "check.cpp",
+    "core/check.cpp",
     "cpu/logit_rules.cpp",
     "cpu/logprobs.cpp",
     "cpu/isa_scalar.cpp",

@@ -6,13 +6,13 @@ from tests.emu.planted_bugs import Builder, assert_noticed, run
 
 # The kernel, in pieces.
 KERNEL = (
-    "attention_mma.cuh",
-    "mma_warp.cuh",
-    "mma_operands.cuh",
-    "mma_columns.cuh",
-    "attention.h",
+    "attention/mma.cuh",
+    "attention/mma_warp.cuh",
+    "attention/mma_operands.cuh",
+    "attention/mma_columns.cuh",
+    "attention/common.h",
 )
-SOURCES = ("check.cpp", "cuda/attention_plain.cu", "cuda/attention_plan.cu")
+SOURCES = ("core/check.cpp", "cuda/attention/plain.cu", "cuda/attention/plan.cu")
 
 # What is wrong: the text of the kernel that is replaced, and by what.
 MUTANTS = {

@@ -2,9 +2,9 @@
 // added in a fixed order, so its result depends on nothing but the row.
 #pragma once
 
+#include "core/dispatch.h"
+#include "core/params.h"
 #include "cpu/kernels/parallel.h"
-#include "dispatch.h"
-#include "params.h"
 
 namespace quire::cpu::QUIRE_ISA {
 namespace {

@@ -7,8 +7,8 @@
 #define QUIRE_NAMESPACE quire::cpu::QUIRE_ISA
 #define QUIRE_FUNCTION inline
 #define QUIRE_FMA __builtin_fmaf
-#include "logits_math.h"
-#include "sampling_math.h"
+#include "core/logits_math.h"
+#include "core/sampling_math.h"
 
 namespace quire::cpu::QUIRE_ISA {
 namespace {

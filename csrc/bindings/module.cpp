@@ -1,0 +1,207 @@
+// The Python module worker_svc._C. Arguments are documented in worker_svc/ops, the typed face of
+// this module.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/tensor_caster.h"
+#include "core/check.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/isa.h"
+#include "ops/ops.h"
+#if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
+#include "seed/ops.h"
+#endif
+#if defined(QUIRE_EMULATED_CUDA)
+#include "machine.h"
+#endif
+
+namespace py = pybind11;
+
+namespace {
+
+// Lives as long as the process: worker threads must not be joined while the interpreter shuts down.
+quire::cpu::CpuBackend& backend() {
+  static auto* instance = new quire::cpu::CpuBackend;
+  return *instance;
+}
+
+#if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
+quire::cuda::CudaBackend& cuda_backend() {
+  static auto* instance = new quire::cuda::CudaBackend;
+  return *instance;
+}
+#else
+quire::Backend& cuda_backend() {
+  quire::fail("this build has no CUDA kernels");
+}
+#endif
+
+#if defined(QUIRE_EMULATED_CUDA)
+// The emulator's device memory is the host's, so that its backend can take the CPU's place.
+constexpr const char* kEmulated = "cuda";
+bool is_emulating = false;
+
+void set_emulator_order(int order, unsigned seed) {
+  quire::check_range("order", order, 0, 3);
+  emu::Machine::order = static_cast<emu::Order>(order);
+  emu::Machine::seed = seed;
+}
+#endif
+
+bool is_on_gpu(const quire::Tensor& tensor) {
+  return tensor.device == quire::Device::kCuda;
+}
+
+bool is_on_gpu(const std::vector<quire::Tensor>& tensors) {
+  return !tensors.empty() && is_on_gpu(tensors.front());
+}
+
+template <typename T>
+bool is_on_gpu(const T&) {
+  return false;
+}
+
+// The backend of the device that an operation's operands are on: the GPU's if any of them is.
+template <typename... Args>
+quire::Backend& backend_for(const Args&... args) {
+#if defined(QUIRE_EMULATED_CUDA)
+  if (is_emulating) return cuda_backend();
+#endif
+  if ((is_on_gpu(args) || ...)) return cuda_backend();
+  return backend();
+}
+
+// Binds an operation of ops.h to the backend and releases the GIL while it runs.
+template <typename... Args>
+void define(py::module_& module, const char* name, void (*op)(quire::Backend&, Args...)) {
+  module.def(
+      name, [op](Args... args) { op(backend_for(args...), args...); },
+      py::call_guard<py::gil_scoped_release>());
+}
+
+void define_activation(py::module_& module, const char* name, quire::Activation activation,
+                       bool gated) {
+  module.def(
+      name,
+      [activation, gated](const quire::Tensor& out, const quire::Tensor& x) {
+        quire::ops::activation(backend_for(out), out, x, activation, gated);
+      },
+      py::call_guard<py::gil_scoped_release>());
+}
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const auto* table : quire::cpu::available_kernel_tables()) names.emplace_back(table->name);
+#if defined(QUIRE_EMULATED_CUDA)
+  names.emplace_back(kEmulated);
+#endif
+  return names;
+}
+
+std::string isa() {
+#if defined(QUIRE_EMULATED_CUDA)
+  if (is_emulating) return kEmulated;
+#endif
+  return backend().kernels().name;
+}
+
+void set_isa(const std::string& name) {
+#if defined(QUIRE_EMULATED_CUDA)
+  is_emulating = name == kEmulated;
+  if (is_emulating) return;
+#endif
+  backend().set_isa(name);
+}
+
+void set_num_threads(int num_threads) {
+  quire::check_range("num_threads", num_threads, 1, 257);
+  backend().set_num_threads(num_threads);
+}
+
+int64_t contiguous_bytes(const quire::Tensor& tensor) {
+  quire::check_contiguous("tensor", tensor);
+  quire::check_device("tensor", tensor, quire::Device::kCpu);
+  int64_t bytes = quire::element_size(tensor.dtype);
+  for (int i = 0; i < tensor.ndim; ++i) bytes *= tensor.shape[i];
+  return bytes;
+}
+
+uint64_t stream_read(const quire::Tensor& tensor) {
+  return backend().stream_read(tensor.data, contiguous_bytes(tensor));
+}
+
+void advise_huge_pages(const quire::Tensor& tensor) {
+  quire::cpu::CpuBackend::advise_huge_pages(tensor.data, contiguous_bytes(tensor));
+}
+
+std::vector<uint32_t> philox4x32(const std::array<uint32_t, 4>& counter,
+                                 const std::array<uint32_t, 2>& key) {
+  std::vector<uint32_t> words(4);
+  backend().kernels().philox4x32(counter.data(), key.data(), words.data());
+  return words;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  backend();  // a wrong QUIRE_ISA is reported at import
+  define(module, "reshape_and_cache", quire::ops::reshape_and_cache);
+  define(module, "gather_cached_kv", quire::ops::gather_cached_kv);
+  define(module, "copy_blocks", quire::ops::copy_blocks);
+  define(module, "swap_blocks", quire::ops::swap_blocks);
+  py::class_<quire::AttentionPlan, std::shared_ptr<quire::AttentionPlan>>(module, "AttentionPlan");
+  module.def(
+      "plan_attention",
+      [](const quire::Tensor& query, const quire::Tensor& key_cache,
+         const quire::Tensor& value_cache, const quire::Tensor& seq_lens,
+         const quire::Tensor& query_start_loc, std::optional<int64_t> sliding_window,
+         std::optional<int64_t> max_seq_len, std::shared_ptr<quire::AttentionPlan> earlier) {
+        return quire::ops::plan_attention(backend_for(query), query, key_cache, value_cache,
+                                          seq_lens, query_start_loc, sliding_window, max_seq_len,
+                                          std::move(earlier));
+      },
+      py::call_guard<py::gil_scoped_release>());
+  define(module, "paged_attention", quire::ops::paged_attention);
+  define(module, "rms_norm", quire::ops::rms_norm);
+  define(module, "fused_add_rms_norm", quire::ops::fused_add_rms_norm);
+  define(module, "layer_norm", quire::ops::layer_norm);
+  define(module, "rotary_embedding", quire::ops::rotary_embedding);
+  define(module, "rotary_and_cache", quire::ops::rotary_and_cache);
+  define_activation(module, "silu_and_mul", quire::Activation::kSilu, true);
+  define_activation(module, "gelu_and_mul", quire::Activation::kGelu, true);
+  define_activation(module, "gelu_tanh_and_mul", quire::Activation::kGeluTanh, true);
+  define_activation(module, "gelu", quire::Activation::kGelu, false);
+  define_activation(module, "gelu_tanh", quire::Activation::kGeluTanh, false);
+  define_activation(module, "quick_gelu", quire::Activation::kQuickGelu, false);
+  define(module, "linear", quire::ops::linear);
+  define(module, "apply_penalties", quire::ops::apply_penalties);
+  define(module, "apply_token_mask", quire::ops::apply_token_mask);
+  define(module, "top_logprobs", quire::ops::top_logprobs);
+  define(module, "sample", quire::ops::sample);
+
+  module.def("isa", isa);
+  module.def("available_isas", available_isas);
+  module.def("set_isa", set_isa);
+  module.def("set_num_threads", set_num_threads);
+  module.def("advise_huge_pages", advise_huge_pages);
+  module.def("stream_read", stream_read, py::call_guard<py::gil_scoped_release>());
+  module.def("philox4x32", philox4x32);
+#if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
+  module.def("set_stream", quire::cuda::CudaBackend::set_stream);
+  module.def(
+      "paged_attention_v1",
+      [](const quire::Tensor& out, const quire::Tensor& query, const quire::Tensor& key_cache,
+         const quire::Tensor& value_cache, const quire::Tensor& block_tables,
+         const quire::Tensor& seq_lens, double scale,
+         const std::optional<quire::Tensor>& alibi_slopes, int64_t max_seq_len,
+         bool is_partitioned) {
+        quire::ops::paged_attention_v1(cuda_backend(), out, query, key_cache, value_cache,
+                                       block_tables, seq_lens, scale, alibi_slopes, max_seq_len,
+                                       is_partitioned);
+      },
+      py::call_guard<py::gil_scoped_release>());
+#endif
+#if defined(QUIRE_EMULATED_CUDA)
+  module.def("set_emulator_order", set_emulator_order);
+#endif
+}

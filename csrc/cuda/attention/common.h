@@ -1,0 +1,66 @@
+// What the attention kernels have in common.
+#pragma once
+
+#include "core/params.h"
+#include "cuda/attention/device_plan.h"
+#include "cuda/cache/common.h"
+#include "cuda/device.h"
+
+namespace quire::cuda {
+
+// Positions are cut here, whatever the batch (the invariance rule).
+constexpr int kPartitionTokens = 512;
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+// ALiBi's slope of a query head in base 2; 0 without ALiBi.
+__device__ __forceinline__ float slope_of(const PagedAttentionParams& p, int64_t head) {
+  return p.alibi_slopes != nullptr ? p.alibi_slopes[head] * kLog2E : 0.f;
+}
+
+// A raw score as a base-2 logit: scale, then soft cap, then ALiBi. `distance` is the position of
+// the key minus that of the query.
+__device__ __forceinline__ float to_logit(const PagedAttentionParams& p, float slope, float score,
+                                          float distance) {
+  const float logit = p.soft_cap != 0.f
+                          ? tanhf(score * (p.scale / p.soft_cap)) * (p.soft_cap * kLog2E)
+                          : score * (p.scale * kLog2E);
+  return slope != 0.f ? fmaf(slope, distance, logit) : logit;
+}
+
+// Softmax over the keys seen so far, in base 2, and as many columns of the weighted values.
+template <int kColumns>
+struct SoftmaxState {
+  float max = -INFINITY;
+  float sum = 0.f;
+  float acc[kColumns] = {};
+
+  // Adds keys that come after all of those.
+  __device__ void merge(const SoftmaxState& part) {
+    const float larger = fmaxf(max, part.max);
+    const float a = exp2f(max - larger);
+    const float b = exp2f(part.max - larger);
+    max = larger;
+    sum = fmaf(part.sum, b, sum * a);
+    for (int c = 0; c < kColumns; ++c) acc[c] = fmaf(part.acc[c], b, acc[c] * a);
+  }
+};
+
+// Where the key or value of a token lies.
+template <typename T>
+__device__ const T* token_address(const PagedAttentionParams& p, const CacheView& cache,
+                                  const int32_t* table, int64_t kv_head, int64_t position) {
+  return static_cast<const T*>(cache.data) + table[position / p.block_size] * cache.block_stride +
+         position % p.block_size * cache.token_stride + kv_head * cache.head_stride;
+}
+
+// Each kind of kernel. Dtypes, sizes and arguments were checked.
+void attention_plain(const PagedAttentionParams& p, cudaStream_t stream);
+// `attention_mma_serves` must have said so.
+void attention_mma(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream);
+// Of which those over caches of e4m3.
+void attention_mma_e4m3(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream);
+// Whether there is a kernel on tensor cores for these types, sizes and alignments.
+bool attention_mma_serves(const PagedAttentionParams& p);
+
+}  // namespace quire::cuda

@@ -1,0 +1,115 @@
+// Paged attention on tensor cores: decode, prefill and chunks by one definition.
+//
+// A block computes some columns (a query head in a row each) of one kv head. Keys come in tiles of
+// 16 tokens, cut at absolute positions; warp w takes tiles w, w + 4 ... of a partition, each with a
+// pipeline of asynchronous copies of its own, so that a block has tens of kilobytes on their way at
+// any time. Keys are the operand of 16 rows and queries that of 8 columns: a group of 8 heads that
+// decodes fills a tensor core's tile. S^T = K Q^T, O^T = V^T P^T.
+//
+// The order of additions of a column: within a tile the tensor core's; tiles of a warp in order;
+// the warps of a partition in order; partitions in order. Columns of a matrix product do not touch
+// each other, a column that sees nothing of a tile adds exact zeros, and rescaling by 2^0 is exact:
+// so neither batch, chunk, split nor the other columns of a block change a bit.
+//
+// Over a cache of e4m3 operands are float16, whatever the activations are (mma_operands.cuh). A
+// query is brought to its range by a power of two, which the scores of its column are freed from.
+#pragma once
+
+#include "cuda/attention/mma_warp.cuh"
+
+namespace quire::cuda {
+
+template <typename T, typename Cached, int kHeadSize, int kColumnTiles>
+__global__ void __launch_bounds__(kMmaThreads, 2)
+    attention_mma_kernel(const PagedAttentionParams p, const AttentionItem* items,
+                         PartialResults partials) {
+  using Shape = MmaShape<Cached, kHeadSize, kColumnTiles>;
+  QUIRE_DYNAMIC_SHARED(shared);
+  auto* warps_acc = reinterpret_cast<float*>(shared + Shape::kPipelineBytes);
+  auto& columns = *reinterpret_cast<SharedColumns<Shape::kColumns>*>(
+      warps_acc + kMmaWarps * Shape::kColumns * Shape::kAccStride);
+  const AttentionItem item = items[blockIdx.x];
+  if (item.seq == kNoWork) return;
+  const ItemBounds bounds(p, item, Shape::kColumns);
+  WarpAttention<T, Cached, kHeadSize, kColumnTiles> warp(p, item, bounds, shared);
+  const int thread = static_cast<int>(threadIdx.x);
+  ColumnState total;  // of column `thread`
+  float acc[Shape::kElements] = {};
+
+  for (int partition = item.partition_begin; partition < item.partition_end; ++partition) {
+    warp.walk(partition);
+    warp.publish(warps_acc, columns);
+    __syncthreads();
+    const int64_t row = (int64_t{item.slot} + partition - item.partition_begin) * Shape::kColumns;
+    if (thread < Shape::kColumns) {
+      ColumnState state;
+      for (int w = 0; w < kMmaWarps; ++w) columns.of_warp[w][thread].merge_into(state);
+      columns.of_partition[thread] = total.merge(state.max, state.sum);
+      if (item.slot >= 0) {
+        partials.max[row + thread] = state.max;
+        partials.sum[row + thread] = state.sum;
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < Shape::kElements; ++e) {
+      const int column = (thread + e * kMmaThreads) / kHeadSize;
+      const int d = (thread + e * kMmaThreads) % kHeadSize;
+      float part = 0.f;
+#pragma unroll
+      for (int w = 0; w < kMmaWarps; ++w) {
+        part = merge_values(part, warps_acc[(w * Shape::kColumns + column) * Shape::kAccStride + d],
+                            columns.of_warp[w][column].factors);
+      }
+      if (item.slot < 0) {
+        acc[e] = merge_values(acc[e], part, columns.of_partition[column]);
+      } else {
+        partials.acc[(row + column) * kHeadSize + d] = part;
+      }
+    }
+    __syncthreads();  // all have read before the next partition is shown
+  }
+  warp.drain();
+  if (item.slot >= 0) return;
+  if (thread < Shape::kColumns) columns.total[thread] = total.sum;
+  __syncthreads();
+  const float value_scale = head_scale(p.value_scales, item.kv_head);
+#pragma unroll
+  for (int e = 0; e < Shape::kElements; ++e) {
+    const int column = (thread + e * kMmaThreads) / kHeadSize;
+    if (item.column + column < bounds.num_columns) {
+      bounds.address<T>(p.out, item.kv_head,
+                        item.column + column)[(thread + e * kMmaThreads) % kHeadSize] =
+          from_float<T>(acc[e] / columns.total[column] * value_scale);
+    }
+  }
+}
+
+// Merges the partitions of columns that several blocks have computed: a block for each tile of
+// columns, threads along the head.
+template <typename T, typename Cached, int kHeadSize, int kColumnTiles>
+__global__ void __launch_bounds__(kMmaThreads)
+    attention_merge_kernel(const PagedAttentionParams p, const AttentionMerge* merges,
+                           PartialResults partials) {
+  constexpr int kColumns = MmaShape<Cached, kHeadSize, kColumnTiles>::kColumns;
+  const AttentionMerge work = merges[blockIdx.x];
+  if (work.seq == kNoWork) return;
+  const AttentionItem item{work.seq, work.kv_head, work.column, 0, 0, 0};
+  const ItemBounds bounds(p, item, kColumns);
+  const int column = static_cast<int>(blockIdx.y);
+  if (work.column + column >= bounds.num_columns) return;
+  T* out = bounds.address<T>(p.out, work.kv_head, work.column + column);
+  const float value_scale = head_scale(p.value_scales, work.kv_head);
+  for (int d = static_cast<int>(threadIdx.x); d < kHeadSize; d += kMmaThreads) {
+    ColumnState total;
+    float acc = 0.f;
+    for (int i = 0; i < work.num_slots; ++i) {
+      const int64_t row = int64_t{work.slot + i} * kColumns + column;
+      const MergeFactors factors = total.merge(partials.max[row], partials.sum[row]);
+      acc = merge_values(acc, partials.acc[row * kHeadSize + d], factors);
+    }
+    out[d] = from_float<T>(acc / total.sum * value_scale);
+  }
+}
+
+}  // namespace quire::cuda

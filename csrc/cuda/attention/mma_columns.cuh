@@ -1,0 +1,121 @@
+// Columns of attention on tensor cores (mma.cuh): the shape of a block's work, what an
+// item covers, and how softmax states are merged.
+#pragma once
+
+#include "cuda/attention/common.h"
+#include "cuda/ptx.h"
+
+namespace quire::cuda {
+
+constexpr int kTileTokens = 16;
+constexpr int kMmaWarps = 4;
+constexpr int kMmaThreads = kMmaWarps * kWarpSize;
+constexpr float kUnseen = -1e30f;  // maximum over no key; finite, so that differences are numbers
+
+// How two softmax states are merged: what each one's sum and weighted values are scaled by.
+struct MergeFactors {
+  float before;
+  float after;
+};
+
+// The maximum and sum of a column; adds to them those of keys that come after.
+struct ColumnState {
+  float max = kUnseen;
+  float sum = 0.f;
+
+  __device__ MergeFactors merge(float part_max, float part_sum) {
+    const float larger = fmaxf(max, part_max);
+    const MergeFactors factors{ptx::exp2(max - larger), ptx::exp2(part_max - larger)};
+    max = larger;
+    sum = fmaf(part_sum, factors.after, sum * factors.before);
+    return factors;
+  }
+};
+
+__device__ __forceinline__ float merge_values(float before, float after,
+                                              const MergeFactors& factors) {
+  return fmaf(after, factors.after, before * factors.before);
+}
+
+// A warp's maximum and sum of a column; then, in their place, how its values are merged.
+union WarpColumn {
+  struct {
+    float max;
+    float sum;
+  } state;
+  MergeFactors factors;
+
+  __device__ void merge_into(ColumnState& total) { factors = total.merge(state.max, state.sum); }
+};
+
+// What the block knows of its columns.
+template <int kColumns>
+struct SharedColumns {
+  WarpColumn of_warp[kMmaWarps][kColumns];
+  MergeFactors of_partition[kColumns];
+  float total[kColumns];
+};
+
+// Of a cache whose elements are `Cached`.
+template <typename Cached, int kHeadSize, int kColumnTiles>
+struct MmaShape {
+  static constexpr int kBytes = static_cast<int>(sizeof(Cached));
+  static constexpr int kColumns = 8 * kColumnTiles;
+  static constexpr int kSteps = kHeadSize / 16;            // matrix products along the head
+  static constexpr int kChunks = kHeadSize * kBytes / 16;  // 16 bytes each, of a token
+  // Of bytes more of them, for as much on its way; two blocks must fit a multiprocessor.
+  static constexpr int kStages = kBytes == 2 ? (kHeadSize <= 128 ? 3 : 2)
+                                             : (kHeadSize <= 128   ? 4
+                                                : kHeadSize <= 192 ? 3
+                                                                   : 2);
+  static constexpr int kElements = kColumns * kHeadSize / kMmaThreads;  // of a thread, merged
+
+  // Rows of a tile lie so that eight of them in one column of chunks fall into eight different bank
+  // groups: by swapping chunks where a row is a multiple of 128 bytes, else by an odd row length.
+  static constexpr bool kSwizzles = kChunks % 8 == 0;
+  static constexpr int kRowBytes = (kSwizzles ? kChunks : kChunks | 1) * 16;
+  static constexpr int kTileBytes = kTileTokens * kRowBytes;
+  static constexpr int kPipelineBytes = kMmaWarps * kStages * 2 * kTileBytes;
+  static constexpr int kAccStride = kHeadSize + 4;
+  static constexpr int kSharedBytes = kPipelineBytes + kMmaWarps * kColumns * kAccStride * 4 +
+                                      static_cast<int>(sizeof(SharedColumns<kColumns>));
+
+  // On sm_90 a multiprocessor has 228 KB, of which a block takes 1 KB beside what it asks for.
+  static_assert(kHeadSize > 128 || kColumnTiles > 1 || 2 * (kSharedBytes + 1024) <= 228 * 1024,
+                "two blocks that decode must fit a multiprocessor");
+
+  static __device__ int offset(int row, int chunk) {
+    return row * kRowBytes + (kSwizzles ? chunk ^ (row & 7) : chunk) * 16;
+  }
+};
+
+// What an item covers.
+struct ItemBounds {
+  int group;
+  int num_columns;  // of the sequence
+  int first_row;    // of the sequence in the batch
+  int first_position;
+  int keys_begin;
+  int keys_end;
+
+  __device__ ItemBounds(const PagedAttentionParams& p, const AttentionItem& item, int columns) {
+    group = static_cast<int>(p.num_heads / p.num_kv_heads);
+    first_row = p.query_start_loc[item.seq];
+    const int num_rows = p.query_start_loc[item.seq + 1] - first_row;
+    num_columns = num_rows * group;
+    first_position = p.seq_lens[item.seq] - num_rows;
+    const int last = min(item.column + columns, num_columns) - 1;
+    const int64_t begin = first_position + item.column / group + 1 - p.sliding_window;
+    keys_begin = begin > 0 ? static_cast<int>(begin) : 0;
+    keys_end = first_position + last / group + 1;
+  }
+
+  // Where a column's query or output lies among rows.
+  template <typename T>
+  __device__ T* address(const RowsView& rows, int kv_head, int column) const {
+    return static_cast<T*>(rows.data) + (first_row + column / group) * rows.token_stride +
+           (kv_head * group + column % group) * rows.head_stride;
+  }
+};
+
+}  // namespace quire::cuda

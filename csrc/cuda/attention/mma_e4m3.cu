@@ -1,0 +1,15 @@
+// The kernels over caches of e4m3, compiled apart from the others since that takes a while.
+#include "cuda/attention/mma_launch.cuh"
+
+namespace quire::cuda {
+
+void attention_mma_e4m3(const PagedAttentionParams& p, const DevicePlan& plan,
+                        cudaStream_t stream) {
+  if (p.dtype == DType::kBFloat16) {
+    attention_mma_of<bf16, e4m3>(p, plan, stream);
+  } else {
+    attention_mma_of<f16, e4m3>(p, plan, stream);
+  }
+}
+
+}  // namespace quire::cuda

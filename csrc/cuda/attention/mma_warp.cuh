@@ -1,0 +1,316 @@
+// What a warp does in attention on tensor cores (mma.cuh).
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "cuda/attention/mma_operands.cuh"
+
+namespace quire::cuda {
+
+// A warp's walk over its tiles.
+template <typename T, typename Cached, int kHeadSize, int kColumnTiles>
+class WarpAttention {
+ public:
+  using Shape = MmaShape<Cached, kHeadSize, kColumnTiles>;
+  using Operands = MmaOperands<T, Cached>;
+  using Element = typename Operands::Element;
+  static constexpr bool kIsQuantised = !std::is_same_v<T, Cached>;
+
+  __device__ WarpAttention(const PagedAttentionParams& p, const AttentionItem& item,
+                           const ItemBounds& bounds, char* pipeline)
+      : p_(p),
+        table_(p.block_tables + item.seq * p.block_table_stride),
+        keys_(static_cast<const Cached*>(p.key_cache.data) +
+              item.kv_head * p.key_cache.head_stride),
+        values_(static_cast<const Cached*>(p.value_cache.data) +
+                item.kv_head * p.value_cache.head_stride),
+        stages_(pipeline + threadIdx.x / kWarpSize * Shape::kStages * 2 * Shape::kTileBytes),
+        warp_(threadIdx.x / kWarpSize),
+        lane_(threadIdx.x % kWarpSize),
+        keys_begin_(bounds.keys_begin),
+        keys_end_(bounds.keys_end),
+        block_shift_(log2_of(p.block_size)) {
+    constexpr int kTilesOfPartition = kPartitionTokens / kTileTokens;
+    const int first =
+        max(item.partition_begin * kTilesOfPartition, bounds.keys_begin / kTileTokens);
+    const int end = min(item.partition_end * kTilesOfPartition,
+                        (bounds.keys_end + kTileTokens - 1) / kTileTokens);
+    next_ = first + ((warp_ - first) & (kMmaWarps - 1));
+    tiles_end_ = end;
+    next_copy_ = next_;
+    load_queries(item, bounds);
+    reset();
+    for (int stage = 0; stage < Shape::kStages - 1; ++stage) copy_next();
+  }
+
+  // Takes its tiles up to a partition's end.
+  __device__ void walk(int partition) {
+    const int end = min((partition + 1) * (kPartitionTokens / kTileTokens), tiles_end_);
+    for (; next_ < end; next_ += kMmaWarps) {
+      copy_next();
+      ptx::async_wait<Shape::kStages - 1>();
+      __syncwarp();
+      take_tile();
+      __syncwarp();  // the stage may be filled again
+    }
+  }
+
+  // Shows its state of the partition to the block, acc as [warps, columns, kAccStride], and begins
+  // anew.
+  __device__ void publish(float* acc, SharedColumns<Shape::kColumns>& columns) {
+    for (int g = 0; g < kColumnTiles; ++g) {
+      for (int j = 0; j < 2; ++j) {
+        const int column = g * 8 + lane_ % 4 * 2 + j;
+        float sum = sum_[g][j];
+#pragma unroll
+        for (int flipped = 4; flipped < kWarpSize; flipped *= 2)
+          sum += __shfl_xor_sync(kFullMask, sum, flipped);
+        if (lane_ < 4) {
+          columns.of_warp[warp_][column].state = {max_[g][j], sum};
+        }
+#pragma unroll
+        for (int step = 0; step < Shape::kSteps; ++step) {
+          float* row = acc + (warp_ * Shape::kColumns + column) * Shape::kAccStride + step * 16;
+          row[Operands::value_element(lane_, 0)] = acc_[g][step][j];
+          row[Operands::value_element(lane_, 1)] = acc_[g][step][j + 2];
+        }
+      }
+    }
+    reset();
+  }
+
+  __device__ void drain() { ptx::async_wait<0>(); }
+
+ private:
+  __device__ void reset() {
+#pragma unroll
+    for (int g = 0; g < kColumnTiles; ++g) {
+      max_[g][0] = max_[g][1] = kUnseen;
+      sum_[g][0] = sum_[g][1] = 0.f;
+#pragma unroll
+      for (int step = 0; step < Shape::kSteps; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc_[g][step][i] = 0.f;
+    }
+  }
+
+  // Queries as the right operand, straight from memory; zeros for columns that are not there.
+  __device__ void load_queries(const AttentionItem& item, const ItemBounds& bounds) {
+#pragma unroll
+    for (int g = 0; g < kColumnTiles; ++g) {
+      const int column = item.column + g * 8 + lane_ / 4;
+      const bool exists = column < bounds.num_columns;
+      const T* q = bounds.address<const T>(p_.query, item.kv_head, exists ? column : 0);
+#pragma unroll
+      for (int step = 0; step < Shape::kSteps; ++step)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          query_[g][step][i] = exists ? *reinterpret_cast<const uint32_t*>(
+                                            q + step * 16 + Operands::query_element(lane_, i))
+                                      : 0u;
+        }
+      if constexpr (kIsQuantised) {
+        const float inverse = convert_query(g);
+        const float key_scale = head_scale(p_.key_scales, item.kv_head);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float of_column = __shfl_sync(kFullMask, inverse, (lane_ % 4 * 2 + j) * 4);
+          score_scale_[g][j] = of_column * key_scale;
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int own = item.column + g * 8 + lane_ % 4 * 2 + j;
+        const bool own_exists = own < bounds.num_columns;
+        position_[g][j] = own_exists ? bounds.first_position + own / bounds.group : -1;
+        slope_[g][j] =
+            own_exists ? slope_of(p_, item.kv_head * bounds.group + own % bounds.group) : 0.f;
+      }
+    }
+  }
+
+  // The queries of a tile of columns as operands of another type. Returns what scores of the lane's
+  // column are to be multiplied by.
+  __device__ float convert_query(int g) {
+    if constexpr (std::is_same_v<T, Element>) {
+      return 1.f;
+    } else {
+      float largest = 0.f;
+#pragma unroll
+      for (int step = 0; step < Shape::kSteps; ++step)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            largest = fmaxf(largest, fabsf(unpack(query_[g][step][i], half)));
+      largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, 2));
+      const PowerOfTwo scale(largest);
+#pragma unroll
+      for (int step = 0; step < Shape::kSteps; ++step)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t pair = query_[g][step][i];
+          query_[g][step][i] =
+              pack<Element>(unpack(pair, 0) * scale.factor, unpack(pair, 1) * scale.factor);
+        }
+      return scale.inverse;
+    }
+  }
+
+  static __device__ float unpack(uint32_t pair, int half) {
+    const auto bits = static_cast<uint16_t>(pair >> 16 * half);
+    T element;
+    memcpy(&element, &bits, sizeof element);
+    return to_float(element);
+  }
+
+  // Begins to copy the next tile, if there is one.
+  __device__ void copy_next() {
+    if (next_copy_ < tiles_end_) {
+      char* stage = stages_ + stage_of(next_copy_) * 2 * Shape::kTileBytes;
+      const int first = next_copy_ * kTileTokens;
+      // A lane looks up a token's block; the others have it from there.
+      const int token = first + lane_ % kTileTokens;
+      int64_t key_offset = 0;
+      int64_t value_offset = 0;
+      if (token >= keys_begin_ && token < keys_end_) {
+        const int64_t block = __ldg(table_ + (token >> block_shift_));
+        const int64_t slot = token & ((1 << block_shift_) - 1);
+        key_offset = block * p_.key_cache.block_stride + slot * p_.key_cache.token_stride;
+        value_offset = block * p_.value_cache.block_stride + slot * p_.value_cache.token_stride;
+      }
+      constexpr int kCopies = kTileTokens * Shape::kChunks;
+      // Of long heads a few at a time: their addresses would take all registers.
+      [[maybe_unused]] constexpr int kUnrolled = kHeadSize <= 128 ? 8 : 2;
+#pragma unroll kUnrolled
+      for (int i = 0; i < kCopies; i += kWarpSize) {
+        const int row = (i + lane_) / Shape::kChunks;
+        const int chunk = (i + lane_) % Shape::kChunks;
+        const auto from_key =
+            __shfl_sync(kFullMask, static_cast<long long>(key_offset), row % kTileTokens);
+        const auto from_value =
+            __shfl_sync(kFullMask, static_cast<long long>(value_offset), row % kTileTokens);
+        if (kCopies % kWarpSize == 0 || row < kTileTokens) {
+          // What nobody sees is never read: its block may belong to others by now.
+          const bool exists = first + row >= keys_begin_ && first + row < keys_end_;
+          const int to = Shape::offset(row, chunk);
+          constexpr int kElements = 16 / Shape::kBytes;
+          ptx::async_copy_16(stage + to, keys_ + from_key + chunk * kElements, exists);
+          ptx::async_copy_16(stage + Shape::kTileBytes + to,
+                             values_ + from_value + chunk * kElements, exists);
+        }
+      }
+      next_copy_ += kMmaWarps;
+    }
+    ptx::async_commit();
+  }
+
+  static __device__ int stage_of(int tile) { return tile / kMmaWarps % Shape::kStages; }
+
+  __device__ void take_tile() {
+    const char* keys = stages_ + stage_of(next_) * 2 * Shape::kTileBytes;
+    const char* values = keys + Shape::kTileBytes;
+    constexpr int kStepsOfLoad = Operands::kStepsOfLoad;
+    float scores[kColumnTiles][4] = {};
+#pragma unroll
+    for (int step = 0; step < Shape::kSteps; step += kStepsOfLoad) {
+      uint32_t k[kStepsOfLoad][4];
+      Operands::template load_keys<Shape>(k, keys, step / kStepsOfLoad, lane_);
+#pragma unroll
+      for (int s = 0; s < kStepsOfLoad && step + s < Shape::kSteps; ++s)
+#pragma unroll
+        for (int g = 0; g < kColumnTiles; ++g)
+          ptx::multiply_add<Element>(scores[g], k[s], query_[g][step + s]);
+    }
+    uint32_t probabilities[kColumnTiles][2];
+#pragma unroll
+    for (int g = 0; g < kColumnTiles; ++g) softmax(g, scores[g], probabilities[g]);
+#pragma unroll
+    for (int step = 0; step < Shape::kSteps; step += kStepsOfLoad) {
+      uint32_t v[kStepsOfLoad][4];
+      Operands::template load_values<Shape>(v, values, step / kStepsOfLoad, lane_);
+#pragma unroll
+      for (int s = 0; s < kStepsOfLoad && step + s < Shape::kSteps; ++s)
+#pragma unroll
+        for (int g = 0; g < kColumnTiles; ++g)
+          ptx::multiply_add<Element>(acc_[g][step + s], v[s], probabilities[g]);
+    }
+  }
+
+  // Scores of 16 tokens and 8 columns become probabilities, as the right operand of the next
+  // product. A lane has tokens lane / 4 and lane / 4 + 8 of two columns.
+  __device__ void softmax(int g, float (&s)[4], uint32_t (&probabilities)[2]) {
+    const int token = next_ * kTileTokens + lane_ / 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int distance = token + i / 2 * 8 - position_[g][i % 2];
+      if constexpr (kIsQuantised) s[i] *= score_scale_[g][i % 2];
+      const float logit = to_logit(p_, slope_[g][i % 2], s[i], static_cast<float>(distance));
+      const bool seen = distance <= 0 && -distance < p_.sliding_window;
+      s[i] = seen ? logit : -INFINITY;
+    }
+    float larger[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      larger[j] = fmaxf(s[j], s[j + 2]);
+#pragma unroll
+      for (int flipped = 4; flipped < kWarpSize; flipped *= 2)
+        larger[j] = fmaxf(larger[j], __shfl_xor_sync(kFullMask, larger[j], flipped));
+    }
+    // Most tiles move no maximum; then there is nothing to rescale.
+    if (__any_sync(kFullMask, larger[0] > max_[g][0] || larger[1] > max_[g][1])) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float max = fmaxf(max_[g][j], larger[j]);
+        const float factor = ptx::exp2(max_[g][j] - max);
+        max_[g][j] = max;
+        sum_[g][j] *= factor;
+#pragma unroll
+        for (int step = 0; step < Shape::kSteps; ++step) {
+          acc_[g][step][j] *= factor;
+          acc_[g][step][j + 2] *= factor;
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[i] = ptx::exp2(s[i] - max_[g][i % 2]);
+      sum_[g][i % 2] += s[i];
+    }
+    probabilities[0] = ptx::transpose(pack<Element>(s[0], s[1]));
+    probabilities[1] = ptx::transpose(pack<Element>(s[2], s[3]));
+  }
+
+  template <typename U>
+  static __device__ uint32_t pack(float low, float high) {
+    const U pair[2] = {from_float<U>(low), from_float<U>(high)};
+    uint32_t bits;
+    memcpy(&bits, pair, sizeof bits);
+    return bits;
+  }
+
+  const PagedAttentionParams& p_;
+  const int32_t* table_;
+  const Cached* keys_;
+  const Cached* values_;
+  char* stages_;
+  int warp_;
+  int lane_;
+  int keys_begin_;
+  int keys_end_;
+  int block_shift_;
+  int next_;       // tile to take
+  int next_copy_;  // tile to copy
+  int tiles_end_;
+  uint32_t query_[kColumnTiles][Shape::kSteps][2];
+  int position_[kColumnTiles][2];  // of the query of each column that the lane has scores of
+  float slope_[kColumnTiles][2];
+  float score_scale_[kColumnTiles][2];  // quantised caches only
+  float max_[kColumnTiles][2];
+  float sum_[kColumnTiles][2];
+  float acc_[kColumnTiles][Shape::kSteps][4];
+};
+
+}  // namespace quire::cuda

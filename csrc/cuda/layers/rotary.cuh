@@ -1,0 +1,40 @@
+// Rotary position embedding (Su et al. 2021). NeoX style pairs element i with i + R/2, GPT-J style
+// 2i with 2i + 1.
+#pragma once
+
+#include "core/params.h"
+#include "cuda/device.h"
+
+namespace quire::cuda {
+
+// The rotation of a token's pairs.
+struct TokenRotation {
+  const float* cosines;
+  int64_t half;
+  bool is_neox;
+
+  __device__ TokenRotation(const RotaryParams& p, int64_t token)
+      : cosines(p.cos_sin_cache + p.positions[token] * p.cos_sin_stride),
+        half(p.rotary_dim / 2),
+        is_neox(p.is_neox) {}
+
+  // Rotates pair i of the head `x`: calls write(element, value) for both.
+  template <typename T, typename Write>
+  __device__ void rotate(const T* x, int64_t i, const Write& write) const {
+    const float* sines = cosines + half;
+    const int64_t first = is_neox ? i : 2 * i;
+    const int64_t second = is_neox ? i + half : 2 * i + 1;
+    const float a = to_float(x[first]);
+    const float b = to_float(x[second]);
+    write(first, from_float<T>(a * cosines[i] - b * sines[i]));
+    write(second, from_float<T>(b * cosines[i] + a * sines[i]));
+  }
+};
+
+// Where a token's head lies among rows.
+template <typename T>
+__device__ __forceinline__ T* head_address(const RowsView& rows, int64_t token, int64_t head) {
+  return static_cast<T*>(rows.data) + token * rows.token_stride + head * rows.head_stride;
+}
+
+}  // namespace quire::cuda

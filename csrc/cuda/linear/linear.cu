@@ -1,0 +1,64 @@
+// Which tiles serve a linear layer, and their launch. The choice changes no bit.
+#include "core/dispatch.h"
+#include "cuda/linear/linear.cuh"
+#include "cuda/linear/linear.h"
+
+namespace quire::cuda {
+namespace {
+
+template <typename T>
+bool is_aligned_operand(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % Pack<T>::kSize == 0;
+}
+
+template <typename T>
+bool is_aligned_call(const LinearParams& p) {
+  return p.in_features % Pack<T>::kSize == 0 && is_aligned_operand<T>(p.x, p.x_stride) &&
+         is_aligned_operand<T>(p.weight, p.weight_stride);
+}
+
+template <typename Shape>
+int64_t num_tiles(const LinearParams& p) {
+  return (p.num_rows + Shape::kRows - 1) / Shape::kRows *
+         ((p.out_features + Shape::kFeatures - 1) / Shape::kFeatures);
+}
+
+// Split where whole tiles would leave multiprocessors without work.
+template <typename Shape, bool kIsAligned>
+void run(const LinearParams& p, const SplitResults& results, cudaStream_t stream) {
+  static_assert(Shape::kFeatures * Shape::kRows <= SplitMemory::kMaxTileElements);
+  const int64_t tiles = num_tiles<Shape>(p);
+  const int64_t sections = linear_sections(p.total_features, p.in_features).count;
+  const bool is_split = sections > 1 && 2 * tiles < num_blocks_at_once() &&
+                        tiles * sections <= SplitMemory::kMaxBlocks;
+  launch_linear<Shape, kIsAligned>(p, is_split, results, stream);
+}
+
+template <typename T>
+void run_rows(const LinearParams& p, const SplitResults& results, cudaStream_t stream) {
+  // The largest tile, one block to a multiprocessor, pays once most of them have one.
+  const bool fills_device = 8 * num_tiles<RowsOf128<T>>(p) >= 3 * num_blocks_at_once();
+  if (!is_aligned_call<T>(p)) {
+    run<RowsOf64<T>, false>(p, results, stream);
+  } else if (p.num_rows <= 8) {
+    run<RowsOf8<T>, true>(p, results, stream);
+  } else if (p.num_rows <= 16) {
+    run<RowsOf16<T>, true>(p, results, stream);
+  } else if (p.num_rows <= 32) {
+    run<RowsOf32<T>, true>(p, results, stream);
+  } else if (p.num_rows <= 64 || !fills_device) {
+    run<RowsOf64<T>, true>(p, results, stream);
+  } else {
+    launch_linear<RowsOf128<T>, true>(p, false, results, stream);
+  }
+}
+
+}  // namespace
+
+void linear(const LinearParams& p, SplitMemory& memory, cudaStream_t stream) {
+  if (p.num_rows == 0 || p.out_features == 0) return;
+  const SplitResults& results = memory.get(stream);
+  QUIRE_DISPATCH_DTYPE(p.dtype, T, run_rows<T>(p, results, stream));
+}
+
+}  // namespace quire::cuda

@@ -1,0 +1,43 @@
+// Linear layers by the invariance rule.
+#pragma once
+
+#include "core/params.h"
+#include "cuda/workspace.h"
+
+namespace quire::cuda {
+
+// Where blocks leave the sums of sections for the last of them to add, and count their arrivals.
+struct SplitResults {
+  float* sums;         // [blocks, elements of a tile]
+  uint32_t* arrivals;  // [tiles], zero between launches
+};
+
+// Of a fixed size, so that it never moves: a captured graph may keep its address.
+class SplitMemory {
+ public:
+  static constexpr int64_t kMaxBlocks = 1024;
+  static constexpr int64_t kMaxTileElements = 64 * 64;
+
+  const SplitResults& get(cudaStream_t stream) {
+    if (results_.sums == nullptr) {
+      constexpr size_t kSums = kMaxBlocks * kMaxTileElements;
+      memory_.begin(
+          Workspace::piece_bytes<float>(kSums) + Workspace::piece_bytes<uint32_t>(kMaxBlocks),
+          stream);
+      float* sums = memory_.take<float>(kSums);
+      auto* arrivals = memory_.take<uint32_t>(kMaxBlocks);
+      check(cudaMemsetAsync(arrivals, 0, kMaxBlocks * sizeof(uint32_t), stream), "split memory");
+      results_ = {sums, arrivals};
+    }
+    return results_;
+  }
+
+ private:
+  Workspace memory_;
+  SplitResults results_{};
+};
+
+// The first call of a thread allocates; no other does.
+void linear(const LinearParams& p, SplitMemory& memory, cudaStream_t stream);
+
+}  // namespace quire::cuda

@@ -1,0 +1,209 @@
+// A block's tile of a linear layer (linear.cuh): how it lies in shared memory, how it comes there,
+// and its products.
+#pragma once
+
+#include <type_traits>
+
+#include "core/params.h"
+#include "cuda/ptx.h"
+#include "cuda/vector.h"
+
+namespace quire::cuda {
+
+// `kFeatures_` rows of the weights by `kRows_` rows of x, shared out among
+// `kFeatureWarps` x `kRowWarps` warps; `kStages_` steps along K lie in shared memory at once.
+template <typename T, int kFeatures_, int kRows_, int kFeatureWarps, int kRowWarps, int kStages_>
+struct LinearShape {
+  using Element = T;
+  static constexpr int kFeatures = kFeatures_;
+  static constexpr int kRows = kRows_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kThreads = kFeatureWarps * kRowWarps * kWarpSize;
+  static constexpr int kBlocks = kThreads > 128 ? 1 : 3;  // of a multiprocessor
+  static constexpr int kRowWarpCount = kRowWarps;
+  // A warp's share, in products of 16 features and 8 rows.
+  static constexpr int kFeatureTiles = kFeatures / kFeatureWarps / 16;
+  static constexpr int kRowTiles = kRows / kRowWarps / 8;
+  static constexpr int kProducts = kFeatureTiles * kRowTiles;
+  // Whose sums are on their way together where they are added.
+  static constexpr int kSectionsAtOnce = kProducts < 8 ? 8 / kProducts : 1;
+
+  static constexpr int kStepBytes = 128;  // of a row in a stage: eight chunks of 16
+  static constexpr int kStep = kStepBytes / static_cast<int>(sizeof(T));
+  static constexpr int kStageBytes = (kFeatures + kRows) * kStepBytes;
+  static constexpr int kResultStride = kFeatures + 4;  // floats; columns fall into other banks
+  static constexpr int kResultBytes = kRows * kResultStride * 4;
+  static constexpr int kSharedBytes =
+      kStages * kStageBytes > kResultBytes ? kStages * kStageBytes : kResultBytes;
+
+  // Eight rows in one column of chunks fall into eight different bank groups.
+  static __device__ int offset(int row, int chunk) {
+    return row * kStepBytes + (chunk ^ (row & 7)) * 16;
+  }
+};
+
+template <typename T>
+using RowsOf8 = LinearShape<T, 64, 8, 4, 1, 6>;
+template <typename T>
+using RowsOf16 = LinearShape<T, 64, 16, 4, 1, 6>;
+template <typename T>
+using RowsOf32 = LinearShape<T, 64, 32, 4, 1, 5>;
+template <typename T>
+using RowsOf64 = LinearShape<T, 64, 64, 2, 2, 4>;
+template <typename T>
+using RowsOf128 = LinearShape<T, 128, 128, 2, 4, 3>;
+
+// A thread's sums: of features lane / 4 and lane / 4 + 8 and rows 2 (lane % 4) and the next, in
+// the order that a tensor core's result has.
+template <typename Shape>
+struct LinearSums {
+  float of[Shape::kFeatureTiles][Shape::kRowTiles][4] = {};
+};
+
+// `kIsAligned`: both operands may be copied 16 bytes at a time.
+template <typename Shape, bool kIsAligned>
+class LinearTile {
+ public:
+  using T = typename Shape::Element;
+
+  __device__ LinearTile(const LinearParams& p, int64_t feature, int64_t row, char* stages)
+      : weight_{static_cast<const T*>(p.weight) + feature * p.weight_stride, p.weight_stride,
+                p.out_features - feature},
+        x_{static_cast<const T*>(p.x) + row * p.x_stride, p.x_stride, p.num_rows - row},
+        in_features_(p.in_features),
+        stages_(stages),
+        lane_(static_cast<int>(threadIdx.x) % kWarpSize),
+        warp_(static_cast<int>(threadIdx.x) / kWarpSize) {}
+
+  // Begins to copy a step of both operands into its stage; zeros for what does not exist.
+  __device__ void copy(int step) {
+    char* stage = stage_of(step);
+    copy_rows<Shape::kFeatures>(weight_, int64_t{step} * Shape::kStep, stage);
+    copy_rows<Shape::kRows>(x_, int64_t{step} * Shape::kStep,
+                            stage + Shape::kFeatures * Shape::kStepBytes);
+  }
+
+  // Adds the products of a step, k by k.
+  __device__ void multiply(int step, LinearSums<Shape>& sums) const {
+    const char* weight = stage_of(step) + first_feature() * Shape::kStepBytes;
+    const char* x = stage_of(step) + (Shape::kFeatures + first_row()) * Shape::kStepBytes;
+    if constexpr (std::is_same_v<T, float>) {
+      multiply_floats(weight, x, sums);
+    } else {
+      multiply_matrices(weight, x, sums);
+    }
+  }
+
+  // Of the calling warp in the tile.
+  __device__ int first_feature() const {
+    return warp_ / Shape::kRowWarpCount * Shape::kFeatureTiles * 16;
+  }
+  __device__ int first_row() const { return warp_ % Shape::kRowWarpCount * Shape::kRowTiles * 8; }
+
+ private:
+  struct Operand {
+    const T* rows;
+    int64_t stride;
+    int64_t num_rows;  // that exist, from the tile's first
+  };
+
+  __device__ char* stage_of(int step) const {
+    return stages_ + step % Shape::kStages * Shape::kStageBytes;
+  }
+
+  template <int kCount>
+  __device__ void copy_rows(const Operand& from, int64_t k, char* stage) const {
+    constexpr int kChunks = Shape::kStepBytes / 16;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int chunk = thread % kChunks;
+    k += chunk * Pack<T>::kSize;
+#pragma unroll
+    for (int first = 0; first < kCount; first += Shape::kThreads / kChunks) {
+      const int row = first + thread / kChunks;
+      if (kCount % (Shape::kThreads / kChunks) != 0 && row >= kCount) break;
+      char* to = stage + Shape::offset(row, chunk);
+      const bool exists = row < from.num_rows;
+      if constexpr (kIsAligned) {
+        const bool is_valid = exists && k < in_features_;
+        ptx::async_copy_16(to, from.rows + row * from.stride + k, is_valid);
+      } else {
+        Pack<T> pack;
+#pragma unroll
+        for (int i = 0; i < Pack<T>::kSize; ++i) {
+          const bool is_valid = exists && k + i < in_features_;
+          pack.values[i] = is_valid ? from.rows[row * from.stride + k + i] : from_float<T>(0.f);
+        }
+        *reinterpret_cast<Pack<T>*>(to) = pack;
+      }
+    }
+  }
+
+  // On tensor cores: weights always as the operand of 16 rows, rows of x as the 8 columns.
+  __device__ void multiply_matrices(const char* weight, const char* x,
+                                    LinearSums<Shape>& sums) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t b[Shape::kRowTiles][2][2];
+#pragma unroll
+      for (int g = 0; g < Shape::kRowTiles; ++g) {
+        uint32_t four[4];
+        ptx::load_matrices(four, x + Shape::offset(g * 8 + lane_ % 8, half * 4 + lane_ / 8));
+        b[g][0][0] = four[0];
+        b[g][0][1] = four[1];
+        b[g][1][0] = four[2];
+        b[g][1][1] = four[3];
+      }
+#pragma unroll
+      for (int quarter = 0; quarter < 2; ++quarter) {
+        const int chunk = half * 4 + quarter * 2;
+#pragma unroll
+        for (int f = 0; f < Shape::kFeatureTiles; ++f) {
+          uint32_t a[4];
+          ptx::load_matrices(a, weight + Shape::offset(f * 16 + lane_ % 16, chunk + lane_ / 16));
+#pragma unroll
+          for (int g = 0; g < Shape::kRowTiles; ++g)
+            ptx::multiply_add<T>(sums.of[f][g], a, b[g][quarter]);
+        }
+      }
+    }
+  }
+
+  // The same sums by fused multiply-adds: float32 is not rounded to what tensor cores take.
+  __device__ void multiply_floats(const char* weight, const char* x,
+                                  LinearSums<Shape>& sums) const {
+    constexpr int kChunks = Shape::kStepBytes / 16;
+    using Four = Pack<float>;
+#pragma unroll 1
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      Four w[Shape::kFeatureTiles * 2];
+      Four v[Shape::kRowTiles * 2];
+#pragma unroll
+      for (int i = 0; i < Shape::kFeatureTiles * 2; ++i)
+        w[i] = *reinterpret_cast<const Four*>(weight + Shape::offset(i * 8 + lane_ / 4, chunk));
+#pragma unroll
+      for (int j = 0; j < Shape::kRowTiles * 2; ++j)
+        v[j] = *reinterpret_cast<const Four*>(
+            x + Shape::offset(j / 2 * 8 + lane_ % 4 * 2 + j % 2, chunk));
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+#pragma unroll
+        for (int f = 0; f < Shape::kFeatureTiles; ++f)
+#pragma unroll
+          for (int g = 0; g < Shape::kRowTiles; ++g)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              float& sum = sums.of[f][g][i];
+              sum = fmaf(w[f * 2 + i / 2].values[k], v[g * 2 + i % 2].values[k], sum);
+            }
+    }
+  }
+
+  Operand weight_;
+  Operand x_;
+  int64_t in_features_;
+  char* stages_;
+  int lane_;
+  int warp_;
+};
+
+}  // namespace quire::cuda
