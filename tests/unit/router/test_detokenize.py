@@ -1,6 +1,7 @@
 """Pieces put together are the whole text; no piece ever ends within a character."""
 
-import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from router.text.detokenize import (
+    CONTEXT_TOKENS,
+    MAX_HELD_TOKENS,
     ByteFallbackDetokenizer,
     ByteLevelDetokenizer,
     Detokenizer,
@@ -159,18 +162,41 @@ def test_tokens_beyond_the_tokenizer_have_no_text(name: str) -> None:
     assert pieces(FACTORIES[name].make([5], True), [beyond_it, beyond_it]) == ["", "", ""]
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_cost_of_a_token_does_not_grow(name: str) -> None:
-    """Ten times the tokens in about ten times the time, not the hundred of decoding all again."""
-    token_ids = TOKENIZERS[name].encode("中文 append 😀 ").ids * 400
+class CountedPieces(list[Any]):
+    """The table of what each token is; counts how often it is read."""
 
-    def seconds(count: int) -> float:
-        best = float("inf")
-        for _ in range(3):
-            detokenizer = FACTORIES[name].make([5], True)
-            begin = time.perf_counter()
-            pieces(detokenizer, token_ids[:count])
-            best = min(best, time.perf_counter() - begin)
-        return best
+    num_reads = 0
 
-    assert seconds(4000) < 40 * seconds(400)
+    def __getitem__(self, index: Any) -> Any:
+        self.num_reads += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("name", ["byte level", "byte fallback"])
+def test_a_token_is_looked_up_once_and_at_most_half_a_character_is_held(name: str) -> None:
+    token_ids = TOKENIZERS[name].encode("中文 append 😀 ").ids * 100
+    detokenizer = FACTORIES[name].make([], True)
+    assert isinstance(detokenizer, ByteLevelDetokenizer | ByteFallbackDetokenizer)
+    table = detokenizer._pieces = CountedPieces(detokenizer._pieces)
+    for token_id in token_ids:
+        detokenizer.push(token_id)
+        if isinstance(detokenizer, ByteLevelDetokenizer):
+            held = detokenizer._utf8.getstate()[0]
+        else:
+            held = bytes(detokenizer._held)
+        assert len(held) <= 3
+    assert table.num_reads == len(token_ids)
+
+
+def test_a_window_decodes_no_more_for_a_later_token() -> None:
+    num_decoded: list[int] = []
+
+    def decode(token_ids: Sequence[int]) -> str:
+        num_decoded.append(len(token_ids))
+        return str(METASPACE.decode(list(token_ids)))
+
+    detokenizer = WindowDetokenizer(decode, [5])
+    token_ids = METASPACE.encode("中文 append 😀 ").ids * 100
+    pieces(detokenizer, token_ids)
+    assert max(num_decoded) <= CONTEXT_TOKENS + MAX_HELD_TOKENS
+    assert len(num_decoded) <= 2 * (len(token_ids) + 1)

@@ -1,6 +1,5 @@
 """Ranks meet and exchange tensors over real sockets, on one address, and never wait for ever."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,20 +66,17 @@ def test_ranks_meet_again_in_another_epoch() -> None:
 def test_a_silent_rank_is_given_up() -> None:
     ranks = make_ranks(2)
     meet(ranks, timeout_s=1)
-    began = time.monotonic()
-    with pytest.raises(UnavailableError, match="another rank was lost"):
+    with pytest.raises(UnavailableError, match=r"another rank was lost: .*Timed out .* 1000ms"):
         ranks[0].all_gather(torch.zeros(3))
-    assert 0.9 < time.monotonic() - began < 10
 
 
 def test_a_rank_that_has_left_is_noticed_at_once() -> None:
     ranks = make_ranks(2)
     meet(ranks, timeout_s=60)
     ranks[1].leave()
-    began = time.monotonic()
-    with pytest.raises(UnavailableError, match="another rank was lost"):
+    # By its closed connection, not when the time for an exchange is over.
+    with pytest.raises(UnavailableError, match=r"another rank was lost: .*closed by peer"):
         ranks[0].all_gather(torch.zeros(3))
-    assert time.monotonic() - began < 10
     with pytest.raises(UnavailableError, match="has left"):
         ranks[1].all_gather(torch.zeros(3))
 
