@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# smoke.sh HOST:PORT: is a router there, does it answer, and does it refuse what it should? Exits with 0 if so.
+# smoke.sh HOST:PORT: check that a router is there, answers, and refuses what it should. Exits with 0 if so.
 #   TLS_DIR      directory of ca.crt, tls.crt and tls.key, for a router with TLS; ca.crt alone where clients need none
 #   SERVER_NAME  what the router's certificate is checked for (quire-router)
 #   API_KEY      for a router with API keys
-# It calls what any client can: with grpcurl where that is installed, with `buf curl` elsewhere.
+#   SMOKE_TOOL   grpcurl or buf; without it grpcurl where that is installed, else `buf curl`
+# It calls what any client can.
 set -uo pipefail
 
 target=${1:?usage: smoke.sh HOST:PORT}
@@ -14,9 +15,31 @@ health=grpc.health.v1.Health/Check
 service=quire.v1.InferenceService
 failed=0
 
+# first_of COMMAND...: the first of them that is installed.
+first_of() {
+  local candidate
+  for candidate in "$@"; do
+    command -v "$candidate" && return
+  done
+}
+here=$(dirname "$0")/..
+grpcurl=$(first_of grpcurl "$here/build/bin/grpcurl")
+buf=$(first_of buf "$here/.venv/bin/buf")
+case ${SMOKE_TOOL:=$([ -n "$grpcurl" ] && echo grpcurl || echo buf)} in
+grpcurl | buf) ;;
+*)
+  echo "error: SMOKE_TOOL: must be grpcurl or buf, got $SMOKE_TOOL" >&2
+  exit 2
+  ;;
+esac
+[ -n "${!SMOKE_TOOL}" ] || {
+  echo "error: $SMOKE_TOOL is not installed; tools/grpcurl.sh fetches grpcurl, make setup installs buf" >&2
+  exit 2
+}
+
 # Each sets `line`, the command to run.
-if command -v grpcurl >/dev/null; then
-  tool=(grpcurl)
+if [ "$SMOKE_TOOL" = grpcurl ]; then
+  tool=("$grpcurl")
   if [ -n "$tls" ]; then
     tool+=(-cacert "$tls/ca.crt" -authority "$name")
     [ ! -e "$tls/tls.key" ] || tool+=(-cert "$tls/tls.crt" -key "$tls/tls.key")
@@ -26,7 +49,7 @@ if command -v grpcurl >/dev/null; then
   list() { line=("${tool[@]}" "$target" list); }
   describe() { line=("${tool[@]}" "$target" describe "$service"); }
   call() { line=("${tool[@]}" -d "$2" "$target" "$1"); }
-  # The key goes by way of the environment, as command lines can be seen by all users of a machine.
+  # The key goes through the environment, since all users of a machine can see command lines.
   run() {
     if [ -n "$API_KEY" ]; then
       timeout 60 "$1" -expand-headers -H 'authorization: Bearer ${API_KEY}' "${@:2}"
@@ -34,7 +57,7 @@ if command -v grpcurl >/dev/null; then
       timeout 60 "$@"
     fi
   }
-elif buf=$(command -v buf || command -v "$(dirname "$0")/../.venv/bin/buf"); then
+else
   url=http://$target
   tool=("$buf" curl --protocol grpc)
   if [ -n "$tls" ]; then
@@ -47,12 +70,9 @@ elif buf=$(command -v buf || command -v "$(dirname "$0")/../.venv/bin/buf"); the
   list() { line=("${tool[@]}" --list-services "$url"); }
   describe() { line=("${tool[@]}" --list-methods "$url"); }
   call() { line=("${tool[@]}" -d "$2" "$url/$1"); }
-  # The key goes by way of a pipe, for the same reason.
+  # The key goes through a pipe, for the same reason.
   headers() { [ -z "$API_KEY" ] || printf 'authorization: Bearer %s\n' "$API_KEY"; }
   run() { timeout 60 "$@" --connect-timeout 5 --header @<(headers); }
-else
-  echo "error: neither grpcurl nor buf is installed" >&2
-  exit 2
 fi
 
 # show COMMAND...: as it would be typed.

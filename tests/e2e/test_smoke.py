@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ def quire(*arguments: str) -> str:
     result = CliRunner().invoke(app, [*arguments])
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def fetch_grpcurl() -> None:
+    if (os.uname().sysname, os.uname().machine) != ("Linux", "x86_64"):
+        pytest.skip("the pinned grpcurl runs on Linux x86_64 only")
+    subprocess.run([ROOT / "tools/grpcurl.sh"], check=True)
 
 
 async def smoke(target: str, **settings: str) -> tuple[int, str]:
@@ -43,7 +50,8 @@ async def test_it_passes_with_what_the_router_asks_for_and_fails_without(
     key = quire("keys", "add", "smoke", "--file", str(keys)).split()[-1]
     if tls:
         quire("certs", str(certificates))
-    settings = {"TLS_DIR": str(certificates / "client")} if tls else {}
+    fetch_grpcurl()
+    certificate = {"TLS_DIR": str(certificates / "client")} if tls else {}
     cluster = Cluster(
         ClusterConfig(
             model=embedded_model(),
@@ -56,24 +64,29 @@ async def test_it_passes_with_what_the_router_asks_for_and_fails_without(
     await cluster.start()
     try:
         target = cluster.router.address
-        status, output = await smoke(target, API_KEY=key, **settings)
-        assert (status, output.count("\nok ")) == (0, CHECKS), output
-        assert key not in output
+        for tool in ("grpcurl", "buf"):
+            settings = {"SMOKE_TOOL": tool, **certificate}
+            status, output = await smoke(target, API_KEY=key, **settings)
+            assert (status, output.count("\nok ")) == (0, CHECKS), output
+            assert output.count(f"$ {tool} ") == CHECKS
+            assert key not in output
 
-        # Reflection and health are open to all, nothing else is.
-        status, output = await smoke(target, **settings)
-        assert (status, output.count("\nok "), output.count("\nfailed ")) == (1, 3, CHECKS - 3)
+            # Reflection and health are open to all, nothing else is.
+            status, output = await smoke(target, **settings)
+            assert (status, output.count("\nok "), output.count("\nfailed ")) == (1, 3, CHECKS - 3)
 
-        if tls:  # no certificate, and one that no client has
-            for wrong in ({}, {"TLS_DIR": str(certificates / "worker")}):
-                status, output = await smoke(target, API_KEY=key, **wrong)
-                assert (status, "ok      generates" in output) == (1, False), output
+            if tls:  # no certificate, and one that no client has
+                for wrong in ({}, {"TLS_DIR": str(certificates / "worker")}):
+                    status, output = await smoke(target, API_KEY=key, SMOKE_TOOL=tool, **wrong)
+                    assert (status, "ok      generates" in output) == (1, False), output
     finally:
         await cluster.stop()
 
 
-async def test_it_fails_where_nobody_listens() -> None:
+@pytest.mark.parametrize("tool", ["grpcurl", "buf"])
+async def test_it_fails_where_nothing_listens(tool: str) -> None:
+    fetch_grpcurl()
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        status, output = await smoke(f"127.0.0.1:{unused.getsockname()[1]}")
+        status, output = await smoke(f"127.0.0.1:{unused.getsockname()[1]}", SMOKE_TOOL=tool)
     assert (status, output.count("\nfailed ")) == (1, CHECKS), output
