@@ -24,7 +24,7 @@ from quire.observe import log
 from quire.rpc import open_channel
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from quire.wire.common import cell_state_from_proto, cell_state_to_proto
-from router.cells.choice import CellLoad, Placement, RoutingPolicy
+from router.cells.choice import CellChoice, ReportedLoad, RoutingPolicy
 
 NUM_CELLS = 1000
 KEYS_PER_CELL = 1500
@@ -69,12 +69,12 @@ def cpu_s_of(pid: int) -> float:
 def measure_placement() -> None:
     """Print what a router's choice among many cells takes, and its memory."""
     rng = random.Random(0)
-    placement = Placement[int](RoutingPolicy.PREFIX_AWARE, rng)
+    choice = CellChoice[int](RoutingPolicy.PREFIX_AWARE, rng)
     before, began = resident_bytes(), time.process_time()
     for cell in range(NUM_CELLS):
-        placement.join(cell, BLOCK_SIZE)
-        placement.update_digest(cell, [rng.getrandbits(64) for _ in range(KEYS_PER_CELL)], ())
-        placement.report(cell, CellLoad(rng.randrange(10_000), 5_000))
+        choice.join(cell, BLOCK_SIZE)
+        choice.update_digest(cell, [rng.getrandbits(64) for _ in range(KEYS_PER_CELL)], ())
+        choice.report(cell, ReportedLoad(rng.randrange(10_000), 5_000))
     num_keys = NUM_CELLS * KEYS_PER_CELL
     bytes_each = (resident_bytes() - before) / num_keys
     print(f"digest of {num_keys:,} blocks in a router: {bytes_each:.0f} bytes each")
@@ -82,13 +82,13 @@ def measure_placement() -> None:
     prompts = [[rng.randrange(250) for _ in range(1500)] for _ in range(200)]
     began = time.process_time()
     for prompt in prompts * 5:
-        assignment = placement.place(prompt, b"")
+        assignment = choice.place(prompt, b"")
         assert assignment is not None
     placed_us = 1e6 * (time.process_time() - began) / (5 * len(prompts))
     print(f"  {placed_us:8.0f} us to place a prompt of 1,500 tokens on one of {NUM_CELLS:,} cells")
     began = time.process_time()
     for cell in range(NUM_CELLS):
-        placement.report(cell, CellLoad(1, 1))
+        choice.report(cell, ReportedLoad(1, 1))
     print(f"  {1e6 * (time.process_time() - began) / NUM_CELLS:8.2f} us to take in a load\n")
 
 

@@ -18,7 +18,7 @@ from quire.contract.outputs import FinishReason
 from quire.observe.metrics.families import counter, gauge, histogram
 from quire.observe.metrics.histogram import Histogram
 from router.cells.pool import CellPool, SubmissionReason
-from router.requests.counters import Latencies, RequestOutcome, RouterAccount
+from router.requests.counters import Counters, Latencies, RequestOutcome
 
 # Errors that a Generate call may end with, so that their series are there before the first.
 _ERRORS = tuple(
@@ -38,37 +38,37 @@ class RouterCollector(Collector):
     """The metrics of a router.
 
     Args:
-        account: of its requests.
+        counters: of its requests.
         cells: that it knows.
         num_unauthenticated: returns how many calls were refused for want of a key.
     """
 
     def __init__(
         self,
-        account: RouterAccount,
+        counters: Counters,
         cells: CellPool,
         num_unauthenticated: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._account = account
+        self._counters = counters
         self._cells = cells
         self._num_unauthenticated = num_unauthenticated
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families; of each model, series begin with its first request."""
         yield from self._requests()
-        yield from _latencies(self._account)
-        yield from self._placements()
+        yield from _latencies(self._counters)
+        yield from self._choices()
 
     def _requests(self) -> Iterator[Metric]:
-        account = self._account
+        counters = self._counters
         # What could have become of a request whose model was not looked up yet.
         unknown = ("", RequestOutcome.REFUSED), ("", RequestOutcome.CANCELLED)
-        known = ((model, outcome) for model in account.latencies for outcome in RequestOutcome)
+        known = ((model, outcome) for model in counters.latencies for outcome in RequestOutcome)
         yield counter(
             "quire_router_requests_total",
             "Generate calls that have ended, by how; without a model where none was found.",
             {
-                (model, outcome.value): account.requests[model, outcome]
+                (model, outcome.value): counters.requests[model, outcome]
                 for model, outcome in (*unknown, *known)
             },
             ("model", "outcome"),
@@ -76,7 +76,7 @@ class RouterCollector(Collector):
         yield counter(
             "quire_router_errors_total",
             "Generate calls that ended with an error, by status and reason.",
-            dict.fromkeys(_ERRORS, 0) | account.errors,
+            dict.fromkeys(_ERRORS, 0) | counters.errors,
             ("code", "reason"),
         )
         yield counter(
@@ -88,8 +88,8 @@ class RouterCollector(Collector):
             "quire_router_outputs_total",
             "Outputs that have ended; a request has n of them.",
             {
-                (model, reason.value): account.outputs[model, reason]
-                for model in account.latencies
+                (model, reason.value): counters.outputs[model, reason]
+                for model in counters.latencies
                 for reason in FinishReason
             },
             ("model", "finish_reason"),
@@ -97,19 +97,19 @@ class RouterCollector(Collector):
         yield counter(
             "quire_router_prompt_tokens_total",
             "Tokens of the prompts of requests that a scheduler took.",
-            {(model,): account.prompt_tokens[model] for model in account.latencies},
+            {(model,): counters.prompt_tokens[model] for model in counters.latencies},
             ("model",),
         )
         yield counter(
             "quire_router_output_tokens_total",
             "Tokens sent to clients.",
-            {(model,): account.output_tokens[model] for model in account.latencies},
+            {(model,): counters.output_tokens[model] for model in counters.latencies},
             ("model",),
         )
         yield counter(
             "quire_router_key_requests_total",
             "Generate calls that have ended, by the name of their API key.",
-            {(key,): number for key, number in account.key_requests.items()},
+            {(key,): number for key, number in counters.key_requests.items()},
             ("key",),
         )
         yield counter(
@@ -118,21 +118,21 @@ class RouterCollector(Collector):
             {
                 (key, kind): number
                 for kind, tokens in (
-                    ("prompt", account.key_prompt_tokens),
-                    ("output", account.key_output_tokens),
+                    ("prompt", counters.key_prompt_tokens),
+                    ("output", counters.key_output_tokens),
                 )
                 for key, number in tokens.items()
             },
             ("key", "kind"),
         )
-        yield gauge("quire_router_open_requests", "Generate calls under way.", account.num_open)
+        yield gauge("quire_router_open_requests", "Generate calls under way.", counters.num_open)
         yield gauge(
             "quire_router_waiting_requests",
             "Requests that wait at the router, with no cell to run in.",
             self._cells.num_waiting,
         )
 
-    def _placements(self) -> Iterator[Metric]:
+    def _choices(self) -> Iterator[Metric]:
         cells = self._cells
         yield counter(
             "quire_router_submissions_total",
@@ -144,8 +144,8 @@ class RouterCollector(Collector):
             "quire_router_placements_total",
             "Choices of a cell: one expected to hold part of the prompt, or by load alone.",
             {
-                ("prefix",): sum(each.num_placed_by_prefix for each in cells.placements),
-                ("load",): sum(each.num_placed_by_load for each in cells.placements),
+                ("prefix",): sum(each.num_placed_by_prefix for each in cells.choices),
+                ("load",): sum(each.num_placed_by_load for each in cells.choices),
             },
             ("by",),
         )
@@ -186,9 +186,9 @@ _LATENCIES: tuple[tuple[str, str, Callable[[Latencies], Histogram]], ...] = (
 )
 
 
-def _latencies(account: RouterAccount) -> Iterator[Metric]:
+def _latencies(counters: Counters) -> Iterator[Metric]:
     for name, documentation, pick in _LATENCIES:
-        series = {(model,): pick(each) for model, each in account.latencies.items()}
+        series = {(model,): pick(each) for model, each in counters.latencies.items()}
         yield histogram(name, documentation, series, ("model",))
 
 
@@ -196,30 +196,30 @@ class RouterAliases(Collector):
     """What vLLM has a name for, under that name.
 
     Args:
-        account: of the router's requests.
+        counters: of the router's requests.
     """
 
-    def __init__(self, account: RouterAccount) -> None:
-        self._account = account
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families."""
-        account = self._account
+        counters = self._counters
         yield counter(
             "vllm:request_success_total",
             "Outputs that have ended.",
             {
-                (model, reason.value): account.outputs[model, reason]
-                for model in account.latencies
+                (model, reason.value): counters.outputs[model, reason]
+                for model in counters.latencies
                 for reason in FinishReason
             },
             ("model_name", "finished_reason"),
         )
         for name, documentation, tokens in (
-            ("prompt_tokens_total", "Tokens of prompts.", account.prompt_tokens),
-            ("generation_tokens_total", "Tokens sent to clients.", account.output_tokens),
+            ("prompt_tokens_total", "Tokens of prompts.", counters.prompt_tokens),
+            ("generation_tokens_total", "Tokens sent to clients.", counters.output_tokens),
         ):
-            series = {(model,): tokens[model] for model in account.latencies}
+            series = {(model,): tokens[model] for model in counters.latencies}
             yield counter(f"vllm:{name}", documentation, series, ("model_name",))
         names = (
             "time_to_first_token_seconds",
@@ -227,5 +227,5 @@ class RouterAliases(Collector):
             "e2e_request_latency_seconds",
         )
         for name, (_, documentation, pick) in zip(names, _LATENCIES[1:], strict=True):
-            latencies = {(model,): pick(each) for model, each in account.latencies.items()}
+            latencies = {(model,): pick(each) for model, each in counters.latencies.items()}
             yield histogram(f"vllm:{name}", documentation, latencies, ("model_name",))

@@ -15,7 +15,7 @@ from quire.security.api_keys import ApiKeys
 from quire.v1 import inference_pb2_grpc
 from router.cells.pool import CellPool
 from router.config import RouterConfig
-from router.requests.counters import RouterAccount
+from router.requests.counters import Counters
 from router.requests.validate import Validator
 from router.servicer import InferenceServicer
 from router.text.tokenize import Tokenizer
@@ -41,7 +41,7 @@ class Router:
         self._config = config
         self._tokenizer = tokenizer
         self._cells = CellPool(config)
-        self._account = RouterAccount()
+        self._counters = Counters()
         self._admin: ServiceAdmin | None = None
         validator = Validator(tokenizer, self._cells.find_model, config.max_prompt_bytes)
         self._api_keys = ApiKeys(config.api_keys) if config.api_keys is not None else None
@@ -54,7 +54,7 @@ class Router:
             client_certificates=config.client_certificates,
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceServicer(validator, tokenizer, self._cells, self._account),
+            InferenceServicer(validator, tokenizer, self._cells, self._counters),
             self._server.grpc_server,
         )
         self._tasks: list[asyncio.Task[None]] = []
@@ -71,8 +71,8 @@ class Router:
 
         self._admin = ServiceAdmin(
             "router",
-            RouterCollector(self._account, self._cells, self._num_unauthenticated),
-            RouterAliases(self._account),
+            RouterCollector(self._counters, self._cells, self._num_unauthenticated),
+            RouterAliases(self._counters),
             is_ready=lambda: self._server.is_serving,
             certificate_expiry=lambda: self._server.certificate_not_after,
         )
@@ -131,7 +131,7 @@ class Router:
         """
         self._draining = True
         await self._server.set_serving(False)
-        log.info("draining", open_requests=self._account.num_open)
+        log.info("draining", open_requests=self._counters.num_open)
         await asyncio.sleep(self._config.drain_delay_s)
         # Ends when all calls have: also those that watch, and need not be waited for.
         refusing = asyncio.create_task(self._server.stop(self._config.drain_timeout_s))
@@ -139,10 +139,10 @@ class Router:
             async with asyncio.timeout(self._config.drain_timeout_s):
                 # Calls that are not with a cell yet, such as those whose text is being tokenized,
                 # and those whose last message is on its way.
-                while self._account.num_open or self._cells.num_open:
+                while self._counters.num_open or self._cells.num_open:
                     await asyncio.sleep(DRAIN_LOOK_INTERVAL_S)
         except TimeoutError:
-            log.warning("drain_timed_out", open_requests=self._account.num_open)
+            log.warning("drain_timed_out", open_requests=self._counters.num_open)
         finally:
             refusing.cancel()
             await asyncio.gather(refusing, return_exceptions=True)

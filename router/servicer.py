@@ -11,9 +11,9 @@ from quire.rpc.access import caller_name
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire.common import cell_status_to_proto, event_to_proto, model_info_to_proto
 from router.cells.pool import CellPool
-from router.requests.counters import RequestRecord, RouterAccount
+from router.requests.counters import Counters, RequestCounters
 from router.requests.stream import RequestStream
-from router.requests.time_ledger import RequestLedger
+from router.requests.time_ledger import TimeLedger
 from router.requests.validate import Validator
 from router.text.tokenize import TextCodec
 from router.wire import generate_input_from_proto
@@ -31,18 +31,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         validator: Validator,
         codec: TextCodec,
         cells: CellPool,
-        account: RouterAccount | None = None,
+        counters: Counters,
     ):
         self._validator = validator
         self._codec = codec
         self._cells = cells
-        self._account = account or RouterAccount()
+        self._counters = counters
 
     async def Generate(  # type: ignore[override]  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Stream the events of a request; a client that goes away takes its request with it."""
-        record = self._account.open(caller_name())
+        record = self._counters.open(caller_name())
         try:
             await self._generate(request, context, record)
         except Exception as error:
@@ -55,9 +55,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self,
         request: inference_pb2.GenerateRequest,
         context: grpc.aio.ServicerContext,
-        record: RequestRecord,
+        record: RequestCounters,
     ) -> None:
-        ledger = RequestLedger()
+        ledger = TimeLedger()
         valid = await self._validator.generate(generate_input_from_proto(request), ledger)
         params = valid.sampling_params
         record.accept(valid.model.name, params.n)
@@ -75,7 +75,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         try:
             async with aclosing(stream.events()) as events:
                 async for event in events:
-                    record.tell(event)
+                    record.count(event)
                     await context.write(event_to_proto(self._with_texts(event)))
         finally:
             self._cells.close(stream)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from quire.contract.sampling_params import SamplingParams
-from router.cells.choice import CellLoad
+from router.cells.choice import ReportedLoad
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
 from scheduler_svc.policy.step import StepOutcome, StepResult
@@ -173,7 +173,7 @@ class SimulatedCell:
         Args:
             with_digest: False leaves out what the cache holds, for routers that do not ask.
         """
-        load = CellLoad(self.scheduler.outstanding_tokens, self.blocks.num_free_blocks)
+        load = ReportedLoad(self.scheduler.outstanding_tokens, self.blocks.num_free_blocks)
         delta = self.blocks.digest.take_delta()
         added, removed = (delta.added, delta.removed) if with_digest else ((), ())
         return Heartbeat(self.cell_id, load, self.num_requests, added, removed)

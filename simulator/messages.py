@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from router.cells.choice import CellLoad
+from router.cells.choice import ReportedLoad
 from simulator.texts import Request
 
 
@@ -89,7 +89,7 @@ class Heartbeat(NamedTuple):
     """
 
     cell_id: int
-    load: CellLoad
+    load: ReportedLoad
     num_requests: int
     added: tuple[int, ...]
     removed: tuple[int, ...]

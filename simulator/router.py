@@ -2,7 +2,7 @@
 
 import random
 
-from router.cells.choice import Assignment, Placement, RoutingPolicy
+from router.cells.choice import Assignment, CellChoice, RoutingPolicy
 from simulator.messages import Heartbeat, Placed, RouterNews, Submission
 from simulator.texts import FILLER_TOKEN, Library
 
@@ -20,7 +20,7 @@ class SimulatedRouter:
     """
 
     def __init__(self, policy: RoutingPolicy, seed: int, block_size: int, library: Library) -> None:
-        self.placement = Placement[int](policy, random.Random(seed))
+        self.choice = CellChoice[int](policy, random.Random(seed))
         self._block_size = block_size
         self._library = library
         self._assignments: dict[int, Assignment[int]] = {}
@@ -30,29 +30,29 @@ class SimulatedRouter:
 
     def join(self, cell_id: int) -> None:
         """Choose a cell too from now on."""
-        self.placement.join(cell_id, self._block_size)
+        self.choice.join(cell_id, self._block_size)
 
     def leave(self, cell_id: int) -> None:
         """Do not choose a cell any more."""
-        self.placement.leave(cell_id)
+        self.choice.leave(cell_id)
 
     def hear(self, now: float, started: list[int], ended: list[int], told: list[Heartbeat]) -> None:
         """Take what happened until `now`."""
-        placement, assignments = self.placement, self._assignments
+        choice, assignments = self.choice, self._assignments
         on_their_way, self._on_their_way = self._on_their_way, []
         for submission in on_their_way:
             if submission.at_s <= now:
-                placement.admitted(assignments[submission.request.request_id])
+                choice.admitted(assignments[submission.request.request_id])
             else:
                 self._on_their_way.append(submission)
         for request_id in started:
-            placement.computed(assignments[request_id])
+            choice.computed(assignments[request_id])
         for request_id in ended:
-            placement.ended(assignments.pop(request_id))
+            choice.ended(assignments.pop(request_id))
         for heartbeat in told:
             if heartbeat.added or heartbeat.removed:
-                placement.update_digest(heartbeat.cell_id, heartbeat.added, heartbeat.removed)
-            placement.report(heartbeat.cell_id, heartbeat.load)
+                choice.update_digest(heartbeat.cell_id, heartbeat.added, heartbeat.removed)
+            choice.report(heartbeat.cell_id, heartbeat.load)
 
     def place(self, now: float, news: RouterNews) -> list[Placed]:
         """Choose a cell for each new submission; without any cell, they wait.
@@ -67,7 +67,7 @@ class SimulatedRouter:
         for submission in late + news.submissions:
             tokens = self._library.prompt(submission.request)
             tokens += [FILLER_TOKEN] * submission.num_output_tokens
-            assignment = self.placement.place(tokens, _NO_SALT)
+            assignment = self.choice.place(tokens, _NO_SALT)
             if assignment is None:
                 self._unplaced.append(submission)
                 continue

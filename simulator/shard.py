@@ -125,4 +125,4 @@ class Shard:
         for router in self._routers.values():
             router.check_idle()
             if is_small:
-                router.placement.check_invariants()
+                router.choice.check_invariants()

@@ -21,7 +21,7 @@ from quire.wire.common import (
     time_account_from_proto,
     token_logprobs_from_proto,
 )
-from router.cells.choice import Assignment, CellLoad, Placement
+from router.cells.choice import Assignment, CellChoice, ReportedLoad
 from router.requests.stream import RequestStream
 from router.wire import hypothesis_from_proto, refusal_from_proto, submit_to_proto
 
@@ -44,7 +44,7 @@ class CellOwner(Protocol):
     def cell_changed(self) -> None:
         """A cell connected, disconnected or reported its state."""
 
-    def cell_connected(self, cell: "Cell") -> Placement["Cell"]:
+    def cell_connected(self, cell: "Cell") -> CellChoice["Cell"]:
         """A cell is connected. Returns among which cells it is to be chosen from now on."""
 
     def cell_ready(self) -> None:
@@ -67,7 +67,7 @@ class Cell:
     """A scheduler as this router sees it, and the requests it runs for us.
 
     It joins the cells that may be chosen while it is connected and not draining, and tells their
-    Placement what becomes of the requests that were placed here.
+    CellChoice what becomes of the requests that were placed here.
 
     Requests go over the wire as numbers, a new one for each submission, so that nothing said about
     an earlier one can be taken for this one.
@@ -96,7 +96,7 @@ class Cell:
         # Requests without a token so far.
         self._computing: set[int] = set()
         # Set when it connects, before anything can be submitted.
-        self._placement: Placement[Cell]
+        self._choice: CellChoice[Cell]
         # At most one submit and one cancel per open request.
         self._outgoing: deque[scheduler_pb2.SessionRequest] = deque()
         self._has_outgoing = asyncio.Event()
@@ -142,7 +142,7 @@ class Cell:
         stream = self._streams.pop(number)
         del self._number_of[stream]
         self._computing.discard(number)
-        self._placement.ended(self._assignments.pop(number))
+        self._choice.ended(self._assignments.pop(number))
         return stream
 
     async def run(self) -> None:
@@ -202,7 +202,7 @@ class Cell:
             case "admitted":
                 number = message.admitted.request_number
                 if number in self._streams:
-                    self._placement.admitted(self._assignments[number])
+                    self._choice.admitted(self._assignments[number])
                     self._streams[number].admit(message.admitted.seed)
             case "refused":
                 self._refuse(message.refused)
@@ -210,7 +210,7 @@ class Cell:
                 self._report(cell_state_from_proto(message.cell_state))
             case "prefix_digest_delta":
                 delta = message.prefix_digest_delta
-                self._placement.update_digest(self, delta.added, delta.removed)
+                self._choice.update_digest(self, delta.added, delta.removed)
             case "welcome":
                 self._connect(message.welcome)
 
@@ -219,11 +219,11 @@ class Cell:
         self.connected = True
         self._refusal = ""
         log.info("scheduler_connected", address=self.address, epoch=welcome.epoch)
-        self._placement = self._owner.cell_connected(self)
+        self._choice = self._owner.cell_connected(self)
         state = cell_state_from_proto(welcome.cell_state)
         if not state.draining:
-            self._placement.join(self, state.block_size)
-            self._placement.update_digest(self, welcome.block_hashes, ())
+            self._choice.join(self, state.block_size)
+            self._choice.update_digest(self, welcome.block_hashes, ())
         self._report(state)
         if not state.draining:
             self._owner.cell_ready()
@@ -231,10 +231,10 @@ class Cell:
     def _report(self, state: CellState) -> None:
         self.state = state
         if state.draining:
-            self._placement.leave(self)
+            self._choice.leave(self)
         else:
-            load = CellLoad(state.outstanding_tokens, state.num_free_blocks)
-            self._placement.report(self, load)
+            load = ReportedLoad(state.outstanding_tokens, state.num_free_blocks)
+            self._choice.report(self, load)
         self._owner.cell_changed()
 
     def _disconnect(self, reason: str) -> None:
@@ -245,7 +245,7 @@ class Cell:
         self._computing.clear()
         self._outgoing.clear()
         self.connected = False
-        self._placement.leave(self)
+        self._choice.leave(self)
         log.warning("scheduler_lost", address=self.address, reason=reason, num_requests=len(lost))
         self._owner.cell_disconnected(self)
         self._owner.streams_lost(lost)
@@ -271,7 +271,7 @@ class Cell:
                 continue
             if number in self._computing:
                 self._computing.remove(number)
-                self._placement.computed(self._assignments[number])
+                self._choice.computed(self._assignments[number])
             logprobs = (
                 token_logprobs_from_proto(outputs.logprobs[place]) if outputs.logprobs else None
             )
@@ -304,7 +304,7 @@ class Cell:
         error = refusal_from_proto(refused)
         if isinstance(error, DrainingError):
             # It may say so before its state does. Else the request would come back here.
-            self._placement.leave(self)
+            self._choice.leave(self)
             self._owner.streams_lost([stream])
         elif not isinstance(error, OverloadedError):
             stream.fail(error)

@@ -13,9 +13,9 @@ from enum import StrEnum
 from typing import Generic
 
 from quire.contract.block_hashes import extend_block_hashes, reported_depths, short_hash
-from router.cells.load import Assignment, CellLoad, CellT, CellView, Prefix
+from router.cells.load import Assignment, CellLoad, CellT, Prefix, ReportedLoad
 
-__all__ = ["Assignment", "CellLoad", "Placement", "RoutingPolicy"]
+__all__ = ["Assignment", "CellChoice", "ReportedLoad", "RoutingPolicy"]
 
 
 # Cells that are looked at for the prefix they hold, those of the longest first.
@@ -32,7 +32,7 @@ class RoutingPolicy(StrEnum):
     ROUND_ROBIN = "round-robin"
 
 
-class Placement(Generic[CellT]):
+class CellChoice(Generic[CellT]):
     """The cells that a router may choose from for one model, and the choice.
 
     Choosing looks at a bounded number of cells, however many there are: those that hold the longest
@@ -53,9 +53,9 @@ class Placement(Generic[CellT]):
     def __init__(self, policy: RoutingPolicy, rng: random.Random) -> None:
         self._policy = policy
         self._random = rng.random
-        self._cells: list[CellView[CellT]] = []
-        self._view_of: dict[CellT, CellView[CellT]] = {}
-        self._holders: dict[int, list[CellView[CellT]]] = {}
+        self._cells: list[CellLoad[CellT]] = []
+        self._view_of: dict[CellT, CellLoad[CellT]] = {}
+        self._holders: dict[int, list[CellLoad[CellT]]] = {}
         self._num_of_block_size: Counter[int] = Counter()
         self.num_placed_by_prefix = 0
         self.num_placed_by_load = 0
@@ -92,7 +92,7 @@ class Placement(Generic[CellT]):
     def join(self, cell: CellT, block_size: int) -> None:
         """Choose among one cell more, with an empty cache until it says otherwise."""
         assert cell not in self._view_of, f"{cell} has joined already"
-        view = CellView(cell, block_size, len(self._cells))
+        view = CellLoad(cell, block_size, len(self._cells))
         self._cells.append(view)
         self._view_of[cell] = view
         self._num_of_block_size[block_size] += 1
@@ -111,7 +111,7 @@ class Placement(Generic[CellT]):
         for key in view.known_keys:
             self._drop_holder(key, view)
 
-    def report(self, cell: CellT, load: CellLoad) -> None:
+    def report(self, cell: CellT, load: ReportedLoad) -> None:
         """Take a cell's word on its load; what its cache holds must have been told before.
 
         Only cells that are here are listened to.
@@ -146,7 +146,7 @@ class Placement(Generic[CellT]):
                 self._holders.setdefault(key, []).append(view)
             view.keys.add(key)
 
-    def _drop_holder(self, key: int, view: CellView[CellT]) -> None:
+    def _drop_holder(self, key: int, view: CellLoad[CellT]) -> None:
         holders = self._holders[key]
         if len(holders) == 1:
             del self._holders[key]
@@ -230,16 +230,16 @@ class Placement(Generic[CellT]):
         prefixes.sort(reverse=True)
         return prefixes
 
-    def _cheapest(self, prefixes: list[Prefix], num_tokens: int) -> CellView[CellT]:
+    def _cheapest(self, prefixes: list[Prefix], num_tokens: int) -> CellLoad[CellT]:
         # Of equals, `min` takes the first: one that holds something, or one by chance.
         candidates = [*self._holders_of(prefixes), *self._two_at_random()]
         return min(
             candidates, key=lambda view: view.cost(num_tokens, view.num_cached_tokens(prefixes))
         )
 
-    def _holders_of(self, prefixes: list[Prefix]) -> list[CellView[CellT]]:
+    def _holders_of(self, prefixes: list[Prefix]) -> list[CellLoad[CellT]]:
         """Return at most MAX_HOLDERS cells that hold a prefix, those of the longest first."""
-        found: list[CellView[CellT]] = []
+        found: list[CellLoad[CellT]] = []
         for _, _, key in prefixes:
             holders = self._holders.get(key)
             if holders is None:
@@ -255,7 +255,7 @@ class Placement(Generic[CellT]):
                 break
         return found
 
-    def _two_at_random(self) -> tuple[CellView[CellT], CellView[CellT]]:
+    def _two_at_random(self) -> tuple[CellLoad[CellT], CellLoad[CellT]]:
         """Return two different cells, or the only one twice."""
         cells = self._cells
         first = int(self._random() * len(cells))

@@ -17,7 +17,7 @@ Prefix: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class CellLoad:
+class ReportedLoad:
     """What a cell says about its load.
 
     Attributes:
@@ -36,7 +36,7 @@ class Assignment(Generic[CellT]):
     Attributes:
         cell: where it goes.
         num_cached_tokens: of its prompt, that the cell is expected to hold.
-        view: of the cell. This and what follows is for it and the Placement only.
+        view: of the cell. This and what follows is for it and the CellChoice only.
         keys: short hashes of the prefixes that the request will leave in the cache.
         prefill_tokens: that the cell has to compute before the first token.
         decode_tokens: that what follows is counted as.
@@ -48,7 +48,7 @@ class Assignment(Generic[CellT]):
 
     cell: CellT
     num_cached_tokens: int
-    view: "CellView[CellT]"
+    view: "CellLoad[CellT]"
     keys: list[int]
     prefill_tokens: int
     decode_tokens: int
@@ -59,7 +59,7 @@ class Assignment(Generic[CellT]):
 
 
 @dataclass(slots=True, eq=False)
-class CellView(Generic[CellT]):
+class CellLoad(Generic[CellT]):
     """A cell as this router knows it.
 
     Attributes:
@@ -79,7 +79,7 @@ class CellView(Generic[CellT]):
     cell: CellT
     block_size: int
     place: int
-    load: CellLoad = field(default_factory=CellLoad)
+    load: ReportedLoad = field(default_factory=ReportedLoad)
     keys: set[int] = field(default_factory=set)
     expected: dict[int, int] = field(default_factory=dict)
     settling: list[int] = field(default_factory=list)
@@ -176,7 +176,7 @@ class CellView(Generic[CellT]):
         else:
             self.done_tokens += num_tokens
 
-    def report(self, load: CellLoad) -> list[int]:
+    def report(self, load: ReportedLoad) -> list[int]:
         """Take the cell's word on its load; what it says of its cache must be in `keys` already.
 
         Returns:

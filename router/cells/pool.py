@@ -21,7 +21,7 @@ from quire.contract.errors import (
 from quire.contract.outputs import CellStatus, FinishReason, ModelInfo
 from quire.observe.log import get_logger
 from router.cells.cell import Cell
-from router.cells.choice import Placement, RoutingPolicy
+from router.cells.choice import CellChoice, RoutingPolicy
 from router.cells.discovery import follow_names
 from router.config import RouterConfig
 from router.requests.stream import RequestStream
@@ -55,7 +55,7 @@ class CellPool:
         # By address, in the order in which they became known.
         self._cells: dict[str, Cell] = {}
         # Of each model, the cells that take requests.
-        self._placements: dict[str, Placement[Cell]] = {}
+        self._choices: dict[str, CellChoice[Cell]] = {}
         # Cells that names no longer resolve to; they stay as long as their session.
         self._vanished: set[str] = set()
         # Where each open request was submitted last.
@@ -131,9 +131,9 @@ class CellPool:
         return len(self._waiting)
 
     @property
-    def placements(self) -> Collection[Placement[Cell]]:
+    def choices(self) -> Collection[CellChoice[Cell]]:
         """Of each model that has been served, the cells that take requests."""
-        return self._placements.values()
+        return self._choices.values()
 
     def statuses(self) -> list[CellStatus]:
         """Return the status of every cell, in the order of the configuration."""
@@ -233,8 +233,8 @@ class CellPool:
         """Submit a request to a cell that takes requests for its model; if none, let it wait."""
         self._stop_waiting(stream)
         request = stream.request
-        placement = self._placements.get(request.model.name)
-        assignment = placement and placement.place(
+        choice = self._choices.get(request.model.name)
+        assignment = choice and choice.place(
             stream.tokens_to_compute,
             request.cache_salt.encode(),
             request.sampling_params.width,
@@ -277,14 +277,14 @@ class CellPool:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def cell_connected(self, cell: Cell) -> Placement[Cell]:
+    def cell_connected(self, cell: Cell) -> CellChoice[Cell]:
         """Return the cells of its model that take requests, for it to join."""
         assert cell.model is not None, "connected"
         name = cell.model.name
-        if name not in self._placements:
+        if name not in self._choices:
             policy = RoutingPolicy(self._config.routing_policy)
-            self._placements[name] = Placement(policy, random.Random())
-        return self._placements[name]
+            self._choices[name] = CellChoice(policy, random.Random())
+        return self._choices[name]
 
     def cell_ready(self) -> None:
         """Place the requests that wait for a cell."""
@@ -308,8 +308,8 @@ class CellPool:
         """Try a few other cells: where all are full, trying each would be one load more for all."""
         refused_by = self._refused_by.setdefault(stream, [])
         refused_by.append(cell)
-        placement = self._placements[stream.request.model.name]
-        if len(refused_by) < min(MAX_REFUSALS, len(placement)):
+        choice = self._choices[stream.request.model.name]
+        if len(refused_by) < min(MAX_REFUSALS, len(choice)):
             self._place(stream)
         else:
             stream.fail(error)

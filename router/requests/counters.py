@@ -45,7 +45,7 @@ class Latencies:
         self.whole = Histogram()
 
 
-class RouterAccount:
+class Counters:
     """Sums over the requests of a router.
 
     Attributes:
@@ -73,26 +73,26 @@ class RouterAccount:
         self.key_output_tokens: Counter[str] = Counter()
         self.num_open = 0
 
-    def open(self, key: str = "") -> "RequestRecord":
+    def open(self, key: str = "") -> "RequestCounters":
         """A call has come.
 
         Args:
             key: name of its API key; "" for none.
         """
         self.num_open += 1
-        return RequestRecord(self, key)
+        return RequestCounters(self, key)
 
 
-class RequestRecord:
+class RequestCounters:
     """One call, as it is counted. Its owner says what is about to be told, and when it is over.
 
     Args:
-        account: to count in.
+        counters: to count in.
         key: name of the call's API key; "" for none.
     """
 
-    def __init__(self, account: RouterAccount, key: str) -> None:
-        self._account = account
+    def __init__(self, counters: Counters, key: str) -> None:
+        self._counters = counters
         self._key = key
         self._model = ""
         self._num_outputs = 1
@@ -112,12 +112,12 @@ class RequestRecord:
             num_outputs: that its client will get.
         """
         self._model, self._num_outputs = model, num_outputs
-        latencies = self._account.latencies
+        latencies = self._counters.latencies
         if model not in latencies:
             latencies[model] = Latencies()
         self._latencies = latencies[model]
 
-    def tell(self, event: Event) -> None:
+    def count(self, event: Event) -> None:
         """An event of an accepted request is about to be written."""
         match event:
             case Delta():
@@ -125,9 +125,9 @@ class RequestRecord:
                     self._count_tokens(len(event.token_ids))
             case Started():
                 self._has_started = True
-                self._account.prompt_tokens[self._model] += event.num_prompt_tokens
+                self._counters.prompt_tokens[self._model] += event.num_prompt_tokens
                 if self._key:
-                    self._account.key_prompt_tokens[self._key] += event.num_prompt_tokens
+                    self._counters.key_prompt_tokens[self._key] += event.num_prompt_tokens
                 self._latencies.queue.observe(time.monotonic() - self._arrival)
             case Finished():
                 self._count_output(event.finish_reason)
@@ -139,12 +139,12 @@ class RequestRecord:
         else:
             self._latencies.between_tokens.observe(now - self._last_tokens)
         self._last_tokens = now
-        self._account.output_tokens[self._model] += num_tokens
+        self._counters.output_tokens[self._model] += num_tokens
         if self._key:
-            self._account.key_output_tokens[self._key] += num_tokens
+            self._counters.key_output_tokens[self._key] += num_tokens
 
     def _count_output(self, reason: FinishReason) -> None:
-        self._account.outputs[self._model, reason] += 1
+        self._counters.outputs[self._model, reason] += 1
         self._is_aborted |= reason is FinishReason.ABORT
         self._has_failed |= reason is FinishReason.ERROR
         self._num_outputs -= 1
@@ -162,7 +162,7 @@ class RequestRecord:
         code, reason = QuireError.code, QuireError.reason
         if isinstance(error, QuireError):
             code, reason = error.code, error.reason
-        self._account.errors[code, reason] += 1
+        self._counters.errors[code, reason] += 1
         self._end(RequestOutcome.FAILED if self._has_started else RequestOutcome.REFUSED)
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class RequestRecord:
     def _end(self, outcome: RequestOutcome) -> None:
         if not self._is_counted:
             self._is_counted = True
-            self._account.num_open -= 1
-            self._account.requests[self._model, outcome] += 1
+            self._counters.num_open -= 1
+            self._counters.requests[self._model, outcome] += 1
             if self._key:
-                self._account.key_requests[self._key] += 1
+                self._counters.key_requests[self._key] += 1

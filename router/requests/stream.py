@@ -19,10 +19,10 @@ from quire.contract.outputs import (
 )
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.log import get_logger
-from quire.observe.tracing import Span, TraceContext
+from quire.observe.tracing import Span
 from router.requests.output import Output
 from router.requests.spans import describe_end, describe_request
-from router.requests.time_ledger import RequestLedger
+from router.requests.time_ledger import TimeLedger
 from router.requests.validate import ValidGenerateRequest
 from router.text.detokenize import Detokenizer
 
@@ -43,20 +43,20 @@ class RequestStream:
         self,
         request: ValidGenerateRequest,
         make_detokenizer: Callable[[], Detokenizer],
-        ledger: RequestLedger | None = None,
-        span: Span | None = None,
+        ledger: TimeLedger,
+        span: Span,
     ):
         """Prepare the stream of a request.
 
         Args:
             request: to be submitted.
             make_detokenizer: of each output.
-            ledger: of its time; None begins one now.
-            span: of the call; None is one that nobody records.
+            ledger: of its time.
+            span: of the call.
         """
         self.request = request
-        self.ledger = ledger or RequestLedger()
-        self.span = span or Span(TraceContext.new())
+        self.ledger = ledger
+        self.span = span
         describe_request(self.span, request)
         self.sampling_params: SamplingParams = request.sampling_params
         self.admitted = False

@@ -26,7 +26,7 @@ def now_us() -> int:
     return time.monotonic_ns() // 1000
 
 
-class RequestLedger:
+class TimeLedger:
     """Begins when the request arrives. Its parts add up to the microsecond, on one clock.
 
     What a cell says of its own time is subtracted from the time between submitting the request and

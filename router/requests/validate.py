@@ -13,7 +13,7 @@ from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import child
-from router.requests.time_ledger import Part, RequestLedger
+from router.requests.time_ledger import Part, TimeLedger
 from router.text.tokenize import TextCodec
 
 MAX_REQUEST_ID_CHARS = 128
@@ -93,14 +93,12 @@ class Validator:
         self._find_model = find_model
         self._max_prompt_bytes = max_prompt_bytes
 
-    async def generate(
-        self, request: GenerateInput, ledger: RequestLedger | None = None
-    ) -> ValidGenerateRequest:
+    async def generate(self, request: GenerateInput, ledger: TimeLedger) -> ValidGenerateRequest:
         """Check and tokenize a Generate request.
 
         Args:
             request: as it came.
-            ledger: of its time; told what is waited for here.
+            ledger: of its time; books what this waits for.
 
         Raises:
             InvalidRequestError: a field is out of bounds; names field, limit and value.
@@ -108,7 +106,6 @@ class Validator:
             OverloadedError: too many texts wait for the tokenizer.
             UnavailableError: no scheduler is reachable.
         """
-        ledger = ledger or RequestLedger()
         if len(request.request_id) > MAX_REQUEST_ID_CHARS:
             raise InvalidRequestError(
                 "request_id",

@@ -8,6 +8,7 @@ import pytest
 from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import ModelInfo
 from quire.contract.sampling_params import SamplingParams
+from router.requests.time_ledger import TimeLedger
 from router.requests.validate import GenerateInput, Validator
 
 MODEL = ModelInfo("m", "LlamaForCausalLM", "float32", 100, 16, (1,), 0)
@@ -68,7 +69,7 @@ async def test_refusal_names_field_limit_and_value(
 ) -> None:
     validator, _ = make()
     with pytest.raises(InvalidRequestError) as caught:
-        await validator.generate(given)
+        await validator.generate(given, TimeLedger())
     assert caught.value.field == field
     assert limit in caught.value.description
     assert value in caught.value.description
@@ -80,25 +81,25 @@ async def test_beams_hand_over_no_more_than_fits_a_message() -> None:
 
     validator = Validator(WordCodec(), find_long_model, max_prompt_bytes=1000)
     beams = {"use_beam_search": True, "temperature": 0.0, "n": 4}
-    await validator.generate(request(max_tokens=2**17, logprobs=6, **beams))
+    await validator.generate(request(max_tokens=2**17, logprobs=6, **beams), TimeLedger())
     with pytest.raises(InvalidRequestError, match=r"max_tokens.*4194304.*4718592"):
-        await validator.generate(request(max_tokens=2**17, logprobs=7, **beams))
-    await validator.generate(request(max_tokens=2**17, logprobs=7, n=4))
+        await validator.generate(request(max_tokens=2**17, logprobs=7, **beams), TimeLedger())
+    await validator.generate(request(max_tokens=2**17, logprobs=7, n=4), TimeLedger())
 
 
 async def test_bad_words_are_refused_by_their_own_name() -> None:
     validator, _ = make()
-    valid = await validator.generate(request(bad_words=("aa bbb", "x" * 200)))
+    valid = await validator.generate(request(bad_words=("aa bbb", "x" * 200)), TimeLedger())
     assert valid.sampling_params.bad_words_token_ids == ((2, 3),)  # 200 is no token of the model
     most = tuple((1 + i % 90, 1 + i // 90) for i in range(512))
     with pytest.raises(InvalidRequestError, match=r"bad_words: as tokens: .*512.*513"):
-        await validator.generate(request(bad_words=("a",), bad_words_token_ids=most))
+        await validator.generate(request(bad_words=("a",), bad_words_token_ids=most), TimeLedger())
 
 
 async def test_a_text_that_is_too_long_is_never_tokenized() -> None:
     validator, codec = make()
     with pytest.raises(InvalidRequestError):
-        await validator.generate(request("x" * 2**21))
+        await validator.generate(request("x" * 2**21), TimeLedger())
     with pytest.raises(InvalidRequestError):
         await validator.tokenize("", "x" * 2**21, True)
     assert codec.num_encoded == 0
@@ -107,23 +108,23 @@ async def test_a_text_that_is_too_long_is_never_tokenized() -> None:
 @pytest.mark.parametrize(("max_tokens", "capped"), [(None, 13), (5, 5), (13, 13), (16, 13)])
 async def test_output_is_capped_to_the_models_length(max_tokens: int | None, capped: int) -> None:
     validator, _ = make()
-    valid = await validator.generate(request("a bb ccc", max_tokens=max_tokens))
+    valid = await validator.generate(request("a bb ccc", max_tokens=max_tokens), TimeLedger())
     assert valid.prompt_token_ids == (1, 2, 3)
     assert valid.sampling_params.max_tokens == capped
 
 
 async def test_longest_prompt_leaves_room_for_one_token() -> None:
     validator, _ = make()
-    valid = await validator.generate(request((99,) * 15))
+    valid = await validator.generate(request((99,) * 15), TimeLedger())
     assert valid.sampling_params.max_tokens == 1
 
 
 async def test_request_ids_are_made_and_kept() -> None:
     validator, _ = make()
-    made = {(await validator.generate(request())).request_id for _ in range(10)}
+    made = {(await validator.generate(request(), TimeLedger())).request_id for _ in range(10)}
     assert len(made) == 10
     assert "" not in made
-    assert (await validator.generate(request(request_id="mine"))).request_id == "mine"
+    assert (await validator.generate(request(request_id="mine"), TimeLedger())).request_id == "mine"
 
 
 async def test_detokenize_has_the_same_limits() -> None:

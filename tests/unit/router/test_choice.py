@@ -15,8 +15,8 @@ from quire.contract.block_hashes import (
     short_hash,
 )
 from quire.contract.outputs import TOKENS_OF_DECODING
-from router.cells.choice import MAX_HOLDERS, CellLoad, Placement, RoutingPolicy
-from router.cells.load import CellView
+from router.cells.choice import MAX_HOLDERS, CellChoice, ReportedLoad, RoutingPolicy
+from router.cells.load import CellLoad
 
 BLOCK_SIZE = 16
 FREE = 10_000
@@ -24,12 +24,12 @@ FREE = 10_000
 
 def make_placement(
     num_cells: int, policy: RoutingPolicy = RoutingPolicy.PREFIX_AWARE
-) -> Placement[str]:
-    placement: Placement[str] = Placement(policy, random.Random(1))
+) -> CellChoice[str]:
+    choice: CellChoice[str] = CellChoice(policy, random.Random(1))
     for number in range(num_cells):
-        placement.join(f"cell {number}", BLOCK_SIZE)
-        placement.report(f"cell {number}", CellLoad(0, FREE))
-    return placement
+        choice.join(f"cell {number}", BLOCK_SIZE)
+        choice.report(f"cell {number}", ReportedLoad(0, FREE))
+    return choice
 
 
 def prompt(document: int, num_tokens: int = 400, question: int = 0) -> list[int]:
@@ -51,64 +51,64 @@ def test_reported_depths_are_those_that_are_reported_and_steps_of_a_half_at_most
 
 
 def test_a_prompt_goes_where_its_prefix_is() -> None:
-    placement = make_placement(50)
-    placement.update_digest("cell 17", digest(prompt(1)), [])
-    placed = placement.place(prompt(1, question=9), b"")
+    choice = make_placement(50)
+    choice.update_digest("cell 17", digest(prompt(1)), [])
+    placed = choice.place(prompt(1, question=9), b"")
     assert placed is not None
     assert placed.cell == "cell 17"
     assert placed.num_cached_tokens == 24 * BLOCK_SIZE
 
 
 def test_of_a_very_long_prompt_the_beginning_counts() -> None:
-    placement = make_placement(5)
+    choice = make_placement(5)
     token_ids = [7] * 200_000
-    placement.update_digest("cell 3", digest(token_ids), [])
-    placed = placement.place(token_ids, b"")
+    choice.update_digest("cell 3", digest(token_ids), [])
+    placed = choice.place(token_ids, b"")
     assert placed is not None
     assert (placed.cell, placed.num_cached_tokens) == ("cell 3", 4096 * BLOCK_SIZE)
 
 
 def test_another_salt_shares_nothing() -> None:
-    placement = make_placement(2)
-    placement.update_digest("cell 0", digest(prompt(1), b"a"), [])
-    placed = placement.place(prompt(1), b"a")
+    choice = make_placement(2)
+    choice.update_digest("cell 0", digest(prompt(1), b"a"), [])
+    placed = choice.place(prompt(1), b"a")
     assert placed is not None and placed.num_cached_tokens > 0
-    placed = placement.place(prompt(1), b"b")
+    placed = choice.place(prompt(1), b"b")
     assert placed is not None and placed.num_cached_tokens == 0
 
 
 def test_of_two_prefixes_the_longer_one_counts() -> None:
-    placement = make_placement(10)
-    placement.update_digest("cell 3", digest(prompt(1)[:64]), [])
-    placement.update_digest("cell 7", digest(prompt(1)), [])
-    placed = placement.place(prompt(1, question=2), b"")
+    choice = make_placement(10)
+    choice.update_digest("cell 3", digest(prompt(1)[:64]), [])
+    choice.update_digest("cell 7", digest(prompt(1)), [])
+    placed = choice.place(prompt(1, question=2), b"")
     assert placed is not None and placed.cell == "cell 7"
 
 
 def test_what_was_evicted_does_not_count() -> None:
-    placement = make_placement(10)
+    choice = make_placement(10)
     keys = digest(prompt(1))
-    placement.update_digest("cell 7", keys, [])
-    placement.update_digest("cell 7", [], keys)
-    placed = placement.place(prompt(1, question=2), b"")
+    choice.update_digest("cell 7", keys, [])
+    choice.update_digest("cell 7", [], keys)
+    placed = choice.place(prompt(1, question=2), b"")
     assert placed is not None and placed.num_cached_tokens == 0
 
 
 def test_a_burst_with_one_prefix_goes_together_before_any_report_shows_it() -> None:
-    placement = make_placement(100)
+    choice = make_placement(100)
     cells = Counter()
     for question in range(5):
-        placed = placement.place(prompt(1, question=question), b"")
+        placed = choice.place(prompt(1, question=question), b"")
         assert placed is not None
         cells[placed.cell] += 1
     assert len(cells) == 1
 
 
 def test_a_hot_prefix_overflows_to_other_cells_which_share_it_evenly() -> None:
-    placement = make_placement(20)
+    choice = make_placement(20)
     cells = Counter()
     for question in range(2000):
-        placed = placement.place(prompt(1, question=question), b"")
+        placed = choice.place(prompt(1, question=question), b"")
         assert placed is not None
         cells[placed.cell] += 1
     assert len(cells) == 20
@@ -117,133 +117,133 @@ def test_a_hot_prefix_overflows_to_other_cells_which_share_it_evenly() -> None:
 
 
 def test_a_busy_holder_is_passed_over() -> None:
-    placement = make_placement(2)
-    placement.update_digest("cell 0", digest(prompt(1)), [])
-    placement.report("cell 0", CellLoad(10_000, FREE))
-    placed = placement.place(prompt(1), b"")
+    choice = make_placement(2)
+    choice.update_digest("cell 0", digest(prompt(1)), [])
+    choice.report("cell 0", ReportedLoad(10_000, FREE))
+    placed = choice.place(prompt(1), b"")
     assert placed is not None and placed.cell == "cell 1"
 
 
 def test_a_cell_without_room_is_passed_over() -> None:
-    placement = make_placement(2)
-    placement.report("cell 0", CellLoad(0, 1))
+    choice = make_placement(2)
+    choice.report("cell 0", ReportedLoad(0, 1))
     cells = set()
     for document in range(2):
-        placed = placement.place(prompt(document), b"")
+        placed = choice.place(prompt(document), b"")
         assert placed is not None
         cells.add(placed.cell)
     assert cells == {"cell 1"}
 
 
 def test_an_expectation_that_was_not_met_is_dropped_with_the_next_report() -> None:
-    placement = make_placement(1)
-    placed = placement.place(prompt(1), b"")
+    choice = make_placement(1)
+    placed = choice.place(prompt(1), b"")
     assert placed is not None
     # A report before the first token says nothing of it.
-    placement.report("cell 0", CellLoad(400, FREE))
-    again = placement.place(prompt(1), b"")
+    choice.report("cell 0", ReportedLoad(400, FREE))
+    again = choice.place(prompt(1), b"")
     assert again is not None and again.num_cached_tokens > 0
-    placement.ended(placed)
-    placement.ended(again)
-    placement.report("cell 0", CellLoad(0, FREE))
-    third = placement.place(prompt(1), b"")
+    choice.ended(placed)
+    choice.ended(again)
+    choice.report("cell 0", ReportedLoad(0, FREE))
+    third = choice.place(prompt(1), b"")
     assert third is not None and third.num_cached_tokens == 0
 
 
 def test_an_expectation_that_was_met_outlives_the_request() -> None:
-    placement = make_placement(1)
-    placed = placement.place(prompt(1), b"")
+    choice = make_placement(1)
+    placed = choice.place(prompt(1), b"")
     assert placed is not None
-    placement.admitted(placed)
-    placement.computed(placed)
-    placement.update_digest("cell 0", digest(prompt(1)), [])
-    placement.report("cell 0", CellLoad(TOKENS_OF_DECODING, FREE))
-    placement.ended(placed)
-    again = placement.place(prompt(1), b"")
+    choice.admitted(placed)
+    choice.computed(placed)
+    choice.update_digest("cell 0", digest(prompt(1)), [])
+    choice.report("cell 0", ReportedLoad(TOKENS_OF_DECODING, FREE))
+    choice.ended(placed)
+    again = choice.place(prompt(1), b"")
     assert again is not None and again.num_cached_tokens == 24 * BLOCK_SIZE
 
 
-def outstanding(placement: Placement[str], cell: str) -> int:
-    return placement.outstanding_tokens(cell)
+def outstanding(choice: CellChoice[str], cell: str) -> int:
+    return choice.outstanding_tokens(cell)
 
 
 def test_tokens_of_a_request_are_counted_once() -> None:
-    placement = make_placement(1)
-    placed = placement.place(prompt(1), b"")
+    choice = make_placement(1)
+    placed = choice.place(prompt(1), b"")
     assert placed is not None
     expected = 404 + TOKENS_OF_DECODING
-    assert outstanding(placement, "cell 0") == expected
+    assert outstanding(choice, "cell 0") == expected
     # A report that the cell sent before it heard of the request.
-    placement.report("cell 0", CellLoad(0, FREE))
-    assert outstanding(placement, "cell 0") == expected
-    placement.admitted(placed)
-    placement.report("cell 0", CellLoad(expected, FREE))
-    assert outstanding(placement, "cell 0") == expected
-    placement.computed(placed)
-    assert outstanding(placement, "cell 0") == TOKENS_OF_DECODING
-    placement.report("cell 0", CellLoad(TOKENS_OF_DECODING, FREE))
-    assert outstanding(placement, "cell 0") == TOKENS_OF_DECODING
-    placement.ended(placed)
-    assert outstanding(placement, "cell 0") == 0
-    placement.ended(placed)
-    placement.report("cell 0", CellLoad(0, FREE))
-    assert outstanding(placement, "cell 0") == 0
+    choice.report("cell 0", ReportedLoad(0, FREE))
+    assert outstanding(choice, "cell 0") == expected
+    choice.admitted(placed)
+    choice.report("cell 0", ReportedLoad(expected, FREE))
+    assert outstanding(choice, "cell 0") == expected
+    choice.computed(placed)
+    assert outstanding(choice, "cell 0") == TOKENS_OF_DECODING
+    choice.report("cell 0", ReportedLoad(TOKENS_OF_DECODING, FREE))
+    assert outstanding(choice, "cell 0") == TOKENS_OF_DECODING
+    choice.ended(placed)
+    assert outstanding(choice, "cell 0") == 0
+    choice.ended(placed)
+    choice.report("cell 0", ReportedLoad(0, FREE))
+    assert outstanding(choice, "cell 0") == 0
 
 
 def test_requests_that_end_unreported_leave_nothing_behind() -> None:
-    placement = make_placement(1)
+    choice = make_placement(1)
     for admitted in (False, True):
-        placed = placement.place(prompt(1), b"")
+        placed = choice.place(prompt(1), b"")
         assert placed is not None
         if admitted:
-            placement.admitted(placed)
-        placement.ended(placed)
-        assert outstanding(placement, "cell 0") == 0
-        placement.report("cell 0", CellLoad(0, FREE))
-        assert outstanding(placement, "cell 0") == 0
+            choice.admitted(placed)
+        choice.ended(placed)
+        assert outstanding(choice, "cell 0") == 0
+        choice.report("cell 0", ReportedLoad(0, FREE))
+        assert outstanding(choice, "cell 0") == 0
 
 
 def test_a_cell_that_left_is_not_chosen_and_may_come_back_empty() -> None:
-    placement = make_placement(3)
-    placement.update_digest("cell 1", digest(prompt(1)), [])
-    placed = placement.place(prompt(1), b"")
+    choice = make_placement(3)
+    choice.update_digest("cell 1", digest(prompt(1)), [])
+    placed = choice.place(prompt(1), b"")
     assert placed is not None and placed.cell == "cell 1"
-    placement.leave("cell 1")
-    placement.leave("cell 1")
+    choice.leave("cell 1")
+    choice.leave("cell 1")
     # Late words about a cell that left change nothing.
-    placement.report("cell 1", CellLoad(0, FREE))
-    placement.update_digest("cell 1", digest(prompt(1)), [])
-    placement.ended(placed)
+    choice.report("cell 1", ReportedLoad(0, FREE))
+    choice.update_digest("cell 1", digest(prompt(1)), [])
+    choice.ended(placed)
     cells = set()
     for document in range(50):
-        other = placement.place(prompt(document), b"")
+        other = choice.place(prompt(document), b"")
         assert other is not None
         cells.add(other.cell)
     assert cells == {"cell 0", "cell 2"}
-    placement.join("cell 1", BLOCK_SIZE)
-    placement.report("cell 1", CellLoad(0, FREE))
-    again = placement.place(prompt(77), b"")
+    choice.join("cell 1", BLOCK_SIZE)
+    choice.report("cell 1", ReportedLoad(0, FREE))
+    again = choice.place(prompt(77), b"")
     assert again is not None and again.num_cached_tokens == 0
-    placement.check_invariants()
+    choice.check_invariants()
 
 
 @pytest.mark.parametrize("policy", RoutingPolicy)
 def test_without_cells_there_is_no_choice(policy: RoutingPolicy) -> None:
-    placement = make_placement(1, policy)
-    placement.leave("cell 0")
-    assert placement.place(prompt(1), b"") is None
+    choice = make_placement(1, policy)
+    choice.leave("cell 0")
+    assert choice.place(prompt(1), b"") is None
 
 
 def test_round_robin_takes_one_after_the_other() -> None:
-    placement = make_placement(3, RoutingPolicy.ROUND_ROBIN)
-    cells = [placement.place(prompt(1), b"").cell for _ in range(6)]  # type: ignore[union-attr]
+    choice = make_placement(3, RoutingPolicy.ROUND_ROBIN)
+    cells = [choice.place(prompt(1), b"").cell for _ in range(6)]  # type: ignore[union-attr]
     assert cells == ["cell 0", "cell 1", "cell 2"] * 2
 
 
 def test_least_loaded_spreads_evenly() -> None:
-    placement = make_placement(20, RoutingPolicy.LEAST_LOADED)
+    choice = make_placement(20, RoutingPolicy.LEAST_LOADED)
     cells = Counter(
-        placement.place(prompt(1), b"").cell  # type: ignore[union-attr]
+        choice.place(prompt(1), b"").cell  # type: ignore[union-attr]
         for _ in range(2000)
     )
     assert len(cells) == 20
@@ -251,51 +251,49 @@ def test_least_loaded_spreads_evenly() -> None:
 
 
 def test_cells_of_different_block_sizes_are_compared_by_tokens() -> None:
-    placement: Placement[str] = Placement(RoutingPolicy.PREFIX_AWARE, random.Random(1))
-    placement.join("small", 16)
-    placement.join("large", 64)
+    choice: CellChoice[str] = CellChoice(RoutingPolicy.PREFIX_AWARE, random.Random(1))
+    choice.join("small", 16)
+    choice.join("large", 64)
     hashes: list[bytes] = []
     extend_block_hashes(hashes, prompt(1), 64, 6)
-    placement.report("small", CellLoad(0, FREE))
-    placement.report("large", CellLoad(0, FREE))
-    placement.update_digest("small", digest(prompt(1)[:100]), [])
-    placement.update_digest(
-        "large", [short_hash(hashes[depth - 1]) for depth in (1, 2, 3, 4, 6)], []
-    )
-    placed = placement.place(prompt(1, question=4), b"")
+    choice.report("small", ReportedLoad(0, FREE))
+    choice.report("large", ReportedLoad(0, FREE))
+    choice.update_digest("small", digest(prompt(1)[:100]), [])
+    choice.update_digest("large", [short_hash(hashes[depth - 1]) for depth in (1, 2, 3, 4, 6)], [])
+    placed = choice.place(prompt(1, question=4), b"")
     assert placed is not None
     assert (placed.cell, placed.num_cached_tokens) == ("large", 384)
-    placement.check_invariants()
+    choice.check_invariants()
 
 
 def test_any_run_of_events_keeps_the_index_right() -> None:
     rng = random.Random(3)
-    placement = make_placement(8)
+    choice = make_placement(8)
     open_requests = []
     for _ in range(5000):
         cell = f"cell {rng.randrange(8)}"
         match rng.randrange(7):
             case 0 | 1:
-                placed = placement.place(prompt(rng.randrange(6), rng.randrange(1, 200)), b"")
+                placed = choice.place(prompt(rng.randrange(6), rng.randrange(1, 200)), b"")
                 if placed is not None:
                     open_requests.append(placed)
             case 2 if open_requests:
-                placement.ended(open_requests.pop(rng.randrange(len(open_requests))))
+                choice.ended(open_requests.pop(rng.randrange(len(open_requests))))
             case 3 if open_requests:
-                placement.admitted(rng.choice(open_requests))
+                choice.admitted(rng.choice(open_requests))
             case 4 if open_requests:
-                placement.computed(rng.choice(open_requests))
+                choice.computed(rng.choice(open_requests))
             case 5:
                 keys = digest(prompt(rng.randrange(6), rng.randrange(1, 200)))
                 added, removed = (keys, []) if rng.random() < 0.5 else ([], keys)
-                placement.update_digest(cell, added, removed)
-                placement.report(cell, CellLoad(rng.randrange(1000), FREE))
+                choice.update_digest(cell, added, removed)
+                choice.report(cell, ReportedLoad(rng.randrange(1000), FREE))
             case 6:
-                if cell in placement:
-                    placement.leave(cell)
+                if cell in choice:
+                    choice.leave(cell)
                 else:
-                    placement.join(cell, BLOCK_SIZE)
-        placement.check_invariants()
+                    choice.join(cell, BLOCK_SIZE)
+        choice.check_invariants()
 
 
 class OnlyByIndex(list[Any]):
@@ -307,23 +305,23 @@ class OnlyByIndex(list[Any]):
 
 def test_a_choice_among_a_thousand_cells_looks_at_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
     num_looked_at = 0
-    cost = CellView.cost
+    cost = CellLoad.cost
 
-    def counted(view: CellView[str], num_tokens: int, num_cached_tokens: int) -> float:
+    def counted(view: CellLoad[str], num_tokens: int, num_cached_tokens: int) -> float:
         nonlocal num_looked_at
         num_looked_at += 1
         return cost(view, num_tokens, num_cached_tokens)
 
-    monkeypatch.setattr(CellView, "cost", counted)
-    placement = make_placement(1000)
+    monkeypatch.setattr(CellLoad, "cost", counted)
+    choice = make_placement(1000)
     hot = digest(prompt(0))
     for number in range(1000):
-        placement.update_digest(f"cell {number}", hot, [])
-        placement.update_digest(f"cell {number}", digest(prompt(number)), [])
-    placement._cells = OnlyByIndex(placement._cells)
+        choice.update_digest(f"cell {number}", hot, [])
+        choice.update_digest(f"cell {number}", digest(prompt(number)), [])
+    choice._cells = OnlyByIndex(choice._cells)
     for number in range(500):
         num_looked_at = 0
-        placed = placement.place(prompt(number % 1000, question=number), b"")
+        placed = choice.place(prompt(number % 1000, question=number), b"")
         assert placed is not None
         assert 3 <= num_looked_at <= MAX_HOLDERS + 2
-        placement.ended(placed)
+        choice.ended(placed)

@@ -6,7 +6,7 @@ import pytest
 
 from quire.contract.errors import OverloadedError, UnavailableError
 from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started
-from router.requests.counters import RequestOutcome, RouterAccount
+from router.requests.counters import Counters, RequestOutcome
 
 STARTED = Started("id", 7, seed=1)
 
@@ -35,59 +35,59 @@ def delta(*token_ids: int) -> Delta:
 def test_a_request_is_counted_once_by_its_outcome(
     num_outputs: int, events: list[Event], expected: RequestOutcome
 ) -> None:
-    account = RouterAccount()
-    record = account.open("somebody")
+    counters = Counters()
+    record = counters.open("somebody")
     record.accept("m", num_outputs)
     for event in events:
-        assert not account.requests, "counted before its last event is told"
-        record.tell(event)
+        assert not counters.requests, "counted before its last event is told"
+        record.count(event)
     record.close()
     record.close()
 
-    assert account.requests == {("m", expected): 1}
-    assert account.num_open == 0
+    assert counters.requests == {("m", expected): 1}
+    assert counters.num_open == 0
     num_tokens = sum(len(event.token_ids) for event in events if isinstance(event, Delta))
-    assert account.output_tokens["m"] == num_tokens == account.key_output_tokens["somebody"]
-    assert account.prompt_tokens["m"] == (7 if STARTED in events else 0)
-    assert account.key_requests == {"somebody": 1}
-    assert account.latencies["m"].whole.count == (expected is RequestOutcome.FINISHED)
+    assert counters.output_tokens["m"] == num_tokens == counters.key_output_tokens["somebody"]
+    assert counters.prompt_tokens["m"] == (7 if STARTED in events else 0)
+    assert counters.key_requests == {"somebody": 1}
+    assert counters.latencies["m"].whole.count == (expected is RequestOutcome.FINISHED)
 
 
 def test_an_error_before_the_start_is_a_refusal_and_after_it_a_failure() -> None:
-    account = RouterAccount()
-    early, late, broken = account.open(), account.open(), account.open()
+    counters = Counters()
+    early, late, broken = counters.open(), counters.open(), counters.open()
     early.fail(OverloadedError("full", 1))
     late.accept("m", 1)
-    late.tell(STARTED)
+    late.count(STARTED)
     late.fail(UnavailableError("gone"))
     broken.fail(ValueError("a fault"))
     for record in (early, late, broken):
         record.close()
 
-    assert account.requests == {
+    assert counters.requests == {
         ("", RequestOutcome.REFUSED): 2,
         ("m", RequestOutcome.FAILED): 1,
     }
-    assert account.errors == {
+    assert counters.errors == {
         ("RESOURCE_EXHAUSTED", "QUEUE_FULL"): 1,
         ("UNAVAILABLE", "UNAVAILABLE"): 1,
         ("INTERNAL", "INTERNAL"): 1,
     }
-    assert not account.key_requests
+    assert not counters.key_requests
 
 
 async def test_latencies_are_of_messages_that_bring_tokens() -> None:
-    account = RouterAccount()
-    record = account.open()
+    counters = Counters()
+    record = counters.open()
     record.accept("m", 1)
-    record.tell(STARTED)
-    record.tell(Delta("text held back", ()))
+    record.count(STARTED)
+    record.count(Delta("text held back", ()))
     await asyncio.sleep(0.02)
-    record.tell(delta(1))
-    record.tell(delta(2, 3))
-    record.tell(finished())
+    record.count(delta(1))
+    record.count(delta(2, 3))
+    record.count(finished())
 
-    latencies = account.latencies["m"]
+    latencies = counters.latencies["m"]
     assert latencies.queue.count == latencies.first_token.count == 1
     assert latencies.between_tokens.count == 1
     assert 0.02 <= latencies.first_token.total <= latencies.whole.total

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.contract.time_account import TimeAccount
-from router.requests.time_ledger import Part, RequestLedger
+from router.requests.time_ledger import Part, TimeLedger
 
 
 class Clock:
@@ -28,7 +28,7 @@ def parts_of(account: TimeAccount) -> dict[str, int]:
 
 def test_what_the_cell_does_not_account_for_is_the_wire() -> None:
     clock = Clock()
-    ledger = RequestLedger(clock)
+    ledger = TimeLedger(clock)
     clock.us += 1
     with ledger.during(Part.TOKENIZE):
         clock.us += 10
@@ -55,7 +55,7 @@ def test_what_the_cell_does_not_account_for_is_the_wire() -> None:
 
 def test_what_a_lost_cell_did_after_its_last_word_is_recovery() -> None:
     clock = Clock()
-    ledger = RequestLedger(clock)
+    ledger = TimeLedger(clock)
     ledger.submitted()
     clock.us += 50
     ledger.heard(of_a_cell(prefill_us=40))
@@ -74,7 +74,7 @@ def test_what_a_lost_cell_did_after_its_last_word_is_recovery() -> None:
 
 def test_waiting_for_the_first_cell_is_no_recovery() -> None:
     clock = Clock()
-    ledger = RequestLedger(clock)
+    ledger = TimeLedger(clock)
     ledger.waits_for_cell()
     clock.us += 70
     ledger.submitted()
@@ -87,7 +87,7 @@ def test_waiting_for_the_first_cell_is_no_recovery() -> None:
 
 def test_clocks_that_differ_make_no_part_negative() -> None:
     clock = Clock()
-    ledger = RequestLedger(clock)
+    ledger = TimeLedger(clock)
     ledger.submitted()
     clock.us += 100
     ledger.heard(of_a_cell(queue_step_us=30, prefill_us=72))
@@ -103,7 +103,7 @@ WHAT = ["tokenize", "submitted", "heard", "lost", "waits"]
 )
 def test_parts_always_add_up(happenings: list[tuple[int, str]], is_told: bool) -> None:
     clock = Clock()
-    ledger = RequestLedger(clock)
+    ledger = TimeLedger(clock)
     submitted_us: int | None = None
     for passed_us, what in happenings:
         clock.us += passed_us

@@ -17,7 +17,9 @@ from quire.contract.outputs import (
     TokenLogprobs,
 )
 from quire.contract.sampling_params import SamplingParams
+from quire.observe.tracing import Span, TraceContext
 from router.requests.stream import RequestStream
+from router.requests.time_ledger import TimeLedger
 from router.requests.validate import ValidGenerateRequest
 from router.text.detokenize import Detokenizer
 
@@ -45,7 +47,8 @@ def make(*stop: str, include: bool = False, **params: Any) -> RequestStream:
         max_tokens=100,
         **params,
     )
-    return RequestStream(ValidGenerateRequest("id", MODEL, (5, 6), valid), CharDetokenizer)
+    request = ValidGenerateRequest("id", MODEL, (5, 6), valid)
+    return RequestStream(request, CharDetokenizer, TimeLedger(), Span(TraceContext.new()))
 
 
 def push(stream: RequestStream, text: str) -> bool:
