@@ -100,13 +100,13 @@ def run(block_size: int, num_requests: int) -> tuple[Usage, int]:
     )
     submit(scheduler, num_requests)
     usage, running = Usage(), dict[int, Mirror]()
-    while scheduler.num_waiting:
+    while scheduler.queues.waiting:
         outputs = scheduler.schedule()
         if outputs is None:
             continue
         result = obey(outputs, running)
         reserved = (blocks.num_blocks - blocks.num_free_blocks) * block_size
-        usage.tokens += reserved - scheduler.num_idle_slots
+        usage.tokens += reserved - scheduler.residency.num_idle_slots
         usage.paged += reserved
         usage.max_length += len(running) * MAX_MODEL_LEN
         usage.power_of_two += sum(

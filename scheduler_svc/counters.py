@@ -6,8 +6,9 @@ from operator import attrgetter
 from quire.contract.outputs import CellState, FinishReason
 from quire.observe.metrics.histogram import COUNT_BOUNDS, LATENCY_BOUNDS_S, Histogram
 from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.policy.outstanding import outstanding_tokens
+from scheduler_svc.policy.progress import Progress
 from scheduler_svc.policy.scheduler import Scheduler
-from scheduler_svc.policy.step import StepOutcome
 from scheduler_svc.workers.worker_set import ExecutedStep
 
 # Parts of a TimeAccount that a scheduler knows.
@@ -73,12 +74,12 @@ class CellAccount:
         self.step_tokens.observe(executed.num_tokens)
         self.step_sequences.observe(executed.num_sequences)
 
-    def count_ends(self, outcome: StepOutcome) -> None:
+    def count_ends(self, progress: Progress) -> None:
         """Add the sequences and requests that ended with a step."""
-        for finished in outcome.finished:
+        for finished in progress.finished:
             self.num_ended[finished.finish_reason] += 1
-        for group_id in outcome.ended_group_ids:
-            time = outcome.times[group_id].account
+        for group_id in progress.ended_group_ids:
+            time = progress.times[group_id].account
             times_us = _TIMES_US(time)
             for phase, time_us in zip(REQUEST_PHASES, times_us, strict=True):
                 self.phase_us[phase] += time_us
@@ -93,16 +94,16 @@ class CellAccount:
         counters, prefix_cache = scheduler.counters, scheduler.prefix_cache
         return CellState(
             epoch=self.epoch,
-            num_waiting=scheduler.num_waiting,
-            num_running=scheduler.num_running,
-            num_swapped=scheduler.num_swapped,
-            outstanding_tokens=scheduler.outstanding_tokens,
+            num_waiting=len(scheduler.queues.waiting),
+            num_running=len(scheduler.queues.running),
+            num_swapped=len(scheduler.residency.swapped_groups),
+            outstanding_tokens=outstanding_tokens(scheduler.queues, prefix_cache),
             draining=draining,
             block_size=self._block_size,
             num_blocks=blocks.num_blocks,
             num_free_blocks=blocks.num_free_blocks,
             num_blocks_saved=blocks.num_blocks_saved,
-            num_idle_slots=scheduler.num_idle_slots,
+            num_idle_slots=scheduler.residency.num_idle_slots,
             num_host_blocks=blocks.num_host_blocks,
             num_free_host_blocks=blocks.num_free_host_blocks,
             steps_total=self._steps,

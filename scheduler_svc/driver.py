@@ -17,8 +17,8 @@ from quire.observe.log import get_logger
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.counters import CellAccount
+from scheduler_svc.policy.progress import Progress
 from scheduler_svc.policy.scheduler import Scheduler
-from scheduler_svc.policy.step import StepOutcome
 from scheduler_svc.sequences.preemption import PreemptionCounters, PreemptionMode
 from scheduler_svc.sessions.routes import Routes
 from scheduler_svc.sessions.session import Admitted, Refused, RouterSession, StepOutputs, Submission
@@ -65,7 +65,7 @@ class Driver:
         self._sessions: set[RouterSession] = set()
         self._routes = Routes()
         # Of the last step, for the sessions.
-        self._untold = StepOutcome()
+        self._unsent = Progress()
         self._account = CellAccount(config.block_size)
         self._traces = Traces()
         self._is_formed = False
@@ -181,7 +181,7 @@ class Driver:
             seed = secrets.randbits(64) if params.seed is None else params.seed
             if not self._scheduler.has_unfinished:
                 self._turned = time.monotonic()
-            group_id, outcome = self._scheduler.add(
+            group_id, progress = self._scheduler.add(
                 submission.prompt_token_ids,
                 replace(params, seed=seed),
                 submission.outputs,
@@ -189,7 +189,7 @@ class Driver:
                 priority=submission.priority,
                 cache_salt=submission.cache_salt,
                 traceparent=submission.traceparent,
-                tell_time_account=submission.wants_time_account,
+                include_time_breakdown=submission.wants_time_account,
             )
         except (InvalidRequestError, OverloadedError, DrainingError) as error:
             self._account.num_refused[error.reason] += 1
@@ -198,10 +198,10 @@ class Driver:
             return
         self._account.num_admitted += 1
         self._traces.admitted(group_id, submission)
-        self._traces.told(outcome)
+        self._traces.told(progress)
         session.push(Admitted(number, seed))
-        self._routes.add(group_id, session, number, submission.wants_time_account)
-        self._routes.tell(outcome)
+        self._routes.add(group_id, session, number)
+        self._routes.tell(progress)
         self._wake.set()
 
     def cancel(self, session: RouterSession, request_number: int) -> None:
@@ -222,16 +222,15 @@ class Driver:
         group_id = session.groups.get(request_number)
         if group_id is None:
             return
-        time_so_far = self._scheduler.time_of(group_id, time.monotonic())
-        if not self._scheduler.abort_sequence(group_id, sequence_index):
-            self._traces.ended(group_id, time_so_far, FinishReason.STOP.value)
+        group_time = self._scheduler.abort_sequence(group_id, sequence_index, time.monotonic())
+        if group_time is not None:
+            self._traces.ended(group_id, group_time, FinishReason.STOP.value)
             self._routes.remove(group_id)
 
     def _abort(self, group_id: int) -> None:
         """End a request that nobody wants any more."""
-        time_so_far = self._scheduler.time_of(group_id, time.monotonic())
-        self._traces.ended(group_id, time_so_far, FinishReason.ABORT.value)
-        self._scheduler.abort(group_id)
+        group_time = self._scheduler.abort(group_id, time.monotonic())
+        self._traces.ended(group_id, group_time, FinishReason.ABORT.value)
         self._routes.remove(group_id)
 
     def _check_draining(self) -> None:
@@ -239,7 +238,7 @@ class Driver:
             raise DrainingError("the cell is draining: it takes no new requests")
 
     def _check_room(self) -> None:
-        if self._scheduler.num_waiting >= self._config.max_waiting:
+        if len(self._scheduler.queues.waiting) >= self._config.max_waiting:
             raise OverloadedError(
                 f"the waiting queue is full: max_waiting is {self._config.max_waiting}",
                 RETRY_AFTER_MS,
@@ -365,7 +364,9 @@ class Driver:
         except UnavailableError as error:
             self._route()
             log.warning(
-                "workers_lost", error=error.message, num_running=self._scheduler.num_running
+                "workers_lost",
+                error=error.message,
+                num_running=len(self._scheduler.queues.running),
             )
 
     async def _send_steps(self) -> None:
@@ -376,18 +377,20 @@ class Driver:
             self._account.schedule_s += time.perf_counter() - started
             if outputs is None:
                 return
-            groups = self._scheduler.groups_of(outputs) if self._traces.wants_steps else ()
+            groups = set[int]()
+            if self._traces.wants_steps:
+                groups = self._scheduler.residency.group_ids_of(outputs)
             await self._group.send(outputs, self._traces.step_sent(outputs, groups))
 
     async def _receive_step(self) -> None:
         executed = await self._group.receive()
         started = time.perf_counter()
-        self._untold = self._scheduler.update(executed.report.result, time.monotonic())
+        self._unsent = self._scheduler.update(executed.report.result, time.monotonic())
         self._account.schedule_s += time.perf_counter() - started
         self._traces.step_received(executed)
-        self._traces.told(self._untold)
-        self._account.count(executed, len(self._untold.token_ids))
-        self._account.count_ends(self._untold)
+        self._traces.told(self._unsent)
+        self._account.count(executed, len(self._unsent.token_ids))
+        self._account.count_ends(self._unsent)
         costs, report = self._scheduler.preemption_costs, executed.report
         costs.observe_step(executed.num_tokens, report.model_us)
         if executed.num_swapped_blocks:
@@ -409,8 +412,8 @@ class Driver:
 
     def _route(self) -> None:
         """Tell the sessions what the last step brought."""
-        outcome, self._untold = self._untold, StepOutcome()
-        self._routes.tell(outcome)
+        progress, self._unsent = self._unsent, Progress()
+        self._routes.tell(progress)
 
     # ---------------------------------------------------------------- state
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from quire.contract.time_account import TimeAccount
 from quire.observe.log import get_logger
 from quire.observe.tracing import Span, TraceContext, tracer, wall_ns
-from scheduler_svc.policy.step import GroupTime, Phase, SchedulerOutputs, StepOutcome
+from scheduler_svc.policy.progress import GroupTime, Phase, Progress
+from scheduler_svc.policy.step import SchedulerOutputs
 from scheduler_svc.sessions.session import Submission
 from scheduler_svc.workers.worker_set import ExecutedStep
 
@@ -79,13 +80,13 @@ class Traces:
             num_output_tokens=num_output_tokens,
         )
 
-    def told(self, outcome: StepOutcome) -> None:
+    def told(self, progress: Progress) -> None:
         """Some requests may have ended with a step."""
-        if not outcome.ended_group_ids:
+        if not progress.ended_group_ids:
             return
-        reasons = {each.group_id: each.finish_reason.value for each in outcome.finished}
-        for group_id in outcome.ended_group_ids:
-            self.ended(group_id, outcome.times.get(group_id), reasons.get(group_id, "beam_search"))
+        reasons = {each.group_id: each.finish_reason.value for each in progress.finished}
+        for group_id in progress.ended_group_ids:
+            self.ended(group_id, progress.times.get(group_id), reasons.get(group_id, "beam_search"))
 
     def ended(self, group_id: int, time: GroupTime | None, reason: str) -> None:
         """A request is over here: it ended, or nobody wants it any more.

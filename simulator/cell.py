@@ -7,8 +7,10 @@ from functools import cache
 from quire.contract.sampling_params import SamplingParams
 from router.cells.choice import ReportedLoad
 from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.policy.outstanding import outstanding_tokens
+from scheduler_svc.policy.progress import Progress
 from scheduler_svc.policy.scheduler import Scheduler
-from scheduler_svc.policy.step import StepOutcome, StepResult
+from scheduler_svc.policy.step import StepResult
 from simulator.config import CellConfig
 from simulator.messages import Answered, CellEvents, Heartbeat, Submission, Usage
 from simulator.step_shapes import StepShapes
@@ -143,22 +145,22 @@ class SimulatedCell:
     def _finish_step(self, now: float) -> None:
         step = self._in_flight.popleft()
         sampling = step.sampling
-        outcome = self.scheduler.update(StepResult(sampling, [FILLER_TOKEN] * len(sampling), []))
+        progress = self.scheduler.update(StepResult(sampling, [FILLER_TOKEN] * len(sampling), []))
         self.scheduler.preemption_costs.observe_step(step.num_tokens, step.step_us)
         self._num_steps += 1
         self._busy_us += step.step_us
-        self._deliver(outcome, now + self._model.answer_us / 1e6)
+        self._deliver(progress, now + self._model.answer_us / 1e6)
 
-    def _deliver(self, outcome: StepOutcome, at_s: float) -> None:
+    def _deliver(self, progress: Progress, at_s: float) -> None:
         """Note what clients have at `at_s`."""
-        self._num_tokens += len(outcome.group_ids)
-        self._num_output_tokens.update(outcome.group_ids)
+        self._num_tokens += len(progress.group_ids)
+        self._num_output_tokens.update(progress.group_ids)
         if self._without_token:
-            for group_id in self._without_token.intersection(outcome.group_ids):
+            for group_id in self._without_token.intersection(progress.group_ids):
                 self._without_token.remove(group_id)
                 self._first_token_s[group_id] = at_s
                 self._started.append(self._submissions[group_id].request.request_id)
-        for group_id in outcome.ended_group_ids:
+        for group_id in progress.ended_group_ids:
             submission = self._submissions.pop(group_id)
             num_tokens = self._num_output_tokens.pop(group_id)
             assert num_tokens == submission.request.num_output_tokens, "an answer of another length"
@@ -173,7 +175,10 @@ class SimulatedCell:
         Args:
             with_digest: False leaves out what the cache holds, for routers that do not ask.
         """
-        load = ReportedLoad(self.scheduler.outstanding_tokens, self.blocks.num_free_blocks)
+        load = ReportedLoad(
+            outstanding_tokens(self.scheduler.queues, self.scheduler.prefix_cache),
+            self.blocks.num_free_blocks,
+        )
         delta = self.blocks.digest.take_delta()
         added, removed = (delta.added, delta.removed) if with_digest else ((), ())
         return Heartbeat(self.cell_id, load, self.num_requests, added, removed)

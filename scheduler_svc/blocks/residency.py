@@ -41,8 +41,8 @@ class Residency:
         # The same for those in the host's memory.
         self._swapped: dict[int, SequenceGroup] = {}
 
-    def take_orders(self, orders: SchedulerOutputs) -> None:
-        """Move what the workers are to be told into the orders of a step.
+    def move_orders_to(self, orders: SchedulerOutputs) -> None:
+        """Move the orders that have collected here into those of a step.
 
         Mutates: orders.
         """
@@ -83,6 +83,10 @@ class Residency:
         """Return the group of a sequence that keeps what it has computed, here or on the host."""
         return self.groups.get(sequence_id) or self._swapped.get(sequence_id)
 
+    def group_ids_of(self, outputs: SchedulerOutputs) -> set[int]:
+        """Return the ids of the groups that are part of the step scheduled last."""
+        return {self.groups[sequence_id].group_id for sequence_id in outputs.sequence_ids}
+
     @property
     def swapped_groups(self) -> list[SequenceGroup]:
         """Groups whose blocks are in the host's memory."""
@@ -114,7 +118,7 @@ class Residency:
         assert status is not AllocStatus.NEVER, f"group {group.group_id} cannot fit"
         return prefix if status is AllocStatus.OK else None
 
-    def admit(self, group: SequenceGroup, prefix: list[int]) -> None:
+    def start(self, group: SequenceGroup, prefix: list[int]) -> None:
         """Let a waiting group run, in the place that was found for it.
 
         Args:
@@ -197,15 +201,21 @@ class Residency:
     def reset(self, group: SequenceGroup) -> None:
         """Take all blocks from a group that no longer runs: it begins again, output kept."""
         for sequence in group.sequences.values():
-            self._free(group, sequence, SequenceStatus.WAITING)
+            self.free(group, sequence, SequenceStatus.WAITING)
 
-    def drop(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """End a sequence of a group; its blocks are free unless others share them."""
-        self._free(group, sequence, SequenceStatus.FINISHED)
-        del group.sequences[sequence.sequence_id]
+    def free(
+        self,
+        group: SequenceGroup,
+        sequence: Sequence,
+        status: SequenceStatus = SequenceStatus.FINISHED,
+    ) -> None:
+        """Take all blocks from a sequence, wherever they are; they are free unless shared.
 
-    def _free(self, group: SequenceGroup, sequence: Sequence, status: SequenceStatus) -> None:
-        """Take its blocks from a sequence, wherever they are."""
+        Args:
+            group: of the sequence.
+            sequence: to be left in `status`.
+            status: FINISHED or WAITING.
+        """
         if sequence.status is SequenceStatus.RUNNING:
             self._prefix_cache.publish(sequence, group.cache_salt)
             self._blocks.free(sequence.sequence_id)

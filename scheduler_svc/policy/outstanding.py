@@ -1,37 +1,30 @@
-"""How much work a cell has before it, in tokens: what routers compare cells by."""
+"""How much work a cell has before it, in tokens; routers compare cells by this."""
 
-from collections.abc import Iterable
 from itertools import islice
 
 from quire.contract.outputs import TOKENS_OF_DECODING
 from scheduler_svc.blocks.prefix_cache import PrefixCache
+from scheduler_svc.policy.queues import Queues
 from scheduler_svc.sequences.sequence import SequenceGroup, SequenceStatus
 
-# Of a longer queue, the rest is taken to be like its beginning.
+# The rest of a longer queue is taken to be like its beginning.
 MAX_WAITING_LOOKED_AT = 64
 
 
-def outstanding_tokens(
-    running: Iterable[SequenceGroup],
-    waiting: Iterable[SequenceGroup],
-    num_waiting: int,
-    prefix_cache: PrefixCache,
-) -> int:
+def outstanding_tokens(queues: Queues, prefix_cache: PrefixCache) -> int:
     """Return the tokens that are not computed yet, and TOKENS_OF_DECODING for each sequence.
 
-    What waits is counted without the prefixes it will find in the cache: because they are there
-    now, or because a group before it computes them. Else a cell with a burst of requests for one
-    document would look busier than it is.
+    Waiting groups are counted without the prefixes that they will find in the cache: because these
+    are there now, or because a group before computes them. Else a cell with a burst of requests for
+    one document would look busier than it is.
 
     Args:
-        running: groups that hold blocks.
-        waiting: groups that do not, in the order of their admission.
-        num_waiting: how many of these there are.
+        queues: the groups of the cell.
         prefix_cache: where prefixes are found.
     """
     total = 0
     coming: set[bytes] = set()
-    for group in running:
+    for group in queues.running:
         for sequence in group.sequences.values():
             if sequence.status is SequenceStatus.RUNNING:
                 num_left = len(sequence.token_ids) - sequence.num_computed_tokens
@@ -40,16 +33,16 @@ def outstanding_tokens(
                     coming.update(sequence.block_hashes)
         total += group.num_seqs * TOKENS_OF_DECODING
     num_looked_at = waiting_tokens = 0
-    for group in islice(waiting, MAX_WAITING_LOOKED_AT):
+    for group in islice(queues.waiting, MAX_WAITING_LOOKED_AT):
         num_looked_at += 1
         waiting_tokens += _waiting_tokens(group, prefix_cache, coming)
     if num_looked_at:
-        total += waiting_tokens * num_waiting // num_looked_at
+        total += waiting_tokens * len(queues.waiting) // num_looked_at
     return total
 
 
 def _waiting_tokens(group: SequenceGroup, prefix_cache: PrefixCache, coming: set[bytes]) -> int:
-    """Return what a group that waits has to compute.
+    """Return the tokens that a waiting group has to compute.
 
     Mutates: coming, the hashes that groups before it will have published; its own are added.
     """

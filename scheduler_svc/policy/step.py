@@ -1,11 +1,9 @@
-"""What the scheduler orders for a step, and what comes of it; mirrors worker.proto."""
+"""The orders of a step and what the workers sampled; mirrors worker.proto."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-from quire.contract.outputs import FinishReason, Hypothesis, TokenLogprobs
+from quire.contract.outputs import TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
-from quire.contract.time_account import TimeAccount
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,70 +98,3 @@ class StepResult:
     failed_sequence_ids: list[int]
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedSequence:
-    """A sequence that ended with a step."""
-
-    group_id: int
-    sequence_index: int
-    finish_reason: FinishReason
-
-
-class Phase(StrEnum):
-    """What a group is doing."""
-
-    QUEUED = "queued"
-    PREEMPTED = "preempted"
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A phase that is over, on the clock of whoever tells the scheduler the time."""
-
-    phase: Phase
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTime:
-    """Where the time of a group has gone.
-
-    Attributes:
-        account: its sum, so far.
-        intervals: its phases in order, once it has ended.
-    """
-
-    account: TimeAccount
-    intervals: tuple[Interval, ...] = ()
-
-
-@dataclass(slots=True)
-class StepOutcome:
-    """What a step means for the requests.
-
-    Attributes:
-        group_ids: groups of the sequences that got a token; parallel to the next two.
-        sequence_indices: of those sequences.
-        token_ids: the tokens.
-        logprobs: parallel to `token_ids` if any of the sequences asked for them, else empty.
-        prompt_logprobs: (group, what was computed of its prompt).
-        finished: sequences that ended.
-        hypotheses: (group, texts) of the beam searches that ended, best first.
-        ended_group_ids: groups none of whose sequences goes on.
-        times: of the groups that ended, and of those with tokens that want to know always.
-    """
-
-    group_ids: list[int] = field(default_factory=list)
-    sequence_indices: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
-    finished: list[FinishedSequence] = field(default_factory=list)
-    hypotheses: list[tuple[int, list[Hypothesis]]] = field(default_factory=list)
-    ended_group_ids: list[int] = field(default_factory=list)
-    times: dict[int, GroupTime] = field(default_factory=dict)

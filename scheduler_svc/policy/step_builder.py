@@ -1,4 +1,4 @@
-"""A step in the making."""
+"""A step while it is put together."""
 
 from dataclasses import dataclass, field
 
@@ -8,20 +8,20 @@ from scheduler_svc.sequences.sequence import Sequence, SequenceGroup
 
 
 @dataclass(slots=True)
-class Batch:
-    """The orders of a step so far and the tokens it may still take.
+class StepBuilder:
+    """The orders of a step so far and the tokens that it may still take.
 
     Attributes:
-        token_budget: what is left of it.
-        orders: so far; releases, forks and chosen tokens are added at the end.
-        preempted: a group had to give up its blocks.
+        token_budget: tokens that the step may still take.
+        outputs: orders so far; releases, forks and chosen tokens are added at the end.
+        has_preempted: whether a group had to give up its blocks for one that goes on.
     """
 
     token_budget: int
-    orders: SchedulerOutputs = field(default_factory=SchedulerOutputs)
-    preempted: bool = False
+    outputs: SchedulerOutputs = field(default_factory=SchedulerOutputs)
+    has_preempted: bool = False
 
-    def schedule(
+    def add(
         self,
         group: SequenceGroup,
         sequence: Sequence,
@@ -40,16 +40,16 @@ class Batch:
             block_table: all of its blocks, if the workers do not hold it; else None.
             slots: what has changed in its table since the last step; None for nothing.
         """
-        orders, num_new_blocks = self.orders, 0
+        outputs, num_new_blocks = self.outputs, 0
         if block_table is not None:
-            orders.new_sequences.append(_state(group, sequence, block_table))
+            outputs.new_sequences.append(_state(group, sequence, block_table))
             sequence.is_mirrored = True
         if slots is not None:
-            orders.blocks_to_copy.extend(slots.copies)
+            outputs.blocks_to_copy.extend(slots.copies)
             if block_table is None:
                 num_new_blocks = len(slots.new_block_ids)
-                orders.new_block_ids.extend(slots.new_block_ids)
-                orders.replaced_blocks.extend(
+                outputs.new_block_ids.extend(slots.new_block_ids)
+                outputs.replaced_blocks.extend(
                     (sequence.sequence_id, place, copy)
                     for place, (_, copy) in enumerate(slots.copies, slots.first_copied)
                 )
@@ -59,9 +59,9 @@ class Batch:
             sequence.num_pending_tokens += 1
         sequence.num_computed_tokens += num_tokens
         self.token_budget -= num_tokens
-        orders.sequence_ids.append(sequence.sequence_id)
-        orders.num_scheduled_tokens.append(num_tokens)
-        orders.num_new_blocks.append(num_new_blocks)
+        outputs.sequence_ids.append(sequence.sequence_id)
+        outputs.num_scheduled_tokens.append(num_tokens)
+        outputs.num_new_blocks.append(num_new_blocks)
 
 
 def _state(group: SequenceGroup, sequence: Sequence, block_table: tuple[int, ...]) -> SequenceState:

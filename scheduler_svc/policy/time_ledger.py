@@ -1,17 +1,17 @@
-"""Where the time of each group goes. It has no clock: it is told what time it is."""
+"""Where the time of each group goes. The ledger has no clock: its caller sets the time."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from quire.contract.time_account import TimeAccount
-from scheduler_svc.policy.step import GroupTime, Interval, Phase, StepOutcome
+from scheduler_svc.policy.progress import GroupTime, Interval, Phase, Progress
 
-# More of a group's history is forgotten: one that is preempted again and again.
+# Later phases of a group are in its account, but not listed: it may be preempted again and again.
 MAX_INTERVALS = 64
 
 
-class Waiting(StrEnum):
+class WaitReason(StrEnum):
     """Why the first of the queue, and all behind it, wait. Values are fields of TimeAccount."""
 
     STEP = "queue_step_us"
@@ -26,12 +26,12 @@ _PART_OF_PHASE = {
     Phase.PREFILL: "prefill_us",
     Phase.DECODE: "decode_us",
 }
-_REASONS = tuple(Waiting)
+_REASONS = tuple(WaitReason)
 
 
 @dataclass(slots=True)
 class _Entry:
-    """Of one group.
+    """The time of one group, in seconds.
 
     Attributes:
         arrived_s: when it came.
@@ -50,10 +50,10 @@ class _Entry:
     intervals: list[Interval] = field(default_factory=list)
 
 
-class Ledger:
+class TimeLedger:
     """Accounts of all groups that have not ended.
 
-    All who wait do so for the reason for which the first of them does. So the queue as a whole has
+    All that wait do so for the reason for which the first of them does. So the queue as a whole has
     one sum for each reason, and a group that leaves it takes what these have grown by: a step costs
     the same whether ten wait or ten thousand.
 
@@ -63,68 +63,69 @@ class Ledger:
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._waiting = Waiting.STEP
-        self._queue_s = dict.fromkeys(Waiting, 0.0)
+        self._reason = WaitReason.STEP
+        self._queue_s = dict.fromkeys(WaitReason, 0.0)
         self._entries: dict[int, _Entry] = {}
-        # Groups whose account is told with every token of theirs.
-        self._told: set[int] = set()
+        # Groups whose account is reported with each of their tokens.
+        self._reported: set[int] = set()
         self.prefilling: set[int] = set()
 
     def advance(self, now: float) -> None:
-        """Say what time it is, in seconds; never less than before."""
+        """Set the time, in seconds; never less than before."""
         if now > self._now:
-            self._queue_s[self._waiting] += now - self._now
+            self._queue_s[self._reason] += now - self._now
             self._now = now
 
-    def queue_waits_for(self, reason: Waiting) -> None:
-        """From now on, those who wait do so for this reason."""
-        self._waiting = reason
+    def wait_for(self, reason: WaitReason) -> None:
+        """Set the reason for which all that wait do so from now on."""
+        self._reason = reason
 
     # ------------------------------------------------------------------ what groups do
 
-    def arrived(self, group_id: int, tell_always: bool) -> None:
-        """A new group is queued; with `tell_always`, each of its tokens brings its account."""
-        if tell_always:
-            self._told.add(group_id)
+    def open(self, group_id: int, include_time_breakdown: bool) -> None:
+        """Enter a new group, which is queued.
+
+        Args:
+            group_id: of the group.
+            include_time_breakdown: whether `report` includes its account with each of its tokens.
+        """
+        if include_time_breakdown:
+            self._reported.add(group_id)
         self._entries[group_id] = _Entry(
             self._now, self._now, Phase.QUEUED, tuple(self._queue_s.values())
         )
 
-    def admitted(self, group_id: int) -> None:
-        """A group runs."""
+    def start_prefill(self, group_id: int) -> None:
+        """Record that a group that waited runs."""
         self._enter(group_id, Phase.PREFILL)
         self.prefilling.add(group_id)
 
-    def sampled(self, group_id: int) -> None:
-        """A group that was prefilling has a token."""
+    def start_decode(self, group_id: int) -> None:
+        """Record that a group of `prefilling` has a token."""
         self._enter(group_id, Phase.DECODE)
         self.prefilling.remove(group_id)
 
-    def preempted(self, group_id: int) -> None:
-        """A group is queued again."""
+    def preempt(self, group_id: int) -> None:
+        """Record that a group that ran is queued again."""
         self._enter(group_id, Phase.PREEMPTED)
         self.prefilling.discard(group_id)
 
-    def ended(self, group_id: int) -> GroupTime:
-        """A group has ended: return its account, and its phases."""
-        time = self.so_far(group_id)
-        assert time is not None, "a group ends once"
-        del self._entries[group_id]
-        self.prefilling.discard(group_id)
-        self._told.discard(group_id)
-        return time
+    def close(self, group_id: int, progress: Progress) -> None:
+        """Remove a group, which has ended, and report its time.
 
-    def so_far(self, group_id: int) -> GroupTime | None:
-        """Return the account and the phases of a group, None if there is no such group."""
-        entry = self._entries.get(group_id)
-        if entry is None:
-            return None
+        Mutates: progress, `times` and `accounts`.
+        """
+        account, entry = self.account(group_id), self._entries.pop(group_id)
         last = Interval(entry.phase, entry.since_s, self._now)
-        return GroupTime(self.account(group_id), (*entry.intervals, last))
+        progress.times[group_id] = GroupTime(account, (*entry.intervals, last))
+        self.prefilling.discard(group_id)
+        if group_id in self._reported:
+            self._reported.remove(group_id)
+            progress.accounts[group_id] = account
 
     def _enter(self, group_id: int, phase: Phase) -> None:
         entry = self._entries[group_id]
-        for part, seconds in self._of_phase(entry):
+        for part, seconds in self._parts_of_phase(entry):
             entry.parts_s[part] = entry.parts_s.get(part, 0.0) + seconds
         if len(entry.intervals) < MAX_INTERVALS:
             entry.intervals.append(Interval(entry.phase, entry.since_s, self._now))
@@ -133,25 +134,23 @@ class Ledger:
 
     # ------------------------------------------------------------------ accounts
 
-    def tell(self, outcome: StepOutcome) -> None:
-        """Add to what a step brought the accounts of those who asked, and of those who ended.
+    def report(self, progress: Progress) -> None:
+        """Report the accounts of the groups with tokens that asked for them.
 
-        Mutates: outcome.
+        Mutates: progress, `accounts`.
         """
-        if self._told:
-            for group_id in self._told.intersection(outcome.group_ids):
-                outcome.times[group_id] = GroupTime(self.account(group_id))
-        for group_id in outcome.ended_group_ids:
-            outcome.times[group_id] = self.ended(group_id)
+        if self._reported:
+            for group_id in self._reported.intersection(progress.group_ids):
+                progress.accounts[group_id] = self.account(group_id)
 
     def account(self, group_id: int) -> TimeAccount:
         """Return where the time of a group has gone so far.
 
-        Rounding is what may be left over, less than a microsecond: it goes to the largest part.
+        The parts are rounded to microseconds; the largest one takes what that leaves over.
         """
         entry = self._entries[group_id]
         seconds = dict(entry.parts_s)
-        for part, of_phase in self._of_phase(entry):
+        for part, of_phase in self._parts_of_phase(entry):
             seconds[part] = seconds.get(part, 0.0) + of_phase
         total_us = round(1e6 * (self._now - entry.arrived_s))
         parts_us = {part: round(1e6 * each) for part, each in seconds.items()}
@@ -160,19 +159,20 @@ class Ledger:
             parts_us[largest] += total_us - sum(parts_us.values())
         return TimeAccount(total_us=total_us, **parts_us)
 
-    def _of_phase(self, entry: _Entry) -> Iterable[tuple[str, float]]:
-        """Yield the parts of what has passed since a group's phase began."""
+    def _parts_of_phase(self, entry: _Entry) -> Iterable[tuple[str, float]]:
+        """Yield the parts, in seconds, of what has passed since a group's phase began."""
         if entry.phase in (Phase.PREFILL, Phase.DECODE):
             yield _PART_OF_PHASE[entry.phase], self._now - entry.since_s
             return
         for reason, before in zip(_REASONS, entry.queue_s, strict=True):
             grown = self._queue_s[reason] - before
             if grown:
-                is_preempted = entry.phase is Phase.PREEMPTED and reason is not Waiting.NOT_READY
+                is_preempted = entry.phase is Phase.PREEMPTED and reason is not WaitReason.NOT_READY
                 yield _PART_OF_PHASE[Phase.PREEMPTED] if is_preempted else reason.value, grown
 
     def check_invariants(self, num_groups: int) -> None:
         """Raise AssertionError unless there is an account for each of so many groups."""
-        assert len(self._entries) == num_groups, "accounts of nobody, or groups without one"
+        assert len(self._entries) == num_groups, "groups and accounts differ in number"
         prefilling = {key for key, each in self._entries.items() if each.phase is Phase.PREFILL}
-        assert self.prefilling == prefilling, "groups prefill that were not told to"
+        assert self.prefilling == prefilling, "`prefilling` disagrees with the phases"
+        assert self._reported <= self._entries.keys(), "an ended group is still reported"

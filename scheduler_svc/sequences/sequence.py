@@ -100,7 +100,7 @@ class SequenceGroup:
 
     Attributes:
         group_id: unique, and increasing in order of arrival.
-        rank: which of two groups goes first, the one of the smaller rank; unique.
+        order: the group with the smaller one goes first; unique.
         sequences: those that have not ended, by sequence id.
         sampling_params: of the request, with a seed.
         stop_token_ids: tokens that end a sequence, end-of-text ids included where they count.
@@ -115,7 +115,7 @@ class SequenceGroup:
         "cache_salt",
         "group_id",
         "max_num_tokens",
-        "rank",
+        "order",
         "sampling_params",
         "sequences",
         "stop_token_ids",
@@ -125,7 +125,7 @@ class SequenceGroup:
     def __init__(
         self,
         group_id: int,
-        rank: tuple[float, int],
+        order: tuple[float, int],
         sequences: Iterable[Sequence],
         sampling_params: SamplingParams,
         stop_token_ids: frozenset[int],
@@ -134,7 +134,7 @@ class SequenceGroup:
         traceparent: str = "",
     ) -> None:
         self.group_id = group_id
-        self.rank = rank
+        self.order = order
         self.sequences = {sequence.sequence_id: sequence for sequence in sequences}
         self.sampling_params = sampling_params
         self.stop_token_ids = stop_token_ids

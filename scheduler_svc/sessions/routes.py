@@ -1,6 +1,6 @@
 """Which session each group belongs to, and telling the sessions what steps bring."""
 
-from scheduler_svc.policy.step import StepOutcome
+from scheduler_svc.policy.progress import Progress
 from scheduler_svc.sessions.session import RouterSession, StepOutputs
 
 
@@ -9,29 +9,18 @@ class Routes:
 
     def __init__(self) -> None:
         self._routes: dict[int, tuple[RouterSession, int]] = {}
-        # Groups whose time the session wants to know.
-        self._timed: set[int] = set()
 
-    def add(
-        self,
-        group_id: int,
-        session: RouterSession,
-        request_number: int,
-        wants_time_account: bool = False,
-    ) -> None:
-        """A group runs for a request of a session."""
-        if wants_time_account:
-            self._timed.add(group_id)
+    def add(self, group_id: int, session: RouterSession, request_number: int) -> None:
+        """Route what concerns a group to the session of its request."""
         session.groups[request_number] = group_id
         self._routes[group_id] = session, request_number
 
     def remove(self, group_id: int) -> None:
-        """Nobody wants to hear of a group any more."""
+        """Forget a group: its session is sent nothing more about it."""
         session, request_number = self._routes.pop(group_id)
-        self._timed.discard(group_id)
         del session.groups[request_number]
 
-    def tell(self, outcome: StepOutcome) -> None:
+    def tell(self, progress: Progress) -> None:
         """Tell each session what concerns it, in one message; forget the groups that ended.
 
         Groups that have no route were cancelled since the step.
@@ -48,32 +37,32 @@ class Routes:
                 step = steps[session] = StepOutputs()
             return number, step
 
-        tokens = zip(outcome.group_ids, outcome.sequence_indices, outcome.token_ids, strict=True)
+        tokens = zip(progress.group_ids, progress.sequence_indices, progress.token_ids, strict=True)
         for place, (group_id, sequence_index, token_id) in enumerate(tokens):
             if found := step_of(group_id):
                 number, step = found
                 step.request_numbers.append(number)
                 step.sequence_indices.append(sequence_index)
                 step.token_ids.append(token_id)
-                if outcome.logprobs:
-                    step.logprobs.append(outcome.logprobs[place])
-        for group_id, prompt_logprobs in outcome.prompt_logprobs:
+                if progress.logprobs:
+                    step.logprobs.append(progress.logprobs[place])
+        for group_id, prompt_logprobs in progress.prompt_logprobs:
             if found := step_of(group_id):
                 number, step = found
                 step.prompt_logprobs.append((number, prompt_logprobs))
-        for finished in outcome.finished:
+        for finished in progress.finished:
             if found := step_of(finished.group_id):
                 number, step = found
                 step.add_finished(number, finished.sequence_index, finished.finish_reason)
-        for group_id, hypotheses in outcome.hypotheses:
+        for group_id, hypotheses in progress.hypotheses:
             if found := step_of(group_id):
                 number, step = found
                 step.hypotheses.append((number, hypotheses))
-        for group_id in self._timed & outcome.times.keys():
+        for group_id, account in progress.accounts.items():
             if found := step_of(group_id):
                 number, step = found
-                step.time_accounts.append((number, outcome.times[group_id].account))
-        for group_id in outcome.ended_group_ids:
+                step.time_accounts.append((number, account))
+        for group_id in progress.ended_group_ids:
             if group_id in self._routes:
                 self.remove(group_id)
         for session, step in steps.items():

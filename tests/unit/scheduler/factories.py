@@ -6,9 +6,12 @@ from typing import Any
 
 from quire.contract.outputs import FinishReason, Hypothesis
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.time_account import TimeAccount
 from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.policy.outstanding import outstanding_tokens
+from scheduler_svc.policy.progress import GroupTime, Progress
 from scheduler_svc.policy.scheduler import Scheduler
-from scheduler_svc.policy.step import GroupTime, SchedulerOutputs, StepOutcome, StepResult
+from scheduler_svc.policy.step import SchedulerOutputs, StepResult
 from scheduler_svc.sequences.preemption import PreemptionMode
 from tests.fakes.fake_model import FakeModel
 
@@ -49,8 +52,9 @@ class Cell:
         hypotheses: of the beam searches that have ended, by group.
         reported_prompts: tokens of each prompt that log-probabilities came for, from its second on.
         ended: groups that have ended.
-        now: what the scheduler is told is the time.
-        times: of the groups that have told theirs, the last word of each.
+        now: time that is given to the scheduler, in seconds.
+        times: of the groups that have ended.
+        accounts: of the groups that asked for theirs, as reported last.
 
     Args:
         max_steps_in_flight: 2 has each step scheduled before the result of the one before it.
@@ -89,6 +93,7 @@ class Cell:
         self.ended: set[int] = set()
         self.now = 0.0
         self.times: dict[int, GroupTime] = {}
+        self.accounts: dict[int, TimeAccount] = {}
         self.num_steps = 0
         self._max_steps_in_flight = max_steps_in_flight
         self._results: deque[StepResult] = deque()
@@ -114,10 +119,10 @@ class Cell:
         params = params or make_params()
         if output_token_ids:
             outputs = {0: output_token_ids}
-        group_id, outcome = self.scheduler.add(prompt, params, outputs, **options)
+        group_id, progress = self.scheduler.add(prompt, params, outputs, **options)
         for index in range(params.width):
             self.outputs[group_id, index] = []
-        self.take(outcome)
+        self.take(progress)
         return group_id
 
     def step(self) -> SchedulerOutputs:
@@ -146,24 +151,30 @@ class Cell:
         self.model.sequences.clear()
         self._results.clear()
 
-    def take(self, outcome: StepOutcome) -> None:
-        tokens = zip(outcome.group_ids, outcome.sequence_indices, outcome.token_ids, strict=True)
+    def take(self, progress: Progress) -> None:
+        tokens = zip(progress.group_ids, progress.sequence_indices, progress.token_ids, strict=True)
         for group_id, index, token_id in tokens:
             assert group_id not in self.ended
             self.outputs[group_id, index].append(token_id)
-        for group_id, part in outcome.prompt_logprobs:
+        for group_id, part in progress.prompt_logprobs:
             reported = self.reported_prompts.setdefault(group_id, [])
             num_again = len(reported) - (part.first_position - 1)
             assert num_again >= 0, f"positions before {part.first_position} are missing"
             reported += [each.token_ids[0] for each in part.logprobs[num_again:]]
-        for finished in outcome.finished:
+        for finished in progress.finished:
             key = finished.group_id, finished.sequence_index
             assert key not in self.ends
             self.ends[key] = finished.finish_reason
-        self.hypotheses.update(outcome.hypotheses)
-        assert self.ended.isdisjoint(outcome.ended_group_ids)
-        self.ended.update(outcome.ended_group_ids)
-        self.times.update(outcome.times)
+        self.hypotheses.update(progress.hypotheses)
+        assert self.ended.isdisjoint(progress.ended_group_ids)
+        self.ended.update(progress.ended_group_ids)
+        self.times.update(progress.times)
+        self.accounts.update(progress.accounts)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Work that the cell reports."""
+        return outstanding_tokens(self.scheduler.queues, self.scheduler.prefix_cache)
 
     @property
     def has_work(self) -> bool:

@@ -72,7 +72,7 @@ def test_max_num_seqs_counts_sequences() -> None:
     cell.add(make_prompt(3), make_params(n=3, max_tokens=4))
     cell.add(make_prompt(3), make_params(max_tokens=4))
     cell.step()
-    assert (cell.scheduler.num_running, cell.scheduler.num_waiting) == (1, 2)
+    assert (len(cell.scheduler.queues.running), len(cell.scheduler.queues.waiting)) == (1, 2)
     cell.run()
     with pytest.raises(InvalidRequestError) as caught:
         cell.add(make_prompt(3), make_params(n=2, best_of=6))
@@ -94,7 +94,7 @@ def test_the_group_goes_on_when_one_of_its_sequences_is_aborted() -> None:
     group_id = cell.add(prompt, make_params(n=3, max_tokens=8))
     cell.step()
     cell.step()
-    assert cell.scheduler.abort_sequence(group_id, 1)
+    assert cell.scheduler.abort_sequence(group_id, 1) is None
     cell.run()
     expected = expected_outputs(prompt, 3, max_tokens=8)
     assert cell.outputs[group_id, 0] == expected[0]
@@ -106,8 +106,8 @@ def test_aborting_all_sequences_ends_the_group() -> None:
     cell = Cell()
     group_id = cell.add(make_prompt(6), make_params(n=2, max_tokens=8))
     cell.step()
-    assert cell.scheduler.abort_sequence(group_id, 0)
-    assert not cell.scheduler.abort_sequence(group_id, 1)
+    assert cell.scheduler.abort_sequence(group_id, 0) is None
+    assert cell.scheduler.abort_sequence(group_id, 1) is not None
     assert not cell.scheduler.has_unfinished
     assert not cell.scheduler.abort_sequence(group_id, 1)
 

@@ -71,7 +71,7 @@ def test_all_end_with_what_they_asked_for_and_none_starves(max_steps_in_flight: 
     came_at: dict[int, int] = {}
     num_added = num_steps = num_finished = longest = 0
     while num_added < NUM_REQUESTS or scheduler.has_unfinished:
-        while num_added < NUM_REQUESTS and scheduler.num_waiting < MAX_WAITING:
+        while num_added < NUM_REQUESTS and len(scheduler.queues.waiting) < MAX_WAITING:
             max_tokens = rng.randint(1, 24)
             prompt = [rng.randrange(5000)] * rng.randint(1, 24)
             params = SamplingParams(seed=0, max_tokens=max_tokens)
@@ -88,11 +88,11 @@ def test_all_end_with_what_they_asked_for_and_none_starves(max_steps_in_flight: 
                 in_flight.append(worker.step(outputs))
             elif in_flight:
                 break
-        outcome = scheduler.update(in_flight.popleft())
+        progress = scheduler.update(in_flight.popleft())
         num_steps += 1
-        for group_id in outcome.group_ids:
+        for group_id in progress.group_ids:
             received[group_id] += 1
-        for finished in outcome.finished:
+        for finished in progress.finished:
             num_finished += 1
             assert received.pop(finished.group_id) == wanted.pop(finished.group_id)
             longest = max(longest, num_steps - came_at.pop(finished.group_id))

@@ -105,7 +105,7 @@ def test_a_running_sequence_waits_when_the_budget_is_spent() -> None:
     cell.step()
     cell.add(make_prompt(1, 3), make_params(max_tokens=3))
     assert len(cell.step().sequence_ids) == 2
-    assert cell.scheduler.num_waiting == 1
+    assert len(cell.scheduler.queues.waiting) == 1
     cell.run()
     assert all(len(tokens) == 3 for tokens in cell.tokens.values())
 
@@ -125,7 +125,7 @@ def test_max_num_seqs_bounds_the_batch() -> None:
     for first in range(3):
         cell.add(make_prompt(2, first), make_params(max_tokens=2))
     assert len(cell.step().sequence_ids) == 2
-    assert (cell.scheduler.num_running, cell.scheduler.num_waiting) == (2, 1)
+    assert (len(cell.scheduler.queues.running), len(cell.scheduler.queues.waiting)) == (2, 1)
 
 
 def test_admission_is_in_order_of_arrival_even_if_a_later_one_would_fit() -> None:
@@ -142,7 +142,7 @@ def test_the_watermark_keeps_a_newcomer_out() -> None:
     cell.add(make_prompt(8), make_params(max_tokens=2))
     cell.add(make_prompt(8), make_params(max_tokens=2))
     assert cell.step().num_scheduled_tokens == [8]
-    assert cell.scheduler.num_waiting == 1
+    assert len(cell.scheduler.queues.waiting) == 1
 
 
 def test_nothing_to_do_is_no_step() -> None:
@@ -164,7 +164,7 @@ def test_the_latest_group_is_preempted_and_keeps_its_output() -> None:
     third = cell.step()
     assert third.released_sequence_ids == [second_id]
     assert len(third.sequence_ids) == 1
-    assert (cell.scheduler.num_waiting, cell.scheduler.counters.preemptions) == (1, 1)
+    assert (len(cell.scheduler.queues.waiting), cell.scheduler.counters.preemptions) == (1, 1)
     assert len(cell.tokens[second]) == 2
     cell.run()
     assert cell.tokens[first] == reference(make_prompt(7, 1), max_tokens=6)
@@ -231,7 +231,7 @@ def test_preempt_all_loses_nothing() -> None:
     cell.scheduler.schedule()  # an order whose result never arrives
     cell.scheduler.preempt_all()
     cell.scheduler.check_invariants()
-    assert (cell.scheduler.num_running, cell.scheduler.num_waiting) == (0, 4)
+    assert (len(cell.scheduler.queues.running), len(cell.scheduler.queues.waiting)) == (0, 4)
     cell.model.sequences.clear()  # the workers start from nothing
     assert cell.scheduler.schedule().released_sequence_ids == []
     cell.scheduler.preempt_all()
@@ -352,7 +352,7 @@ def test_abort_of_a_waiting_group_releases_nothing() -> None:
     cell.step()
     assert cell.scheduler.abort(waiting)
     assert cell.step().released_sequence_ids == []
-    assert cell.scheduler.num_waiting == 0
+    assert len(cell.scheduler.queues.waiting) == 0
 
 
 def test_abort_of_an_unknown_group_says_so() -> None:
@@ -422,9 +422,9 @@ def test_logprobs_stay_with_their_tokens() -> None:
     assert outputs is not None
     assert cell.scheduler.abort(groups[1])
     logprobs = [TokenLogprobs((token,), (-float(token),), 1) for token in (5, 6, 7)]
-    outcome = cell.scheduler.update(StepResult(outputs.sequence_ids, [5, 6, 7], [], logprobs))
-    assert outcome.group_ids == [groups[0], groups[2]]
-    assert outcome.logprobs == [logprobs[0], logprobs[2]]
+    progress = cell.scheduler.update(StepResult(outputs.sequence_ids, [5, 6, 7], [], logprobs))
+    assert progress.group_ids == [groups[0], groups[2]]
+    assert progress.logprobs == [logprobs[0], logprobs[2]]
 
 
 # ---------------------------------------------------------------- accounting
@@ -434,9 +434,9 @@ def test_idle_slots_are_those_of_last_blocks() -> None:
     cell = Cell(block_size=4)
     cell.add(make_prompt(6), make_params(max_tokens=4))
     cell.add(make_prompt(4), make_params(max_tokens=4))
-    assert cell.scheduler.num_idle_slots == 0
+    assert cell.scheduler.residency.num_idle_slots == 0
     for expected in (2 + 0, 1 + 3, 0 + 2):
         cell.step()
-        assert cell.scheduler.num_idle_slots == expected
+        assert cell.scheduler.residency.num_idle_slots == expected
     cell.run()
-    assert cell.scheduler.num_idle_slots == 0
+    assert cell.scheduler.residency.num_idle_slots == 0

@@ -78,7 +78,7 @@ def count_idle_slots(cell: Cell) -> int:
     """Slots without a token, looked for in every block of every table."""
     filled: dict[int, int] = {}
     for sequence_id in cell.blocks.sequence_ids:
-        group = cell.scheduler._residency.groups[sequence_id]
+        group = cell.scheduler.residency.groups[sequence_id]
         num_computed = group.sequences[sequence_id].num_computed_tokens
         for place, block_id in enumerate(cell.blocks.block_table(sequence_id)):
             num_here = num_computed - place * cell.blocks.block_size
@@ -135,7 +135,7 @@ def test_random_workload_equals_an_unconstrained_run(
             cell.lose_workers()
         if cell.scheduler.has_unfinished:
             outputs = cell.step()
-            assert cell.scheduler.num_idle_slots == count_idle_slots(cell)
+            assert cell.scheduler.residency.num_idle_slots == count_idle_slots(cell)
             assert sum(outputs.num_scheduled_tokens) <= cell.scheduler._max_num_batched_tokens
     cell.run()  # what is still in flight
     counters = cell.scheduler.counters

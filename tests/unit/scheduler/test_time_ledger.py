@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.contract.time_account import PARTS, TimeAccount
-from scheduler_svc.policy.step import GroupTime, Phase
-from scheduler_svc.policy.time_ledger import MAX_INTERVALS, Ledger
+from scheduler_svc.policy.progress import GroupTime, Phase, Progress
+from scheduler_svc.policy.time_ledger import MAX_INTERVALS, TimeLedger
 from scheduler_svc.sequences.preemption import PreemptionMode
 from tests.unit.scheduler.factories import Cell, make_params, make_prompt
 
@@ -102,27 +102,37 @@ def test_a_preempted_request_says_for_how_long() -> None:
     check(second, second.account.total_us / 1e6)
 
 
-def test_tokens_bring_the_account_to_those_who_asked() -> None:
+def test_tokens_bring_the_account_to_the_groups_that_asked() -> None:
     cell = Cell()
-    asked = cell.add(make_prompt(4), make_params(max_tokens=3), tell_time_account=True)
+    asked = cell.add(make_prompt(4), make_params(max_tokens=3), include_time_breakdown=True)
     silent = cell.add(make_prompt(4), make_params(max_tokens=3))
     step(cell)
-    assert cell.times == {asked: GroupTime(TimeAccount(total_us=1_000_000, prefill_us=1_000_000))}
+    assert cell.accounts == {asked: TimeAccount(total_us=1_000_000, prefill_us=1_000_000)}
+    assert cell.times == {}
     cell.scheduler.abort(asked)
     run_by_the_second(cell)
     assert cell.times[silent].account.total_us == 3_000_000
-    assert cell.times[asked].account.total_us == 1_000_000
+    assert cell.accounts[asked].total_us == 1_000_000
+
+
+def test_the_last_account_is_that_of_the_whole_time() -> None:
+    cell = Cell()
+    asked = cell.add(make_prompt(4), make_params(max_tokens=3), include_time_breakdown=True)
+    run_by_the_second(cell)
+    assert cell.accounts == {asked: cell.times[asked].account}
+    assert cell.accounts[asked].total_us == 3_000_000
 
 
 def test_a_long_history_is_cut_but_its_sum_is_not() -> None:
-    ledger = Ledger()
-    ledger.arrived(1, False)
+    ledger, progress = TimeLedger(), Progress()
+    ledger.open(1, include_time_breakdown=False)
     for second in range(1, 101):
         ledger.advance(second)
-        ledger.admitted(1)
+        ledger.start_prefill(1)
         ledger.advance(second + 0.5)
-        ledger.preempted(1)
-    time = ledger.ended(1)
+        ledger.preempt(1)
+    ledger.close(1, progress)
+    time = progress.times[1]
     assert len(time.intervals) == MAX_INTERVALS + 1
     assert sum(time.account.parts.values()) == time.account.total_us == 100_500_000
 
@@ -178,7 +188,9 @@ def test_parts_always_add_up_to_the_whole(
         if what == "add":
             params = make_params(max_tokens=rng.randint(1, 12), **rng.choice(list(KINDS)))
             prompt = make_prompt(rng.randint(1, 15), rng.randint(0, 50))
-            group_id = cell.add(prompt, params, now=cell.now, tell_time_account=rng.random() < 0.5)
+            group_id = cell.add(
+                prompt, params, now=cell.now, include_time_breakdown=rng.random() < 0.5
+            )
             arrived[group_id] = cell.now
         elif what == "lose":
             cell.lose_workers()

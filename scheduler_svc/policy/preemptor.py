@@ -1,0 +1,78 @@
+"""How a preempted group loses its blocks: moved to the host's memory, or freed."""
+
+from collections.abc import Mapping
+
+from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.blocks.residency import Residency
+from scheduler_svc.sequences.preemption import PreemptionCosts, PreemptionCounters, PreemptionMode
+from scheduler_svc.sequences.sequence import SequenceGroup, SequenceStatus
+
+
+class Preemptor:
+    """Takes the blocks of groups, in the cheaper way or the configured one.
+
+    Args:
+        block_manager: of the workers' cache.
+        residency: which sequences hold blocks.
+        mode: what becomes of the blocks.
+        costs: measured prices of moving and of computing.
+        counters: of the preemptions.
+    """
+
+    def __init__(
+        self,
+        block_manager: BlockSpaceManager,
+        residency: Residency,
+        mode: PreemptionMode,
+        costs: PreemptionCosts,
+        counters: PreemptionCounters,
+    ) -> None:
+        self._blocks = block_manager
+        self._residency = residency
+        self._mode = mode
+        self._costs = costs
+        self._counters = counters
+
+    def take_blocks(self, group: SequenceGroup, may_swap: bool = True) -> None:
+        """Take all blocks of the cache from a group that was preempted.
+
+        Mutates: the group's sequences, which are swapped or wait to be computed again.
+
+        Args:
+            group: holds blocks.
+            may_swap: whether its blocks may be moved to the host's memory.
+        """
+        self._counters.preemptions += 1
+        # A token in flight is dropped; computing the one before it again samples it again.
+        lengths = {
+            each.sequence_id: min(each.num_computed_tokens, each.num_tokens - 1)
+            for each in group.in_status(SequenceStatus.RUNNING)
+        }
+        if may_swap and self._should_swap(group, lengths):
+            self._counters.swaps += 1
+            self._residency.swap_out(group, lengths)
+        else:
+            self._counters.recomputed_tokens += sum(lengths.values())
+            self._residency.reset(group)
+        if group.beam_search is not None:
+            group.beam_search.forget_reports()
+
+    def _should_swap(self, group: SequenceGroup, lengths: Mapping[int, int]) -> bool:
+        """Return whether to move a group's blocks rather than to compute their tokens again.
+
+        Args:
+            group: holds blocks.
+            lengths: tokens to keep of each running sequence, by its id.
+        """
+        num_blocks = self._blocks.num_blocks_held(lengths)
+        if (
+            self._mode is PreemptionMode.RECOMPUTE
+            or not num_blocks
+            or num_blocks > self._blocks.num_free_host_blocks
+        ):
+            return False
+        if self._mode is PreemptionMode.SWAP:
+            return True
+        num_shared = next(iter(group.sequences.values())).num_shareable_tokens
+        num_tokens = sum(lengths.values()) - (len(lengths) - 1) * num_shared
+        return self._costs.moving_is_cheaper(num_tokens, num_blocks, len(lengths))
