@@ -55,6 +55,41 @@ class VocabParallelEmbedding:
         return self._parallel.all_reduce(partial)
 
 
+class PositionEmbedding:
+    """A learned row for each position that a sequence may reach.
+
+    Args:
+        weights: scope of the table.
+        name: of the table.
+        num_positions: that the table serves.
+        embedding_dim: features of a row.
+        max_model_len: positions are in [0, max_model_len).
+        offset: of the row of position 0, from the first row stored.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        num_positions: int,
+        embedding_dim: int,
+        max_model_len: int,
+        *,
+        offset: int = 0,
+    ) -> None:
+        shape = (num_positions + offset, embedding_dim)
+        rows = range(offset, offset + max_model_len)
+        self._weight = weights.load(f"{name}.weight", shape, (rows,))
+
+    def __call__(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return [rows, embedding_dim].
+
+        Args:
+            positions: [rows] int64.
+        """
+        return functional.embedding(positions, self._weight)
+
+
 class ParallelLMHead:
     """Logits over the vocabulary; each rank computes those of its ids.
 
@@ -63,6 +98,10 @@ class ParallelLMHead:
         vocab_size: over all ranks.
         parallel: the group.
         bias: [ids of this rank] or None.
+        soft_cap: logits become cap * tanh(logit / cap); None leaves them.
+
+    Attributes:
+        vocab_size: over all ranks.
     """
 
     def __init__(
@@ -71,24 +110,17 @@ class ParallelLMHead:
         vocab_size: int,
         parallel: ParallelGroup,
         bias: torch.Tensor | None = None,
+        soft_cap: float | None = None,
     ) -> None:
         # Every rank sends the same number of columns.
         missing = _vocab_share(vocab_size, parallel) - weight.shape[0]
         if missing > 0:
             weight = functional.pad(weight, (0, 0, 0, missing))
             bias = None if bias is None else functional.pad(bias, (0, missing))
+        self.vocab_size = vocab_size
         self._linear = make_linear(weight, bias, vocab_size)
-        self._vocab_size = vocab_size
         self._parallel = parallel
-
-    @classmethod
-    def load(
-        cls, weights: Weights, name: str, vocab_size: int, hidden_size: int, parallel: ParallelGroup
-    ) -> "ParallelLMHead":
-        """Return a head with weights of its own."""
-        ids = _vocab_range(vocab_size, parallel)
-        weight = weights.load(f"{name}.weight", (vocab_size, hidden_size), (ids,))
-        return cls(weight, vocab_size, parallel)
+        self._soft_cap = soft_cap
 
     @classmethod
     def tied_or_own(
@@ -100,6 +132,7 @@ class ParallelLMHead:
         *,
         tied: bool,
         bias: bool = False,
+        soft_cap: float | None = None,
     ) -> "ParallelLMHead":
         """Return a head with the embedding's weights, or with its own of the same shape.
 
@@ -110,13 +143,17 @@ class ParallelLMHead:
             parallel: the group.
             tied: whether the weights are the embedding's.
             bias: whether the head has one, which is always its own.
+            soft_cap: see the class.
+
+        Raises:
+            ModelLoadError: a tensor is missing or misshapen.
         """
         vocab_size, ids = embedding.vocab_size, _vocab_range(embedding.vocab_size, parallel)
         weight = embedding.weight
         if not tied:
             weight = weights.load(f"{name}.weight", (vocab_size, weight.shape[1]), (ids,))
         own_bias = weights.load(f"{name}.bias", (vocab_size,), (ids,)) if bias else None
-        return cls(weight, vocab_size, parallel, own_bias)
+        return cls(weight, vocab_size, parallel, own_bias, soft_cap)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [rows, vocab_size] float32.
@@ -125,7 +162,10 @@ class ParallelLMHead:
             hidden: [rows, hidden_size], only the rows that sample.
         """
         logits = self._parallel.all_gather_columns(self._linear(hidden))
-        return logits[:, : self._vocab_size].float().contiguous()
+        logits = logits[:, : self.vocab_size].float().contiguous()
+        if self._soft_cap is None:
+            return logits
+        return torch.tanh(logits / self._soft_cap) * self._soft_cap
 
 
 def _vocab_share(vocab_size: int, parallel: ParallelGroup) -> int:

@@ -14,7 +14,7 @@ class GatedMLP:
     Args:
         weights: scope of the layers.
         hidden_size: features of x.
-        inner_size: features of gate and up.
+        intermediate_size: features of gate and up.
         parallel: the group.
         activation: Hugging Face name of the gate's activation.
         bias: whether the layers have one.
@@ -25,29 +25,29 @@ class GatedMLP:
         self,
         weights: Weights,
         hidden_size: int,
-        inner_size: int,
+        intermediate_size: int,
         parallel: ParallelGroup,
         *,
         activation: str,
         bias: bool = False,
         is_fused: bool = False,
     ) -> None:
-        own = parallel.part("intermediate_size", inner_size)
+        own = parallel.part("intermediate_size", intermediate_size)
         if is_fused:
-            own_up = range(inner_size + own.start, inner_size + own.stop)
+            own_up = range(intermediate_size + own.start, intermediate_size + own.stop)
             sources = (
-                LinearSource("gate_up_proj", 2 * inner_size, own),
-                LinearSource("gate_up_proj", 2 * inner_size, own_up),
+                LinearSource("gate_up_proj", 2 * intermediate_size, own),
+                LinearSource("gate_up_proj", 2 * intermediate_size, own_up),
             )
         else:
             sources = (
-                LinearSource("gate_proj", inner_size, own),
-                LinearSource("up_proj", inner_size, own),
+                LinearSource("gate_proj", intermediate_size, own),
+                LinearSource("up_proj", intermediate_size, own),
             )
         self._gate_up_proj = MergedColumnParallelLinear(weights, sources, hidden_size, bias=bias)
         self._activation = gated_activation(activation)
         self._down_proj = RowParallelLinear(
-            weights, "down_proj", inner_size, hidden_size, parallel, bias=bias
+            weights, "down_proj", intermediate_size, hidden_size, parallel, bias=bias
         )
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:

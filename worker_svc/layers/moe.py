@@ -21,7 +21,7 @@ class MoEConfig:
     Attributes:
         num_experts: in each layer.
         num_experts_per_token: that the router picks.
-        inner_size: features inside an expert.
+        intermediate_size: features inside an expert.
         normalizes_weights: whether the picked experts' weights are made to add up to 1.
         scope: of the block in a layer.
         names: of an expert's gate, up and down projection.
@@ -30,7 +30,7 @@ class MoEConfig:
 
     num_experts: int
     num_experts_per_token: int
-    inner_size: int
+    intermediate_size: int
     normalizes_weights: bool
     scope: str
     names: tuple[str, str, str]
@@ -49,7 +49,7 @@ class _Expert:
         activation: str,
     ) -> None:
         gate, up, down = config.names
-        inner = config.inner_size
+        inner = config.intermediate_size
         own = parallel.part("intermediate size of an expert", inner)
         sources = LinearSource(gate, inner, own), LinearSource(up, inner, own)
         self._gate_up = MergedColumnParallelLinear(weights, sources, hidden_size, bias=False)

@@ -1,4 +1,6 @@
-"""Normalisation layers; their weights stay in the model's dtype, their sums are float32."""
+"""Normalisation layers; their sums are float32, whatever the model's dtype."""
+
+from typing import Protocol
 
 import torch
 
@@ -6,26 +8,76 @@ from worker_svc import ops
 from worker_svc.loading.weights import Weights
 
 
+class Norm(Protocol):
+    """Normalises over the last dimension."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the norm of x, [rows, size] or [rows, heads, size], memory of its own."""
+
+    def add_and_norm(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Add x to the residual stream and return the norm of the sum.
+
+        The bits are those of the addition and a call one after the other.
+
+        Mutates: `residual`, which becomes the sum, and `x`, which may become the value returned.
+
+        Args:
+            x: [rows, size], other memory than residual.
+            residual: [rows, size].
+        """
+
+
 class RMSNorm:
-    """x / rms(x) * weight over the last dimension. Source: Zhang and Sennrich, 2019."""
+    """x / rms(x) * weight over the last dimension. Source: Zhang and Sennrich, 2019.
+
+    Args:
+        weights: scope of the norm.
+        name: of the norm.
+        size: of the last dimension.
+        eps: added to the mean square.
+    """
 
     def __init__(self, weights: Weights, name: str, size: int, eps: float) -> None:
         self._weight = weights.load(f"{name}.weight", (size,))
         self._eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the norm of each row of x, [rows, size]."""
+        """See Norm."""
         out = torch.empty_like(x)
         ops.rms_norm(out, x, self._weight, self._eps)
         return out
 
     def add_and_norm(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Add x to the residual stream and return the norm of the sum.
-
-        Mutates: `residual` (the sum) and `x` (the value returned); both [rows, size].
-        """
+        """See Norm."""
         ops.fused_add_rms_norm(x, residual, self._weight, self._eps)
         return x
+
+
+class GemmaRMSNorm:
+    """x / rms(x) * (1 + weight) over the last dimension, in float32 throughout.
+
+    Args:
+        weights: scope of the norm.
+        name: of the norm.
+        size: of the last dimension.
+        eps: added to the mean square.
+    """
+
+    def __init__(self, weights: Weights, name: str, size: int, eps: float) -> None:
+        self._weight = weights.load(f"{name}.weight", (size,)).float() + 1.0
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See Norm."""
+        wide = x.float().contiguous()
+        out = torch.empty_like(wide)
+        ops.rms_norm(out, wide, self._weight, self._eps)
+        return out.to(x.dtype)
+
+    def add_and_norm(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """See Norm."""
+        residual += x
+        return self(residual)
 
 
 class LayerNorm:
@@ -60,7 +112,13 @@ class LayerNorm:
         self._eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the norm of each row of x, [rows, size]."""
+        """See Norm."""
         out = torch.empty_like(x)
         ops.layer_norm(out, x, self._weight, self._bias, self._eps)
         return out
+
+    def add_and_norm(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """See Norm."""
+        residual += x
+        ops.layer_norm(x, residual, self._weight, self._bias, self._eps)
+        return x

@@ -1,31 +1,89 @@
-"""How attention and MLP of a layer stand around the residual stream."""
+"""The residual stream, and how attention and MLP of a layer stand around it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from worker_svc.layers.attention import AttentionMetadata
-from worker_svc.layers.norm import LayerNorm
-from worker_svc.layers.plain_mlp import PlainMLP
+from worker_svc.layers.norm import Norm
 from worker_svc.layers.self_attention import SelfAttention
+
+MLP = Callable[[torch.Tensor], torch.Tensor]
+"""From hidden states to hidden states, both [rows, hidden_size]: gated, plain or of experts."""
+
+
+class ResidualStream:
+    """The sum that layers read and add to, [rows, hidden_size].
+
+    The last summand is added only when a norm reads the stream: sum and norm are one kernel then.
+
+    Args:
+        value: what the first layer reads; becomes the stream's own memory.
+    """
+
+    __slots__ = ("_summand", "_value")
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._value = value
+        self._summand: torch.Tensor | None = None
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The sum. Valid until the stream is read again after an `add`."""
+        if self._summand is not None:
+            self._value += self._summand
+            self._summand = None
+        return self._value
+
+    def add(self, summand: torch.Tensor) -> None:
+        """Add to the stream.
+
+        Mutates: `summand`, later.
+
+        Args:
+            summand: [rows, hidden_size]; becomes the stream's own memory.
+        """
+        if self._summand is not None:
+            self._value += self._summand
+        self._summand = summand
+
+    def normed(self, norm: Norm) -> torch.Tensor:
+        """Return the norm of the stream, memory of its own."""
+        if self._summand is None:
+            return norm(self._value)
+        summand, self._summand = self._summand, None
+        return norm.add_and_norm(summand, self._value)
+
+    def normalize(self, norm: Norm) -> torch.Tensor:
+        """Replace the stream by its norm, and return it."""
+        self._value = self.normed(norm)
+        return self._value
+
+
+DecoderLayer = Callable[[ResidualStream, torch.Tensor, AttentionMetadata], None]
+"""Adds to a residual stream, given positions [rows] int64 and the step's metadata.
+
+Mutates: the stream and the layer's key/value cache.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SequentialLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)) of that sum."""
 
-    attention_norm: LayerNorm
+    attention_norm: Norm
     attention: SelfAttention
-    mlp_norm: LayerNorm
-    mlp: PlainMLP
+    mlp_norm: Norm
+    mlp: MLP
 
     def __call__(
-        self, residual: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """Return the residual stream [rows, hidden_size] after this layer."""
-        normed = self.attention_norm(residual)
-        residual = residual + self.attention(normed, positions, metadata)
-        return residual + self.mlp(self.mlp_norm(residual))
+        self, stream: ResidualStream, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> None:
+        """See DecoderLayer."""
+        normed = stream.normed(self.attention_norm)
+        stream.add(self.attention(normed, positions, metadata))
+        stream.add(self.mlp(stream.normed(self.mlp_norm)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +99,35 @@ class ParallelLayer:
         mlp: of this layer.
     """
 
-    attention_norm: LayerNorm
+    attention_norm: Norm
     attention: SelfAttention
-    mlp_norm: LayerNorm | None
-    mlp: PlainMLP
+    mlp_norm: Norm | None
+    mlp: MLP
 
     def __call__(
-        self, residual: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """Return the residual stream [rows, hidden_size] after this layer."""
-        normed = self.attention_norm(residual)
+        self, stream: ResidualStream, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> None:
+        """See DecoderLayer."""
+        normed = stream.normed(self.attention_norm)
         attended = self.attention(normed, positions, metadata)
         if self.mlp_norm is not None:
-            normed = self.mlp_norm(residual)
-        return residual + (attended + self.mlp(normed))
+            normed = stream.normed(self.mlp_norm)
+        stream.add(attended + self.mlp(normed))
+
+
+@dataclass(frozen=True, slots=True)
+class PostNormLayer:
+    """norm(x + attention(x)), then norm(x + mlp(x)) of that. Source: Vaswani et al., 2017."""
+
+    attention: SelfAttention
+    attention_norm: Norm
+    mlp: MLP
+    mlp_norm: Norm
+
+    def __call__(
+        self, stream: ResidualStream, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> None:
+        """See DecoderLayer."""
+        stream.add(self.attention(stream.value, positions, metadata))
+        stream.add(self.mlp(stream.normalize(self.attention_norm)))
+        stream.normalize(self.mlp_norm)

@@ -1,14 +1,12 @@
 """Self-attention of a layer, put together from the parts a family has."""
 
-from collections.abc import Callable
-
 import torch
 
 from worker_svc.layers.attention import AttentionMetadata, PagedAttention
-from worker_svc.layers.linear import QKVParallelLinear, RowParallelLinear
+from worker_svc.layers.chain import TensorFunction
+from worker_svc.layers.linear import QKVParallelLinear
+from worker_svc.layers.norm import Norm
 from worker_svc.layers.rotary import RotaryEmbedding
-
-HeadNorm = Callable[[torch.Tensor], torch.Tensor]
 
 
 class SelfAttention:
@@ -17,19 +15,19 @@ class SelfAttention:
     Args:
         qkv: from hidden states to query, key and value.
         attention: over the layer's cache.
-        out: from heads to hidden states.
-        rotary: turns query and key by their position; None where a bias tells positions apart.
-        qk_norms: of each head's query and of its key, before they are turned; None for none.
+        out: from heads to hidden states, memory of its own.
+        rotary: rotates query and key by their position; None where they are left as they are.
+        qk_norms: of each head's query and of its key, before they are rotated; None for none.
     """
 
     def __init__(
         self,
         qkv: QKVParallelLinear,
         attention: PagedAttention,
-        out: RowParallelLinear,
+        out: TensorFunction,
         *,
         rotary: RotaryEmbedding | None = None,
-        qk_norms: tuple[HeadNorm, HeadNorm] | None = None,
+        qk_norms: tuple[Norm, Norm] | None = None,
     ) -> None:
         self._qkv = qkv
         self._attention = attention

@@ -133,7 +133,7 @@ def load_model(
     hf = HfConfig.read(directory / "config.json")
     _refuse_quantized(hf)
     architecture, family = find_family(hf)
-    config = family.read_config(hf)
+    config = family.read(hf)
     dtype_name = _resolve_dtype(hf, spec.dtype)
     kv_cache_dtype = resolve_kv_cache_dtype(spec.kv_cache_dtype, DTYPES[dtype_name], device)
     max_model_len = _resolve_max_model_len(

@@ -6,12 +6,13 @@ import torch
 
 from worker_svc.layers.alibi import alibi_slopes
 from worker_svc.layers.attention import AttentionMetadata, PagedAttention
-from worker_svc.layers.decoder_stack import DecoderLayer, DecoderStack, StackConfig
+from worker_svc.layers.chain import chain
+from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
 from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
-from worker_svc.layers.residual import SequentialLayer
+from worker_svc.layers.residual import DecoderLayer, ResidualStream, SequentialLayer
 from worker_svc.layers.self_attention import SelfAttention
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.weights import Weights
@@ -21,7 +22,7 @@ DEFAULT_POSITIONS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BloomConfig(StackConfig):
+class BloomConfig(DecoderConfig):
     """Sizes and switches of a BLOOM.
 
     Attributes:
@@ -48,7 +49,7 @@ def read_bloom(hf: HfConfig) -> BloomConfig:
         max_position_embeddings=max_positions,
         max_context=max_positions,
         hidden_size=hidden_size,
-        inner_size=4 * hidden_size,
+        intermediate_size=4 * hidden_size,
         num_layers=hf.integer(hf.spelling("num_hidden_layers", "n_layer"), 2),
         num_heads=num_heads,
         num_kv_heads=num_heads,
@@ -62,7 +63,7 @@ def read_bloom(hf: HfConfig) -> BloomConfig:
 
 @dataclass(frozen=True, slots=True)
 class NormedResidualLayer:
-    """norm(x) + attention(norm(x)), then the same with the MLP: x itself goes no further."""
+    """norm(x) + attention(norm(x)), then the same with the MLP: the stream itself is normed."""
 
     attention_norm: LayerNorm
     attention: SelfAttention
@@ -70,22 +71,18 @@ class NormedResidualLayer:
     mlp: PlainMLP
 
     def __call__(
-        self, residual: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """Return the residual stream [rows, hidden_size] after this layer."""
-        normed = self.attention_norm(residual)
-        normed = self.mlp_norm(normed + self.attention(normed, positions, metadata))
-        return normed + self.mlp(normed)
+        self, stream: ResidualStream, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> None:
+        """See DecoderLayer."""
+        normed = stream.normalize(self.attention_norm)
+        stream.add(self.attention(normed, positions, metadata))
+        stream.add(self.mlp(stream.normalize(self.mlp_norm)))
 
 
 def build_bloom(
     config: BloomConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
-    """Return the model with its weights loaded.
-
-    Raises:
-        ModelLoadError: a tensor is missing or misshapen, or the ranks cannot share a layer.
-    """
+    """Return the model with its weights loaded; see ModelFamily."""
     size, eps = config.hidden_size, config.norm_eps
     heads = config.head_share(parallel)
     body = weights.scope_if_present("transformer", "word_embeddings.weight")
@@ -93,7 +90,7 @@ def build_bloom(
     layers = body.scope("h")
     return DecoderStack(
         heads,
-        embedding,
+        chain(embedding, LayerNorm(body, "word_embeddings_layernorm", size, eps)),
         [
             _layer(config, layers.scope(str(index)), heads, index)
             for index in range(config.num_layers)
@@ -102,7 +99,6 @@ def build_bloom(
         ParallelLMHead.tied_or_own(
             weights, "lm_head", embedding, parallel, tied=config.tie_word_embeddings
         ),
-        embedding_norm=LayerNorm(body, "word_embeddings_layernorm", size, eps),
     )
 
 
@@ -122,7 +118,7 @@ def _layer(
         weights.scope("mlp"),
         ("dense_h_to_4h", "dense_4h_to_h"),
         size,
-        config.inner_size,
+        config.intermediate_size,
         config.activation,
         heads.parallel,
         bias=True,

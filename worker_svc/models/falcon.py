@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from worker_svc.layers.alibi import alibi_slopes
 from worker_svc.layers.attention import PagedAttention
-from worker_svc.layers.decoder_stack import DecoderLayer, DecoderStack, StackConfig
+from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
 from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
-from worker_svc.layers.residual import ParallelLayer, SequentialLayer
+from worker_svc.layers.residual import DecoderLayer, ParallelLayer, SequentialLayer
 from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.layers.rotary import RotaryEmbedding
 from worker_svc.layers.self_attention import SelfAttention
@@ -19,7 +19,7 @@ from worker_svc.parallel.group import ParallelGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FalconConfig(StackConfig):
+class FalconConfig(DecoderConfig):
     """Sizes and switches of a Falcon.
 
     Attributes:
@@ -51,7 +51,7 @@ def read_falcon(hf: HfConfig) -> FalconConfig:
         max_position_embeddings=max_positions,
         max_context=max_positions if rope is None else rope.max_context,
         hidden_size=hidden_size,
-        inner_size=hf.integer("ffn_hidden_size", 4 * hidden_size),
+        intermediate_size=hf.integer("ffn_hidden_size", 4 * hidden_size),
         num_layers=hf.integer("num_hidden_layers", 32),
         num_heads=num_heads,
         num_kv_heads=_read_num_kv_heads(hf, num_heads),
@@ -89,11 +89,7 @@ def _read_num_parallel_norms(hf: HfConfig) -> int:
 def build_falcon(
     config: FalconConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
-    """Return the model with its weights loaded.
-
-    Raises:
-        ModelLoadError: a tensor is missing or misshapen, or the ranks cannot share a layer.
-    """
+    """Return the model with its weights loaded; see ModelFamily."""
     heads = config.head_share(parallel)
     body = weights.scope_if_present("transformer", "word_embeddings.weight")
     embedding = VocabParallelEmbedding(
@@ -139,7 +135,7 @@ def _layer(
         weights.scope("mlp"),
         ("dense_h_to_4h", "dense_4h_to_h"),
         size,
-        config.inner_size,
+        config.intermediate_size,
         config.activation,
         heads.parallel,
         bias=bias,

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 
 import torch
 
-from worker_svc import ops
-from worker_svc.layers.attention import AttentionMetadata, PagedAttention
+from worker_svc.layers.attention import PagedAttention
+from worker_svc.layers.chain import TensorFunction, chain
+from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
 from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.gated_mlp import GatedMLP
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
+from worker_svc.layers.norm import GemmaRMSNorm
+from worker_svc.layers.residual import DecoderLayer, SequentialLayer
 from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.layers.rotary import RotaryEmbedding
+from worker_svc.layers.self_attention import SelfAttention
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.weights import Weights
 from worker_svc.parallel.group import ParallelGroup
@@ -22,19 +26,11 @@ from worker_svc.parallel.group import ParallelGroup
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-@dataclass(frozen=True, slots=True)
-class GemmaConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmaConfig(DecoderConfig):
     """Sizes and switches of a Gemma.
 
     Attributes:
-        vocab_size: number of token ids.
-        hidden_size: features of the residual stream.
-        intermediate_size: features inside the MLP.
-        num_heads: query heads.
-        num_kv_heads: key/value heads.
-        head_dim: features of a head.
-        rms_norm_eps: of every norm.
-        activation: Hugging Face name of the gate's activation.
         query_pre_attn_scalar: dot products are divided by its square root.
         attention_soft_cap: of the dot products; None for none.
         final_soft_cap: of the logits; None for none.
@@ -46,14 +42,6 @@ class GemmaConfig:
         ropes: of the rotary embedding, by kind of layer.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    activation: str
     query_pre_attn_scalar: float
     attention_soft_cap: float | None
     final_soft_cap: float | None
@@ -63,16 +51,6 @@ class GemmaConfig:
     sliding_window: int | None
     layer_kinds: tuple[str, ...]
     ropes: dict[str, RopeParameters]
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """Length a sequence may have when nobody sets a limit."""
-        return self.ropes[FULL].max_position_embeddings
-
-    @property
-    def max_context(self) -> int:
-        """Longest limit that may be set."""
-        return self.ropes[FULL].max_context
 
 
 def read_gemma(hf: HfConfig) -> GemmaConfig:
@@ -146,14 +124,18 @@ def _config(
     act = "hidden_act" if is_first and "hidden_activation" not in hf else "hidden_activation"
     return GemmaConfig(
         vocab_size=hf.integer("vocab_size"),
+        max_position_embeddings=ropes[FULL].max_position_embeddings,
+        max_context=ropes[FULL].max_context,
         hidden_size=hf.integer("hidden_size"),
         intermediate_size=hf.integer("intermediate_size"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=hf.integer("num_key_value_heads", num_heads),
         head_dim=hf.integer("head_dim", 256),
-        rms_norm_eps=hf.number("rms_norm_eps", 1e-6),
+        norm_eps=hf.number("rms_norm_eps", 1e-6),
         # The first checkpoints say "gelu" and mean its approximation.
         activation=_activation(hf.text(act, "gelu_pytorch_tanh")),
+        tie_word_embeddings=True,
         query_pre_attn_scalar=query_pre_attn_scalar,
         attention_soft_cap=None if is_first else _cap(hf, "attn_logit_softcapping", default_cap),
         final_soft_cap=(
@@ -193,146 +175,86 @@ def _layer_kinds(hf: HfConfig, num_layers: int, window_every: int) -> tuple[str,
     return tuple(kinds)
 
 
-class GemmaRMSNorm:
-    """x / rms(x) * (1 + weight), in float32 throughout."""
+def build_gemma(
+    config: GemmaConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
+) -> DecoderStack:
+    """Return the model with its weights loaded; see ModelFamily."""
+    size = config.hidden_size
+    heads = config.head_share(parallel)
+    body = weights.scope_if_present("model", "embed_tokens.weight")
+    embedding = VocabParallelEmbedding(body, "embed_tokens", config.vocab_size, size, parallel)
+    rotaries = {
+        kind: RotaryEmbedding(rope, config.head_dim, max_model_len, weights.device)
+        for kind, rope in config.ropes.items()
+    }
+    layers = body.scope("layers")
+    return DecoderStack(
+        heads,
+        chain(embedding, _scaling(size**0.5, weights.dtype)),
+        [
+            _layer(config, layers.scope(str(index)), heads, rotaries[kind], index)
+            for index, kind in enumerate(config.layer_kinds)
+        ],
+        GemmaRMSNorm(body, "norm", size, config.norm_eps),
+        ParallelLMHead.tied_or_own(
+            weights,
+            "lm_head",
+            embedding,
+            parallel,
+            tied=config.tie_word_embeddings,
+            soft_cap=config.final_soft_cap,
+        ),
+    )
 
-    def __init__(self, weights: Weights, name: str, size: int, eps: float) -> None:
-        self._weight = weights.load(f"{name}.weight", (size,)).float() + 1.0
-        self._eps = eps
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the norm over the last dimension of x, [rows, size] or [rows, heads, size]."""
-        wide = x.float().contiguous()
-        out = torch.empty_like(wide)
-        ops.rms_norm(out, wide, self._weight, self._eps)
-        return out.to(x.dtype)
+def _scaling(factor: float, dtype: torch.dtype) -> TensorFunction:
+    """Return x -> factor x, the factor rounded to the model's type, as it was in training."""
+    rounded = torch.tensor(factor, dtype=dtype)
+    return lambda x: x * rounded
 
 
-class GemmaLayer:
-    """Attention and MLP around the residual stream."""
+def _layer(
+    config: GemmaConfig,
+    weights: Weights,
+    heads: HeadShare,
+    rotary: RotaryEmbedding,
+    layer_index: int,
+) -> DecoderLayer:
+    size, bias = config.hidden_size, config.attention_bias
+    attn = weights.scope("self_attn")
 
-    def __init__(
-        self,
-        config: GemmaConfig,
-        weights: Weights,
-        heads: HeadShare,
-        rotary: RotaryEmbedding,
-        layer_index: int,
-    ) -> None:
-        size, bias = config.hidden_size, config.attention_bias
+    def norm(name: str, scope: Weights = weights, width: int = size) -> GemmaRMSNorm:
+        return GemmaRMSNorm(scope, name, width, config.norm_eps)
 
-        def norm(name: str, scope: Weights = weights, width: int = size) -> GemmaRMSNorm:
-            return GemmaRMSNorm(scope, name, width, config.rms_norm_eps)
-
-        attn = weights.scope("self_attn")
-        self._input_norm = norm("input_layernorm")
-        self._qkv_proj = QKVParallelLinear(
-            attn, size, heads, ("q_proj", "k_proj", "v_proj"), bias=bias
-        )
-        self._qk_norms: tuple[GemmaRMSNorm, GemmaRMSNorm] | None = None
-        if config.has_qk_norm:
-            self._qk_norms = (
-                norm("q_norm", attn, config.head_dim),
-                norm("k_norm", attn, config.head_dim),
-            )
-        self._rotary = rotary
-        is_sliding = config.layer_kinds[layer_index] == SLIDING
-        self._attention = PagedAttention(
+    qk_norms: tuple[GemmaRMSNorm, GemmaRMSNorm] | None = None
+    if config.has_qk_norm:
+        qk_norms = norm("q_norm", attn, heads.head_dim), norm("k_norm", attn, heads.head_dim)
+    width = heads.total_heads * heads.head_dim
+    out: TensorFunction = RowParallelLinear(attn, "o_proj", width, size, heads.parallel, bias=bias)
+    mlp: TensorFunction = GatedMLP(
+        weights.scope("mlp"),
+        size,
+        config.intermediate_size,
+        heads.parallel,
+        activation=config.activation,
+    )
+    mlp_norm = norm(
+        "pre_feedforward_layernorm" if config.has_post_norms else "post_attention_layernorm"
+    )
+    if config.has_post_norms:
+        out = chain(out, norm("post_attention_layernorm"))
+        mlp = chain(mlp, norm("post_feedforward_layernorm"))
+    is_sliding = config.layer_kinds[layer_index] == SLIDING
+    attention = SelfAttention(
+        QKVParallelLinear(attn, size, heads, ("q_proj", "k_proj", "v_proj"), bias=bias),
+        PagedAttention(
             layer_index,
             config.query_pre_attn_scalar**-0.5,
             config.sliding_window if is_sliding else None,
             soft_cap=config.attention_soft_cap,
-        )
-        inner = config.num_heads * config.head_dim
-        self._o_proj = RowParallelLinear(attn, "o_proj", inner, size, heads.parallel, bias=bias)
-        self._post_norms: tuple[GemmaRMSNorm, GemmaRMSNorm] | None = None
-        if config.has_post_norms:
-            self._mlp_norm = norm("pre_feedforward_layernorm")
-            self._post_norms = norm("post_attention_layernorm"), norm("post_feedforward_layernorm")
-        else:
-            self._mlp_norm = norm("post_attention_layernorm")
-        self._mlp = GatedMLP(
-            weights.scope("mlp"),
-            size,
-            config.intermediate_size,
-            heads.parallel,
-            activation=config.activation,
-        )
-
-    def __call__(
-        self, residual: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """Return the residual stream [rows, hidden_size] after this layer."""
-        attended = self._attend(self._input_norm(residual), positions, metadata)
-        if self._post_norms is not None:
-            attended = self._post_norms[0](attended)
-        residual = residual + attended
-        transformed = self._mlp(self._mlp_norm(residual))
-        if self._post_norms is not None:
-            transformed = self._post_norms[1](transformed)
-        return residual + transformed
-
-    def _attend(
-        self, hidden: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        query, key, value = self._qkv_proj.split_heads(hidden)
-        if self._qk_norms is not None:
-            query, key = self._qk_norms[0](query), self._qk_norms[1](key)
-        heads = self._attention.rotated(self._rotary, positions, query, key, value, metadata)
-        return self._o_proj(heads)
-
-
-class GemmaForCausalLM:
-    """A Gemma with its language-model head, whose weights are the embedding's.
-
-    Attributes:
-        vocab_size: number of token ids.
-        num_layers: number of key/value caches.
-        heads: of every layer, and this rank's share of them.
-        is_capturable: see CausalLM.
-    """
-
-    def __init__(
-        self, config: GemmaConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
-    ) -> None:
-        self.vocab_size = config.vocab_size
-        self.num_layers = len(config.layer_kinds)
-        self.is_capturable = True
-        self.heads = HeadShare(config.num_heads, config.num_kv_heads, config.head_dim, parallel)
-        body = weights.scope_if_present("model", "embed_tokens.weight")
-        self._embed_tokens = VocabParallelEmbedding(
-            body, "embed_tokens", config.vocab_size, config.hidden_size, parallel
-        )
-        # Rounded to the model's type, as it was when the model was trained.
-        self._embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype)
-        rotaries = {
-            kind: RotaryEmbedding(rope, config.head_dim, max_model_len, weights.device)
-            for kind, rope in config.ropes.items()
-        }
-        layers = body.scope("layers")
-        self._layers = [
-            GemmaLayer(config, layers.scope(str(index)), self.heads, rotaries[kind], index)
-            for index, kind in enumerate(config.layer_kinds)
-        ]
-        self._norm = GemmaRMSNorm(body, "norm", config.hidden_size, config.rms_norm_eps)
-        self._lm_head = ParallelLMHead(self._embed_tokens.weight, config.vocab_size, parallel)
-        self._final_soft_cap = config.final_soft_cap
-
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """Return the last hidden states [rows, hidden_size].
-
-        Mutates: the caches of `metadata`.
-        """
-        residual = self._embed_tokens(input_ids) * self._embedding_scale
-        for layer in self._layers:
-            residual = layer(residual, positions, metadata)
-        return self._norm(residual)
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [rows, vocab_size] float32 of the rows that sample."""
-        logits = self._lm_head(hidden)
-        if self._final_soft_cap is None:
-            return logits
-        return torch.tanh(logits / self._final_soft_cap) * self._final_soft_cap
+        ),
+        out,
+        rotary=rotary,
+        qk_norms=qk_norms,
+    )
+    return SequentialLayer(norm("input_layernorm"), attention, mlp_norm, mlp)

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from worker_svc.layers.attention import PagedAttention
-from worker_svc.layers.decoder_stack import DecoderLayer, DecoderStack, StackConfig
+from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
 from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
-from worker_svc.layers.residual import ParallelLayer, SequentialLayer
+from worker_svc.layers.residual import DecoderLayer, ParallelLayer, SequentialLayer
 from worker_svc.layers.rope_scaling import DEFAULT_THETA, RopeParameters
 from worker_svc.layers.rotary import RotaryEmbedding
 from worker_svc.layers.self_attention import SelfAttention
@@ -20,7 +20,7 @@ DEFAULT_ROTARY_FACTOR = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GPTNeoXConfig(StackConfig):
+class GPTNeoXConfig(DecoderConfig):
     """Sizes and switches of a GPT-NeoX.
 
     Attributes:
@@ -54,7 +54,7 @@ def read_gpt_neox(hf: HfConfig) -> GPTNeoXConfig:
         max_position_embeddings=max_positions,
         max_context=rope.max_context,
         hidden_size=hidden_size,
-        inner_size=hf.integer("intermediate_size", 24576),
+        intermediate_size=hf.integer("intermediate_size", 24576),
         num_layers=hf.integer("num_hidden_layers", 44),
         num_heads=num_heads,
         num_kv_heads=num_heads,
@@ -71,11 +71,7 @@ def read_gpt_neox(hf: HfConfig) -> GPTNeoXConfig:
 def build_gpt_neox(
     config: GPTNeoXConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
-    """Return the model with its weights loaded.
-
-    Raises:
-        ModelLoadError: a tensor is missing or misshapen, or the ranks cannot share a layer.
-    """
+    """Return the model with its weights loaded; see ModelFamily."""
     heads = config.head_share(parallel)
     body = weights.scope_if_present("gpt_neox", "embed_in.weight")
     embedding = VocabParallelEmbedding(
@@ -119,7 +115,7 @@ def _layer(
         weights.scope("mlp"),
         ("dense_h_to_4h", "dense_4h_to_h"),
         size,
-        config.inner_size,
+        config.intermediate_size,
         config.activation,
         heads.parallel,
         bias=True,

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from worker_svc.layers.attention import PagedAttention
-from worker_svc.layers.decoder_stack import DecoderLayer, DecoderStack, StackConfig
+from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
 from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
-from worker_svc.layers.residual import ParallelLayer
+from worker_svc.layers.residual import DecoderLayer, ParallelLayer
 from worker_svc.layers.rope_scaling import DEFAULT_THETA, RopeParameters
 from worker_svc.layers.rotary import RotaryEmbedding
 from worker_svc.layers.self_attention import SelfAttention
@@ -18,7 +18,7 @@ from worker_svc.parallel.group import ParallelGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GPTJConfig(StackConfig):
+class GPTJConfig(DecoderConfig):
     """Sizes and switches of a GPT-J.
 
     Attributes:
@@ -48,7 +48,7 @@ def read_gptj(hf: HfConfig) -> GPTJConfig:
         max_position_embeddings=max_positions,
         max_context=max_positions,
         hidden_size=hidden_size,
-        inner_size=hf.integer("n_inner", 4 * hidden_size),
+        intermediate_size=hf.integer("n_inner", 4 * hidden_size),
         num_layers=hf.integer(hf.spelling("n_layer", "num_hidden_layers"), 28),
         num_heads=num_heads,
         num_kv_heads=num_heads,
@@ -65,11 +65,7 @@ def read_gptj(hf: HfConfig) -> GPTJConfig:
 def build_gptj(
     config: GPTJConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
-    """Return the model with its weights loaded.
-
-    Raises:
-        ModelLoadError: a tensor is missing or misshapen, or the ranks cannot share a layer.
-    """
+    """Return the model with its weights loaded; see ModelFamily."""
     heads = config.head_share(parallel)
     body = weights.scope_if_present("transformer", "wte.weight")
     embedding = VocabParallelEmbedding(body, "wte", config.vocab_size, config.hidden_size, parallel)
@@ -110,7 +106,7 @@ def _layer(
         weights.scope("mlp"),
         ("fc_in", "fc_out"),
         size,
-        config.inner_size,
+        config.intermediate_size,
         config.activation,
         heads.parallel,
         bias=True,

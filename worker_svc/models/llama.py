@@ -1,8 +1,24 @@
-"""Llama and Mistral: the plain rotary decoder, with Mistral's sliding window over every layer."""
+"""Llama and Mistral: RMS norms, rotary attention, gated MLP.
 
+Many later families are this decoder with other switches, which their own files set.
+"""
+
+from dataclasses import dataclass
+
+from worker_svc.layers.attention import PagedAttention
+from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
+from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from worker_svc.layers.gated_mlp import GatedMLP
+from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
+from worker_svc.layers.moe import MoEConfig, SparseMoE
+from worker_svc.layers.norm import RMSNorm
+from worker_svc.layers.residual import MLP, DecoderLayer, SequentialLayer
 from worker_svc.layers.rope_scaling import RopeParameters
-from worker_svc.layers.rotary_decoder import RotaryDecoderConfig
+from worker_svc.layers.rotary import RotaryEmbedding
+from worker_svc.layers.self_attention import SelfAttention
 from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 DEFAULT_LLAMA_POSITIONS = 2048
 DEFAULT_MISTRAL_POSITIONS = 131_072
@@ -10,69 +26,191 @@ DEFAULT_MISTRAL_KV_HEADS = 8
 DEFAULT_RMS_NORM_EPS = 1e-6
 
 
-def read_llama(hf: HfConfig) -> RotaryDecoderConfig:
-    """Return the decoder of a LlamaForCausalLM configuration.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig(DecoderConfig):
+    """Sizes and switches of a Llama.
+
+    Attributes:
+        rope: of the rotary embedding.
+        sliding_windows: [num_layers] tokens that each layer sees; None sees all.
+        qkv_bias: whether query, key and value projections have a bias.
+        output_bias: whether attention's output projection has one.
+        mlp_bias: whether the MLP's layers have one.
+        has_qk_norm: whether each head's query and key are normed before they are rotated.
+        fused_projections: whether query, key and value are stored as one layer, qkv_proj, and the
+            MLP's gate and up as another, gate_up_proj.
+        moe: of the layers that have experts in the place of one MLP; None where no layer has.
+    """
+
+    rope: RopeParameters
+    sliding_windows: tuple[int | None, ...]
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    has_qk_norm: bool = False
+    fused_projections: bool = False
+    moe: MoEConfig | None = None
+
+
+def read_llama(hf: HfConfig) -> LlamaConfig:
+    """Return a LlamaForCausalLM configuration.
 
     Raises:
         ModelLoadError: a key is missing, wrong or not served.
     """
-    num_layers = hf.integer("num_hidden_layers")
-    num_heads = hf.integer("num_attention_heads")
     has_attention_bias = hf.flag("attention_bias", False)
-    return _config(
+    return read_llama_like(
         hf,
-        num_kv_heads=hf.integer("num_key_value_heads", num_heads),
         default_positions=DEFAULT_LLAMA_POSITIONS,
-        attention_bias=has_attention_bias,
+        sliding_windows=(None,) * hf.integer("num_hidden_layers"),
+        qkv_bias=has_attention_bias,
+        output_bias=has_attention_bias,
         mlp_bias=hf.flag("mlp_bias", False),
-        sliding_windows=(None,) * num_layers,
     )
 
 
-def read_mistral(hf: HfConfig) -> RotaryDecoderConfig:
-    """Return the decoder of a MistralForCausalLM configuration.
+def read_mistral(hf: HfConfig) -> LlamaConfig:
+    """Return a MistralForCausalLM configuration.
 
     Raises:
         ModelLoadError: a key is missing, wrong or not served.
     """
     window = hf.integer("sliding_window") if "sliding_window" in hf else None
-    return _config(
+    return read_llama_like(
         hf,
-        num_kv_heads=hf.integer("num_key_value_heads", DEFAULT_MISTRAL_KV_HEADS),
         default_positions=DEFAULT_MISTRAL_POSITIONS,
-        attention_bias=False,
-        mlp_bias=False,
+        default_kv_heads=DEFAULT_MISTRAL_KV_HEADS,
         sliding_windows=(window,) * hf.integer("num_hidden_layers"),
     )
 
 
-def _config(
+def read_llama_like(
     hf: HfConfig,
     *,
-    num_kv_heads: int,
     default_positions: int,
-    attention_bias: bool,
-    mlp_bias: bool,
     sliding_windows: tuple[int | None, ...],
-) -> RotaryDecoderConfig:
+    default_kv_heads: int | None = None,
+    default_head_dim: int | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    has_qk_norm: bool = False,
+) -> LlamaConfig:
+    """Return a configuration that names its sizes as Llama's does.
+
+    Args:
+        hf: to read.
+        default_positions: max_position_embeddings where the configuration names none.
+        sliding_windows: see LlamaConfig.
+        default_kv_heads: where the configuration names none; None for as many as query heads.
+        default_head_dim: where the configuration names none; None for hidden_size / num_heads.
+        qkv_bias: see LlamaConfig.
+        output_bias: see LlamaConfig.
+        mlp_bias: see LlamaConfig.
+        has_qk_norm: see LlamaConfig.
+
+    Raises:
+        ModelLoadError: a key is missing, wrong or not served.
+    """
     hidden_size = hf.integer("hidden_size")
     num_heads = hf.integer("num_attention_heads")
-    max_positions = hf.integer("max_position_embeddings", default_positions)
-    return RotaryDecoderConfig(
+    rope = RopeParameters.read(hf, hf.integer("max_position_embeddings", default_positions))
+    return LlamaConfig(
         vocab_size=hf.integer("vocab_size"),
+        max_position_embeddings=rope.max_position_embeddings,
+        max_context=rope.max_context,
         hidden_size=hidden_size,
         intermediate_size=hf.integer("intermediate_size"),
         num_layers=len(sliding_windows),
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=hf.integer("head_dim", max(hidden_size // num_heads, 1)),
-        rms_norm_eps=hf.number("rms_norm_eps", DEFAULT_RMS_NORM_EPS),
+        num_kv_heads=hf.integer("num_key_value_heads", default_kv_heads or num_heads),
+        head_dim=hf.integer("head_dim", default_head_dim or max(hidden_size // num_heads, 1)),
+        norm_eps=hf.number("rms_norm_eps", DEFAULT_RMS_NORM_EPS),
         activation=hf.text("hidden_act", "silu"),
-        rope=RopeParameters.read(hf, max_positions),
         tie_word_embeddings=hf.flag("tie_word_embeddings", False),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=mlp_bias,
-        has_qk_norm=False,
+        rope=rope,
         sliding_windows=sliding_windows,
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+        has_qk_norm=has_qk_norm,
+    )
+
+
+def build_llama(
+    config: LlamaConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
+) -> DecoderStack:
+    """Return the model with its weights loaded; see ModelFamily."""
+    heads = config.head_share(parallel)
+    body = weights.scope_if_present("model", "embed_tokens.weight")
+    embedding = VocabParallelEmbedding(
+        body, "embed_tokens", config.vocab_size, config.hidden_size, parallel
+    )
+    rotary_dim = config.rope.rotary_dim(config.head_dim)
+    rotary = RotaryEmbedding(config.rope, rotary_dim, max_model_len, weights.device)
+    layers = body.scope("layers")
+    return DecoderStack(
+        heads,
+        embedding,
+        [
+            _layer(config, layers.scope(str(index)), heads, rotary, index)
+            for index in range(config.num_layers)
+        ],
+        RMSNorm(body, "norm", config.hidden_size, config.norm_eps),
+        ParallelLMHead.tied_or_own(
+            weights, "lm_head", embedding, parallel, tied=config.tie_word_embeddings
+        ),
+        # Which experts run is decided on the host, by the router's results.
+        is_capturable=config.moe is None,
+    )
+
+
+def _layer(
+    config: LlamaConfig,
+    weights: Weights,
+    heads: HeadShare,
+    rotary: RotaryEmbedding,
+    layer_index: int,
+) -> DecoderLayer:
+    size, eps = config.hidden_size, config.norm_eps
+    attn = weights.scope("self_attn")
+    width = heads.total_heads * heads.head_dim
+    qk_norms: tuple[RMSNorm, RMSNorm] | None = None
+    if config.has_qk_norm:
+        qk_norms = (
+            RMSNorm(attn, "q_norm", heads.head_dim, eps),
+            RMSNorm(attn, "k_norm", heads.head_dim, eps),
+        )
+    attention = SelfAttention(
+        QKVParallelLinear(
+            attn,
+            size,
+            heads,
+            ("qkv_proj",) if config.fused_projections else ("q_proj", "k_proj", "v_proj"),
+            bias=config.qkv_bias,
+        ),
+        PagedAttention(layer_index, heads.head_dim**-0.5, config.sliding_windows[layer_index]),
+        RowParallelLinear(attn, "o_proj", width, size, heads.parallel, bias=config.output_bias),
+        rotary=rotary,
+        qk_norms=qk_norms,
+    )
+    return SequentialLayer(
+        RMSNorm(weights, "input_layernorm", size, eps),
+        attention,
+        RMSNorm(weights, "post_attention_layernorm", size, eps),
+        _mlp(config, weights, heads.parallel, layer_index),
+    )
+
+
+def _mlp(config: LlamaConfig, weights: Weights, parallel: ParallelGroup, layer_index: int) -> MLP:
+    if config.moe is not None and layer_index not in config.moe.dense_layers:
+        return SparseMoE(config.moe, weights, config.hidden_size, parallel, config.activation)
+    return GatedMLP(
+        weights.scope("mlp"),
+        config.hidden_size,
+        config.intermediate_size,
+        parallel,
+        activation=config.activation,
+        bias=config.mlp_bias,
+        is_fused=config.fused_projections,
     )

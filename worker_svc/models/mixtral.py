@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 from worker_svc.layers.moe import MoEConfig
-from worker_svc.layers.rotary_decoder import RotaryDecoderConfig
 from worker_svc.loading.hf_config import HfConfig
-from worker_svc.models.llama import read_mistral
+from worker_svc.models.llama import LlamaConfig, read_mistral
 
 
-def read_mixtral(hf: HfConfig) -> RotaryDecoderConfig:
-    """Return the decoder of a MixtralForCausalLM configuration.
+def read_mixtral(hf: HfConfig) -> LlamaConfig:
+    """Return a MixtralForCausalLM configuration.
 
     Raises:
         ModelLoadError: a key is missing, wrong or not served.
@@ -17,7 +16,7 @@ def read_mixtral(hf: HfConfig) -> RotaryDecoderConfig:
     moe = MoEConfig(
         num_experts=hf.integer("num_local_experts", 8),
         num_experts_per_token=hf.integer("num_experts_per_tok", 2),
-        inner_size=hf.integer("intermediate_size"),
+        intermediate_size=hf.integer("intermediate_size"),
         normalizes_weights=True,
         scope="block_sparse_moe",
         names=("w1", "w3", "w2"),

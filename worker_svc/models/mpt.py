@@ -6,12 +6,12 @@ import torch
 
 from worker_svc.layers.alibi import DEFAULT_BIAS_MAX, alibi_slopes
 from worker_svc.layers.attention import PagedAttention
-from worker_svc.layers.decoder_stack import DecoderLayer, DecoderStack, StackConfig
+from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
 from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
-from worker_svc.layers.residual import SequentialLayer
+from worker_svc.layers.residual import DecoderLayer, SequentialLayer
 from worker_svc.layers.self_attention import SelfAttention
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.weights import Weights
@@ -22,7 +22,7 @@ NORM_TYPES = ("layernorm", "low_precision_layernorm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MptConfig(StackConfig):
+class MptConfig(DecoderConfig):
     """Sizes and switches of an MPT.
 
     Attributes:
@@ -55,7 +55,7 @@ def read_mpt(hf: HfConfig) -> MptConfig:
         max_position_embeddings=max_positions,
         max_context=max_positions,
         hidden_size=hidden_size,
-        inner_size=EXPANSION_RATIO * hidden_size,
+        intermediate_size=EXPANSION_RATIO * hidden_size,
         num_layers=hf.integer(hf.spelling("n_layers", "num_hidden_layers"), 24),
         num_heads=num_heads,
         num_kv_heads=num_heads,
@@ -118,11 +118,7 @@ class ClippedQKV(QKVParallelLinear):
 def build_mpt(
     config: MptConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
-    """Return the model with its weights loaded.
-
-    Raises:
-        ModelLoadError: a tensor is missing or misshapen, or the ranks cannot share a layer.
-    """
+    """Return the model with its weights loaded; see ModelFamily."""
     heads = config.head_share(parallel)
     body = weights.scope_if_present("transformer", "wte.weight")
     embedding = VocabParallelEmbedding(body, "wte", config.vocab_size, config.hidden_size, parallel)
@@ -157,7 +153,7 @@ def _layer(config: MptConfig, weights: Weights, heads: HeadShare, layer_index: i
         weights.scope("ffn"),
         ("up_proj", "down_proj"),
         size,
-        config.inner_size,
+        config.intermediate_size,
         config.activation,
         heads.parallel,
         bias=False,

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 from worker_svc.layers.attention import PagedAttention
-from worker_svc.layers.decoder_stack import DecoderLayer, DecoderStack, StackConfig
+from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
 from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
-from worker_svc.layers.residual import ParallelLayer
+from worker_svc.layers.residual import DecoderLayer, ParallelLayer
 from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.layers.rotary import RotaryEmbedding
-from worker_svc.layers.self_attention import HeadNorm, SelfAttention
+from worker_svc.layers.self_attention import SelfAttention
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.weights import Weights
 from worker_svc.parallel.group import ParallelGroup
@@ -20,7 +20,7 @@ DEFAULT_ROTARY_FACTOR = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhiConfig(StackConfig):
+class PhiConfig(DecoderConfig):
     """Sizes and switches of a Phi.
 
     Attributes:
@@ -47,7 +47,7 @@ def read_phi(hf: HfConfig) -> PhiConfig:
         max_position_embeddings=max_positions,
         max_context=rope.max_context,
         hidden_size=hidden_size,
-        inner_size=hf.integer("intermediate_size", 8192),
+        intermediate_size=hf.integer("intermediate_size", 8192),
         num_layers=hf.integer("num_hidden_layers", 24),
         num_heads=num_heads,
         num_kv_heads=hf.integer("num_key_value_heads", num_heads),
@@ -63,11 +63,7 @@ def read_phi(hf: HfConfig) -> PhiConfig:
 def build_phi(
     config: PhiConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
-    """Return the model with its weights loaded.
-
-    Raises:
-        ModelLoadError: a tensor is missing or misshapen, or the ranks cannot share a layer.
-    """
+    """Return the model with its weights loaded; see ModelFamily."""
     heads = config.head_share(parallel)
     body = weights.scope_if_present("model", "embed_tokens.weight")
     embedding = VocabParallelEmbedding(
@@ -99,7 +95,7 @@ def _layer(
 ) -> DecoderLayer:
     size, eps = config.hidden_size, config.norm_eps
     attn = weights.scope("self_attn")
-    qk_norms: tuple[HeadNorm, HeadNorm] | None = None
+    qk_norms: tuple[LayerNorm, LayerNorm] | None = None
     if config.has_qk_norm:
         qk_norms = (
             LayerNorm(attn, "q_layernorm", heads.head_dim, eps),
@@ -118,7 +114,7 @@ def _layer(
         weights.scope("mlp"),
         ("fc1", "fc2"),
         size,
-        config.inner_size,
+        config.intermediate_size,
         config.activation,
         heads.parallel,
         bias=True,

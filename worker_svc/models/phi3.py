@@ -1,17 +1,17 @@
-"""Phi-3 and Phi-4: the rotary decoder with its projections stored fused, maybe partial rotary."""
+"""Phi-3 and Phi-4: Llama with its projections stored fused, maybe partial rotary."""
 
 from dataclasses import replace
 
 from worker_svc.layers.rope_scaling import RopeParameters
-from worker_svc.layers.rotary_decoder import RotaryDecoderConfig
 from worker_svc.loading.hf_config import HfConfig
+from worker_svc.models.llama import LlamaConfig
 
 DEFAULT_POSITIONS = 4096
 DEFAULT_RMS_NORM_EPS = 1e-5
 
 
-def read_phi3(hf: HfConfig) -> RotaryDecoderConfig:
-    """Return the decoder of a Phi3ForCausalLM configuration.
+def read_phi3(hf: HfConfig) -> LlamaConfig:
+    """Return a Phi3ForCausalLM configuration.
 
     Raises:
         ModelLoadError: a key is missing, wrong or not served.
@@ -19,23 +19,23 @@ def read_phi3(hf: HfConfig) -> RotaryDecoderConfig:
     hidden_size = hf.integer("hidden_size", 3072)
     num_heads = hf.integer("num_attention_heads", 32)
     window = hf.integer("sliding_window") if "sliding_window" in hf else None
-    return RotaryDecoderConfig(
+    num_layers = hf.integer("num_hidden_layers", 32)
+    rope = _read_rope(hf)
+    return LlamaConfig(
         vocab_size=hf.integer("vocab_size", 32064),
+        max_position_embeddings=rope.max_position_embeddings,
+        max_context=rope.max_context,
         hidden_size=hidden_size,
         intermediate_size=hf.integer("intermediate_size", 8192),
-        num_layers=hf.integer("num_hidden_layers", 32),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=hf.integer("num_key_value_heads", num_heads),
         head_dim=hf.integer("head_dim", max(hidden_size // num_heads, 1)),
-        rms_norm_eps=hf.number("rms_norm_eps", DEFAULT_RMS_NORM_EPS),
+        norm_eps=hf.number("rms_norm_eps", DEFAULT_RMS_NORM_EPS),
         activation=hf.text("hidden_act", "silu"),
-        rope=_read_rope(hf),
         tie_word_embeddings=hf.flag("tie_word_embeddings", False),
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        has_qk_norm=False,
-        sliding_windows=(window,) * hf.integer("num_hidden_layers", 32),
+        rope=rope,
+        sliding_windows=(window,) * num_layers,
         fused_projections=True,
     )
 

@@ -3,31 +3,31 @@
 from dataclasses import replace
 
 from worker_svc.layers.moe import MoEConfig
-from worker_svc.layers.rotary_decoder import RotaryDecoderConfig
 from worker_svc.loading.hf_config import HfConfig
+from worker_svc.models.llama import LlamaConfig
 from worker_svc.models.qwen3 import read_qwen3
 
 
-def read_qwen3_moe(hf: HfConfig) -> RotaryDecoderConfig:
-    """Return the decoder of a Qwen3MoeForCausalLM configuration.
+def read_qwen3_moe(hf: HfConfig) -> LlamaConfig:
+    """Return a Qwen3MoeForCausalLM configuration.
 
     Raises:
         ModelLoadError: a key is missing, wrong or not served.
     """
-    decoder = read_qwen3(hf)
+    config = read_qwen3(hf)
     sparse_step = hf.integer("decoder_sparse_step", 1)
     listed = hf.numbers("mlp_only_layers") if "mlp_only_layers" in hf else []
     dense = {int(index) for index in listed}
-    dense |= {index for index in range(decoder.num_layers) if (index + 1) % sparse_step != 0}
+    dense |= {index for index in range(config.num_layers) if (index + 1) % sparse_step != 0}
     # transformers 5 writes the first name, the published checkpoints have the second.
     key = "num_local_experts" if "num_local_experts" in hf else "num_experts"
     moe = MoEConfig(
         num_experts=hf.integer(key, 128),
         num_experts_per_token=hf.integer("num_experts_per_tok", 8),
-        inner_size=hf.integer("moe_intermediate_size", 768),
+        intermediate_size=hf.integer("moe_intermediate_size", 768),
         normalizes_weights=hf.flag("norm_topk_prob", False),
         scope="mlp",
         names=("gate_proj", "up_proj", "down_proj"),
         dense_layers=frozenset(dense),
     )
-    return replace(decoder, moe=moe)
+    return replace(config, moe=moe)

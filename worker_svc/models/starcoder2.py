@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from worker_svc.layers.attention import PagedAttention
-from worker_svc.layers.decoder_stack import DecoderLayer, DecoderStack, StackConfig
+from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
 from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
-from worker_svc.layers.residual import SequentialLayer
+from worker_svc.layers.residual import DecoderLayer, SequentialLayer
 from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.layers.rotary import RotaryEmbedding
 from worker_svc.layers.self_attention import SelfAttention
@@ -18,7 +18,7 @@ from worker_svc.parallel.group import ParallelGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Starcoder2Config(StackConfig):
+class Starcoder2Config(DecoderConfig):
     """Sizes and switches of a StarCoder2.
 
     Attributes:
@@ -47,7 +47,7 @@ def read_starcoder2(hf: HfConfig) -> Starcoder2Config:
         max_position_embeddings=max_positions,
         max_context=rope.max_context,
         hidden_size=hidden_size,
-        inner_size=hf.integer("intermediate_size", 12288),
+        intermediate_size=hf.integer("intermediate_size", 12288),
         num_layers=hf.integer("num_hidden_layers", 30),
         num_heads=num_heads,
         num_kv_heads=hf.integer("num_key_value_heads", 2),
@@ -64,11 +64,7 @@ def read_starcoder2(hf: HfConfig) -> Starcoder2Config:
 def build_starcoder2(
     config: Starcoder2Config, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
-    """Return the model with its weights loaded.
-
-    Raises:
-        ModelLoadError: a tensor is missing or misshapen, or the ranks cannot share a layer.
-    """
+    """Return the model with its weights loaded; see ModelFamily."""
     heads = config.head_share(parallel)
     body = weights.scope_if_present("model", "embed_tokens.weight")
     embedding = VocabParallelEmbedding(
@@ -110,7 +106,7 @@ def _layer(
         weights.scope("mlp"),
         ("c_fc", "c_proj"),
         size,
-        config.inner_size,
+        config.intermediate_size,
         config.activation,
         heads.parallel,
         bias=bias,
