@@ -72,11 +72,11 @@ class Reader:
             new_block_ids=np.arange(1, num_blocks + 1),
         )
         with torch.inference_mode():
-            batch = runner.begin_step(orders)
-            hidden = runner.forward(runner.place(batch))
+            batch = runner.mirror.apply(orders)
+            hidden = runner.inputs.place(batch, layer_by_layer=False).forward()
             rows = self.loaded.device.place({"rows": np.arange(count)})["rows"]
-            logits = runner.compute_logits(hidden, rows).cpu()
-            (found,) = runner.prompt_logprobs(batch, hidden)
+            logits = self.loaded.model.compute_logits(hidden.index_select(0, rows)).cpu()
+            (found,) = runner.sampler.prompt_logprobs(batch, hidden)
         return float(np.mean([each.logprobs[0] for each in found.logprobs])), logits
 
 

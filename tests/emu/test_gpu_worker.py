@@ -21,6 +21,9 @@ from worker_svc.cache.profile import ProfileSpec
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.loading.loader import LoadSpec
 from worker_svc.parallel.group import ParallelGroup
+from worker_svc.steps.gpu_inputs import GpuInputs
+from worker_svc.steps.graphs import DecodeGraphs
+from worker_svc.steps.runner import ModelRunner
 from worker_svc.worker import Worker
 
 PROMPTS = [[5, 17, 3, 99, 42], [7, 8], list(range(20, 60))]
@@ -35,9 +38,14 @@ def continuations(directory: Path, *, ahead: bool = False, **options: Any) -> li
     return driver.generate(PROMPTS, NUM_TOKENS, ahead=ahead)
 
 
+def inputs_of(runner: ModelRunner) -> GpuInputs:
+    assert isinstance(runner.inputs, GpuInputs)
+    return runner.inputs
+
+
 def assert_replayed(driver: Driver, count: int) -> None:
     """Graphs were replayed so often, as far as somebody counts."""
-    graphs = driver.runner._graphs
+    graphs = inputs_of(driver.runner).graphs
     found = [] if graphs is None else [each.graph for each in graphs._captured.values()]
     if all(isinstance(graph, EmulatedGraph) for graph in found):
         assert sum(graph.num_replays for graph in found) == count  # type: ignore[attr-defined]
@@ -198,7 +206,7 @@ def test_a_steps_tokens_need_not_have_come_for_the_next(gpu: CudaDevice, tmp_pat
         driver.add(index, prompt)
     steps = [driver.start(), driver.start()]
     mirror = driver.runner.mirror
-    assert (mirror.token_ids(mirror._row_of[0])[-2:] < 0).all(), "nobody has waited for them"
+    assert (mirror.token_ids(0)[-2:] < 0).all(), "nothing has waited for them"
     driver.finish(steps.pop(0))
     # Another takes the row of one that is released while its token is on the way.
     driver.release(1)
@@ -331,16 +339,14 @@ def test_what_makes_the_host_wait_is_not_captured(
 ) -> None:
     save_model(tmp_path, CONFIGS["mixtral"]())
     runner = load_runner(tmp_path, dtype="float32", device=emulated_gpu, max_num_seqs=2)
-    assert runner._graphs is None
+    assert inputs_of(runner).graphs is None
     monkeypatch.setattr(runner._model, "is_capturable", True)
-    from worker_svc.steps.graphs import DecodeGraphs
-
     graphs = DecodeGraphs(
         emulated_gpu,
         runner._model,
-        runner.cache_engine.caches,
         runner.mirror.held,
-        runner._placement.rows,  # type: ignore[attr-defined]
+        runner.cache_engine.caches,
+        inputs_of(runner).rows,
         2,
     )
     with pytest.raises(RuntimeError, match="makes the host wait"):

@@ -11,9 +11,8 @@ from quire.contract.sampling_params import SamplingParams
 from worker_svc.device.base import Device
 from worker_svc.loading.loader import LoadSpec, load_model
 from worker_svc.parallel.group import ParallelGroup
-from worker_svc.sampling.logprobs import StepReports
-from worker_svc.steps.batch import StepBatch
-from worker_svc.steps.inputs import SamplerInputs
+from worker_svc.sampling.sampler import Sampled
+from worker_svc.steps.batch import Batch
 from worker_svc.steps.pending import PendingStep
 from worker_svc.steps.runner import ModelRunner
 from worker_svc.steps.step import IntArray, PromptLogprobs, SchedulerOutputs, SequenceState
@@ -89,16 +88,19 @@ class Driver:
 
     def _keep_logits(self) -> None:
         """Let `logits` be those that the runner samples from, rules applied."""
-        sample = self.runner.sample
+        sample = self.runner.sampler.sample
 
         def sample_and_keep(
-            batch: StepBatch, logits: torch.Tensor, sampler: SamplerInputs
-        ) -> tuple[torch.Tensor, torch.Tensor, StepReports]:
-            sampled = sample(batch, logits, sampler)
+            batch: Batch,
+            hidden: torch.Tensor,
+            logits: torch.Tensor,
+            columns: dict[str, torch.Tensor],
+        ) -> Sampled:
+            sampled = sample(batch, hidden, logits, columns)
             self.logits = dict(zip(batch.sampling_ids, logits.cpu().clone(), strict=True))
             return sampled
 
-        self.runner.sample = sample_and_keep  # type: ignore[method-assign]
+        self.runner.sampler.sample = sample_and_keep  # type: ignore[method-assign]
 
     def add(
         self,

@@ -1,1 +1,1 @@
-"""Logits to tokens."""
+"""From logits to tokens."""

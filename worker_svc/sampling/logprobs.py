@@ -15,27 +15,26 @@ from worker_svc.steps.step import IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class StepReports:
-    """What is reported with the tokens of a step, most of it still on its way from the device.
+class SampledLogprobs:
+    """What sequences asked to know with the tokens of a step.
 
     Attributes:
-        indices: of the sampling sequences that asked for log-probabilities.
-        num_top: how many of the most probable tokens each of them asked for.
-        tensors: what ops.top_logprobs returned for them; empty without any.
-        beams: by index of sampling sequences that are beams, their candidates.
+        indices: [n] index among the sampling sequences of those that asked for log-probabilities.
+        num_top: [n] how many of the most probable tokens each of them asked for.
+        beams: candidates of the sampling sequences that are beams, by index.
     """
 
     indices: tuple[int, ...] = ()
     num_top: tuple[int, ...] = ()
-    tensors: tuple[torch.Tensor, ...] = ()
     beams: dict[int, TokenLogprobs] = field(default_factory=dict)
 
     def read(self, token_ids: IntArray, arrays: Sequence[Array]) -> tuple[TokenLogprobs, ...]:
-        """Return what is reported with each token, parallel to them; empty if nobody asked.
+        """Return the report of each token, parallel to them; empty if no sequence asked for one.
 
         Args:
-            token_ids: [num_sampling] that were sampled.
-            arrays: `tensors`, on the host.
+            token_ids: [num_sampling] int64, the sampled tokens.
+            arrays: the results of ops.top_logprobs for the sequences of `indices`; empty if there
+                are none.
         """
         if not self.indices and not self.beams:
             return ()
@@ -55,9 +54,9 @@ def read_logprobs(
     """Return the log-probabilities of tokens and of the most probable ones.
 
     Args:
-        token_ids: [n].
+        token_ids: [n] int64.
         num_top: [n] how many of the most probable to add to each.
-        arrays: what ops.top_logprobs returned for them, on the host.
+        arrays: the results of ops.top_logprobs for these tokens, copied to the host.
     """
     logprobs, ranks, top_ids, top_logprobs = (array.tolist() for array in arrays)
     return [
@@ -78,7 +77,7 @@ def token_logprobs(
     Args:
         logits: [n, vocab_size] float32.
         token_ids: [n] int64.
-        num_top: how many of the most probable to add; equals rank by token id, lowest first.
+        num_top: how many of the most probable to add; equal logits rank by token id, lowest first.
     """
     tensors = ops.top_logprobs(logits, token_ids, num_top)
     arrays = [each.cpu().numpy() for each in tensors]
@@ -91,15 +90,15 @@ def candidates(
     rules: LogitRules | None,
     token_ids: npt.NDArray[np.int32],
 ) -> TokenLogprobs:
-    """Return the most probable next tokens of a beam, after a first one that means nothing.
+    """Return the most probable next tokens of a beam, after a first entry that means nothing.
 
     Rules change the log-probabilities, which are not normalised again, as in `transformers`.
 
     Args:
-        logits: [vocab_size] float32 on the CPU, as the model gave them.
-        num_candidates: how many.
-        rules: of the sequence.
-        token_ids: [num_tokens] int32 of the sequence.
+        logits: [vocab_size] float32 on the CPU, before rules.
+        num_candidates: tokens to return.
+        rules: rules of the sequence; None for none.
+        token_ids: [num_tokens] int32 tokens of the sequence.
     """
     logprobs = _log_softmax(logits)
     if rules is not None:
@@ -109,16 +108,16 @@ def candidates(
 
 
 def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """Return float32 log-probabilities.
+    """Return the log-probabilities [vocab_size] float32 of logits [vocab_size] float32.
 
-    One row at a time and summed in float64, so that the company a row had changes no bit.
+    Each row by itself and summed in float64, so that its bits do not depend on other rows.
     """
     row = logits.double()
     return (row - row.logsumexp(0)).float()
 
 
 def _top(values: torch.Tensor, count: int) -> list[int]:
-    """Return the ids of the largest values, largest first; equals lowest id first."""
+    """Return the ids of the largest of values [vocab_size], largest first; equal ones by id."""
     threshold = values.topk(min(count, len(values))).values[-1]
     found = (values >= threshold).nonzero().flatten()
     order = torch.argsort(values[found], descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""What requests ask beside sampling, by row of the mirror; most ask for nothing."""
+"""What few requests ask for: rules for their logits, log-probabilities, candidates of beams."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from worker_svc.steps.step import SequenceState
 
 @dataclass(frozen=True, slots=True)
 class RowOptions:
-    """Of one sequence.
+    """The options of one sequence.
 
     Attributes:
-        rules: what to change in its logits; None for nothing.
+        rules: changes to its logits; None for none.
         num_logprobs: most probable tokens to report with each sampled one; None for no report.
         num_candidates: most probable tokens to report of a beam; 0 where a token is sampled.
         num_prompt_logprobs: most probable tokens to report with each of the prompt; None for none.
-        num_prompt_tokens: of the sequence.
+        num_prompt_tokens: tokens of its prompt.
     """
 
     rules: LogitRules | None
@@ -26,7 +26,12 @@ class RowOptions:
 
     @classmethod
     def of(cls, state: SequenceState, eos_token_ids: tuple[int, ...]) -> "RowOptions | None":
-        """Return what a sequence asks for, or None if it asks for nothing."""
+        """Return what a sequence asks for, or None if it asks for nothing.
+
+        Args:
+            state: the sequence.
+            eos_token_ids: end-of-text ids of the model.
+        """
         params = state.sampling_params
         rules = LogitRules.of(params, state.num_prompt_tokens, eos_token_ids)
         asked = (rules, params.logprobs, params.prompt_logprobs)

@@ -1,4 +1,4 @@
-"""What a request changes in its logits before they are sampled: bans, biases and penalties."""
+"""Changes to the logits of a request before its token is drawn: bans, biases and penalties."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ from worker_svc.steps.step import IntArray
 class LogitRules:
     """The rules of one sequence, applied to its row alone and in the order of the fields.
 
-    Every operation is element by element, so a row's bits do not depend on its company.
+    Every operation is element by element, so the bits of a row do not depend on other rows.
 
     Attributes:
         allowed: [n] int64, the only token ids that may be sampled; empty allows all.
         early_ends: [n] int64, token ids that must not be sampled before the sequence has
             `min_length` tokens.
         min_length: tokens, prompt included.
-        biased: [n] int64, token ids whose logits are shifted.
-        bias: [n] float32, by how much.
+        biased: [m] int64, token ids whose logits are shifted.
+        bias: [m] float32, added to these logits.
         repetition: divides positive and multiplies negative logits of tokens in prompt or output.
         frequency: subtracted for each time the output holds a token.
-        presence: subtracted if the output holds a token.
-        num_prompt_tokens: where the output begins.
-        bad_words: token ids that the output must not hold one after the other.
+        presence: subtracted once if the output holds a token.
+        num_prompt_tokens: tokens of the prompt; the output begins after them.
+        bad_words: runs of token ids that the output must not hold.
     """
 
     allowed: IntArray
@@ -51,9 +51,10 @@ class LogitRules:
         """Return the rules that parameters ask for, or None if they ask for none.
 
         Args:
-            params: of the request.
-            num_prompt_tokens: of the sequence.
-            eos_token_ids: of the model; they end a sequence unless `params` ignores them.
+            params: sampling parameters of the request.
+            num_prompt_tokens: tokens of its prompt.
+            eos_token_ids: end-of-text ids of the model; they end a sequence unless `params` says to
+                ignore them.
         """
         penalises = (
             params.repetition_penalty != 1.0
@@ -85,11 +86,15 @@ class LogitRules:
 
     @property
     def penalises(self) -> bool:
-        """Whether tokens become less probable, or more, for being there already."""
+        """Whether logits of tokens that the sequence holds are changed."""
         return self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
 
     def forbidden(self, token_ids: npt.NDArray[np.int32]) -> IntArray:
-        """Return the token ids that must not come next after `token_ids` [num_tokens] int32."""
+        """Return the token ids [n] int64 that must not be drawn next.
+
+        Args:
+            token_ids: [num_tokens] int32 tokens of the sequence.
+        """
         found = self.early_ends.tolist() if len(token_ids) < self.min_length else []
         if self.bad_words:
             output = token_ids[self.num_prompt_tokens :].tolist()
@@ -106,9 +111,9 @@ class RuledRow:
     """A row of logits with rules.
 
     Attributes:
-        index: of the row.
-        rules: of its sequence.
-        token_ids: [num_tokens] int32 of the sequence, prompt and output.
+        index: which row.
+        rules: rules of its sequence.
+        token_ids: [num_tokens] int32 tokens of the sequence, prompt and output.
     """
 
     index: int
@@ -121,14 +126,14 @@ def apply_rules(
     rows: Sequence[RuledRow],
     place: Callable[[Mapping[str, Array]], dict[str, torch.Tensor]],
 ) -> None:
-    """Change rows of logits, with as many operations for many rows as for one.
+    """Change rows of logits; the number of operations does not grow with the number of rows.
 
     Mutates: logits.
 
     Args:
         logits: [num_rows, vocab_size] float32.
-        rows: those that have rules.
-        place: brings arrays to where the logits are; see Device.place.
+        rows: [n] the rows that have rules.
+        place: copies arrays to the device of the logits; see Device.place.
     """
     vocab_size = logits.shape[1]
     arrays = {
@@ -152,26 +157,28 @@ def apply_rules(
 
 
 def _bitmask(rows: Sequence[RuledRow], vocab_size: int) -> Array:
-    """Return [n, ceil(vocab_size / 32)] int32 with a bit set for each token that may come."""
+    """Return [n, ceil(vocab_size / 32)] int32 with a bit set for each token that is allowed."""
     words = -(-vocab_size // 32)
     mask = np.full((len(rows), words), -1, np.int32)
     for bits, row in zip(mask, rows, strict=True):
         if len(row.rules.allowed) > 0:
-            may_come = np.zeros(32 * words, np.bool_)
-            may_come[row.rules.allowed] = True
-            bits[:] = np.packbits(may_come, bitorder="little").view(np.int32)
+            is_allowed = np.zeros(32 * words, np.bool_)
+            is_allowed[row.rules.allowed] = True
+            bits[:] = np.packbits(is_allowed, bitorder="little").view(np.int32)
     return mask
 
 
 def _forbidden(rows: Sequence[RuledRow], vocab_size: int) -> dict[str, Array]:
+    """Return the places of the tokens that rows [n] forbid, int64 in logits [n * vocab_size]."""
     found = [
-        place * vocab_size + row.rules.forbidden(row.token_ids) for place, row in enumerate(rows)
+        index * vocab_size + row.rules.forbidden(row.token_ids) for index, row in enumerate(rows)
     ]
     return {"forbidden": np.concatenate(found)}
 
 
 def _biases(rows: Sequence[RuledRow], vocab_size: int) -> dict[str, Array]:
-    ids = [place * vocab_size + row.rules.biased for place, row in enumerate(rows)]
+    """Return the places of biased tokens, int64 in logits [n * vocab_size], and biases float32."""
+    ids = [index * vocab_size + row.rules.biased for index, row in enumerate(rows)]
     return {
         "biased": np.concatenate(ids),
         "bias": np.concatenate([row.rules.bias for row in rows]),
@@ -179,7 +186,7 @@ def _biases(rows: Sequence[RuledRow], vocab_size: int) -> dict[str, Array]:
 
 
 def _penalties(rows: Sequence[RuledRow]) -> dict[str, Array]:
-    """Return the arguments of ops.apply_penalties beside the logits."""
+    """Return the arguments of ops.apply_penalties beside the logits, by name, for rows [n]."""
     rules = [row.rules for row in rows]
     token_ids = np.zeros((len(rows), max(len(row.token_ids) for row in rows)), np.int32)
     for padded, row in zip(token_ids, rows, strict=True):

@@ -1,85 +1,213 @@
-"""From logits to tokens: parameters of the live sequences in columns, one call for the batch."""
+"""The sampler: a step's logits go in, its tokens and their reports come out."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.contract.errors import InvalidRequestError
-from quire.contract.sampling_params import SamplingParams
+from quire.contract.outputs import TokenLogprobs
 from worker_svc import ops
+from worker_svc.device.base import Device
 from worker_svc.parallel.group import ParallelGroup
-from worker_svc.steps.step import IntArray
+from worker_svc.sampling.logprobs import SampledLogprobs, candidates, token_logprobs
+from worker_svc.sampling.options import RowOptions
+from worker_svc.sampling.rules import RuledRow, apply_rules
+from worker_svc.steps.batch import Batch
+from worker_svc.steps.rows import SequenceRows
+from worker_svc.steps.step import IntArray, PromptLogprobs
 
-_KEEP_ALL = 0
-_COLUMNS = ("temperature", "top_k", "top_p", "min_p", "seed", "sequence_index")
+TokenArray = npt.NDArray[np.int32]
 
-
-class SamplingTable:
-    """Sampling parameters by row of the mirror; written when a sequence comes, read every step."""
-
-    def __init__(self, num_rows: int) -> None:
-        self._temperature = np.zeros(num_rows, np.float32)
-        self._top_k = np.zeros(num_rows, np.int32)
-        self._top_p = np.ones(num_rows, np.float32)
-        self._min_p = np.zeros(num_rows, np.float32)
-        self._seed = np.zeros(num_rows, np.int64)
-        self._sequence_index = np.zeros(num_rows, np.int32)
-
-    def resize(self, num_rows: int) -> None:
-        """Make room for `num_rows` rows, keeping the first ones."""
-        for name in _COLUMNS:
-            old = getattr(self, f"_{name}")
-            new = np.zeros(num_rows, old.dtype)
-            new[: len(old)] = old
-            setattr(self, f"_{name}", new)
-
-    def write(self, row: int, params: SamplingParams, sequence_index: int) -> None:
-        """Set the parameters of a row.
-
-        Raises:
-            InvalidRequestError: no seed; the scheduler draws one for every request.
-        """
-        if params.seed is None:
-            raise InvalidRequestError("seed", "must be set by the scheduler")
-        self._temperature[row] = params.temperature
-        self._top_k[row] = _KEEP_ALL if params.top_k is None else params.top_k
-        self._top_p[row] = params.top_p
-        self._min_p[row] = params.min_p
-        self._seed[row] = np.uint64(params.seed).astype(np.int64)
-        self._sequence_index[row] = sequence_index
-
-    def copy(self, source: int, destination: int) -> None:
-        """Give a row the parameters of another."""
-        for name in _COLUMNS:
-            column = getattr(self, f"_{name}")
-            column[destination] = column[source]
-
-    def columns(self, rows: IntArray) -> dict[str, npt.NDArray[Any]]:
-        """Return the parameters of some rows, [n] each, by the names that ops.sample has."""
-        return {name: getattr(self, f"_{name}")[rows] for name in _COLUMNS}
+# The logits of a whole long prompt would take gigabytes.
+PROMPT_LOGITS_ROWS = 64
 
 
-def sample_on_first_rank(
-    parallel: ParallelGroup, logits: torch.Tensor, columns: Mapping[str, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose a token for each row on rank 0 and tell the other ranks, which keep the same.
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The tokens of a step, on the device that computes.
+
+    Attributes:
+        token_ids: [num_sampling] int64.
+        ok: [num_sampling] bool, whether the logits were finite; if not, the token means nothing.
+        prompt_logprobs: of the sequences that asked for them and computed part of their prompt.
+        logprobs: reports of these tokens; None on ranks above 0, which report no tokens either.
+        reported: tensors that `logprobs` reads once they are on the host.
+    """
+
+    token_ids: torch.Tensor
+    ok: torch.Tensor
+    prompt_logprobs: tuple[PromptLogprobs, ...]
+    logprobs: SampledLogprobs | None
+    reported: tuple[torch.Tensor, ...] = ()
+
+
+class Sampler:
+    """Chooses the next token of each sequence of a batch.
 
     Args:
-        parallel: the ranks.
-        logits: [n, vocab_size] float32; of ranks above 0 only the number of rows counts.
-        columns: the arguments of ops.sample beside the logits, by name.
-
-    Returns:
-        token_ids [n] int64 and whether each sequence's logits were finite, [n] bool.
+        parallel: the ranks: rank 0 draws and sends the tokens to the others.
+        device: the device that computes.
+        held: the sequences with their tokens and sampling parameters.
+        compute_logits: returns the logits [n, vocab_size] float32 of hidden states
+            [n, hidden_size]; every rank must call it at the same time.
+        settle: writes all tokens that earlier steps sampled into `held`; waits for them.
     """
-    if parallel.size == 1:
-        return ops.sample(logits, **columns)
-    message = torch.zeros(2, len(logits), dtype=torch.int64, device=logits.device)
-    if parallel.rank == 0:
-        token_ids, ok = ops.sample(logits, **columns)
-        message[0], message[1] = token_ids, ok
-    parallel.broadcast(message)
-    return message[0], message[1].bool()
+
+    def __init__(
+        self,
+        parallel: ParallelGroup,
+        device: Device,
+        held: SequenceRows,
+        compute_logits: Callable[[torch.Tensor], torch.Tensor],
+        settle: Callable[[], None],
+    ) -> None:
+        self._parallel = parallel
+        self._device = device
+        self._held = held
+        self._compute_logits = compute_logits
+        self._settle = settle
+
+    def sample(
+        self,
+        batch: Batch,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+        columns: dict[str, torch.Tensor],
+    ) -> Sampled:
+        """Apply the rules of each sequence, draw its token, and collect what it asked to know.
+
+        Mutates: the logits of sequences that have rules.
+
+        Args:
+            batch: the batch.
+            hidden: [rows, hidden_size] last hidden states of the batch; read for log-probabilities
+                of prompts.
+            logits: [num_sampling, vocab_size] float32; ranks above 0 use only their number of rows.
+            columns: arguments of ops.sample beside the logits, [num_sampling] each, by name.
+        """
+        prompt_logprobs = self.prompt_logprobs(batch, hidden)
+        # Only rank 0 knows what is sampled, and needs to.
+        is_first_rank = self._parallel.rank == 0
+        options = self._options(batch) if is_first_rank else []
+        if len(batch.sampling_rows) == 0:
+            none = hidden.new_empty(0, dtype=torch.int64)
+            logprobs = SampledLogprobs() if is_first_rank else None
+            return Sampled(none, none.bool(), prompt_logprobs, logprobs)
+        beams = self._candidates(batch, logits, options)
+        ruled = self._ruled_rows(batch, options)
+        asking = [(index, each) for index, each in options if each.num_logprobs is not None]
+        if asking:
+            where = self._device.place({"rows": np.array([index for index, _ in asking])})["rows"]
+            # A copy: reports are of the logits before rules change them.
+            raw_logits = logits.index_select(0, where)
+        if ruled:
+            apply_rules(logits, ruled, self._device.place)
+        if self._parallel.size == 1:
+            token_ids, ok = ops.sample(logits, **columns)
+        else:
+            token_ids, ok = self._sample_on_first_rank(logits, columns)
+        if not is_first_rank:
+            return Sampled(token_ids, ok, prompt_logprobs, None)
+        if not asking:
+            return Sampled(token_ids, ok, prompt_logprobs, SampledLogprobs(beams=beams))
+        num_top = tuple(each.num_logprobs or 0 for _, each in asking)
+        tensors = ops.top_logprobs(raw_logits, token_ids.index_select(0, where), max(num_top))
+        logprobs = SampledLogprobs(tuple(index for index, _ in asking), num_top, beams)
+        return Sampled(token_ids, ok, prompt_logprobs, logprobs, tensors)
+
+    def prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> tuple[PromptLogprobs, ...]:
+        """Return the log-probabilities that were asked for of the prompts' tokens; waits for them.
+
+        Args:
+            batch: the batch.
+            hidden: [rows, hidden_size] its last hidden states.
+        """
+        options = self._held.sampling.options
+        if not options:
+            return ()
+        found = []
+        for index, row in enumerate(batch.rows.tolist()):
+            asked = options.get(row)
+            if asked is None or asked.num_prompt_logprobs is None:
+                continue
+            # The row of a token predicts the next one.
+            end = int(batch.seq_lens[index]) + 1
+            first = end - int(batch.num_scheduled_tokens[index])
+            token_ids = self._held.token_ids[row, first : min(end, asked.num_prompt_tokens)]
+            if len(token_ids) > 0:
+                rows = int(batch.query_start_loc[index]) + np.arange(len(token_ids))
+                logprobs = self._logprobs_of(hidden, rows, token_ids, asked.num_prompt_logprobs)
+                found.append(PromptLogprobs(batch.sequence_ids[index], first, logprobs))
+        return tuple(found)
+
+    def _logprobs_of(
+        self, hidden: torch.Tensor, rows: IntArray, token_ids: TokenArray, num_top: int
+    ) -> tuple[TokenLogprobs, ...]:
+        """Return the log-probabilities of token_ids [n] that rows [n] of `hidden` predict."""
+        logprobs: list[TokenLogprobs] = []
+        for start in range(0, len(rows), PROMPT_LOGITS_ROWS):
+            piece = slice(start, start + PROMPT_LOGITS_ROWS)
+            placed = self._device.place(
+                {"rows": rows[piece], "ids": token_ids[piece].astype(np.int64)}
+            )
+            logits = self._compute_logits(hidden.index_select(0, placed["rows"]))
+            logprobs += token_logprobs(logits, placed["ids"], num_top)
+        return tuple(logprobs)
+
+    def _options(self, batch: Batch) -> list[tuple[int, RowOptions]]:
+        """Return (index among the sampling sequences, options) of the sequences that have any."""
+        options = self._held.sampling.options
+        if not options:
+            return []
+        rows = enumerate(batch.sampling_rows.tolist())
+        return [(index, options[row]) for index, row in rows if row in options]
+
+    def _ruled_rows(self, batch: Batch, options: list[tuple[int, RowOptions]]) -> list[RuledRow]:
+        """Return the rows of the logits that have rules, with the tokens that the rules read."""
+        ruled = [
+            RuledRow(index, each.rules, self._token_ids(batch, index))
+            for index, each in options
+            if each.rules is not None
+        ]
+        if ruled:
+            # Also into the tokens above, which are views.
+            self._settle()
+        return ruled
+
+    def _candidates(
+        self, batch: Batch, logits: torch.Tensor, options: list[tuple[int, RowOptions]]
+    ) -> dict[int, TokenLogprobs]:
+        """Return the candidates of beams, by index of the sampling sequence.
+
+        Waits for the logits, which costs little: the scheduler sends no step ahead of one with
+        beams.
+        """
+        return {
+            index: candidates(
+                logits[index].to("cpu", copy=True),
+                each.num_candidates,
+                each.rules,
+                self._token_ids(batch, index),
+            )
+            for index, each in options
+            if each.num_candidates
+        }
+
+    def _token_ids(self, batch: Batch, index: int) -> TokenArray:
+        """Return the tokens [num_tokens] int32 of a sampling sequence, a view."""
+        return self._held.token_ids[batch.sampling_rows[index], : batch.sampled_positions[index]]
+
+    def _sample_on_first_rank(
+        self, logits: torch.Tensor, columns: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return token_ids [num_sampling] int64 and ok [num_sampling] bool, the same on all ranks.
+
+        See Sampled for their meaning, and `sample` for the arguments.
+        """
+        message = torch.zeros(2, len(logits), dtype=torch.int64, device=logits.device)
+        if self._parallel.rank == 0:
+            message[0], message[1] = ops.sample(logits, **columns)
+        self._parallel.broadcast(message)
+        return message[0], message[1].bool()

@@ -1,8 +1,8 @@
 """The flattened ragged batch of a step.
 
-It is gathered from the arrays of the sequences with a fixed number of numpy calls whatever their
-number: at 64 decoding sequences that is tens of microseconds, where rebuilding lists of block ids
-and tokens takes milliseconds.
+A fixed number of numpy calls gathers it from the arrays of the sequences, however many there are:
+tens of microseconds at 64 decoding sequences, where rebuilding lists of block ids and tokens takes
+milliseconds.
 """
 
 from collections.abc import Callable
@@ -16,49 +16,33 @@ from worker_svc.steps.step import IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class PromptPart:
-    """Tokens of a prompt that rows of a batch predict.
-
-    Attributes:
-        sequence_id: whose prompt.
-        first_position: index in the prompt of the first of the tokens.
-        token_ids: the tokens.
-        rows: of the batch, one for each.
-        num_top: most probable tokens to report with each.
-    """
-
-    sequence_id: int
-    first_position: int
-    token_ids: tuple[int, ...]
-    rows: range
-    num_top: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepBatch:
+class Batch:
     """A ragged batch, tokens of all sequences back to back, on the host.
 
     Rows from `num_tokens` on pad the batch; see Device.padded_rows.
 
     Attributes:
-        num_tokens: real rows.
-        input_codes: [rows] int64 token ids; of a token that only the device knows, -1 - the row of
-            the mirror whose last one it is.
+        sequence_ids: [num_sequences] sequences that are computed.
+        num_tokens: rows without the padding.
+        input_codes: [rows] int64 token ids. The code of a token that only the device knows is
+            -1 - row of the mirror, whose last token it is.
         positions: [rows] int64.
         slot_mapping: [num_tokens] int64.
         table_width: blocks of the longest sequence.
-        seq_lens: [num_sequences] int32.
+        seq_lens: [num_sequences] int32, tokens with those of this step.
         query_start_loc: [num_sequences + 1] int32.
         sample_rows: [num_sampling] int64, the batch rows whose logits are needed.
-        rows: [num_sequences] rows of the mirror.
-        num_scheduled_tokens: [num_sequences].
-        sampling_rows: [num_sampling] rows of the mirror of the sequences that sample.
-        sampled_positions: [num_sampling] index in its sequence of the token each will sample.
-        sampling_ids: [num_sampling] their ids.
-        failed_ids: sequences of the batch that failed in an earlier step and were left out.
-        prompt_parts: parts of prompts in it whose log-probabilities are wanted.
+        rows: [num_sequences] int64 rows of the mirror.
+        num_scheduled_tokens: [num_sequences] int64 tokens that this step computes.
+        sampling_rows: [num_sampling] int64 rows of the mirror of the sequences that sample.
+        sampled_positions: [num_sampling] int64, index in its sequence of the token each will
+            sample.
+        sampling_ids: [num_sampling] ids of the sequences that sample.
+        failed_ids: sequences that failed in an earlier step and were left out of this batch.
+        mark: negative number that stands for the tokens of this step in the mirror.
     """
 
+    sequence_ids: tuple[int, ...]
     num_tokens: int
     input_codes: IntArray
     positions: IntArray
@@ -72,8 +56,8 @@ class StepBatch:
     sampling_rows: IntArray
     sampled_positions: IntArray
     sampling_ids: tuple[int, ...]
-    failed_ids: tuple[int, ...] = ()
-    prompt_parts: tuple[PromptPart, ...] = ()
+    failed_ids: tuple[int, ...]
+    mark: int
 
     @property
     def is_decode(self) -> bool:
@@ -87,18 +71,20 @@ def gather_batch(
     rows: IntArray,
     counts: IntArray,
     padded_rows: Callable[[int], int],
-) -> StepBatch:
+    *,
+    failed_ids: tuple[int, ...],
+    mark: int,
+) -> Batch:
     """Lay out the next tokens of some sequences back to back.
 
     Args:
         held: every sequence.
-        sequence_ids: [num_sequences] that the step computes.
-        rows: [num_sequences] where each is held.
-        counts: [num_sequences] tokens of each; all have slots.
+        sequence_ids: [num_sequences] sequences that the step computes.
+        rows: [num_sequences] int64 row of each.
+        counts: [num_sequences] int64 tokens to compute of each; all have slots.
         padded_rows: returns how many rows to compute for a number of tokens.
-
-    Returns:
-        The batch, without `failed_ids` and `prompt_parts`.
+        failed_ids: see Batch.
+        mark: see Batch.
     """
     # Everything is per token: which sequence, which position, which slot.
     computed = held.num_computed[rows]
@@ -128,7 +114,8 @@ def gather_batch(
     else:
         sampling_rows, sampled_positions = rows[samples], num_known[samples]
         sampling_ids = tuple(np.array(sequence_ids, np.int64)[samples].tolist())
-    return StepBatch(
+    return Batch(
+        sequence_ids=sequence_ids,
         num_tokens=num_tokens,
         input_codes=codes,
         positions=padded_positions,
@@ -142,4 +129,6 @@ def gather_batch(
         sampling_rows=sampling_rows,
         sampled_positions=sampled_positions,
         sampling_ids=sampling_ids,
+        failed_ids=failed_ids,
+        mark=mark,
     )

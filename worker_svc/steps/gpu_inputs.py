@@ -1,113 +1,90 @@
 """A step's batch on a GPU, which keeps block tables and last tokens itself.
 
-So a step need only bring what is new, and may be started before the tokens of the step before it
-have come back to the host.
+So a step brings only what is new, and may start before the tokens of the step before it have come
+back to the host.
 """
+
+from functools import partial
 
 import torch
 
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.layers.attention import AttentionMetadata, KVCaches
 from worker_svc.layers.attention_plans import AttentionPlans
-from worker_svc.steps.batch import StepBatch
-from worker_svc.steps.inputs import (
-    SamplerInputs,
-    StepInputs,
-    batch_arrays,
-    sampler_arrays,
-    take_sampler,
-)
+from worker_svc.models.interface import CausalLM
+from worker_svc.steps.batch import Batch
+from worker_svc.steps.gpu_rows import GpuRows
+from worker_svc.steps.graphs import DecodeGraphs
+from worker_svc.steps.inputs import DeviceBatch, model_arrays
 from worker_svc.steps.rows import SequenceRows
 
 
-class DeviceRows:
-    """Block tables and last tokens of all sequences, on a GPU.
+class GpuInputs:
+    """The inputs of a model on a GPU.
 
     Args:
-        device: where.
+        device: the GPU.
+        model: the model.
         held: the sequences.
-
-    Attributes:
-        block_tables: [rows, max blocks] int32.
-        last_tokens: [rows] int64, of each row the token that was sampled last.
-        generation: how often the tensors have been given other memory.
-    """
-
-    def __init__(self, device: CudaDevice, held: SequenceRows) -> None:
-        self._device = device
-        self._held = held
-        self.generation = 0
-        held.take_written()
-        self._allocate()
-
-    def update(self) -> None:
-        """Bring what has changed in the tables of the sequences."""
-        written = self._held.take_written()
-        if len(self._held) != len(self.last_tokens):
-            last_tokens = self.last_tokens
-            self._allocate()
-            self.last_tokens[: len(last_tokens)] = last_tokens
-            self.generation += 1
-        elif len(written) > 0:
-            values = self._held.block_tables.reshape(-1)[written]
-            placed = self._device.place({"where": written, "values": values})
-            self.block_tables.view(-1).index_copy_(0, placed["where"], placed["values"])
-
-    def token_ids(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return the token ids of StepBatch.input_codes."""
-        sampled = self.last_tokens.index_select(0, (-1 - codes).clamp(min=0))
-        return torch.where(codes < 0, sampled, codes)
-
-    def _allocate(self) -> None:
-        placed = self._device.place({"tables": self._held.block_tables})
-        self.block_tables = placed["tables"]
-        self.last_tokens = torch.zeros(
-            len(self._held), dtype=torch.int64, device=self._device.torch_device
-        )
-
-
-class DevicePlacement:
-    """Of a model on a GPU.
-
-    Args:
-        device: where.
-        held: the sequences.
-        caches: of the model.
+        caches: caches of the model.
+        max_num_seqs: limit on the sequences of a step, up to which decode steps are captured as
+            graphs; None for no graphs.
 
     Attributes:
         rows: what the device keeps of the sequences.
+        graphs: the decode steps captured; None without graphs.
     """
 
-    def __init__(self, device: CudaDevice, held: SequenceRows, caches: KVCaches) -> None:
+    def __init__(
+        self,
+        device: CudaDevice,
+        model: CausalLM,
+        held: SequenceRows,
+        caches: KVCaches,
+        max_num_seqs: int | None = None,
+    ) -> None:
         self._device = device
+        self._model = model
         self._held = held
         self._caches = caches
-        self.rows = DeviceRows(device, held)
         self._plans = AttentionPlans()
+        self.rows = GpuRows(device, held)
+        self.graphs: DecodeGraphs | None = None
+        if max_num_seqs is not None and model.is_capturable:
+            self.graphs = DecodeGraphs(device, model, held, caches, self.rows, max_num_seqs)
 
-    def place(self, batch: StepBatch) -> StepInputs:
-        """See Placement."""
+    def capture_graphs(self) -> None:
+        """See Inputs."""
+        if self.graphs is not None:
+            self.graphs.capture()
+
+    def place(self, batch: Batch, *, layer_by_layer: bool) -> DeviceBatch:
+        """See Inputs."""
         self.rows.update()
-        sampling = sampler_arrays(batch, self._held)
-        placed = self._device.place({**batch_arrays(batch), "rows": batch.rows, **sampling})
+        # The layers of a graph do not wait for blocks.
+        if self.graphs is not None and not layer_by_layer and self.graphs.fits(batch):
+            return self.graphs.place(batch)
+        sampling = self._held.sampling.columns(batch.sampling_rows, batch.sampled_positions)
+        placed = self._device.place({**model_arrays(batch), "rows": batch.rows, **sampling})
         self._plans.begin(torch.from_numpy(batch.seq_lens), torch.from_numpy(batch.query_start_loc))
         tables = self.rows.block_tables.index_select(0, placed["rows"])
-        return StepInputs(
-            input_ids=self.rows.token_ids(placed["input_codes"]),
-            positions=placed["positions"],
-            metadata=AttentionMetadata(
-                caches=self._caches,
-                num_tokens=batch.num_tokens,
-                slot_mapping=placed["slot_mapping"],
-                block_tables=tables[:, : batch.table_width],
-                seq_lens=placed["seq_lens"],
-                query_start_loc=placed["query_start_loc"],
-                plans=self._plans,
-            ),
-            sample_rows=placed["sample_rows"],
-            sampler=take_sampler(placed, sampling),
+        input_ids = self.rows.token_ids(placed["input_codes"])
+        metadata = AttentionMetadata(
+            caches=self._caches,
+            num_tokens=batch.num_tokens,
+            slot_mapping=placed["slot_mapping"],
+            block_tables=tables[:, : batch.table_width],
+            seq_lens=placed["seq_lens"],
+            query_start_loc=placed["query_start_loc"],
+            plans=self._plans,
+        )
+        return DeviceBatch(
+            partial(self._model.forward, input_ids, placed["positions"], metadata),
+            placed["sample_rows"],
+            placed["sampling_rows"],
+            {name: placed[name] for name in sampling},
         )
 
-    def keep_sampled(self, sampler: SamplerInputs, token_ids: torch.Tensor) -> None:
-        """See Placement."""
-        self.rows.last_tokens.index_copy_(0, sampler.rows, token_ids)
+    def keep_sampled(self, placed: DeviceBatch, token_ids: torch.Tensor) -> None:
+        """See Inputs."""
+        self.rows.last_tokens.index_copy_(0, placed.sampling_rows, token_ids)

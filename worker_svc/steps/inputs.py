@@ -1,99 +1,103 @@
-"""A step's batch where the model computes."""
+"""A step's batch as tensors where the model computes: what is common, and the CPU's."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from worker_svc.device.base import Array, Device
 from worker_svc.layers.attention import AttentionMetadata, KVCaches
-from worker_svc.steps.batch import StepBatch
+from worker_svc.models.interface import CausalLM
+from worker_svc.steps.batch import Batch
 from worker_svc.steps.rows import SequenceRows
 
 
 @dataclass(frozen=True, slots=True)
-class SamplerInputs:
-    """What the sampler is given beside the logits.
+class DeviceBatch:
+    """A batch on the device.
 
     Attributes:
-        rows: [num_sampling] int64 rows of the mirror.
-        columns: [num_sampling] each, by the names that ops.sample has.
+        forward: starts the model; returns the last hidden states [rows, hidden_size].
+            Mutates: the caches. What it returned may be overwritten by the next step.
+        sample_rows: [num_sampling] int64, the rows whose logits are needed; None for all of them.
+        sampling_rows: [num_sampling] int64 rows of the mirror.
+        sampling_columns: [num_sampling] each, arguments of ops.sample beside the logits, by name.
     """
 
-    rows: torch.Tensor
-    columns: dict[str, torch.Tensor]
+    forward: Callable[[], torch.Tensor]
+    sample_rows: torch.Tensor | None
+    sampling_rows: torch.Tensor
+    sampling_columns: dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """What the model and the sampler are given.
+class Inputs(Protocol):
+    """Brings batches to the device."""
 
-    Attributes:
-        input_ids: [rows] int64.
-        positions: [rows] int64.
-        metadata: of the attention.
-        sample_rows: [num_sampling] int64, the batch rows whose logits are needed.
-        sampler: of the sequences that sample.
-    """
+    def capture_graphs(self) -> None:
+        """Capture decode steps as graphs, where they are used."""
 
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    metadata: AttentionMetadata
-    sample_rows: torch.Tensor
-    sampler: SamplerInputs
+    def place(self, batch: Batch, *, layer_by_layer: bool) -> DeviceBatch:
+        """Return a batch as tensors on the device.
 
+        Args:
+            batch: the batch.
+            layer_by_layer: whether layers must wait for blocks, each for its own.
+        """
 
-class Placement(Protocol):
-    """Brings batches to where the model computes."""
-
-    def place(self, batch: StepBatch) -> StepInputs:
-        """Return the batch as tensors there."""
-
-    def keep_sampled(self, sampler: SamplerInputs, token_ids: torch.Tensor) -> None:
-        """Note tokens [num_sampling] that the host does not know yet and the next step may need."""
+    def keep_sampled(self, placed: DeviceBatch, token_ids: torch.Tensor) -> None:
+        """Keep tokens [num_sampling] int64 for the next step, if the host has yet to learn them."""
 
 
-class HostPlacement:
-    """Of a model on the CPU: tensors are views of the batch, and every token is known.
+class CpuInputs:
+    """The inputs of a model on the CPU: tensors are views of the batch.
 
     Args:
         device: the CPU.
+        model: the model.
         held: the sequences.
-        caches: of the model.
+        caches: caches of the model.
     """
 
-    def __init__(self, device: Device, held: SequenceRows, caches: KVCaches) -> None:
+    def __init__(
+        self, device: Device, model: CausalLM, held: SequenceRows, caches: KVCaches
+    ) -> None:
         self._device = device
+        self._model = model
         self._held = held
         self._caches = caches
 
-    def place(self, batch: StepBatch) -> StepInputs:
-        """See Placement."""
-        tables = self._held.block_tables[batch.rows, : batch.table_width]
-        sampling = sampler_arrays(batch, self._held)
-        tensors = self._device.place({**batch_arrays(batch), "block_tables": tables, **sampling})
-        return StepInputs(
-            input_ids=tensors["input_codes"],
-            positions=tensors["positions"],
-            metadata=AttentionMetadata(
-                caches=self._caches,
-                num_tokens=batch.num_tokens,
-                slot_mapping=tensors["slot_mapping"],
-                block_tables=tensors["block_tables"],
-                seq_lens=tensors["seq_lens"],
-                query_start_loc=tensors["query_start_loc"],
-            ),
-            sample_rows=tensors["sample_rows"],
-            sampler=take_sampler(tensors, sampling),
+    def capture_graphs(self) -> None:
+        """See Inputs; the CPU has none."""
+
+    def place(self, batch: Batch, *, layer_by_layer: bool) -> DeviceBatch:
+        """See Inputs."""
+        arrays = model_arrays(batch)
+        arrays["block_tables"] = self._held.block_tables[batch.rows, : batch.table_width]
+        sampling = self._held.sampling.columns(batch.sampling_rows, batch.sampled_positions)
+        placed = self._device.place({**arrays, **sampling})
+        metadata = AttentionMetadata(
+            caches=self._caches,
+            num_tokens=batch.num_tokens,
+            slot_mapping=placed["slot_mapping"],
+            block_tables=placed["block_tables"],
+            seq_lens=placed["seq_lens"],
+            query_start_loc=placed["query_start_loc"],
+        )
+        return DeviceBatch(
+            partial(self._model.forward, placed["input_codes"], placed["positions"], metadata),
+            placed["sample_rows"],
+            placed["sampling_rows"],
+            {name: placed[name] for name in sampling},
         )
 
-    def keep_sampled(self, sampler: SamplerInputs, token_ids: torch.Tensor) -> None:
-        """See Placement; the host knows them."""
+    def keep_sampled(self, placed: DeviceBatch, token_ids: torch.Tensor) -> None:
+        """See Inputs; the host knows these tokens before the next step."""
 
 
-def batch_arrays(batch: StepBatch) -> dict[str, Array]:
-    """Return what of a batch the model needs, by name."""
+def model_arrays(batch: Batch) -> dict[str, Array]:
+    """Return the arrays of a batch that a device needs, by name; shapes and dtypes as in Batch."""
     return {
         "input_codes": batch.input_codes,
         "positions": batch.positions,
@@ -101,19 +105,5 @@ def batch_arrays(batch: StepBatch) -> dict[str, Array]:
         "seq_lens": batch.seq_lens,
         "query_start_loc": batch.query_start_loc,
         "sample_rows": batch.sample_rows,
-    }
-
-
-def sampler_arrays(batch: StepBatch, held: SequenceRows) -> dict[str, Array]:
-    """Return what of a batch the sampler needs, by name."""
-    return {
         "sampling_rows": batch.sampling_rows,
-        **held.sampling.columns(batch.sampling_rows),
-        "position": batch.sampled_positions,
     }
-
-
-def take_sampler(placed: dict[str, torch.Tensor], names: Iterable[str]) -> SamplerInputs:
-    """Return what the sampler needs out of what was placed, given the names of that."""
-    columns = {name: placed[name] for name in names}
-    return SamplerInputs(columns.pop("sampling_rows"), columns)

@@ -1,6 +1,7 @@
-"""A step that was started, and what comes of it once the device has done it."""
+"""Steps that were started, and what comes of them once the device has done them."""
 
 import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,19 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from worker_svc.device.base import Device, Fetched
-from worker_svc.sampling.logprobs import StepReports
-from worker_svc.steps.batch import StepBatch
-from worker_svc.steps.step import IntArray, PromptLogprobs, StepOutcome
+from worker_svc.sampling.sampler import Sampled
+from worker_svc.steps.batch import Batch
+from worker_svc.steps.mirror import SequenceMirror
+from worker_svc.steps.step import IntArray, StepOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class StepMarks:
+class Marks:
     """Moments of a step, as Device.mark returns them.
 
     Attributes:
         started: before the forward pass.
         computed: when the logits are there.
-        finished: when the tokens are.
+        finished: when the tokens are there.
     """
 
     started: Any
@@ -33,49 +35,43 @@ class PendingStep:
     """A step under way.
 
     Args:
-        device: that does it.
-        batch: that it computes.
-        mark: of its tokens in the mirror.
-        fetched: token_ids [num_sampling] int64, ok [num_sampling] bool and the tensors of
-            `reports`, on their way.
-        marks: of its times.
-        swap_us: returns how long blocks took to move, once the step is done.
-        reports: what is told with its tokens; None on ranks above 0, which tell of none.
-        prompt_logprobs: of the sequences that asked for them.
+        device: the device that computes it.
+        batch: its batch.
+        sampled: its tokens, on the device.
+        fetched: token_ids, ok and reported of `sampled`, on their way to the host.
+        marks: moments from which its times are taken.
+        swap_us: returns the microseconds that moving its blocks took, once the step is done.
 
     Attributes:
-        batch: that it computes.
-        mark: of its tokens in the mirror.
+        batch: its batch.
     """
 
     def __init__(
         self,
         device: Device,
-        batch: StepBatch,
-        mark: int,
+        batch: Batch,
+        sampled: Sampled,
         fetched: Fetched,
-        marks: StepMarks,
+        marks: Marks,
         swap_us: Callable[[], int],
-        *,
-        reports: StepReports | None,
-        prompt_logprobs: tuple[PromptLogprobs, ...] = (),
     ) -> None:
         self.batch = batch
-        self.mark = mark
         self._device = device
+        self._sampled = sampled
         self._fetched = fetched
         self._marks = marks
         self._swap_us = swap_us
-        self._reports = reports
-        self._prompt_logprobs = prompt_logprobs
 
     @property
     def is_done(self) -> bool:
-        """Whether `result` will not wait."""
+        """Whether `result` returns at once."""
         return self._device.is_immediate
 
     def sampled(self) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-        """Wait for the tokens [num_sampling], and whether their logits were finite."""
+        """Wait for the step; return token_ids [num_sampling] int64 and ok [num_sampling] bool.
+
+        See Sampled.
+        """
         token_ids, ok, *_ = self._fetched.wait()
         return token_ids, ok
 
@@ -88,10 +84,10 @@ class PendingStep:
             elapsed_us(marks.computed, marks.finished),
             self._swap_us(),
         )
-        if self._reports is None:
+        if self._sampled.logprobs is None:
             return StepOutcome((), (), (), (), *times)
         failed_ids, sampling_ids = self.batch.failed_ids, self.batch.sampling_ids
-        logprobs = self._reports.read(token_ids, reported)
+        logprobs = self._sampled.logprobs.read(token_ids, reported)
         if not ok.all():
             ids = np.array(sampling_ids, np.int64)
             failed_ids += tuple(ids[~ok].tolist())
@@ -103,5 +99,34 @@ class PendingStep:
             failed_ids,
             logprobs,
             *times,
-            self._prompt_logprobs,
+            self._sampled.prompt_logprobs,
         )
+
+
+class PendingSteps:
+    """The steps whose tokens the mirror has yet to learn, oldest first.
+
+    Args:
+        mirror: learns them.
+    """
+
+    def __init__(self, mirror: SequenceMirror) -> None:
+        self._mirror = mirror
+        self._steps: deque[PendingStep] = deque()
+
+    def add(self, step: PendingStep) -> None:
+        """Add the step that was just started."""
+        self._steps.append(step)
+
+    def settle(self, leave: int = 0) -> None:
+        """Wait for all steps but the last `leave` and write their tokens into the mirror.
+
+        Mutates: the mirror.
+        """
+        while len(self._steps) > leave:
+            step = self._steps.popleft()
+            self._mirror.settle(step.batch, *step.sampled())
+
+    def clear(self) -> None:
+        """Forget all steps; the mirror does not learn their tokens."""
+        self._steps.clear()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from worker_svc.sampling.sampler import SamplingTable
+from worker_svc.sampling.table import SamplingTable
 from worker_svc.steps.step import IntArray, SequenceState
 
 _INITIAL_ROWS = 64
@@ -12,27 +12,35 @@ _ARRAYS = ("token_ids", "block_tables", "num_tokens", "num_computed", "num_block
 class SequenceRows:
     """Tokens, block tables and sampling parameters of sequences, a row for each.
 
-    The arrays live as long as the cache and grow by doubling, so that a step only changes what its
-    deltas name.
+    The arrays live as long as the cache and grow by doubling, so that a step writes only what its
+    orders name.
 
     Args:
         block_size: tokens of a block.
-        max_num_tokens: of a sequence.
-        num_rows: to begin with.
+        max_num_tokens: limit on the tokens of a sequence.
+        eos_token_ids: end-of-text ids of the model.
+        num_rows: rows to begin with.
 
     Attributes:
         block_size: tokens of a block.
         token_ids: [rows, max_num_tokens] int32; negative where only a device knows the token: the
             mark of the step that sampled it.
         block_tables: [rows, blocks of max_num_tokens] int32.
-        num_tokens: [rows] tokens known.
-        num_computed: [rows] tokens whose keys and values are in the cache.
-        num_blocks: [rows] length of the block table.
-        has_failed: [rows] in an earlier step.
-        sampling: the parameters.
+        num_tokens: [rows] int64, tokens of the sequence, those with marks included.
+        num_computed: [rows] int64, tokens whose keys and values the cache has, or will have once
+            the steps under way are done.
+        num_blocks: [rows] int64, length of the block table.
+        has_failed: [rows] bool, whether an earlier step failed for the sequence.
+        sampling: sampling parameters.
     """
 
-    def __init__(self, block_size: int, max_num_tokens: int, num_rows: int = _INITIAL_ROWS) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        max_num_tokens: int,
+        eos_token_ids: tuple[int, ...],
+        num_rows: int = _INITIAL_ROWS,
+    ) -> None:
         max_blocks = -(-max_num_tokens // block_size)
         self.block_size = block_size
         self.token_ids = np.zeros((num_rows, max_num_tokens), np.int32)
@@ -41,10 +49,10 @@ class SequenceRows:
         self.num_computed = np.zeros(num_rows, np.int64)
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.has_failed = np.zeros(num_rows, np.bool_)
-        self.sampling = SamplingTable(num_rows)
+        self.sampling = SamplingTable(num_rows, eos_token_ids)
         self._free = list(range(num_rows))
-        # Places in `block_tables`, flattened, that were written since somebody last asked; None
-        # until somebody has.
+        # Places in `block_tables`, flattened, written since the last call of take_written; None
+        # before the first call.
         self._written: list[IntArray] | None = None
 
     def __len__(self) -> int:
@@ -52,57 +60,70 @@ class SequenceRows:
 
     @property
     def max_blocks(self) -> int:
-        """Blocks of a table at most."""
+        """Limit on the blocks of a table."""
         return int(self.block_tables.shape[1])
 
     @property
     def max_num_tokens(self) -> int:
-        """Tokens of a sequence at most."""
+        """Limit on the tokens of a sequence."""
         return int(self.token_ids.shape[1])
 
     @property
     def free(self) -> list[int]:
-        """Rows that no sequence has."""
+        """The rows that hold no sequence."""
         return list(self._free)
 
     def add(self, state: SequenceState) -> int:
-        """Write a sequence into a free row, and return that."""
+        """Write a sequence into a free row and return the row.
+
+        Mutates: this row, and all arrays if no row was free.
+
+        Raises:
+            InvalidRequestError: the sequence has no seed.
+        """
         row, num_tokens, num_blocks = self._take(), len(state.token_ids), len(state.block_ids)
         self.token_ids[row, :num_tokens] = state.token_ids
         self.block_tables[row, :num_blocks] = state.block_ids
-        self._note_table(row, num_blocks)
+        self._record_table(row, num_blocks)
         self.num_tokens[row] = num_tokens
         self.num_computed[row] = state.num_computed_tokens
         self.num_blocks[row] = num_blocks
         self.has_failed[row] = False
-        self.sampling.write(row, state.sampling_params, state.sequence_index)
+        self.sampling.write(row, state)
         return row
 
     def copy(self, row: int) -> int:
-        """Copy a sequence into a free row, and return that."""
+        """Copy a sequence into a free row and return the row.
+
+        Mutates: this row, and all arrays if no row was free.
+        """
         child = self._take()
         for name in _ARRAYS:
             array = getattr(self, name)
             array[child] = array[row]
         self.sampling.copy(row, child)
-        self._note_table(child, int(self.num_blocks[child]))
+        self._record_table(child, int(self.num_blocks[child]))
         return child
 
     def release(self, row: int) -> None:
-        """Let others have a row."""
+        """Make a row free."""
+        self.sampling.release(row)
         self._free.append(row)
 
     def clear(self) -> None:
         """Release every row."""
+        self.sampling.clear()
         self._free = list(range(len(self)))
 
     def append_blocks(self, rows: IntArray, counts: IntArray, block_ids: IntArray) -> None:
         """Append to block tables.
 
+        Mutates: block_tables and num_blocks.
+
         Args:
-            rows: [n] distinct.
-            counts: [n] blocks for each; the tables have room for them.
-            block_ids: [sum of counts], one sequence after the other.
+            rows: [n] int64, distinct.
+            counts: [n] int64, blocks for each; the tables have room for them.
+            block_ids: [sum of counts] int64, one sequence after the other.
         """
         before, starts = self.num_blocks[rows], np.cumsum(counts) - counts
         columns = np.arange(len(block_ids)) + np.repeat(before - starts, counts)
@@ -113,20 +134,20 @@ class SequenceRows:
             self._written.append(token_rows * self.max_blocks + columns)
 
     def replace_block(self, row: int, place: int, block_id: int) -> None:
-        """Let another block take a place in a table."""
+        """Put another block at a place of a table."""
         self.block_tables[row, place] = block_id
         if self._written is not None:
             self._written.append(np.array([row * self.max_blocks + place]))
 
     def take_written(self) -> IntArray:
-        """Return the places in `block_tables`, flattened, written since the last call.
+        """Return the places [n] int64 in `block_tables`, flattened, written since the last call.
 
-        Each once; the first call returns none, and begins to watch.
+        Each place occurs once. The first call returns none and starts the recording.
         """
         written, self._written = self._written, []
         return np.unique(np.concatenate(written)) if written else np.empty(0, np.int64)
 
-    def _note_table(self, row: int, num_blocks: int) -> None:
+    def _record_table(self, row: int, num_blocks: int) -> None:
         if self._written is not None and num_blocks > 0:
             self._written.append(row * self.max_blocks + np.arange(num_blocks))
 
@@ -136,7 +157,7 @@ class SequenceRows:
         return self._free.pop()
 
     def _grow(self) -> None:
-        """Double the number of rows."""
+        """Double the number of rows; every array moves."""
         old = len(self)
         for name in _ARRAYS:
             array = getattr(self, name)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quire.contract.sampling_params import SamplingParams
-from worker_svc.steps.batch import StepBatch
+from worker_svc.steps.batch import Batch
 from worker_svc.steps.mirror import SequenceMirror
 from worker_svc.steps.step import SchedulerOutputs, SequenceState
 
@@ -18,7 +18,7 @@ def state(sequence_id: int) -> SequenceState:
 
 def step(
     mirror: SequenceMirror, computes: tuple[int, int], *, new: int | None = None, released: int = 0
-) -> tuple[StepBatch, int]:
+) -> Batch:
     """Compute so many tokens of a sequence, and let the mirror wait for the token it samples."""
     outputs = SchedulerOutputs(
         epoch=1,
@@ -31,31 +31,28 @@ def step(
         num_new_blocks=np.array([0]),
         new_block_ids=np.empty(0, np.int64),
     )
-    mirror.apply(outputs)
-    batch = mirror.build_batch(outputs)
-    return batch, mirror.advance(batch)
+    return mirror.apply(outputs)
 
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_a_row_that_changes_hands_waits_for_the_token_of_its_own_step(ok: bool) -> None:
     """The next sequence in the row waits at the same position as the one before it."""
     mirror = SequenceMirror(16, 10, 100, 50, lambda rows: rows, (2,))
-    first, first_mark = step(mirror, (1, 3), new=1)
-    second, second_mark = step(mirror, (2, 3), new=2, released=1)
+    first = step(mirror, (1, 3), new=1)
+    second = step(mirror, (2, 3), new=2, released=1)
     assert first.sampling_rows == second.sampling_rows
     assert first.sampled_positions == second.sampled_positions
 
-    row = int(second.sampling_rows[0])
-    mirror.settle(first, first_mark, np.array([11]), np.array([ok]))
-    assert mirror.token_ids(row)[-1] < 0, "that was the token of a sequence that is gone"
-    mirror.settle(second, second_mark, np.array([22]), np.array([True]))
-    assert mirror.token_ids(row).tolist() == [5, 6, 7, 22]
-    third, _ = step(mirror, (2, 1))
+    mirror.settle(first, np.array([11]), np.array([ok]))
+    assert mirror.token_ids(2)[-1] < 0, "that was the token of a sequence that is gone"
+    mirror.settle(second, np.array([22]), np.array([True]))
+    assert mirror.token_ids(2).tolist() == [5, 6, 7, 22]
+    third = step(mirror, (2, 1))
     assert (third.failed_ids, third.input_codes.tolist()) == ((), [22])
 
 
 def test_a_token_that_has_not_come_is_named_by_its_row() -> None:
     mirror = SequenceMirror(16, 10, 100, 50, lambda rows: rows, (2,))
-    batch, _ = step(mirror, (1, 3), new=1)
-    following, _ = step(mirror, (1, 1))
+    batch = step(mirror, (1, 3), new=1)
+    following = step(mirror, (1, 1))
     assert following.input_codes.tolist() == [-1 - int(batch.sampling_rows[0])]
