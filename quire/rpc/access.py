@@ -1,10 +1,9 @@
 """Access by API key: every call is refused unless it brings one, but for a short list."""
 
-import inspect
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,7 +12,7 @@ import structlog
 
 from quire.contract.addresses import is_loopback, split_address
 from quire.contract.errors import ConfigError, OverloadedError, UnauthenticatedError
-from quire.rpc.handlers import behavior_of, rebuild
+from quire.rpc.handlers import around, behavior_of, rebuild
 from quire.security.api_keys import MAX_KEY_LENGTH, ApiKeys
 
 METADATA_KEY = "authorization"
@@ -118,10 +117,9 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """Return `handler`, of which there are only so many at once if it streams."""
         if handler is None or not handler.response_streaming:
             return handler
-        behavior = behavior_of(handler)
 
-        @contextmanager
-        def counted() -> Iterator[None]:
+        @asynccontextmanager
+        async def counted(_: grpc.aio.ServicerContext) -> AsyncIterator[None]:
             if self._num_open_streams >= MAX_OPEN_STREAMS:
                 raise OverloadedError("too many of these streams are open", RETRY_AFTER_MS)
             self._num_open_streams += 1
@@ -130,18 +128,7 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             finally:
                 self._num_open_streams -= 1
 
-        async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            with counted():
-                return await behavior(request, context)
-
-        async def stream(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            with counted():
-                async with aclosing(behavior(request, context)) as responses:
-                    async for response in responses:
-                        yield response
-
-        is_generator = inspect.isasyncgenfunction(behavior)
-        return rebuild(handler, stream if is_generator else call, handler.request_deserializer)
+        return rebuild(handler, around(behavior_of(handler), counted), handler.request_deserializer)
 
     def _authenticate(self, metadata: Sequence[tuple[str, str | bytes]]) -> str | None:
         """Return the name of the key that the metadata brings, None if it is not one valid key."""

@@ -1,9 +1,8 @@
 """Errors on the wire: google.rpc.Status, and nothing of an exception's text beyond it."""
 
-import inspect
 import uuid
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -15,7 +14,7 @@ from grpc_status import rpc_status
 from quire.contract.errors import InvalidRequestError, OverloadedError, QuireError
 from quire.observe.log import failure_of, get_logger
 from quire.observe.tracing import current_span
-from quire.rpc.handlers import behavior_of, rebuild
+from quire.rpc.handlers import around, behavior_of, rebuild
 
 ERROR_DOMAIN = "quire"
 # Calls of clients; what our own services tell each other holds no texts.
@@ -62,48 +61,24 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        behavior = behavior_of(handler)
         brings_text = handler_call_details.method.startswith(WITH_TEXTS)
-        # A streaming handler may also be a plain coroutine that writes to the context (health's
-        # Watch is).
-        guard = _guard_stream if inspect.isasyncgenfunction(behavior) else _guard_call
-        if handler.request_streaming or handler.request_deserializer is None:
-            guarded = guard(behavior, _as_it_is, brings_text)
-            return rebuild(handler, guarded, handler.request_deserializer)
-        # We parse the request ourselves: where grpc does, its error text goes to the client.
-        guarded = guard(behavior, handler.request_deserializer, brings_text)
-        return rebuild(handler, guarded, None)
 
+        @asynccontextmanager
+        async def guard(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+            try:
+                yield
+            except Exception as error:
+                await _abort(context, error, brings_text)
 
-def _as_it_is(request: Any) -> Any:
-    return request
+        behavior, parse = behavior_of(handler), handler.request_deserializer
+        if handler.request_streaming or parse is None:
+            return rebuild(handler, around(behavior, guard), parse)
 
+        # The request is parsed here: where grpc does, its error text goes to the client.
+        async def receive(request: bytes) -> Any:
+            return parse(request)
 
-def _guard_call(
-    behavior: Callable[..., Any], parse: Callable[[Any], Any], brings_text: bool
-) -> Callable[..., Any]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        try:
-            return await behavior(parse(request), context)
-        except Exception as error:
-            await _abort(context, error, brings_text)
-
-    return guarded
-
-
-def _guard_stream(
-    behavior: Callable[..., Any], parse: Callable[[Any], Any], brings_text: bool
-) -> Callable[..., Any]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        try:
-            # Closing runs the handler's `finally` now, not when the garbage collector gets there.
-            async with aclosing(behavior(parse(request), context)) as stream:
-                async for response in stream:
-                    yield response
-        except Exception as error:
-            await _abort(context, error, brings_text)
-
-    return guarded
+        return rebuild(handler, around(behavior, guard, receive), None)
 
 
 async def _abort(

@@ -1,16 +1,17 @@
 """Taking handlers of calls apart and putting them together again, as interceptors must."""
 
 import inspect
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import Any, TypeAlias
 
 import grpc
 
 from quire.contract.errors import InvalidRequestError
 
 # Raises what the call is to end with.
-Check = Callable[[grpc.aio.ServicerContext], None]
+Check: TypeAlias = Callable[[grpc.aio.ServicerContext], None]
+Guard: TypeAlias = Callable[[grpc.aio.ServicerContext], AbstractAsyncContextManager[None]]
 
 
 def behavior_of(handler: grpc.RpcMethodHandler) -> Callable[..., Any]:
@@ -19,6 +20,42 @@ def behavior_of(handler: grpc.RpcMethodHandler) -> Callable[..., Any]:
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     )
     return behavior
+
+
+async def _as_it_is(request: Any) -> Any:
+    return request
+
+
+def around(
+    behavior: Callable[..., Any],
+    guard: Guard,
+    receive: Callable[[Any], Awaitable[Any]] = _as_it_is,
+) -> Callable[..., Any]:
+    """Return a handler's function that runs inside a context manager, of the same kind as before.
+
+    A streaming handler may be a generator, or a coroutine that writes to the context (as health's
+    Watch is).
+
+    Args:
+        behavior: of the handler.
+        guard: makes the context manager of a call from the call's context.
+        receive: turns what grpc passes for the request into what `behavior` takes; runs inside too.
+    """
+
+    async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        async with guard(context):
+            return await behavior(await receive(request), context)
+
+    async def stream(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        # Closing runs the handler's `finally` now, not when the garbage collector gets there.
+        async with (
+            guard(context),
+            aclosing(behavior(await receive(request), context)) as responses,
+        ):
+            async for response in responses:
+                yield response
+
+    return stream if inspect.isasyncgenfunction(behavior) else call
 
 
 def rebuild(
@@ -57,15 +94,10 @@ def checked(handler: grpc.RpcMethodHandler, check: Check) -> grpc.RpcMethodHandl
             return parse(request) if parse is not None else request
         raise InvalidRequestError("request", "must be one message, got none")
 
-    async def call(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
+    @asynccontextmanager
+    async def guard(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
         check(context)
-        return await behavior(await read(requests), context)
-
-    async def stream(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
-        check(context)
-        async with aclosing(behavior(await read(requests), context)) as responses:
-            async for response in responses:
-                yield response
+        yield
 
     make = (
         grpc.stream_stream_rpc_method_handler
@@ -73,7 +105,7 @@ def checked(handler: grpc.RpcMethodHandler, check: Check) -> grpc.RpcMethodHandl
         else grpc.stream_unary_rpc_method_handler
     )
     return make(
-        stream if inspect.isasyncgenfunction(behavior) else call,
+        around(behavior, guard, read),
         # What is unary is parsed above: where grpc does, its error text goes to the client.
         parse if handler.request_streaming else None,
         handler.response_serializer,

@@ -1,16 +1,14 @@
 """A trace id for every call, and a span where spans are recorded."""
 
 import asyncio
-import inspect
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import grpc
 import structlog
 
 from quire.observe.tracing import TRACEPARENT, Span, SpanKind, TraceContext, set_current, tracer
-from quire.rpc.handlers import behavior_of, rebuild
+from quire.rpc.handlers import around, behavior_of, rebuild
 from quire.security.roles import ALLOWED_ROLES
 
 # Spans tell of what comes to an end by itself.
@@ -68,10 +66,9 @@ def _start(method: str, parent: TraceContext | None) -> Span:
 
 def _ending(handler: grpc.RpcMethodHandler, span: Span) -> grpc.RpcMethodHandler:
     """Return a handler that ends the span of its call with what the call ends with."""
-    behavior = behavior_of(handler)
 
-    @contextmanager
-    def told(context: grpc.aio.ServicerContext) -> Iterator[None]:
+    @asynccontextmanager
+    async def recorded(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
         try:
             yield
         except (asyncio.CancelledError, GeneratorExit):
@@ -83,18 +80,7 @@ def _ending(handler: grpc.RpcMethodHandler, span: Span) -> grpc.RpcMethodHandler
         else:
             _end(span, grpc.StatusCode.OK)
 
-    async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        with told(context):
-            return await behavior(request, context)
-
-    async def stream(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        with told(context):
-            async with aclosing(behavior(request, context)) as responses:
-                async for response in responses:
-                    yield response
-
-    wrapped = stream if inspect.isasyncgenfunction(behavior) else call
-    return rebuild(handler, wrapped, handler.request_deserializer)
+    return rebuild(handler, around(behavior_of(handler), recorded), handler.request_deserializer)
 
 
 def _status(context: grpc.aio.ServicerContext) -> grpc.StatusCode:
