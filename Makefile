@@ -19,8 +19,14 @@ setup: .venv/.ready ## Make .venv, install and build
 demo: .venv/.ready ## Start a cluster on the embedded model, stream three completions, stop
 	@$(BIN)/python examples/demo.py
 
-test: .venv/.ready ## Run every test (CUDA kernels in an emulator, all kernels once more under ASan and UBSan)
-	@tests/run_all.sh
+test: .venv/.ready ## Run the tests of everything that a change could break, in lanes side by side
+	@$(BIN)/python -m tools.lanes test
+
+test-deep: .venv/.ready ## Run what takes longer: kernels under sanitizers, bugs planted in kernels, all cases of the tests
+	@$(BIN)/python -m tools.lanes deep
+
+test-nightly: .venv/.ready ## Run the kernels in every order of the emulator's threads; writes tests/nightly.md
+	@$(BIN)/python -m tools.lanes nightly --record tests/nightly.md
 
 test-compose: images ## Run the containers of deploy/compose.yaml on this machine's engine, and disturb them
 	@$(BIN)/python -m pytest -m compose --durations=15 tests/compose

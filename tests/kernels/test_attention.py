@@ -64,6 +64,7 @@ def test_groups_of_heads(isa: str, dtype: torch.dtype, heads: int, kv_heads: int
     check(mixed_batch(heads, kv_heads, 32, dtype), dtype)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64, 256])
 @pytest.mark.parametrize("token_first", [False, True])

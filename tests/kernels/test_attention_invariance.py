@@ -22,6 +22,7 @@ PARAMETERS = [
 ]
 
 pytestmark = [
+    pytest.mark.pairwise,
     pytest.mark.parametrize("dtype", DTYPES, ids=str),
     pytest.mark.parametrize(
         "options",

@@ -25,6 +25,7 @@ def test_groups_of_heads(isa: str, dtype: torch.dtype, heads: int, kv_heads: int
     check(mixed_batch(heads, kv_heads, 64, dtype), dtype, quantised_cache(isa))
 
 
+@pytest.mark.pairwise
 @every_dtype
 @pytest.mark.parametrize("block_size", [8, 32, 256])
 @pytest.mark.parametrize("token_first", [False, True])

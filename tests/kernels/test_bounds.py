@@ -102,6 +102,7 @@ def test_cache_moves(isa: str, dtype: torch.dtype, head_size: int) -> None:
 
 
 @every_dtype
+@pytest.mark.pairwise
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 @pytest.mark.parametrize("group", [1, 3, 8])
 def test_paged_attention(isa: str, dtype: torch.dtype, head_size: int, group: int) -> None:

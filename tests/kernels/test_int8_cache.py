@@ -29,6 +29,7 @@ def new_cache(head_size: int, token_first: bool = False) -> Tensor:
     return FORMAT.empty(shape, torch.float32)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("token_first", [False, True])
 @pytest.mark.parametrize("head_size", [3, 8, 24, 80, 128, 256])
 def test_what_is_cached(
@@ -99,6 +100,7 @@ def test_the_smallest_rows_are_zero(cpu_isa: str, dtype: torch.dtype) -> None:
     assert (caches[0][0, :, 1, :8] == 127).all()
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("is_neox", [True, False])
 @pytest.mark.parametrize(("head_size", "rotary_size"), [(64, 64), (80, 32), (256, 128)])
 def test_rotary_and_cache_is_both_in_turn(

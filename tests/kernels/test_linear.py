@@ -48,6 +48,7 @@ def assert_as_exact_as_torch(
     assert (actual.double() - exact[: len(actual)]).abs().max().item() <= allowed
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 13, 70])

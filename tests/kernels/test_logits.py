@@ -92,6 +92,7 @@ def tied(logits: Tensor) -> Tensor:
     return logits
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("vocab_size", [1, 2, 300, 4099])
 @pytest.mark.parametrize("num_top", [0, 1, 5, 20, 300])
 @pytest.mark.parametrize("has_ties", [False, True])
@@ -113,6 +114,7 @@ def test_top_logprobs(isa: str, vocab_size: int, num_top: int, has_ties: bool) -
         torch.testing.assert_close(actual, torch.tensor(wanted.logprobs), rtol=1.3e-7, atol=1e-9)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("vocab_size", "num_top"), [(1, 1), (50, 50), (4099, 7), (128_256, 20)])
 @pytest.mark.parametrize("has_ties", [False, True])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])

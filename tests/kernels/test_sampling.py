@@ -238,6 +238,7 @@ def test_a_draw_depends_on_seed_sequence_and_position_alone(isa: str) -> None:
         assert not torch.equal(other, together)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("vocab_size", [1, 5, 700, 4099])
 @pytest.mark.parametrize(
     "params",

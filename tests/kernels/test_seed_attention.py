@@ -41,6 +41,7 @@ def seed_caches(histories: list[History], block_size: int) -> tuple[Tensor, Tens
     return keys, values, tables
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -16,13 +16,16 @@ NUM_TOKENS = 6
 TARGET = 1000
 FAMILIES = CONFIGS | {name: FALLBACKS[name] for name in ("olmo2", "glm")}
 
-pytestmark = pytest.mark.parametrize(
-    ("name", "dtype"),
-    [(name, dtype) for name in FAMILIES for dtype in ("float32", "bfloat16")]
-    + [("llama", "float16"), ("gpt2", "float16")]
-    + [("llama", "bfloat16 over int8"), ("qwen3", "float16 over int8")]
-    + [("gpt2", "float32 over int8"), ("gemma2", "bfloat16 over int8")],
-)
+pytestmark = [
+    pytest.mark.pairwise,
+    pytest.mark.parametrize(
+        ("name", "dtype"),
+        [(name, dtype) for name in FAMILIES for dtype in ("float32", "bfloat16")]
+        + [("llama", "float16"), ("gpt2", "float16")]
+        + [("llama", "bfloat16 over int8"), ("qwen3", "float16 over int8")]
+        + [("gpt2", "float32 over int8"), ("gemma2", "bfloat16 over int8")],
+    ),
+]
 
 
 def load(directory: Path, dtype: str, **options: Any) -> ModelRunner:

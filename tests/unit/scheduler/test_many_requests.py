@@ -1,4 +1,4 @@
-"""A hundred thousand requests through the pure scheduler, with every invariant at every step."""
+"""Tens of thousands of requests through the pure scheduler, with every invariant at every step."""
 
 import random
 from collections import deque
@@ -10,8 +10,9 @@ from quire.contract.sampling_params import SamplingParams
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
 from scheduler_svc.policy.step import SchedulerOutputs, StepResult
+from tests.depth import budget
 
-NUM_REQUESTS = 100_000
+NUM_REQUESTS = budget("requests through the scheduler", test=20_000, deep=100_000)
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 4096
@@ -53,6 +54,7 @@ class Worker:
         return result
 
 
+@pytest.mark.budget
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
 def test_all_end_with_what_they_asked_for_and_none_starves(max_steps_in_flight: int) -> None:
     rng = random.Random(max_steps_in_flight)

@@ -87,6 +87,7 @@ def count_idle_slots(cell: Cell) -> int:
     return sum(cell.blocks.block_size - num_here for num_here in filled.values())
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("mode", PreemptionMode)
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2])

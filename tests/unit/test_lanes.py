@@ -1,0 +1,144 @@
+"""Lanes: what runs beside what, what the table says, and that an interrupt ends everything."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.lanes import lane as lane_module
+from tools.lanes import report, runner
+from tools.lanes.lane import ROOT, Lane, Outcome, pytest_lane
+from tools.lanes.plans import PLANS, plan
+from tools.lanes.runner import Runner
+
+
+@pytest.fixture(autouse=True)
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have logs and results in a folder of the test's own."""
+    for module in (lane_module, runner):
+        monkeypatch.setattr(module, "OUTPUT", tmp_path)
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    return tmp_path
+
+
+def shell(name: str, script: str, **options: object) -> Lane:
+    return Lane(name, ("sh", "-c", script), **options)  # type: ignore[arg-type]
+
+
+def test_a_failure_is_reported_and_the_others_run(output: Path) -> None:
+    outcomes = Runner([shell("bad", "exit 3"), shell("good", "echo done")], cores=1).run()
+
+    assert [(each.lane.name, each.status, each.word) for each in outcomes] == [
+        ("bad", 3, "FAILED"),
+        ("good", 0, "ok"),
+    ]
+    assert (output / "good.log").read_text() == "done\n"
+
+
+def test_lanes_that_compute_share_the_cores_and_one_waits_beside_them(output: Path) -> None:
+    """Each ends only when the other has begun, or not at all."""
+    for name in ("first", "second"):
+        os.mkfifo(output / name)
+    computing = shell("computing", f"echo > {output}/first; cat {output}/second")
+    waiting = shell("waiting", f"cat {output}/first; echo > {output}/second", waits=True)
+
+    outcomes = Runner([computing, waiting], cores=1).run()
+
+    assert all(each.passed for each in outcomes)
+
+
+def test_one_lane_at_a_time_on_one_core(output: Path) -> None:
+    script = f"mkdir {output}/taken && rmdir {output}/taken"
+    outcomes = Runner([shell(f"lane-{i}", script) for i in range(5)], cores=1).run()
+    assert [each.word for each in outcomes] == ["ok"] * 5
+
+
+def test_a_lane_waits_for_another_and_does_not_run_if_that_failed(output: Path) -> None:
+    made = output / "made"
+    outcomes = Runner(
+        [
+            shell("user", f"cat {made}", after=("maker",)),
+            shell("unlucky", f"touch {output}/ran", after=("failing",)),
+            shell("maker", f"touch {made}"),
+            shell("failing", "exit 1"),
+        ],
+        cores=4,
+    ).run()
+
+    words = {each.lane.name: each.word for each in outcomes}
+    assert words == {"maker": "ok", "user": "ok", "failing": "FAILED", "unlucky": "not run"}
+    assert not (output / "ran").exists()
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from tools.lanes import lane, runner
+lane.OUTPUT = runner.OUTPUT = runner.ROOT = Path(sys.argv[1])
+script = "sleep 1000 & echo $! > {0}; cat {0}; wait".format(sys.argv[2])
+try:
+    runner.Runner([lane.Lane("endless", ("bash", "-c", script))], 1).run()
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def test_an_interrupt_ends_what_a_lane_started(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path), str(begun)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child = int(begun.read_text())
+
+    process.send_signal(signal.SIGINT)
+
+    output, _ = process.communicate()
+    assert output.endswith("stopped\n")
+    state = Path(f"/proc/{child}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_the_table_counts_tests_and_names_reasons(output: Path) -> None:
+    test = output / "test_few.py"
+    test.write_text(
+        "import pytest\n"
+        "def test_passes(): print('cases: 7 of 9')\n"
+        "@pytest.mark.skip('no GPU')\n"
+        "def test_skips(): pass\n"
+        "def test_fails(): assert False\n"
+    )
+    own = ("-s", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(output))
+    outcomes = Runner([pytest_lane("few", *own, str(test))], cores=1).run()
+
+    assert [each.word for each in outcomes] == ["FAILED"]
+    header, _, few, total = report.table(outcomes, 12.0)
+    assert header.split("|")[1:4] == [" lane   ", " result ", " tests "]
+    assert [cell.strip() for cell in few.split("|")[1:5]] == ["few", "FAILED", "3", "1"]
+    assert [cell.strip() for cell in total.split("|")[1:6]] == [
+        *("in all", "FAILED", "3", "1"),
+        "12 s",
+    ]
+    assert report.skips(outcomes) == ["skipped: 1 in few: no GPU"]
+    assert report.cases(outcomes) == ["cases: 7 of 9 (few)"]
+    counts = report.counts_of(outcomes[0].lane.results)
+    assert counts is not None
+    assert counts.failed == 1
+
+
+def test_a_lane_without_pytest_has_a_row_without_counts() -> None:
+    lines = report.table([Outcome(Lane("lint", ("true",)), 0, 2.0, 1.0)], 2.0)
+    assert [cell.strip() for cell in lines[2].split("|")[1:5]] == ["lint", "ok", "", ""]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_has_each_lane_once_and_all_that_they_wait_for(name: str) -> None:
+    names = [each.name for each in plan(name)]
+    assert len(set(names)) == len(names)
+    assert {before for each in plan(name) for before in each.after} <= set(names)

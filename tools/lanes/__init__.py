@@ -1,0 +1,1 @@
+"""Runs tests and other checks in lanes side by side."""

@@ -1,0 +1,97 @@
+"""Runs lanes of tests: python -m tools.lanes {test,deep,nightly,ci} [--record FILE]."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tools.lanes import report
+from tools.lanes.lane import ROOT, Outcome
+from tools.lanes.plans import PLANS, plan
+from tools.lanes.runner import Runner
+
+INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run the lanes of a plan and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.lanes", description=__doc__)
+    parser.add_argument("plan", choices=PLANS)
+    parser.add_argument("--record", type=Path, help="also write the result to this file")
+    arguments = parser.parse_args()
+    # The first is ignored in what a shell starts in the background, and lanes would inherit that.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+
+    started_at = time.monotonic()
+    print(f"{arguments.plan} on {report.machine()}", flush=True)
+    try:
+        outcomes = Runner(plan(arguments.plan), len(os.sched_getaffinity(0))).run()
+    except KeyboardInterrupt:
+        print("interrupted")
+        return INTERRUPTED
+    lines = summary(outcomes, time.monotonic() - started_at)
+    print("\n".join(("", *(failures(outcomes)), *lines)))
+    if arguments.record is not None:
+        record(arguments.record, arguments.plan, lines)
+    return 0 if all(outcome.passed for outcome in outcomes) else 1
+
+
+def failures(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return what the lanes that failed printed, of pytest's from its list of failures on."""
+    lines = []
+    for outcome in outcomes:
+        if outcome.status is None or outcome.passed:
+            continue
+        lines.append(f"==== {outcome.lane.name} ({outcome.lane.log.relative_to(ROOT)})")
+        text = outcome.lane.log.read_text(errors="replace")
+        _, heading, rest = text.partition("= FAILURES =")
+        lines.append(heading + rest if heading else text)
+    return lines
+
+
+def summary(outcomes: Sequence[Outcome], wall_s: float) -> list[str]:
+    """Return the lines at the end of a run."""
+    return [
+        *report.table(outcomes, wall_s),
+        "",
+        *report.cases(outcomes),
+        *report.skips(outcomes),
+    ]
+
+
+def record(path: Path, plan: str, lines: Sequence[str]) -> None:
+    """Write the result of a run, with its date, commit and processor."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    day = datetime.now(UTC).date().isoformat()
+    table = [line for line in lines if line.startswith("|")]
+    items = [f"- {line}" for line in lines if line and not line.startswith("|")]
+    path.write_text(
+        "\n".join(
+            (
+                f"# Last run of `make test-{plan}`",
+                "",
+                f"{day}, commit {commit}, {report.machine()}. Written by `make test-{plan}`.",
+                "",
+                *table,
+                "",
+                *items,
+            )
+        )
+        + "\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

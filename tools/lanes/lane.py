@@ -1,0 +1,93 @@
+"""What a lane is, and what came of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTPUT = ROOT / "build" / "lanes"
+PYTHON = str(ROOT / ".venv/bin/python")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lane:
+    """A command that runs beside others.
+
+    Attributes:
+        name: in the table, and of its files in build/lanes.
+        command: run in the repository's root.
+        environment: variables beside the runner's own.
+        waits: it mostly waits for processes that it started, and goes before lanes that compute.
+        after: lanes that must have passed before this one begins.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    waits: bool = False
+    after: tuple[str, ...] = ()
+
+    @property
+    def log(self) -> Path:
+        """Return the file that holds what the command prints."""
+        return OUTPUT / f"{self.name}.log"
+
+    @property
+    def results(self) -> Path:
+        """Return the file that holds pytest's results, of a lane that runs pytest."""
+        return OUTPUT / f"{self.name}.xml"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a lane ended.
+
+    Attributes:
+        lane: that ended.
+        status: exit status of the command; None if the command did not start.
+        wall_s: seconds from start to end.
+        cpu_s: seconds of CPU time of the command and of all processes that it waited for.
+    """
+
+    lane: Lane
+    status: int | None
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Return whether the command ran and succeeded."""
+        return self.status == 0
+
+    @property
+    def word(self) -> str:
+        """Return one word for the table."""
+        if self.status is None:
+            return "not run"
+        return "ok" if self.passed else "FAILED"
+
+
+def pytest_lane(name: str, *arguments: str, waits: bool = False, **environment: str) -> Lane:
+    """Return a lane that runs pytest."""
+    command = (PYTHON, "-m", "pytest", *pytest_options(name), *arguments)
+    return Lane(name, command, environment, waits)
+
+
+def script_lane(name: str, script: str, *arguments: str, **environment: str) -> Lane:
+    """Return a lane that runs a script which hands its arguments to pytest."""
+    return Lane(name, (str(ROOT / script), *pytest_options(name), *arguments), environment)
+
+
+# A lane that computes gets what others leave: this limit, in seconds, is for a test that hangs.
+HANGS_AFTER_S = 1200
+
+
+def pytest_options(name: str) -> tuple[str, ...]:
+    """Return pytest's options that every lane has."""
+    return (
+        "-q",
+        "--durations=15",
+        "-o",
+        f"timeout={HANGS_AFTER_S}",
+        f"--junitxml={OUTPUT / name}.xml",
+    )

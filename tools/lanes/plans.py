@@ -1,0 +1,49 @@
+"""Which lanes there are, and which of them each target runs."""
+
+import shutil
+from collections.abc import Sequence
+
+from tools.lanes.lane import Lane, pytest_lane, script_lane
+
+# Lanes that compute begin in this order, the longest first.
+TEST = (
+    pytest_lane("services", "tests/e2e", "tests/rpc", waits=True),
+    script_lane("emulated", "csrc/emulated_tests.sh"),
+    pytest_lane("unit", "tests/unit", "tests/docs", "tests/monitoring"),
+    pytest_lane("kernels", "tests/kernels", "tests/models"),
+)
+DEEP = (
+    script_lane("sanitized", "csrc/sanitized_tests.sh"),
+    pytest_lane("planted-bugs", "tests/emu"),
+    pytest_lane(
+        *("other-cases", "tests/unit", "tests/rpc", "tests/e2e", "tests/kernels", "tests/models"),
+        QUIRE_TEST_DEPTH="deep",
+    ),
+)
+NIGHTLY = (
+    script_lane(
+        "every-order", "csrc/emulated_tests.sh", QUIRE_ALL_ORDERS="1", QUIRE_TEST_DEPTH="all"
+    ),
+    script_lane("sanitized", "csrc/sanitized_tests.sh", QUIRE_TEST_DEPTH="all"),
+)
+CONTAINERS = (
+    Lane("images", ("make", "images")),
+    Lane("compose", ("make", "test-compose"), waits=True, after=("images",)),
+    Lane("manifests", ("make", "test-manifests"), waits=True, after=("images",)),
+)
+LINT = Lane("lint", ("make", "lint"))
+CUDA = Lane("cuda-build", ("csrc/dev_build.sh", "build/cuda"), {"QUIRE_CUDA": "1"})
+
+
+def plan(name: str) -> Sequence[Lane]:
+    """Return the lanes of a target."""
+    cuda = (CUDA,) if shutil.which("nvcc") else ()
+    return {
+        "test": TEST,
+        "deep": DEEP,
+        "nightly": NIGHTLY,
+        "ci": (LINT, *CONTAINERS, *TEST, *DEEP, *cuda),
+    }[name]
+
+
+PLANS = ("test", "deep", "nightly", "ci")
