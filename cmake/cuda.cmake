@@ -25,7 +25,7 @@ enable_language(CUDA)
 set_target_properties(_C PROPERTIES
   CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CUDA_STANDARD 17
   CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Static)
-target_sources(_C PRIVATE ${QUIRE_CUDA_SOURCES} seed/ops.cpp)
+target_sources(_C PRIVATE ${QUIRE_CUDA_SOURCES} seed/bindings.cpp)
 # No contraction, as on the CPU: where a fused multiply-add is meant, it is written.
 target_compile_options(_C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-fmad=false>)
 target_compile_definitions(_C PRIVATE QUIRE_WITH_CUDA=1)

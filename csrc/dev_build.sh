@@ -26,6 +26,7 @@ place() {
 }
 if [ "$build" = build/dev ]; then
   place worker_svc
+  "$python" csrc/bindings/stub.py worker_svc/_C.pyi
   installed=$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/worker_svc
   if [ -d "$installed" ]; then place "$installed"; fi
 fi

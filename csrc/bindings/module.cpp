@@ -1,5 +1,5 @@
-// The Python module worker_svc._C. Arguments are documented in worker_svc/ops, the typed face of
-// this module.
+// The Python module worker_svc._C: the operations of ops.def and functions about the machine.
+// worker_svc/ops documents their arguments; bindings/_C.pyi.in lists what is not an operation.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -9,7 +9,8 @@
 #include "cpu/isa.h"
 #include "ops/ops.h"
 #if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
-#include "seed/ops.h"
+#include "cuda/cuda_backend.h"
+#include "seed/bindings.h"
 #endif
 #if defined(QUIRE_EMULATED_CUDA)
 #include "machine.h"
@@ -61,7 +62,7 @@ bool is_on_gpu(const T&) {
   return false;
 }
 
-// The backend of the device that an operation's operands are on: the GPU's if any of them is.
+// The backend for the operands of an operation: that of the GPU if any of them is on it.
 template <typename... Args>
 quire::Backend& backend_for(const Args&... args) {
 #if defined(QUIRE_EMULATED_CUDA)
@@ -71,7 +72,7 @@ quire::Backend& backend_for(const Args&... args) {
   return backend();
 }
 
-// Binds an operation of ops.h to the backend and releases the GIL while it runs.
+// Binds an operation to the backend of its operands and releases the GIL while it runs.
 template <typename... Args>
 void define(py::module_& module, const char* name, void (*op)(quire::Backend&, Args...)) {
   module.def(
@@ -79,14 +80,14 @@ void define(py::module_& module, const char* name, void (*op)(quire::Backend&, A
       py::call_guard<py::gil_scoped_release>());
 }
 
-void define_activation(py::module_& module, const char* name, quire::Activation activation,
-                       bool gated) {
-  module.def(
-      name,
-      [activation, gated](const quire::Tensor& out, const quire::Tensor& x) {
-        quire::ops::activation(backend_for(out), out, x, activation, gated);
-      },
-      py::call_guard<py::gil_scoped_release>());
+std::shared_ptr<quire::AttentionPlan> plan_attention(
+    const quire::Tensor& query, const quire::Tensor& key_cache, const quire::Tensor& value_cache,
+    const quire::Tensor& seq_lens, const quire::Tensor& query_start_loc,
+    std::optional<int64_t> sliding_window, std::optional<int64_t> max_seq_len,
+    std::shared_ptr<quire::AttentionPlan> earlier) {
+  return quire::ops::plan_attention(backend_for(query), query, key_cache, value_cache, seq_lens,
+                                    query_start_loc, sliding_window, max_seq_len,
+                                    std::move(earlier));
 }
 
 std::vector<std::string> available_isas() {
@@ -145,40 +146,11 @@ std::vector<uint32_t> philox4x32(const std::array<uint32_t, 4>& counter,
 
 PYBIND11_MODULE(_C, module) {
   backend();  // a wrong QUIRE_ISA is reported at import
-  define(module, "reshape_and_cache", quire::ops::reshape_and_cache);
-  define(module, "gather_cached_kv", quire::ops::gather_cached_kv);
-  define(module, "copy_blocks", quire::ops::copy_blocks);
-  define(module, "swap_blocks", quire::ops::swap_blocks);
   py::class_<quire::AttentionPlan, std::shared_ptr<quire::AttentionPlan>>(module, "AttentionPlan");
-  module.def(
-      "plan_attention",
-      [](const quire::Tensor& query, const quire::Tensor& key_cache,
-         const quire::Tensor& value_cache, const quire::Tensor& seq_lens,
-         const quire::Tensor& query_start_loc, std::optional<int64_t> sliding_window,
-         std::optional<int64_t> max_seq_len, std::shared_ptr<quire::AttentionPlan> earlier) {
-        return quire::ops::plan_attention(backend_for(query), query, key_cache, value_cache,
-                                          seq_lens, query_start_loc, sliding_window, max_seq_len,
-                                          std::move(earlier));
-      },
-      py::call_guard<py::gil_scoped_release>());
-  define(module, "paged_attention", quire::ops::paged_attention);
-  define(module, "rms_norm", quire::ops::rms_norm);
-  define(module, "fused_add_rms_norm", quire::ops::fused_add_rms_norm);
-  define(module, "layer_norm", quire::ops::layer_norm);
-  define(module, "rotary_embedding", quire::ops::rotary_embedding);
-  define(module, "rotary_and_cache", quire::ops::rotary_and_cache);
-  define_activation(module, "silu_and_mul", quire::Activation::kSilu, true);
-  define_activation(module, "gelu_and_mul", quire::Activation::kGelu, true);
-  define_activation(module, "gelu_tanh_and_mul", quire::Activation::kGeluTanh, true);
-  define_activation(module, "gelu", quire::Activation::kGelu, false);
-  define_activation(module, "gelu_tanh", quire::Activation::kGeluTanh, false);
-  define_activation(module, "quick_gelu", quire::Activation::kQuickGelu, false);
-  define(module, "linear", quire::ops::linear);
-  define(module, "apply_penalties", quire::ops::apply_penalties);
-  define(module, "apply_token_mask", quire::ops::apply_token_mask);
-  define(module, "top_logprobs", quire::ops::top_logprobs);
-  define(module, "sample", quire::ops::sample);
+#define QUIRE_OP(name, Params, ...) define(module, #name, quire::ops::name);
+#include "ops.def"
 
+  module.def("plan_attention", plan_attention, py::call_guard<py::gil_scoped_release>());
   module.def("isa", isa);
   module.def("available_isas", available_isas);
   module.def("set_isa", set_isa);
@@ -188,18 +160,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("philox4x32", philox4x32);
 #if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
   module.def("set_stream", quire::cuda::CudaBackend::set_stream);
-  module.def(
-      "paged_attention_v1",
-      [](const quire::Tensor& out, const quire::Tensor& query, const quire::Tensor& key_cache,
-         const quire::Tensor& value_cache, const quire::Tensor& block_tables,
-         const quire::Tensor& seq_lens, double scale,
-         const std::optional<quire::Tensor>& alibi_slopes, int64_t max_seq_len,
-         bool is_partitioned) {
-        quire::ops::paged_attention_v1(cuda_backend(), out, query, key_cache, value_cache,
-                                       block_tables, seq_lens, scale, alibi_slopes, max_seq_len,
-                                       is_partitioned);
-      },
-      py::call_guard<py::gil_scoped_release>());
+  quire::bind_seed(module);
 #endif
 #if defined(QUIRE_EMULATED_CUDA)
   module.def("set_emulator_order", set_emulator_order);

@@ -46,33 +46,6 @@ namespace quire {
     ::quire::dispatch_failed("cache dtype", static_cast<int>(cache_dtype));                  \
   }
 
-// Runs the statements with `Fn` bound to the activation's functor.
-#define QUIRE_DISPATCH_ACTIVATION(activation, Fn, ...)                      \
-  switch (activation) {                                                     \
-    case ::quire::Activation::kSilu: {                                      \
-      using Fn = Silu;                                                      \
-      __VA_ARGS__;                                                          \
-      break;                                                                \
-    }                                                                       \
-    case ::quire::Activation::kGelu: {                                      \
-      using Fn = Gelu;                                                      \
-      __VA_ARGS__;                                                          \
-      break;                                                                \
-    }                                                                       \
-    case ::quire::Activation::kGeluTanh: {                                  \
-      using Fn = GeluTanh;                                                  \
-      __VA_ARGS__;                                                          \
-      break;                                                                \
-    }                                                                       \
-    case ::quire::Activation::kQuickGelu: {                                 \
-      using Fn = QuickGelu;                                                 \
-      __VA_ARGS__;                                                          \
-      break;                                                                \
-    }                                                                       \
-    default:                                                                \
-      ::quire::dispatch_failed("activation", static_cast<int>(activation)); \
-  }
-
 // Runs the statements with `M` bound to the constant 1, 2, 3 or 4: the rows a register tile holds.
 #define QUIRE_DISPATCH_ROWS(rows, M, ...)                       \
   switch (rows) {                                               \

@@ -1,6 +1,8 @@
-#include "cpu/block_moves.h"
-
+// Moves of whole blocks: bytes only, so one copy serves every instruction set and element type.
 #include <cstring>
+
+#include "cpu/cpu_ops.h"
+#include "ops/cache.h"
 
 namespace quire::cpu {
 namespace {
@@ -22,7 +24,7 @@ void copy_within(const CopyBlocksParams& p, int64_t cache) {
 }  // namespace
 
 // Caches are independent of each other.
-void copy_blocks(const CopyBlocksParams& p, ThreadPool& pool) {
+void copy_blocks(const CopyBlocksParams& p, const KernelTable&, ThreadPool& pool) {
   const int64_t bytes_each = p.num_caches == 0 ? 0 : p.num_pairs * p.block_bytes[0];
   if (p.num_caches * bytes_each <= kSerialBytes) {
     for (int64_t cache = 0; cache < p.num_caches; ++cache) copy_within(p, cache);
@@ -36,7 +38,7 @@ void copy_blocks(const CopyBlocksParams& p, ThreadPool& pool) {
       const_cast<CopyBlocksParams*>(&p));
 }
 
-void swap_blocks(const SwapBlocksParams& p, ThreadPool&) {
+void swap_blocks(const SwapBlocksParams& p, const KernelTable&, ThreadPool&) {
   for (int64_t pair = 0; pair < p.num_pairs; ++pair) {
     const int64_t src = p.block_mapping[2 * pair];
     const int64_t dst = p.block_mapping[2 * pair + 1];

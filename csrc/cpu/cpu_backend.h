@@ -16,25 +16,12 @@ class CpuBackend final : public Backend {
   CpuBackend();
 
   DType quantised_cache_dtype() const override { return DType::kInt8; }
-  void reshape_and_cache(const CacheIoParams& params) override;
-  void gather_cached_kv(const CacheIoParams& params) override;
-  void copy_blocks(const CopyBlocksParams& params) override;
-  void swap_blocks(const SwapBlocksParams& params) override;
   std::shared_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& params,
                                                 int64_t max_seq_len,
                                                 std::shared_ptr<AttentionPlan> earlier) override;
-  void paged_attention(const PagedAttentionParams& params) override;
-  void rms_norm(const NormParams& params) override;
-  void fused_add_rms_norm(const NormParams& params) override;
-  void layer_norm(const NormParams& params) override;
-  void rotary_embedding(const RotaryParams& params) override;
-  void rotary_and_cache(const RotaryCacheParams& params) override;
-  void activation(const ActivationParams& params) override;
-  void linear(const LinearParams& params) override;
-  void apply_penalties(const PenaltyParams& params) override;
-  void apply_token_mask(const TokenMaskParams& params) override;
-  void top_logprobs(const TopLogprobsParams& params) override;
-  void sample(const SampleParams& params) override;
+
+#define QUIRE_OP(name, Params, ...) void name(const Params& params) override;
+#include "ops.def"
 
   // Neither may run beside an operation.
   void set_isa(const std::string& name);

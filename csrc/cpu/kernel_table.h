@@ -42,16 +42,14 @@ struct DrawKey {
 
 struct KernelTable {
   const char* name;
-  void (*reshape_and_cache)(const CacheIoParams&, ThreadPool&);
-  void (*gather_cached_kv)(const CacheIoParams&, ThreadPool&);
-  void (*rotary_and_cache)(const RotaryCacheParams&, ThreadPool&);
-  void (*paged_attention)(const PagedAttentionParams&, const AttentionItem* items,
-                          int64_t num_items, ThreadPool&);
-  void (*rms_norm)(const NormParams&, ThreadPool&);
-  void (*fused_add_rms_norm)(const NormParams&, ThreadPool&);
-  void (*layer_norm)(const NormParams&, ThreadPool&);
-  void (*rotary_embedding)(const RotaryParams&, ThreadPool&);
-  void (*activation)(const ActivationParams&, ThreadPool&);
+
+#define QUIRE_ISA_OP(name, Params, ...) void (*name)(const Params&, ThreadPool&);
+#define QUIRE_OP(name, Params, ...)
+#include "ops.def"
+
+  // What the other operations (cpu/cpu_ops.h) call.
+  void (*attend)(const PagedAttentionParams&, const AttentionItem* items, int64_t num_items,
+                 ThreadPool&);
   LogitsScan (*scan_logits)(const float* logits, int64_t n);
   // x[i] = (logits[i] - max) / temperature
   void (*scale_logits)(const float* logits, int64_t n, float max, float temperature, float* x);

@@ -1,7 +1,9 @@
-#include "cpu/logit_rules.h"
-
+// Changes logits before a token is drawn from them.
 #include <limits>
 #include <vector>
+
+#include "cpu/cpu_ops.h"
+#include "ops/logits.h"
 
 #define QUIRE_NAMESPACE quire::cpu
 #define QUIRE_FUNCTION inline
@@ -53,11 +55,11 @@ void mask_row(const TokenMaskParams& p, int64_t row) {
 
 }  // namespace
 
-void apply_penalties(const PenaltyParams& params, ThreadPool& pool) {
+void apply_penalties(const PenaltyParams& params, const KernelTable&, ThreadPool& pool) {
   for_each_row(pool, params.num_rows, [&](int64_t row) { penalize_row(params, row); });
 }
 
-void apply_token_mask(const TokenMaskParams& params, ThreadPool& pool) {
+void apply_token_mask(const TokenMaskParams& params, const KernelTable&, ThreadPool& pool) {
   for_each_row(pool, params.num_rows, [&](int64_t row) { mask_row(params, row); });
 }
 

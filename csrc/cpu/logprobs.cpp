@@ -1,8 +1,10 @@
-#include "cpu/logprobs.h"
-
+// Log-probabilities of chosen tokens and of the most probable ones.
 #include <algorithm>
 #include <limits>
 #include <vector>
+
+#include "cpu/cpu_ops.h"
+#include "ops/logits.h"
 
 #define QUIRE_NAMESPACE quire::cpu
 #define QUIRE_FUNCTION inline

@@ -9,12 +9,13 @@
 // are counted in bins of 1/64 of a logit below the maximum, and only the bin that holds the
 // boundary is sorted. Probabilities are summed as integers of 2^-40, whose sum does not depend on
 // the order of addition.
-#include "cpu/sampler.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
+
+#include "cpu/cpu_ops.h"
+#include "ops/logits.h"
 
 namespace quire::cpu {
 namespace {

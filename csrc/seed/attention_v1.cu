@@ -13,7 +13,9 @@
 #include <cfloat>
 
 #include "core/dispatch.h"
+#include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
+#include "cuda/workspace.h"
 #include "seed/attention_v1.h"
 
 namespace quire::cuda {
@@ -22,6 +24,16 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kPartition = 512;
+
+thread_local Workspace workspace;
+
+// What the second version has computed of each partition: [N, H, count, ...].
+struct SeedPartitions {
+  float* out;
+  float* max;
+  float* sum;
+  int count;
+};
 
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount) Vector {
@@ -250,7 +262,7 @@ size_t shared_bytes(const SeedAttentionParams& p, int64_t tokens) {
 }
 
 template <typename T, int kHeadSize, int kBlockSize>
-void run(const SeedAttentionParams& p, Workspace& workspace, cudaStream_t stream) {
+void run(const SeedAttentionParams& p, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(p.num_heads), grid_size(p.num_seqs));
   if (!p.is_partitioned) {
     launch(attention_v1_kernel<T, kHeadSize, kBlockSize>, grid, kThreads,
@@ -271,14 +283,14 @@ void run(const SeedAttentionParams& p, Workspace& workspace, cudaStream_t stream
 }
 
 template <typename T, int kHeadSize>
-void run_block_size(const SeedAttentionParams& p, Workspace& workspace, cudaStream_t stream) {
+void run_block_size(const SeedAttentionParams& p, cudaStream_t stream) {
   switch (p.block_size) {
     case 8:
-      return run<T, kHeadSize, 8>(p, workspace, stream);
+      return run<T, kHeadSize, 8>(p, stream);
     case 16:
-      return run<T, kHeadSize, 16>(p, workspace, stream);
+      return run<T, kHeadSize, 16>(p, stream);
     case 32:
-      return run<T, kHeadSize, 32>(p, workspace, stream);
+      return run<T, kHeadSize, 32>(p, stream);
     default:
       dispatch_failed("block size", static_cast<int>(p.block_size));
   }
@@ -286,15 +298,16 @@ void run_block_size(const SeedAttentionParams& p, Workspace& workspace, cudaStre
 
 }  // namespace
 
-void seed_attention(const SeedAttentionParams& p, Workspace& workspace, cudaStream_t stream) {
+void seed_attention(const SeedAttentionParams& p) {
+  const cudaStream_t stream = current_stream();
   QUIRE_DISPATCH_DTYPE(
       p.dtype, T, switch (p.head_size) {
         case 64:
-          return run_block_size<T, 64>(p, workspace, stream);
+          return run_block_size<T, 64>(p, stream);
         case 80:
-          return run_block_size<T, 80>(p, workspace, stream);
+          return run_block_size<T, 80>(p, stream);
         case 128:
-          return run_block_size<T, 128>(p, workspace, stream);
+          return run_block_size<T, 128>(p, stream);
         default:
           dispatch_failed("head size", static_cast<int>(p.head_size));
       });

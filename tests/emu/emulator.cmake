@@ -5,7 +5,7 @@ set_source_files_properties(${emulated_sources} PROPERTIES
   LANGUAGE CXX COMPILE_OPTIONS "$<IF:$<BOOL:${QUIRE_SANITIZE}>,-O1,-O2>;-Wno-unknown-pragmas")
 target_sources(_C PRIVATE
   ${emulated_sources}
-  seed/ops.cpp
+  seed/bindings.cpp
   "${CMAKE_SOURCE_DIR}/tests/emu/fiber.cpp"
   "${CMAKE_SOURCE_DIR}/tests/emu/machine.cpp")
 target_include_directories(_C PRIVATE

@@ -8,8 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "cpu/logit_rules.h"
-#include "cpu/logprobs.h"
+#include "cpu/cpu_ops.h"
 #include "cuda/logits/logit_rules.cu"
 #include "cuda/logits/top_logprobs.cu"
 
@@ -111,16 +110,17 @@ bool agree(const Found& a, const Found& b) {
 bool check(const Problem& problem, cpu::ThreadPool& pool) {
   std::vector<float> expected = problem.logits;
   std::vector<float> actual = problem.logits;
-  cpu::apply_penalties(problem.penalties(expected), pool);
+  const cpu::KernelTable& kernels = cpu::scalar::kernel_table();
+  cpu::apply_penalties(problem.penalties(expected), kernels, pool);
   cuda::apply_penalties(problem.penalties(actual), nullptr);
   if (!same_bits(actual, expected)) return false;
-  cpu::apply_token_mask(problem.mask(expected), pool);
+  cpu::apply_token_mask(problem.mask(expected), kernels, pool);
   cuda::apply_token_mask(problem.mask(actual), nullptr);
   if (!same_bits(actual, expected)) return false;
   for (const int num_top : {1, 20, 600}) {
     Found wanted(num_top);
     Found found(num_top);
-    cpu::top_logprobs(wanted.params(problem), cpu::scalar::kernel_table(), pool);
+    cpu::top_logprobs(wanted.params(problem), kernels, pool);
     cuda::top_logprobs(found.params(problem), nullptr);
     if (!agree(found, wanted)) return false;
   }

@@ -4,7 +4,7 @@ import pytest
 
 from tests.emu.planted_bugs import Builder, assert_noticed, run
 
-KERNEL = ("linear/linear.cuh", "linear/tile.cuh", "linear/sections.h", "linear/linear.h")
+KERNEL = ("linear/linear.cuh", "linear/tile.cuh", "linear/sections.h", "linear/split_memory.h")
 SOURCES = ("core/check.cpp",)
 
 # What is wrong: the text of the kernel that is replaced, and by what. Not among them is what keeps

@@ -23,78 +23,8 @@ Results follow the invariance rule: the bits of a row depend on that row, its co
 instruction set alone, never on the batch, the chunk, the layout or the number of threads.
 """
 
-from worker_svc.ops.attention import (
-    paged_attention,
-    plan_attention,
-)
-from worker_svc.ops.cache import (
-    copy_blocks,
-    gather_cached_kv,
-    reshape_and_cache,
-    rotary_and_cache,
-    swap_blocks,
-)
-from worker_svc.ops.layers import (
-    fused_add_rms_norm,
-    gelu,
-    gelu_and_mul,
-    gelu_tanh,
-    gelu_tanh_and_mul,
-    layer_norm,
-    linear,
-    quick_gelu,
-    rms_norm,
-    rotary_embedding,
-    silu_and_mul,
-)
-from worker_svc.ops.logits import (
-    apply_penalties,
-    apply_token_mask,
-    sample,
-    top_logprobs,
-)
-from worker_svc.ops.machine import (
-    advise_huge_pages,
-    available_isas,
-    has_cuda,
-    isa,
-    philox4x32,
-    set_isa,
-    set_num_threads,
-    set_stream,
-    stream_read,
-)
-
-__all__ = [
-    "advise_huge_pages",
-    "apply_penalties",
-    "apply_token_mask",
-    "available_isas",
-    "copy_blocks",
-    "fused_add_rms_norm",
-    "gather_cached_kv",
-    "gelu",
-    "gelu_and_mul",
-    "gelu_tanh",
-    "gelu_tanh_and_mul",
-    "has_cuda",
-    "isa",
-    "layer_norm",
-    "linear",
-    "paged_attention",
-    "philox4x32",
-    "plan_attention",
-    "quick_gelu",
-    "reshape_and_cache",
-    "rms_norm",
-    "rotary_and_cache",
-    "rotary_embedding",
-    "sample",
-    "set_isa",
-    "set_num_threads",
-    "set_stream",
-    "silu_and_mul",
-    "stream_read",
-    "swap_blocks",
-    "top_logprobs",
-]
+from worker_svc.ops.attention import *
+from worker_svc.ops.cache import *
+from worker_svc.ops.layers import *
+from worker_svc.ops.logits import *
+from worker_svc.ops.machine import *

@@ -31,7 +31,7 @@ struct QuickGelu {
   static F32 apply(F32 x) { return x * sigmoid(x * broadcast(1.702f)); }
 };
 
-template <typename T, typename Fn>
+template <typename Fn, typename T>
 void activate(const ActivationParams& p, ThreadPool& pool) {
   parallel_rows(pool, p.rows, p.n * 3 * static_cast<int64_t>(sizeof(T)),
                 [&](int64_t begin, int64_t end) {
@@ -47,9 +47,33 @@ void activate(const ActivationParams& p, ThreadPool& pool) {
                 });
 }
 
-void activation(const ActivationParams& p, ThreadPool& pool) {
-  QUIRE_DISPATCH_DTYPE(p.dtype, T,
-                       QUIRE_DISPATCH_ACTIVATION(p.activation, Fn, (activate<T, Fn>(p, pool))));
+template <typename Fn>
+void activate_rows(const ActivationParams& p, ThreadPool& pool) {
+  QUIRE_DISPATCH_DTYPE(p.dtype, T, (activate<Fn, T>(p, pool)));
+}
+
+void silu_and_mul(const ActivationParams& p, ThreadPool& pool) {
+  activate_rows<Silu>(p, pool);
+}
+
+void gelu_and_mul(const ActivationParams& p, ThreadPool& pool) {
+  activate_rows<Gelu>(p, pool);
+}
+
+void gelu_tanh_and_mul(const ActivationParams& p, ThreadPool& pool) {
+  activate_rows<GeluTanh>(p, pool);
+}
+
+void gelu(const ActivationParams& p, ThreadPool& pool) {
+  activate_rows<Gelu>(p, pool);
+}
+
+void gelu_tanh(const ActivationParams& p, ThreadPool& pool) {
+  activate_rows<GeluTanh>(p, pool);
+}
+
+void quick_gelu(const ActivationParams& p, ThreadPool& pool) {
+  activate_rows<QuickGelu>(p, pool);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "cpu/kernels/attention_fp32.h"
 #include "cpu/kernels/attention_softmax.h"
 #include "cpu/kernels/int8_rows.h"
+#include "ops/attention.h"
 
 namespace quire::cpu::QUIRE_ISA {
 namespace {
@@ -243,8 +244,8 @@ class AttentionTask {
 };
 
 template <typename Tile>
-void attend(const PagedAttentionParams& p, const AttentionItem* items, int64_t num_items,
-            ThreadPool& pool) {
+void attend_items(const PagedAttentionParams& p, const AttentionItem* items, int64_t num_items,
+                  ThreadPool& pool) {
   parallel_for(pool, num_items, [&](int64_t i, int worker) {
     void* scratch = pool.scratch(worker, AttentionTask<Tile>::scratch_bytes(p, items[i]));
     AttentionTask<Tile>(p, items[i], scratch).run();

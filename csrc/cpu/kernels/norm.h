@@ -3,8 +3,8 @@
 #pragma once
 
 #include "core/dispatch.h"
-#include "core/params.h"
 #include "cpu/kernels/parallel.h"
+#include "ops/layers.h"
 
 namespace quire::cpu::QUIRE_ISA {
 namespace {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/kernels/norm.h"
+#include "ops/rotary.h"
 
 namespace quire::cpu::QUIRE_ISA {
 namespace {

@@ -33,10 +33,10 @@ struct TileFor<bf16, int8_t> {
   using Type = QUIRE_BF16_INT8_TILE;
 };
 
-void paged_attention(const PagedAttentionParams& p, const AttentionItem* items, int64_t num_items,
-                     ThreadPool& pool) {
+void attend(const PagedAttentionParams& p, const AttentionItem* items, int64_t num_items,
+            ThreadPool& pool) {
   QUIRE_DISPATCH_CPU_CACHE(p, T, Cached,
-                           attend<TileFor<T, Cached>::Type>(p, items, num_items, pool));
+                           attend_items<TileFor<T, Cached>::Type>(p, items, num_items, pool));
 }
 
 // Reads every byte once, in address order per thread: the yardstick for kernels that are bound by
@@ -65,10 +65,12 @@ uint64_t stream_read(const void* data, int64_t bytes, ThreadPool& pool) {
 }
 
 constexpr KernelTable kTable = {
-    QUIRE_ISA_NAME, reshape_and_cache,  gather_cached_kv,    rotary_and_cache, paged_attention,
-    rms_norm,       fused_add_rms_norm, layer_norm,          rotary_embedding, activation,
-    scan_logits,    scale_logits,       fixed_point_weights, draw_token,       sum_weights,
-    log_of,         philox4x32,         stream_read,
+    QUIRE_ISA_NAME,
+#define QUIRE_ISA_OP(name, Params, ...) name,
+#define QUIRE_OP(name, Params, ...)
+#include "ops.def"
+    attend,         scan_logits, scale_logits, fixed_point_weights, draw_token,
+    sum_weights,    log_of,      philox4x32,   stream_read,
 };
 
 }  // namespace

@@ -1,10 +1,10 @@
 // What the attention kernels have in common.
 #pragma once
 
-#include "core/params.h"
 #include "cuda/attention/device_plan.h"
 #include "cuda/cache/common.h"
 #include "cuda/device.h"
+#include "ops/attention.h"
 
 namespace quire::cuda {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/params.h"
+#include "ops/attention.h"
 
 namespace quire::cuda {
 

@@ -3,9 +3,10 @@
 #include <unordered_set>
 #include <vector>
 
-#include "cuda/kernels.h"
+#include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
 #include "cuda/vector.h"
+#include "ops/cache.h"
 
 namespace quire::cuda {
 namespace {
@@ -62,6 +63,7 @@ std::vector<std::pair<int64_t, int64_t>> independent_runs(const int64_t* pairs, 
 
 }  // namespace
 
+// `caches`, `block_bytes` and `block_mapping` are in host memory, which may be freed on return.
 void copy_blocks(const CopyBlocksParams& p, cudaStream_t stream) {
   for (const auto& [begin, end] : independent_runs(p.block_mapping, p.num_pairs)) {
     CopyWave wave{};
@@ -83,6 +85,7 @@ void copy_blocks(const CopyBlocksParams& p, cudaStream_t stream) {
   }
 }
 
+// `block_mapping` is in host memory; `src` and `dst` may be anywhere.
 void swap_blocks(const SwapBlocksParams& p, cudaStream_t stream) {
   for (int64_t begin = 0; begin < p.num_pairs;) {
     const int64_t src = p.block_mapping[2 * begin];

@@ -1,11 +1,12 @@
 // Keys and values into their slots of the cache and out of them; keys rotated on the way where a
 // model does that.
 #include "cuda/cache/common.h"
-#include "cuda/kernels.h"
+#include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
 #include "cuda/layers/rotary.cuh"
 #include "cuda/ptx.h"
 #include "cuda/vector.h"
+#include "ops/rotary.h"
 
 namespace quire::cuda {
 namespace {

@@ -1,8 +1,9 @@
 // Activations, plain and gated. Each element is computed in float32 and rounded once.
 #include "core/dispatch.h"
-#include "cuda/kernels.h"
+#include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
 #include "cuda/vector.h"
+#include "ops/layers.h"
 
 namespace quire::cuda {
 namespace {
@@ -57,17 +58,40 @@ __global__ void __launch_bounds__(kThreads) activation_kernel(const ActivationPa
   }
 }
 
-}  // namespace
-
-void activation(const ActivationParams& p, cudaStream_t stream) {
+template <typename Fn>
+void activate(const ActivationParams& p, cudaStream_t stream) {
   // Few rows of many columns are shared by several blocks: 8 packs for each thread at most.
   constexpr int64_t kColumnsOfBlock = 8 * kThreads * 8;
   const auto parts = static_cast<unsigned>((p.n + kColumnsOfBlock - 1) / kColumnsOfBlock);
   QUIRE_DISPATCH_DTYPE(
       p.dtype, T,
-      QUIRE_DISPATCH_ACTIVATION(p.activation, Fn,
-                                launch(activation_kernel<T, Fn>, dim3(grid_size(p.rows), parts),
-                                       kThreads, 0, stream, p)));
+      launch(activation_kernel<T, Fn>, dim3(grid_size(p.rows), parts), kThreads, 0, stream, p));
+}
+
+}  // namespace
+
+void silu_and_mul(const ActivationParams& p, cudaStream_t stream) {
+  activate<Silu>(p, stream);
+}
+
+void gelu_and_mul(const ActivationParams& p, cudaStream_t stream) {
+  activate<Gelu>(p, stream);
+}
+
+void gelu_tanh_and_mul(const ActivationParams& p, cudaStream_t stream) {
+  activate<GeluTanh>(p, stream);
+}
+
+void gelu(const ActivationParams& p, cudaStream_t stream) {
+  activate<Gelu>(p, stream);
+}
+
+void gelu_tanh(const ActivationParams& p, cudaStream_t stream) {
+  activate<GeluTanh>(p, stream);
+}
+
+void quick_gelu(const ActivationParams& p, cudaStream_t stream) {
+  activate<QuickGelu>(p, stream);
 }
 
 }  // namespace quire::cuda

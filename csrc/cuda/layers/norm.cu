@@ -2,9 +2,10 @@
 // t + kThreads ... of the row and the threads' sums are added in one order, so a row's result
 // depends on nothing but the row.
 #include "core/dispatch.h"
-#include "cuda/kernels.h"
+#include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
 #include "cuda/vector.h"
+#include "ops/layers.h"
 
 namespace quire::cuda {
 namespace {

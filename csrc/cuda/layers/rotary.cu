@@ -1,8 +1,9 @@
 // Rotary position embedding in place; elements beyond the rotary dimension are left alone.
 #include "core/dispatch.h"
-#include "cuda/kernels.h"
+#include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
 #include "cuda/layers/rotary.cuh"
+#include "ops/rotary.h"
 
 namespace quire::cuda {
 namespace {

@@ -2,8 +2,8 @@
 // 2i with 2i + 1.
 #pragma once
 
-#include "core/params.h"
 #include "cuda/device.h"
+#include "ops/rotary.h"
 
 namespace quire::cuda {
 

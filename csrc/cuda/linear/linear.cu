@@ -1,10 +1,13 @@
 // Which tiles serve a linear layer, and their launch. The choice changes no bit.
 #include "core/dispatch.h"
+#include "cuda/cuda_ops.h"
 #include "cuda/linear/linear.cuh"
-#include "cuda/linear/linear.h"
 
 namespace quire::cuda {
 namespace {
+
+// The first call of a thread allocates it; no later call allocates.
+thread_local SplitMemory split_memory;
 
 template <typename T>
 bool is_aligned_operand(const void* data, int64_t stride) {
@@ -55,9 +58,9 @@ void run_rows(const LinearParams& p, const SplitResults& results, cudaStream_t s
 
 }  // namespace
 
-void linear(const LinearParams& p, SplitMemory& memory, cudaStream_t stream) {
+void linear(const LinearParams& p, cudaStream_t stream) {
   if (p.num_rows == 0 || p.out_features == 0) return;
-  const SplitResults& results = memory.get(stream);
+  const SplitResults& results = split_memory.get(stream);
   QUIRE_DISPATCH_DTYPE(p.dtype, T, run_rows<T>(p, results, stream));
 }
 

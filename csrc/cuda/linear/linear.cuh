@@ -14,8 +14,8 @@
 #pragma once
 
 #include "cuda/launch.h"
-#include "cuda/linear/linear.h"
 #include "cuda/linear/sections.h"
+#include "cuda/linear/split_memory.h"
 #include "cuda/linear/tile.cuh"
 
 namespace quire::cuda {

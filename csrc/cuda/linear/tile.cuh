@@ -4,9 +4,9 @@
 
 #include <type_traits>
 
-#include "core/params.h"
 #include "cuda/ptx.h"
 #include "cuda/vector.h"
+#include "ops/linear.h"
 
 namespace quire::cuda {
 

@@ -1,6 +1,7 @@
 // Changes logits before a token is drawn from them: bit by bit what cpu/logit_rules.cpp does.
-#include "cuda/kernels.h"
+#include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
+#include "ops/logits.h"
 
 #define QUIRE_NAMESPACE quire::cuda
 #define QUIRE_FUNCTION __device__ __forceinline__

@@ -6,9 +6,10 @@
 // 2^-40, whose sum does not depend on the order of addition.
 #include <cstdint>
 
-#include "cuda/kernels.h"
+#include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
 #include "cuda/logits/row_select.cuh"
+#include "ops/logits.h"
 
 namespace quire::cuda {
 namespace {

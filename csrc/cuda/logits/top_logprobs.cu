@@ -1,8 +1,9 @@
 // Log-probabilities of chosen tokens and of the most probable ones: bit by bit what
 // cpu/logprobs.cpp finds.
-#include "cuda/kernels.h"
+#include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
 #include "cuda/logits/row_select.cuh"
+#include "ops/logits.h"
 
 #define QUIRE_NAMESPACE quire::cuda
 #define QUIRE_FUNCTION __device__ __forceinline__

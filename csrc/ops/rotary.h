@@ -1,8 +1,39 @@
-// Checks of rotary embedding, alone and on the way into the cache.
+// Rotary embedding, alone and on the way into the cache: what its kernels are given, and the checks
+// of its arguments.
+#pragma once
+
+#include "core/params.h"
+#include "ops/cache.h"
+
+namespace quire {
+
+struct RotaryParams {
+  RowsView query;  // [T, H, D]
+  RowsView key;    // [T, Hkv, D]
+  const int64_t* positions;
+  const float* cos_sin_cache;  // [P, rotary_dim]: cosines, then sines
+  int64_t cos_sin_stride;
+  int64_t num_tokens;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t rotary_dim;
+  bool is_neox;
+  DType dtype;
+};
+
+// The rotated keys go to the cache alone: `rotary.key` stays as it is, and so does `cache.key`,
+// which is the same. Rows from cache.num_tokens on have no slot.
+struct RotaryCacheParams {
+  RotaryParams rotary;
+  CacheIoParams cache;
+};
+
+}  // namespace quire
+
+#if defined(QUIRE_COMPILE_CHECKS)
 #include <string>
 
 #include "core/check.h"
-#include "ops/cache_io.h"
 #include "ops/ops.h"
 
 namespace quire::ops {
@@ -76,3 +107,5 @@ void rotary_and_cache(Backend& backend, const Tensor& positions, const Tensor& q
 }
 
 }  // namespace quire::ops
+
+#endif

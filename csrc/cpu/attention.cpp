@@ -1,6 +1,11 @@
-#include "cpu/attention_plan.h"
+// Paged attention: cuts the attention of a step into work items for the kernel of the instruction
+// set. The cut is free: results do not depend on it (cpu/kernels/attention.h).
+#include "ops/attention.h"
 
 #include <algorithm>
+#include <vector>
+
+#include "cpu/cpu_ops.h"
 
 namespace quire::cpu {
 namespace {
@@ -17,9 +22,8 @@ int64_t cost_of(const PagedAttentionParams& p, const AttentionItem& item) {
          (item.head_end - item.head_begin);
 }
 
-}  // namespace
-
-std::vector<AttentionItem> plan_attention(const PagedAttentionParams& p, int num_threads) {
+// Items in the order in which threads should take them: most work first.
+std::vector<AttentionItem> make_items(const PagedAttentionParams& p, int num_threads) {
   const int64_t group = p.num_heads / p.num_kv_heads;
   const int64_t tokens_per_item = std::max<int64_t>(1, kRowsPerItem / group);
   const auto tokens_of = [&](int64_t seq) {
@@ -51,6 +55,14 @@ std::vector<AttentionItem> plan_attention(const PagedAttentionParams& p, int num
     return cost_of(p, a) > cost_of(p, b);
   });
   return items;
+}
+
+}  // namespace
+
+// Each call makes its own items: that takes a few microseconds.
+void paged_attention(const PagedAttentionParams& p, const KernelTable& kernels, ThreadPool& pool) {
+  const std::vector<AttentionItem> items = make_items(p, pool.num_threads());
+  kernels.attend(p, items.data(), static_cast<int64_t>(items.size()), pool);
 }
 
 }  // namespace quire::cpu

@@ -1,4 +1,68 @@
-// Checks of sampling, of what changes logits before it and of what is reported after it.
+// From logits to tokens: what the kernels are given, and the checks of their arguments.
+#pragma once
+
+#include "core/params.h"
+
+namespace quire {
+
+// Penalties of tokens that a sequence holds already.
+struct PenaltyParams {
+  float* logits;             // [N, V]
+  const int32_t* token_ids;  // [N, L], of the prompt, then of the output
+  int64_t row_stride;
+  int64_t token_stride;
+  int64_t num_rows;
+  int64_t vocab_size;
+  const int32_t* num_prompt_tokens;  // [N]
+  const int32_t* num_tokens;         // [N], prompt and output
+  const float* repetition;           // [N], 1 = off
+  const float* frequency;            // [N], 0 = off
+  const float* presence;             // [N], 0 = off
+};
+
+struct TokenMaskParams {
+  float* logits;           // [N, V]
+  const int32_t* bitmask;  // [N, ceil(V / 32)], bit i % 32 of word i / 32 is of token i
+  int64_t row_stride;
+  int64_t mask_stride;
+  int64_t num_rows;
+  int64_t vocab_size;
+};
+
+constexpr int kMaxTopLogprobs = 1024;
+
+struct TopLogprobsParams {
+  const float* logits;       // [N, V]
+  const int64_t* token_ids;  // [N]
+  float* logprobs;           // [N]
+  int64_t* ranks;            // [N], from 1
+  int64_t* top_token_ids;    // [N, K]
+  float* top_logprobs;       // [N, K]
+  int64_t row_stride;
+  int64_t num_rows;
+  int64_t vocab_size;
+  int64_t num_top;  // K
+};
+
+struct SampleParams {
+  const float* logits;  // [N, V]
+  int64_t row_stride;
+  int64_t num_rows;
+  int64_t vocab_size;
+  const float* temperature;       // [N], 0 = greedy
+  const int32_t* top_k;           // [N], 0 = off
+  const float* top_p;             // [N], 1 = off
+  const float* min_p;             // [N], 0 = off
+  const int64_t* seed;            // [N], bits of a uint64
+  const int32_t* sequence_index;  // [N]
+  const int64_t* position;        // [N]
+  int64_t* token_ids;             // [N]
+  bool* ok;                       // [N]
+};
+
+}  // namespace quire
+
+#if defined(QUIRE_COMPILE_CHECKS)
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -181,3 +245,5 @@ void sample(Backend& backend, const Tensor& token_ids, const Tensor& ok, const T
 }
 
 }  // namespace quire::ops
+
+#endif

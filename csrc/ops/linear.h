@@ -1,4 +1,29 @@
-// Checks of linear layers.
+// Linear layers: what their kernels are given, and the checks of their arguments.
+#pragma once
+
+#include "core/params.h"
+
+namespace quire {
+
+struct LinearParams {
+  void* out;           // [M, N]
+  const void* x;       // [M, K]
+  const void* weight;  // [N, K]
+  const void* bias;    // [N], or null
+  int64_t out_stride;
+  int64_t x_stride;
+  int64_t weight_stride;
+  int64_t num_rows;        // M
+  int64_t out_features;    // N
+  int64_t total_features;  // of the layer of which N are computed here
+  int64_t in_features;     // K
+  DType dtype;
+};
+
+}  // namespace quire
+
+#if defined(QUIRE_COMPILE_CHECKS)
+
 #include "core/check.h"
 #include "ops/ops.h"
 
@@ -50,3 +75,5 @@ void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& 
 }
 
 }  // namespace quire::ops
+
+#endif

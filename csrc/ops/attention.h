@@ -1,11 +1,46 @@
-// Checks of paged attention.
+// Paged attention: what its kernels are given, and the checks of its arguments.
+#pragma once
+
+#include "core/params.h"
+#include "ops/cache.h"
+
+namespace quire {
+
+struct PagedAttentionParams {
+  RowsView out;    // [T, H, D]
+  RowsView query;  // [T, H, D]
+  CacheView key_cache;
+  CacheView value_cache;
+  const int32_t* block_tables;     // [N, MB]
+  const int32_t* seq_lens;         // [N], keys and values including those of this chunk
+  const int32_t* query_start_loc;  // [N + 1]
+  const float* alibi_slopes;       // [H], or null
+  const float* key_scales;         // [Hkv], of float8 caches; null where all are 1
+  const float* value_scales;       // [Hkv]
+  int64_t block_table_stride;
+  int64_t num_tokens;  // T; rows from query_start_loc[N] on are left alone
+  int64_t num_seqs;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_size;
+  int64_t block_size;
+  int64_t sliding_window;  // keys with q_pos - k_pos < window; INT64_MAX without one
+  float scale;
+  float soft_cap;             // 0 without one
+  const AttentionPlan* plan;  // of the same backend and step; or null
+  DType dtype;
+  DType cache_dtype;  // the same, or a quantised one
+};
+
+}  // namespace quire
+
+#if defined(QUIRE_COMPILE_CHECKS)
 #include <cmath>
 #include <limits>
 #include <string>
 #include <utility>
 
 #include "core/check.h"
-#include "ops/cache_io.h"
 #include "ops/ops.h"
 
 namespace quire::ops {
@@ -193,3 +228,5 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
 }
 
 }  // namespace quire::ops
+
+#endif

@@ -1,9 +1,51 @@
-// Checks of the operations that move keys and values.
+// Operations on cached keys and values: what their kernels are given, and the checks of their
+// arguments.
+#pragma once
+
+#include "core/params.h"
+
+namespace quire {
+
+// reshape_and_cache and its inverse, gather_cached_kv.
+struct CacheIoParams {
+  RowsView key;    // [T, Hkv, D]
+  RowsView value;  // [T, Hkv, D]
+  CacheView key_cache;
+  CacheView value_cache;
+  const int64_t* slot_mapping;  // [T], block * block_size + offset; negative rows are padding
+  int64_t num_tokens;
+  int64_t num_kv_heads;
+  int64_t head_size;
+  int64_t block_size;
+  const float* key_scales;    // [Hkv], of float8 caches; null where all are 1
+  const float* value_scales;  // [Hkv]
+  DType dtype;
+  DType cache_dtype;  // the same, or a quantised one
+};
+
+struct CopyBlocksParams {
+  char* const* caches;           // [num_caches], key and value caches of every layer
+  const int64_t* block_bytes;    // [num_caches], bytes of one block; blocks lie back to back
+  const int64_t* block_mapping;  // [P, 2] (source, destination), applied in order
+  int64_t num_caches;
+  int64_t num_pairs;
+};
+
+struct SwapBlocksParams {
+  const char* src;
+  char* dst;
+  int64_t block_bytes;
+  const int64_t* block_mapping;  // [P, 2] (source block, destination block)
+  int64_t num_pairs;
+};
+
+}  // namespace quire
+
+#if defined(QUIRE_COMPILE_CHECKS)
 #include <cmath>
 #include <string>
 
 #include "core/check.h"
-#include "ops/cache_io.h"
 #include "ops/ops.h"
 
 namespace quire::ops {
@@ -41,19 +83,9 @@ void check_block_mapping(const Tensor& mapping, int64_t src_blocks, int64_t dst_
   }
 }
 
-// As check_cache_io, but no row is without a slot.
-CacheIoParams check_all_rows(const Backend& backend, const Tensor& key, const Tensor& value,
-                             const Tensor& key_cache, const Tensor& value_cache,
-                             const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
-                             const std::optional<Tensor>& v_scale) {
-  check_shape("key", key, {-1, -1, -1}, "[T, Hkv, D]");
-  check_shape("slot_mapping", slot_mapping, {key.shape[0]}, "[T]");
-  return check_cache_io(backend, key, value, key_cache, value_cache, slot_mapping, k_scale,
-                        v_scale);
-}
-
-}  // namespace
-
+// Checks that the caches hold heads of the size and number of `rows` [T, Hkv, D], in the type of
+// `rows` or in the one that the backend offers instead. `name` is that of `rows`; with `num_heads`
+// -1 any number of heads will do.
 void check_caches(const Backend& backend, const char* name, const Tensor& rows, int64_t num_heads,
                   const Tensor& key_cache, const Tensor& value_cache) {
   const int64_t head_size = rows.shape[2];
@@ -79,6 +111,8 @@ void check_caches(const Backend& backend, const char* name, const Tensor& rows, 
   }
 }
 
+// Returns the scales [Hkv] of a float8 cache, null without; other caches have none. Values in host
+// memory must be positive and finite.
 const float* check_head_scales(const char* name, const std::optional<Tensor>& scales,
                                const Tensor& cache) {
   if (!scales) return nullptr;
@@ -101,6 +135,7 @@ const float* check_head_scales(const char* name, const std::optional<Tensor>& sc
   return values;
 }
 
+// For the first rows, as many as there are slots.
 CacheIoParams check_cache_io(const Backend& backend, const Tensor& key, const Tensor& value,
                              const Tensor& key_cache, const Tensor& value_cache,
                              const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
@@ -145,6 +180,19 @@ CacheIoParams check_cache_io(const Backend& backend, const Tensor& key, const Te
   p.cache_dtype = key_cache.dtype;
   return p;
 }
+
+// As check_cache_io, but every row has a slot.
+CacheIoParams check_all_rows(const Backend& backend, const Tensor& key, const Tensor& value,
+                             const Tensor& key_cache, const Tensor& value_cache,
+                             const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                             const std::optional<Tensor>& v_scale) {
+  check_shape("key", key, {-1, -1, -1}, "[T, Hkv, D]");
+  check_shape("slot_mapping", slot_mapping, {key.shape[0]}, "[T]");
+  return check_cache_io(backend, key, value, key_cache, value_cache, slot_mapping, k_scale,
+                        v_scale);
+}
+
+}  // namespace
 
 void reshape_and_cache(Backend& backend, const Tensor& key, const Tensor& value,
                        const Tensor& key_cache, const Tensor& value_cache,
@@ -205,3 +253,5 @@ void swap_blocks(Backend& backend, const Tensor& src_cache, const Tensor& dst_ca
 }
 
 }  // namespace quire::ops
+
+#endif

@@ -1,7 +1,6 @@
-// Linear layers by the invariance rule.
+// Device memory for linear layers whose sums of sections come from several blocks.
 #pragma once
 
-#include "core/params.h"
 #include "cuda/workspace.h"
 
 namespace quire::cuda {
@@ -36,8 +35,5 @@ class SplitMemory {
   Workspace memory_;
   SplitResults results_{};
 };
-
-// The first call of a thread allocates; no other does.
-void linear(const LinearParams& p, SplitMemory& memory, cudaStream_t stream);
 
 }  // namespace quire::cuda

@@ -1,16 +1,24 @@
-// Checks of the attention kernels that the field began with; a CUDA device only.
-#include "seed/ops.h"
+// Checks and the binding of the attention kernels that the field began with; only for GPUs.
+#include "seed/bindings.h"
 
+#include <pybind11/stl.h>
+
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "bindings/tensor_caster.h"
 #include "core/check.h"
+#include "seed/attention_v1.h"
 
-namespace quire::ops {
+namespace quire {
+namespace {
 
-void paged_attention_v1(cuda::CudaBackend& backend, const Tensor& out, const Tensor& query,
-                        const Tensor& key_cache, const Tensor& value_cache,
-                        const Tensor& block_tables, const Tensor& seq_lens, double scale,
+// One query token of each sequence, over caches of their own layout. `max_seq_len` is the largest
+// of `seq_lens`; `is_partitioned` chooses the second version.
+void paged_attention_v1(const Tensor& out, const Tensor& query, const Tensor& key_cache,
+                        const Tensor& value_cache, const Tensor& block_tables,
+                        const Tensor& seq_lens, double scale,
                         const std::optional<Tensor>& alibi_slopes, int64_t max_seq_len,
                         bool is_partitioned) {
   check_shape("query", query, {-1, -1, -1}, "[N, H, D]");
@@ -78,7 +86,14 @@ void paged_attention_v1(cuda::CudaBackend& backend, const Tensor& out, const Ten
   p.scale = static_cast<float>(scale);
   p.is_partitioned = is_partitioned;
   p.dtype = query.dtype;
-  backend.seed_attention(p);
+  cuda::seed_attention(p);
 }
 
-}  // namespace quire::ops
+}  // namespace
+
+void bind_seed(pybind11::module_& module) {
+  module.def("paged_attention_v1", paged_attention_v1,
+             pybind11::call_guard<pybind11::gil_scoped_release>());
+}
+
+}  // namespace quire

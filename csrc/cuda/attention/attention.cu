@@ -1,0 +1,54 @@
+// Paged attention: on tensor cores by a plan of the step, or by the plain kernel.
+#include <utility>
+#include <vector>
+
+#include "cuda/attention/common.h"
+#include "cuda/cuda_ops.h"
+
+namespace quire::cuda {
+namespace {
+
+// Partial results of all plans of a thread that captured graphs refer to.
+thread_local LastingMemory lasting_partials;
+
+// The values of a device array, once the stream has done its work on it.
+std::vector<int32_t> fetch(const int32_t* device, int64_t count, cudaStream_t stream) {
+  std::vector<int32_t> host(static_cast<size_t>(count));
+  check(cudaMemcpyAsync(host.data(), device, host.size() * sizeof(int32_t), cudaMemcpyDefault,
+                        stream),
+        "fetch");
+  check(cudaStreamSynchronize(stream), "fetch");
+  return host;
+}
+
+}  // namespace
+
+std::shared_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& p, int64_t max_seq_len,
+                                              std::shared_ptr<AttentionPlan> earlier,
+                                              cudaStream_t stream) {
+  if (!attention_mma_serves(p)) return nullptr;
+  auto plan = std::static_pointer_cast<DevicePlan>(std::move(earlier));
+  if (plan == nullptr) plan = std::make_shared<DevicePlan>();
+  if (max_seq_len == 0) {
+    plan->make(p, p.seq_lens, p.query_start_loc, stream);
+  } else {
+    plan->make_fixed(p, p.seq_lens, p.query_start_loc, max_seq_len, lasting_partials, stream);
+  }
+  return plan;
+}
+
+void paged_attention(const PagedAttentionParams& p, cudaStream_t stream) {
+  if (!attention_mma_serves(p)) {
+    attention_plain(p, stream);
+  } else if (p.plan != nullptr) {
+    attention_mma(p, *static_cast<const DevicePlan*>(p.plan), stream);
+  } else {
+    const std::vector<int32_t> seq_lens = fetch(p.seq_lens, p.num_seqs, stream);
+    const std::vector<int32_t> query_start_loc = fetch(p.query_start_loc, p.num_seqs + 1, stream);
+    static thread_local DevicePlan plan;
+    plan.make(p, seq_lens.data(), query_start_loc.data(), stream);
+    attention_mma(p, plan, stream);
+  }
+}
+
+}  // namespace quire::cuda

@@ -1,0 +1,11 @@
+// The attention kernels that the field began with, as functions of the Python module.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace quire {
+
+// Defines `paged_attention_v1`.
+void bind_seed(pybind11::module_& module);
+
+}  // namespace quire
