@@ -50,7 +50,7 @@ quire::Device device_of(handle tensor, const quire::TorchNames& names) {
     return quire::Device::kCpu;
   if (checked(PyObject_GetAttr(tensor.ptr(), names.is_cuda)).ptr() == Py_True)
     return quire::Device::kCuda;
-  throw value_error("tensors must be on the CPU or a GPU, got one on " +
+  throw value_error("tensor: must be on the CPU or a GPU, got one on " +
                     str(tensor.attr("device")).cast<std::string>());
 }
 
@@ -59,7 +59,8 @@ quire::DType dtype_of(handle tensor, const quire::TorchNames& names) {
   for (const auto& known : names.dtypes) {
     if (dtype.ptr() == known.object) return known.dtype;
   }
-  throw value_error("no kernel takes tensors of " + str(dtype).cast<std::string>());
+  throw value_error("tensor: must have a dtype that kernels take, got " +
+                    str(dtype).cast<std::string>());
 }
 
 }  // namespace
@@ -75,7 +76,7 @@ bool type_caster<quire::Tensor>::load(handle src, bool) {
   const object data = checked(PyObject_CallMethodNoArgs(src.ptr(), names.data_ptr));
   const auto ndim = PyTuple_GET_SIZE(shape.ptr());
   if (ndim > quire::kMaxDims) {
-    throw value_error("tensors must have at most " + std::to_string(quire::kMaxDims) +
+    throw value_error("tensor: must have at most " + std::to_string(quire::kMaxDims) +
                       " dimensions, got " + std::to_string(ndim));
   }
   value.data = PyLong_AsVoidPtr(data.ptr());

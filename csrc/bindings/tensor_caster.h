@@ -10,7 +10,7 @@
 
 namespace quire {
 
-// What is looked up once and compared or called for every tensor.
+// Python objects that are looked up once and used for every tensor.
 struct TorchNames {
   PyObject* data_ptr;
   PyObject* shape;

@@ -80,41 +80,41 @@ void check_shape(const char* name, const Tensor& tensor, std::initializer_list<i
     wanted += wanted.size() == 1 ? "" : ", ";
     wanted += size == -1 ? "any" : std::to_string(size);
   }
-  fail(std::string(name) + " must be " + what + " = " + wanted + "], got " + shape_text(tensor));
+  fail(std::string(name) + ": must be " + what + " = " + wanted + "], got " + shape_text(tensor));
 }
 
 void check_dtype(const char* name, const Tensor& tensor, DType dtype) {
   if (tensor.dtype == dtype) return;
-  fail(std::string(name) + " must be " + dtype_name(dtype) + ", got " + dtype_name(tensor.dtype));
+  fail(std::string(name) + ": must be " + dtype_name(dtype) + ", got " + dtype_name(tensor.dtype));
 }
 
 void check_activation_dtype(const char* name, const Tensor& tensor) {
   if (tensor.dtype == DType::kFloat32 || tensor.dtype == DType::kBFloat16 ||
       tensor.dtype == DType::kFloat16)
     return;
-  fail(std::string(name) + " must be float32, bfloat16 or float16, got " +
+  fail(std::string(name) + ": must be float32, bfloat16 or float16, got " +
        dtype_name(tensor.dtype));
 }
 
 void check_device(const char* name, const Tensor& tensor, Device device) {
   if (tensor.device == device) return;
-  fail(std::string(name) + " must be on the " + (device == Device::kCpu ? "CPU" : "GPU"));
+  fail(std::string(name) + ": must be on the " + (device == Device::kCpu ? "CPU" : "GPU"));
 }
 
 void check_unit_stride(const char* name, const Tensor& tensor) {
   const int last = tensor.ndim - 1;
   if (last < 0 || tensor.shape[last] <= 1 || tensor.stride[last] == 1) return;
-  fail(std::string(name) + " must have stride 1 in its last dimension, got " +
+  fail(std::string(name) + ": must have stride 1 in its last dimension, got " +
        std::to_string(tensor.stride[last]));
 }
 
 void check_contiguous(const char* name, const Tensor& tensor) {
   for (int i = 0; i < tensor.ndim; ++i)
-    if (tensor.shape[i] == 0) return;  // of no elements, any stride will do
+    if (tensor.shape[i] == 0) return;  // without elements any stride will do
   int64_t expected = 1;
   for (int i = tensor.ndim - 1; i >= 0; --i) {
     if (tensor.shape[i] > 1 && tensor.stride[i] != expected) {
-      fail(std::string(name) + " must be contiguous, got stride " +
+      fail(std::string(name) + ": must be contiguous, got stride " +
            std::to_string(tensor.stride[i]) + " in dimension " + std::to_string(i));
     }
     expected *= tensor.shape[i];
@@ -123,7 +123,7 @@ void check_contiguous(const char* name, const Tensor& tensor) {
 
 void check_range(const std::string& name, int64_t value, int64_t begin, int64_t end) {
   if (value >= begin && value < end) return;
-  fail(name + " must be in [" + std::to_string(begin) + ", " + std::to_string(end) + "), got " +
+  fail(name + ": must be in [" + std::to_string(begin) + ", " + std::to_string(end) + "), got " +
        std::to_string(value));
 }
 

@@ -19,7 +19,7 @@ std::string shape_text(const Tensor& tensor);
 void check_shape(const char* name, const Tensor& tensor, std::initializer_list<int64_t> shape,
                  const char* what);
 void check_dtype(const char* name, const Tensor& tensor, DType dtype);
-// fp32, bf16 or fp16.
+// float32, bfloat16 or float16.
 void check_activation_dtype(const char* name, const Tensor& tensor);
 void check_device(const char* name, const Tensor& tensor, Device device);
 // Unit stride along the last dimension.

@@ -1,5 +1,5 @@
 // One macro per axis that kernels are compiled for. A value without a case is a bug of the checks
-// in ops/ and is reported.
+// in ops/; it is reported as one.
 #pragma once
 
 #include "core/tensor.h"

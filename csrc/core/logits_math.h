@@ -1,5 +1,5 @@
-// What is done to logits before a token is drawn and worked out of them after, as text that every
-// instruction set and CUDA compile for themselves. Every operation is a single IEEE operation, so
+// Penalties and log-probabilities, as text that every instruction set and CUDA compile for
+// themselves. Every operation is a single IEEE operation, so
 // that all of them have the same result to the bit.
 //
 // The includer defines QUIRE_NAMESPACE and QUIRE_FUNCTION (how a function is declared).

@@ -86,7 +86,7 @@ QUIRE_FUNCTION float exponential(uint32_t r) {
   return -log_from(u, -v);
 }
 
-// The race: of exponential clocks with rates e^x, clock i rings first with probability
+// The race: among exponential clocks with rates e^x, clock i rings first with probability
 // softmax(x)[i].
 QUIRE_FUNCTION float race(float x, uint32_t r) {
   return exp_negative(x) / exponential(r);

@@ -1,4 +1,4 @@
-// A tensor as the bindings hand it over: a pointer with its shape, strides and element type.
+// A tensor as the bindings pass it: a pointer with its shape, strides and element type.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace quire {
 
-// Float64 is for refusing it by the argument's name.
+// No kernel takes float64: it is here so that the checks can name the argument that has it.
 enum class DType : uint8_t {
   kFloat32,
   kBFloat16,

@@ -31,7 +31,7 @@ int usable_cores() {
 CpuBackend::CpuBackend()
     : kernels_(&initial_kernels()), pool_(std::make_unique<ThreadPool>(usable_cores())) {}
 
-// paged_attention cuts up its work by itself.
+// Null: each call of paged_attention divides its own work.
 std::shared_ptr<AttentionPlan> CpuBackend::plan_attention(const PagedAttentionParams&, int64_t,
                                                           std::shared_ptr<AttentionPlan>) {
   return nullptr;

@@ -23,12 +23,12 @@ class CpuBackend final : public Backend {
 #define QUIRE_OP(name, Params, ...) void name(const Params& params) override;
 #include "ops.def"
 
-  // Neither may run beside an operation.
+  // Neither may be called while an operation runs.
   void set_isa(const std::string& name);
   void set_num_threads(int num_threads);
 
-  // Asks for huge pages behind the whole pages of a buffer, best before its first use. Without
-  // effect where the system offers none.
+  // Asks for huge pages for the whole pages of a buffer, best before its first use. No effect on
+  // systems without them.
   static void advise_huge_pages(void* data, int64_t bytes);
 
   const KernelTable& kernels() const { return *kernels_; }

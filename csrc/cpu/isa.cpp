@@ -37,7 +37,7 @@ const KernelTable& find_kernel_table(const std::string& name) {
     choices += choices.empty() ? "" : ", ";
     choices += table->name;
   }
-  throw std::invalid_argument("isa must be one of " + choices + " on this machine, got '" + name +
+  throw std::invalid_argument("isa: must be one of " + choices + " on this machine, got '" + name +
                               "'");
 }
 

@@ -1,4 +1,4 @@
-// Which instruction sets were compiled in and run on this machine, best first.
+// The instruction sets that were compiled in and that this machine can run, best first.
 #pragma once
 
 #include <string>

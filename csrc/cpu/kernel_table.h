@@ -20,7 +20,7 @@ struct AttentionItem {
   int32_t head_end;
 };
 
-// What one pass over a row of logits finds.
+// The result of one pass over a row of logits.
 struct LogitsScan {
   float max;
   int64_t argmax;  // lowest index of the maximum
@@ -33,7 +33,7 @@ struct SampleCut {
   int64_t index_cut;
 };
 
-// What the random draw of a row depends on.
+// The key of the random draw of a row.
 struct DrawKey {
   uint64_t seed;
   int32_t sequence_index;
@@ -47,7 +47,7 @@ struct KernelTable {
 #define QUIRE_OP(name, Params, ...)
 #include "ops.def"
 
-  // What the other operations (cpu/cpu_ops.h) call.
+  // Called by the other operations (cpu/cpu_ops.h).
   void (*attend)(const PagedAttentionParams&, const AttentionItem* items, int64_t num_items,
                  ThreadPool&);
   LogitsScan (*scan_logits)(const float* logits, int64_t n);

@@ -31,7 +31,7 @@ void penalize_row(const PenaltyParams& p, int64_t row) {
     uint32_t& each = uses[static_cast<size_t>(token_ids[i])];
     each = i < p.num_prompt_tokens[row] ? each | kInPrompt : each + 1;
   }
-  // Once for each token: those that come again are found to have no uses left.
+  // Once for each token: its uses are cleared, so that a repetition is skipped.
   for (int32_t i = 0; i < p.num_tokens[row]; ++i) {
     const int32_t token = token_ids[i];
     uint32_t& each = uses[static_cast<size_t>(token)];

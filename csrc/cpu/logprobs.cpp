@@ -17,7 +17,7 @@ struct Candidate {
   float logit;
   int64_t token_id;
 
-  // Better: more probable, of equals the one of the lower id.
+  // Better: more probable or, between equals, of the lower id.
   bool operator<(const Candidate& other) const {
     return logit > other.logit || (logit == other.logit && token_id < other.token_id);
   }

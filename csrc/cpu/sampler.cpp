@@ -5,10 +5,10 @@
 //   min-p   tokens at least min_p times as probable as the best
 //   top-k   the first k of those
 //   top-p   the shortest prefix of those whose renormalised probability reaches top_p
-// so one cut (a logit and an index) says it all. It is found without sorting the vocabulary: tokens
-// are counted in bins of 1/64 of a logit below the maximum, and only the bin that holds the
-// boundary is sorted. Probabilities are summed as integers of 2^-40, whose sum does not depend on
-// the order of addition.
+// so one cut (a logit and an index) describes the result. It is found without sorting the
+// vocabulary: tokens are counted in bins of 1/64 of a logit below the maximum, and only the bin
+// that holds the boundary is sorted. Probabilities are summed as integers of 2^-40, whose sum does
+// not depend on the order of addition.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,5 +1,6 @@
-// What kernels use beyond plain C++. Compiled by nvcc, or by any C++ compiler with the headers of
-// tests/emu/include in the place of CUDA's; only this file and ptx.h know which.
+// The parts of CUDA that kernels use beyond plain C++. Compiled by nvcc, or by any C++ compiler
+// with the headers of tests/emu/include in the place of CUDA's; only this file and ptx.h know
+// which.
 #pragma once
 
 #include <cuda_bf16.h>

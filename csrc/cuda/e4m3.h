@@ -21,7 +21,7 @@ __device__ __forceinline__ float to_float(e4m3 x) {
   return (x.bits & 0x80) != 0 ? -value : value;
 }
 
-// The nearest, ties to even; what is larger than 448 becomes 448.
+// The nearest, ties to even; magnitudes above 448 become 448.
 __device__ __forceinline__ e4m3 nearest_e4m3(float x) {
   constexpr uint32_t kLargest = 0x43e00000;         // 448
   constexpr uint32_t kSmallestNormal = 0x3c800000;  // 2^-6
@@ -44,7 +44,7 @@ __device__ __forceinline__ e4m3 nearest_e4m3(float x) {
 __device__ __forceinline__ uint32_t widen_e4m3_pair(uint32_t pair) {
   const uint32_t bytes = __byte_perm(pair, 0, 0x1404);  // each the upper byte of a half
   const uint32_t magnitudes = bytes & 0x7f007f00;
-  // With its exponent a bit lower each is a float16, but 2^-8 of what is meant.
+  // With its exponent a bit lower each is a float16, but 2^-8 of its value.
   const uint32_t small = (bytes & 0x80008000) | magnitudes >> 1;
   const uint32_t factors = 0x5c005c00;  // 2^8, twice
   const uint32_t is_nan = (magnitudes + 0x01000100) >> 15 & 0x00010001;

@@ -14,7 +14,7 @@ inline void check(cudaError_t error, const char* what) {
   throw std::runtime_error(std::string("CUDA: ") + what + ": " + cudaGetErrorString(error));
 }
 
-// Blocks of a grid, refused loudly where there are more than a grid can have.
+// The blocks of a grid. Throws std::invalid_argument if there are more than a grid can have.
 inline unsigned grid_size(int64_t blocks) {
   if (blocks > 0x7fffffff) {
     throw std::invalid_argument("CUDA: " + std::to_string(blocks) + " blocks do not fit a grid");
@@ -22,7 +22,7 @@ inline unsigned grid_size(int64_t blocks) {
   return static_cast<unsigned>(blocks);
 }
 
-// Blocks of two to a multiprocessor: what a launch should have to keep the device busy.
+// Two blocks for each multiprocessor: a launch with fewer leaves part of the device idle.
 inline int num_blocks_at_once() {
   static const int count = [] {
     int device = 0;
@@ -35,9 +35,9 @@ inline int num_blocks_at_once() {
   return count;
 }
 
-// Starts `kernel` on a stream. An empty grid is nothing to do.
+// Starts `kernel` on a stream. An empty grid starts nothing.
 //
-// Throws std::runtime_error: the device refuses.
+// Throws std::runtime_error if the device refuses.
 template <typename... Params, typename... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
             cudaStream_t stream, const Args&... args) {

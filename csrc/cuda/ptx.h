@@ -1,4 +1,4 @@
-// The instructions that CUDA C++ has no words for, one function each. Their emulation, for a
+// Instructions that CUDA C++ has no function for, one function each. Their emulation, for a
 // compiler that is not nvcc, is in tests/emu/include.
 #pragma once
 
@@ -27,13 +27,13 @@ __device__ __forceinline__ void async_commit() {
   asm volatile("cp.async.commit_group;");
 }
 
-// Waits until at most the last `kGroups` groups of this thread are still on their way.
+// Waits until at most the last `kGroups` groups of this thread are still in flight.
 template <int kGroups>
 __device__ __forceinline__ void async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements, whose rows the lanes name: lane l that of row l % 8 of
+// Four 8x8 matrices of 16-bit elements, whose rows the lanes give: lane l that of row l % 8 of
 // matrix l / 8. Lane l gets elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4 of each.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -91,7 +91,7 @@ __device__ __forceinline__ uint32_t widen_e4m3(uint32_t pair) {
 #endif
 }
 
-// The nearest e4m3, ties to even; what is larger than 448 becomes 448.
+// The nearest e4m3, ties to even; magnitudes above 448 become 448.
 __device__ __forceinline__ e4m3 round_to_e4m3(float x) {
 #if __CUDA_ARCH__ >= 890
   uint16_t pair;

@@ -1,4 +1,4 @@
-// What the host sends to the device, step after step, without waiting for the device.
+// Copies from the host to the device, step after step, without waiting for the device.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,7 @@
 
 namespace quire::cuda {
 
-// Host memory that the device copies from by itself. (From other memory a large copy first waits
-// for all that the stream has yet to do.)
+// Pinned host memory. (From other memory a large copy first waits for all work of the stream.)
 class UploadBuffer {
  public:
   UploadBuffer() = default;
@@ -22,7 +21,7 @@ class UploadBuffer {
     cudaFreeHost(data_);
   }
 
-  // Memory to be filled, once the last copy has left it.
+  // Returns memory to fill, once the last copy from it is done.
   char* begin(size_t bytes) {
     if (sent_ == nullptr) {
       check(cudaEventCreateWithFlags(&sent_, cudaEventDisableTiming), "upload");

@@ -1,4 +1,4 @@
-// Device memory that operations use while they run, kept from one to the next.
+// Device memory that operations use while they run, kept between them.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace quire::cuda {
 
-// Grows and never shrinks. What runs on one stream may share one; what runs at once may not.
+// Grows and never shrinks. Operations on one stream may share it, concurrent ones may not.
 class Workspace {
  public:
   Workspace() = default;
@@ -16,15 +16,15 @@ class Workspace {
   Workspace& operator=(const Workspace&) = delete;
   ~Workspace() { cudaFree(data_); }
 
-  // Hands out pieces from the beginning again; at least `bytes` together, each rounded up to 256.
+  // Starts again from the beginning, with room for `bytes` of pieces, each rounded up to 256.
   void begin(size_t bytes, cudaStream_t stream) {
     used_ = 0;
     if (bytes <= bytes_) return;
-    check(cudaStreamSynchronize(stream), "workspace");  // what was there may be in use
+    check(cudaStreamSynchronize(stream), "workspace");  // the old memory may be in use
     check(cudaFree(data_), "workspace");
     data_ = nullptr;
     bytes_ = 0;
-    bytes += bytes / 2;  // what grows by little grows often
+    bytes += bytes / 2;  // room for growth, so that small steps do not reallocate
     check(cudaMalloc(&data_, bytes), "workspace");
     bytes_ = bytes;
   }
@@ -47,8 +47,8 @@ class Workspace {
   size_t used_ = 0;
 };
 
-// Pieces that stay where they are as long as this lives, as what a captured graph refers to must.
-// Everybody is handed the same memory until somebody wants more.
+// Memory that stays in place as long as this lives, as captured graphs need. Every call of `take`
+// returns the same memory until one asks for more.
 class LastingMemory {
  public:
   LastingMemory() = default;

@@ -18,7 +18,7 @@ struct PagedAttentionParams {
   const float* key_scales;         // [Hkv], of float8 caches; null where all are 1
   const float* value_scales;       // [Hkv]
   int64_t block_table_stride;
-  int64_t num_tokens;  // T; rows from query_start_loc[N] on are left alone
+  int64_t num_tokens;  // T; rows from query_start_loc[N] on are not written
   int64_t num_seqs;
   int64_t num_heads;
   int64_t num_kv_heads;
@@ -80,16 +80,16 @@ void check_sizes(const Tensor& query, const Tensor& key_cache) {
   const int64_t head_size = query.shape[2];
   const int64_t block_size = key_cache.shape[2];
   if (kv_heads == 0 || heads == 0 || heads % kv_heads != 0) {
-    fail("query's " + std::to_string(heads) + " heads must be a multiple of key_cache's " +
-         std::to_string(kv_heads));
+    fail("query: must have a multiple of key_cache's " + std::to_string(kv_heads) + " heads, got " +
+         std::to_string(heads));
   }
   if (head_size == 0 || head_size % 8 != 0 || head_size > kMaxHeadSize) {
-    fail("query's head size must be a multiple of 8 up to " + std::to_string(kMaxHeadSize) +
+    fail("query: head size must be a multiple of 8 up to " + std::to_string(kMaxHeadSize) +
          ", got " + std::to_string(head_size));
   }
   if (block_size < kMinBlockSize || block_size > kMaxBlockSize ||
       (block_size & (block_size - 1)) != 0) {
-    fail("key_cache's block size must be a power of two in [" + std::to_string(kMinBlockSize) +
+    fail("key_cache: block size must be a power of two in [" + std::to_string(kMinBlockSize) +
          ", " + std::to_string(kMaxBlockSize) + "], got " + std::to_string(block_size));
   }
 }
@@ -98,18 +98,18 @@ void check_sizes(const Tensor& query, const Tensor& key_cache) {
 void check_sequences(const PagedAttentionParams& p, int64_t num_tokens, int64_t table_width,
                      int64_t num_blocks) {
   if (p.query_start_loc[0] != 0)
-    fail("query_start_loc[0] must be 0, got " + std::to_string(p.query_start_loc[0]));
+    fail("query_start_loc[0]: must be 0, got " + std::to_string(p.query_start_loc[0]));
   for (int64_t i = 0; i < p.num_seqs; ++i) {
     const std::string index = "[" + std::to_string(i) + "]";
     const int64_t begin = p.query_start_loc[i];
     const int64_t end = p.query_start_loc[i + 1];
     const int64_t length = p.seq_lens[i];
     if (end < begin || end > num_tokens) {
-      fail("query_start_loc[" + std::to_string(i + 1) + "] must be in [" + std::to_string(begin) +
+      fail("query_start_loc[" + std::to_string(i + 1) + "]: must be in [" + std::to_string(begin) +
            ", " + std::to_string(num_tokens) + "], got " + std::to_string(end));
     }
     if (length < end - begin || length > table_width * p.block_size) {
-      fail("seq_lens" + index + " must be in [" + std::to_string(end - begin) + ", " +
+      fail("seq_lens" + index + ": must be in [" + std::to_string(end - begin) + ", " +
            std::to_string(table_width * p.block_size) + "], got " + std::to_string(length));
     }
     if (end == begin) continue;
@@ -128,7 +128,7 @@ void check_sequences(const PagedAttentionParams& p, int64_t num_tokens, int64_t 
   }
 }
 
-// What a plan and a call have in common.
+// The parameters that a plan and a call share.
 PagedAttentionParams layout(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
                             const Tensor& seq_lens, const Tensor& query_start_loc) {
   PagedAttentionParams p{};
@@ -151,7 +151,7 @@ PagedAttentionParams layout(const Tensor& query, const Tensor& key_cache, const 
 
 void check_window(std::optional<int64_t> sliding_window) {
   if (sliding_window && *sliding_window < 1)
-    fail("sliding_window must be at least 1, got " + std::to_string(*sliding_window));
+    fail("sliding_window: must be at least 1, got " + std::to_string(*sliding_window));
 }
 
 }  // namespace
@@ -184,7 +184,7 @@ std::shared_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& qu
     check_range("seq_lens[" + std::to_string(i) + "]", p.seq_lens[i], rows, INT32_MAX);
   }
   if (max_seq_len && *max_seq_len < 1)
-    fail("max_seq_len must be at least 1, got " + std::to_string(*max_seq_len));
+    fail("max_seq_len: must be at least 1, got " + std::to_string(*max_seq_len));
   return backend.plan_attention(p, max_seq_len.value_or(0), std::move(earlier));
 }
 
@@ -198,7 +198,7 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
   check_tensors(backend, out, query, key_cache, value_cache, block_tables, seq_lens,
                 query_start_loc);
   check_sizes(query, key_cache);
-  if (!std::isfinite(scale)) fail("scale must be finite, got " + std::to_string(scale));
+  if (!std::isfinite(scale)) fail("scale: must be finite, got " + std::to_string(scale));
   if (alibi_slopes) {
     check_shape("alibi_slopes", *alibi_slopes, {query.shape[1]}, "[H]");
     check_dtype("alibi_slopes", *alibi_slopes, DType::kFloat32);
@@ -207,7 +207,7 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
   }
   check_window(sliding_window);
   if (soft_cap && !(*soft_cap > 0 && std::isfinite(*soft_cap))) {
-    fail("soft_cap must be positive and finite, got " + std::to_string(*soft_cap));
+    fail("soft_cap: must be positive and finite, got " + std::to_string(*soft_cap));
   }
 
   PagedAttentionParams p = layout(query, key_cache, value_cache, seq_lens, query_start_loc);
@@ -221,7 +221,7 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
   p.scale = static_cast<float>(scale);
   p.soft_cap = static_cast<float>(soft_cap.value_or(0.0));
   p.plan = plan;
-  // What lies on a GPU cannot be looked at without waiting for it.
+  // Values on a GPU cannot be read without waiting for it.
   if (query.device == Device::kCpu)
     check_sequences(p, query.shape[0], block_tables.shape[1], key_cache.shape[0]);
   backend.paged_attention(p);

@@ -62,7 +62,7 @@ void check_dense_blocks(const char* name, const Tensor& cache) {
   if (cache.stride[3] == 1 && (head_first || token_first) &&
       cache.stride[0] == heads * block_size * head_size)
     return;
-  fail(std::string(name) + " must hold its blocks densely, got strides " +
+  fail(std::string(name) + ": must have dense blocks, got strides " +
        std::to_string(cache.stride[0]) + ", " + std::to_string(cache.stride[1]) + ", " +
        std::to_string(cache.stride[2]) + ", " + std::to_string(cache.stride[3]));
 }
@@ -91,7 +91,7 @@ void check_caches(const Backend& backend, const char* name, const Tensor& rows, 
   const int64_t head_size = rows.shape[2];
   const DType quantised = backend.quantised_cache_dtype();
   if (key_cache.dtype != rows.dtype && key_cache.dtype != quantised) {
-    fail(std::string("key_cache must be ") + dtype_name(rows.dtype) + " as " + name + " is, or " +
+    fail(std::string("key_cache: must be ") + dtype_name(rows.dtype) + " as " + name + " is, or " +
          dtype_name(quantised) + ", got " + dtype_name(key_cache.dtype));
   }
   check_dtype("value_cache", value_cache, key_cache.dtype);
@@ -106,7 +106,7 @@ void check_caches(const Backend& backend, const char* name, const Tensor& rows, 
   check_device("key_cache", key_cache, rows.device);
   check_device("value_cache", value_cache, rows.device);
   if (has_scales && head_size > kMaxHeadSize) {
-    fail(std::string(name) + "'s head size must be at most " + std::to_string(kMaxHeadSize) +
+    fail(std::string(name) + ": head size must be at most " + std::to_string(kMaxHeadSize) +
          " for int8 caches, got " + std::to_string(head_size));
   }
 }
@@ -117,7 +117,7 @@ const float* check_head_scales(const char* name, const std::optional<Tensor>& sc
                                const Tensor& cache) {
   if (!scales) return nullptr;
   if (cache.dtype != DType::kFloat8E4M3) {
-    fail(std::string(name) + " belongs to caches of float8_e4m3fn, got one of " +
+    fail(std::string(name) + ": must be None unless caches are float8_e4m3fn, got caches of " +
          dtype_name(cache.dtype));
   }
   check_shape(name, *scales, {cache.shape[1]}, "[Hkv]");
@@ -125,11 +125,11 @@ const float* check_head_scales(const char* name, const std::optional<Tensor>& sc
   check_contiguous(name, *scales);
   check_device(name, *scales, cache.device);
   const auto* values = static_cast<const float*>(scales->data);
-  // What lies on a GPU cannot be looked at without waiting for it.
+  // Values on a GPU cannot be read without waiting for it.
   const int64_t num_checked = cache.device == Device::kCpu ? scales->shape[0] : 0;
   for (int64_t i = 0; i < num_checked; ++i) {
     if (values[i] > 0 && std::isfinite(values[i])) continue;
-    fail(std::string(name) + "[" + std::to_string(i) + "] must be positive and finite, got " +
+    fail(std::string(name) + "[" + std::to_string(i) + "]: must be positive and finite, got " +
          std::to_string(values[i]));
   }
   return values;
@@ -155,11 +155,11 @@ CacheIoParams check_cache_io(const Backend& backend, const Tensor& key, const Te
 
   const int64_t capacity = key_cache.shape[0] * key_cache.shape[2];
   const auto* slots = static_cast<const int64_t*>(slot_mapping.data);
-  // What lies on a GPU cannot be looked at without waiting for it.
+  // Values on a GPU cannot be read without waiting for it.
   const int64_t num_checked = key.device == Device::kCpu ? slot_mapping.shape[0] : 0;
   for (int64_t i = 0; i < num_checked; ++i) {
     if (slots[i] < capacity) continue;
-    fail("slot_mapping[" + std::to_string(i) + "] must be below the cache's " +
+    fail("slot_mapping[" + std::to_string(i) + "]: must be below the cache's " +
          std::to_string(capacity) + " slots, got " + std::to_string(slots[i]));
   }
 
@@ -213,7 +213,7 @@ void gather_cached_kv(Backend& backend, const Tensor& key_out, const Tensor& val
 void copy_blocks(Backend& backend, const std::vector<Tensor>& key_caches,
                  const std::vector<Tensor>& value_caches, const Tensor& block_mapping) {
   if (key_caches.size() != value_caches.size()) {
-    fail("value_caches must be as many as key_caches (" + std::to_string(key_caches.size()) +
+    fail("value_caches: must be as many as key_caches (" + std::to_string(key_caches.size()) +
          "), got " + std::to_string(value_caches.size()));
   }
   std::vector<char*> caches;
@@ -244,7 +244,7 @@ void swap_blocks(Backend& backend, const Tensor& src_cache, const Tensor& dst_ca
   check_dense_blocks("src_cache", src_cache);
   check_dense_blocks("dst_cache", dst_cache);
   if (src_cache.stride[1] != dst_cache.stride[1] || src_cache.stride[2] != dst_cache.stride[2]) {
-    fail("dst_cache must have the layout of src_cache");
+    fail("dst_cache: must have the layout of src_cache");
   }
   check_block_mapping(block_mapping, src_cache.shape[0], dst_cache.shape[0]);
   backend.swap_blocks({static_cast<const char*>(src_cache.data), static_cast<char*>(dst_cache.data),

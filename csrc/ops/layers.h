@@ -68,10 +68,10 @@ void check_vector(const char* name, const Tensor& vector, const Tensor& x) {
 }
 
 NormParams norm_params(const Tensor& x, const Tensor& weight, double eps) {
-  if (x.ndim != 2 && x.ndim != 3) fail("x must be [M, N] or [M, H, N], got " + shape_text(x));
+  if (x.ndim != 2 && x.ndim != 3) fail("x: must be [M, N] or [M, H, N], got " + shape_text(x));
   check_activation_dtype("x", x);
   check_vector("weight", weight, x);
-  if (!(eps >= 0)) fail("eps must not be negative, got " + std::to_string(eps));
+  if (!(eps >= 0)) fail("eps: must not be negative, got " + std::to_string(eps));
   NormParams p{};
   p.x = norm_rows("x", x, x);
   p.weight = weight.data;

@@ -15,7 +15,7 @@ struct LinearParams {
   int64_t weight_stride;
   int64_t num_rows;        // M
   int64_t out_features;    // N
-  int64_t total_features;  // of the layer of which N are computed here
+  int64_t total_features;  // of the whole layer; N of them are computed here
   int64_t in_features;     // K
   DType dtype;
 };

@@ -86,7 +86,7 @@ const T* row_values(const char* name, const Tensor& tensor, DType dtype, const T
 void check_between(const char* name, const float* values, int64_t rows, float low, float high) {
   for (int64_t i = 0; i < rows; ++i) {
     if (values[i] >= low && values[i] <= high) continue;
-    fail(std::string(name) + "[" + std::to_string(i) + "] must be in [" + std::to_string(low) +
+    fail(std::string(name) + "[" + std::to_string(i) + "]: must be in [" + std::to_string(low) +
          ", " + std::to_string(high) + "], got " + std::to_string(values[i]));
   }
 }
@@ -97,7 +97,7 @@ void check_values(const SampleParams& p) {
   check_between("min_p", p.min_p, p.num_rows, 0.f, 1.f);
   for (int64_t i = 0; i < p.num_rows; ++i) {
     if (p.top_k[i] >= 0) continue;
-    fail("top_k[" + std::to_string(i) + "] must not be negative, got " +
+    fail("top_k[" + std::to_string(i) + "]: must not be negative, got " +
          std::to_string(p.top_k[i]));
   }
 }
@@ -107,7 +107,7 @@ void check_logits(const Tensor& logits) {
   check_shape("logits", logits, {-1, -1}, "[N, V]");
   check_dtype("logits", logits, DType::kFloat32);
   check_unit_stride("logits", logits);
-  if (logits.shape[1] < 1) fail("logits must have at least one column, got " + shape_text(logits));
+  if (logits.shape[1] < 1) fail("logits: must have at least one column, got " + shape_text(logits));
 }
 
 std::string element_name(const char* name, int64_t row) {
@@ -119,7 +119,7 @@ void check_values(const PenaltyParams& p, int64_t max_tokens) {
   check_between("presence_penalty", p.presence, p.num_rows, -3.4e38f, 3.4e38f);
   for (int64_t i = 0; i < p.num_rows; ++i) {
     if (!(p.repetition[i] > 0.f && p.repetition[i] <= 3.4e38f)) {
-      fail(element_name("repetition_penalty", i) + " must be positive and finite, got " +
+      fail(element_name("repetition_penalty", i) + ": must be positive and finite, got " +
            std::to_string(p.repetition[i]));
     }
     check_range(element_name("num_tokens", i), p.num_tokens[i], 0, max_tokens + 1);
@@ -194,10 +194,10 @@ void top_logprobs(Backend& backend, const Tensor& logprobs, const Tensor& ranks,
   // More weights would not fit their sum.
   constexpr int64_t kMaxVocabSize = 1 << 20;
   check_logits(logits);
-  check_range("the columns of logits", logits.shape[1], 1, kMaxVocabSize + 1);
+  check_range("logits: number of columns", logits.shape[1], 1, kMaxVocabSize + 1);
   check_shape("top_token_ids", top_token_ids, {logits.shape[0], -1}, "[N, K]");
   const int64_t num_top = top_token_ids.shape[1];
-  check_range("the columns of top_token_ids", num_top, 0,
+  check_range("top_token_ids: number of columns", num_top, 0,
               std::min<int64_t>(logits.shape[1], kMaxTopLogprobs) + 1);
   check_top("top_token_ids", top_token_ids, DType::kInt64, logits, num_top);
   check_top("top_logprobs", top_logprobs, DType::kFloat32, logits, num_top);
@@ -239,7 +239,7 @@ void sample(Backend& backend, const Tensor& token_ids, const Tensor& ok, const T
   p.token_ids =
       const_cast<int64_t*>(row_values<int64_t>("token_ids", token_ids, DType::kInt64, logits));
   p.ok = const_cast<bool*>(row_values<bool>("ok", ok, DType::kBool, logits));
-  // What lies on a GPU cannot be looked at without waiting for it.
+  // Values on a GPU cannot be read without waiting for it.
   if (logits.device == Device::kCpu) check_values(p);
   backend.sample(p);
 }

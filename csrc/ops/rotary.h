@@ -21,8 +21,8 @@ struct RotaryParams {
   DType dtype;
 };
 
-// The rotated keys go to the cache alone: `rotary.key` stays as it is, and so does `cache.key`,
-// which is the same. Rows from cache.num_tokens on have no slot.
+// The rotated keys are written to the cache only: `rotary.key`, which `cache.key` equals, does not
+// change. Rows from cache.num_tokens on have no slot.
 struct RotaryCacheParams {
   RotaryParams rotary;
   CacheIoParams cache;
@@ -58,11 +58,11 @@ RotaryParams check_rotary(const Tensor& positions, const Tensor& query, const Te
   check_device("cos_sin_cache", cos_sin_cache, query.device);
   const int64_t rotary_dim = cos_sin_cache.shape[1];
   if (rotary_dim % 2 != 0 || rotary_dim > query.shape[2]) {
-    fail("cos_sin_cache's " + std::to_string(rotary_dim) +
-         " columns must be even and at most the head size " + std::to_string(query.shape[2]));
+    fail("cos_sin_cache: must have an even number of columns, at most the head size " +
+         std::to_string(query.shape[2]) + ", got " + std::to_string(rotary_dim));
   }
   const auto* position = static_cast<const int64_t*>(positions.data);
-  // What lies on a GPU cannot be looked at without waiting for it.
+  // Values on a GPU cannot be read without waiting for it.
   const int64_t num_checked = query.device == Device::kCpu ? positions.shape[0] : 0;
   for (int64_t i = 0; i < num_checked; ++i) {
     if (position[i] >= 0 && position[i] < cos_sin_cache.shape[0]) continue;
@@ -99,7 +99,7 @@ void rotary_and_cache(Backend& backend, const Tensor& positions, const Tensor& q
   const RotaryParams rotary = check_rotary(positions, query, key, cos_sin_cache, is_neox);
   check_shape("slot_mapping", slot_mapping, {-1}, "[S]");
   if (slot_mapping.shape[0] > key.shape[0]) {
-    fail("slot_mapping must have at most as many slots as key has rows (" +
+    fail("slot_mapping: must have at most as many slots as key has rows (" +
          std::to_string(key.shape[0]) + "), got " + std::to_string(slot_mapping.shape[0]));
   }
   backend.rotary_and_cache({rotary, check_cache_io(backend, key, value, key_cache, value_cache,

@@ -3,7 +3,7 @@
 //
 // One query token of each sequence. A block for each sequence and query head; a warp takes a block
 // of the cache, a group of threads a token of it. Logits of the whole context lie in shared memory,
-// which limits its length; every query head reads keys and values anew. Keys are stored as
+// which limits its length; every query head reads keys and values again. Keys are stored as
 // [B, Hkv, D / x, BS, x] with x elements of 16 bytes, so that the threads of a group read 16 bytes
 // together; values as [B, Hkv, D, BS].
 //
@@ -27,7 +27,7 @@ constexpr int kPartition = 512;
 
 thread_local Workspace workspace;
 
-// What the second version has computed of each partition: [N, H, count, ...].
+// Results of the second version for each partition: [N, H, count, ...].
 struct SeedPartitions {
   float* out;
   float* max;
@@ -60,7 +60,7 @@ __device__ float block_reduce(float x) {
   return all;
 }
 
-// Which tokens a block of the launch is for.
+// The tokens of a block of the launch.
 struct Range {
   int begin;
   int end;
@@ -139,7 +139,7 @@ class SeedAttention {
     return block_reduce<false>(sum);  // all weights are there when it returns
   }
 
-  // Adds up values by their weights and hands out (element, sum / divisor) to write.
+  // Adds up values by their weights and calls write(element, sum / divisor).
   template <typename Write>
   __device__ void weigh(const Range& range, float divisor, const Write& write) {
     float acc[kRows] = {};

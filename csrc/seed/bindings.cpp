@@ -49,13 +49,13 @@ void paged_attention_v1(const Tensor& out, const Tensor& query, const Tensor& ke
   check_device("block_tables", block_tables, query.device);
   check_device("seq_lens", seq_lens, query.device);
   if (kv_heads == 0 || query.shape[1] % kv_heads != 0) {
-    fail("query's " + std::to_string(query.shape[1]) + " heads must be a multiple of key_cache's " +
-         std::to_string(kv_heads));
+    fail("query: must have a multiple of key_cache's " + std::to_string(kv_heads) + " heads, got " +
+         std::to_string(query.shape[1]));
   }
   if (head_size != 64 && head_size != 80 && head_size != 128)
-    fail("query's head size must be 64, 80 or 128, got " + std::to_string(head_size));
+    fail("query: head size must be 64, 80 or 128, got " + std::to_string(head_size));
   if (block_size != 8 && block_size != 16 && block_size != 32)
-    fail("key_cache's block size must be 8, 16 or 32, got " + std::to_string(block_size));
+    fail("key_cache: block size must be 8, 16 or 32, got " + std::to_string(block_size));
   check_range("max_seq_len", max_seq_len, 1, block_tables.shape[1] * block_size + 1);
   if (alibi_slopes) {
     check_shape("alibi_slopes", *alibi_slopes, {query.shape[1]}, "[H]");

@@ -45,9 +45,9 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
     attend(decoding((50, 60)), fixed_plan=plan)
     if plan.plan is None:
         return  # nothing is planned here
-    with pytest.raises(ValueError, match=r"seq_lens\[1\] must be in \[0, 101\), got 120"):
+    with pytest.raises(ValueError, match=r"seq_lens\[1\]: must be in \[0, 101\), got 120"):
         attend(decoding((50, 120)), fixed_plan=plan)
-    with pytest.raises(ValueError, match="launch must be"):
+    with pytest.raises(ValueError, match="launch: must be"):
         attend(decoding((50, 60, 70)), fixed_plan=plan)
     several_rows = [Span(decoding((50,))[0].history, 40, 50)]
     with pytest.raises(ValueError, match="rows of sequence"):
@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
 def test_a_plan_of_no_length_is_refused(isa: str) -> None:
     query = torch.zeros(1, 4, 64, dtype=torch.bfloat16)
     cache = torch.zeros(2, 2, 16, 64, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="max_seq_len must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_seq_len: must be at least 1, got 0"):
         ops.plan_attention(
             query, cache, cache, torch.tensor([1]).int(), torch.tensor([0, 1]).int(), max_seq_len=0
         )

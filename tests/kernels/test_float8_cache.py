@@ -160,5 +160,5 @@ def test_scales_are_checked(changes: dict[str, Tensor], words: tuple[str, ...]) 
         for word in words:
             assert word in str(caught.value)
         int8 = torch.zeros(NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, 12, dtype=torch.int8)
-        with pytest.raises(ValueError, match=r"key_cache must be float32.*float8_e4m3fn.*int8"):
+        with pytest.raises(ValueError, match=r"key_cache: must be float32.*float8_e4m3fn.*int8"):
             ops.reshape_and_cache(rows, rows, int8, int8, torch.arange(3))

@@ -291,5 +291,5 @@ def test_bad_arguments(dtype: torch.dtype) -> None:
         ops.layer_norm(x.clone(), x, weight, None, -1.0)
     with pytest.raises(ValueError, match=r"^bias.*5"):
         ops.layer_norm(x.clone(), x, weight, weight[:5], 1e-5)
-    with pytest.raises(ValueError, match=r"^x must be \[M, 2N\] = \[4, 12\].*4, 6"):
+    with pytest.raises(ValueError, match=r"^x: must be \[M, 2N\] = \[4, 12\].*4, 6"):
         ops.silu_and_mul(x.clone(), x)

@@ -320,5 +320,5 @@ def test_columns_of_another_length_dtype_or_stride(name: str) -> None:
     ops.sample(**right)
     column = right[name]
     for wrong in (column[:1], column[None], column.double(), column.repeat_interleave(2)[::2]):
-        with pytest.raises(ValueError, match=f"^{name} must be "):
+        with pytest.raises(ValueError, match=f"^{name}: must be "):
             ops.sample(**right | {name: wrong})

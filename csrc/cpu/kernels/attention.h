@@ -178,7 +178,7 @@ class AttentionTask {
     prefetcher_.finish();
   }
 
-  // Zero for tokens that nobody sees.
+  // Zero for tokens that no row sees.
   void load_scales(const TileRows& rows, float* scales) const {
     memset(scales, 0, kTokens * sizeof(float));
     for (int t = rows.begin; t < rows.end; ++t)
@@ -235,8 +235,8 @@ class AttentionTask {
   float* scores_;  // [rows][kTokens]
   void* tile_;     // packed keys, then packed values
   char* zero_row_;
-  TileScales scales_;     // of the present tile
-  SoftmaxState* states_;  // [heads], of the present partition
+  TileScales scales_;     // of the current tile
+  SoftmaxState* states_;  // [heads], of the current partition
   SoftmaxState* totals_;  // [heads], of all partitions so far
   TilePointers current_;
   TilePointers next_;

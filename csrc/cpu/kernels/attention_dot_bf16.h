@@ -194,7 +194,7 @@ struct Bf16DotTile {
     accumulate(acc, probs, rows, tile, values.end, next, head_size);
   }
 
-  // A row of probabilities to bf16, in the first half of its own place.
+  // Converts a row of probabilities to bf16, in the first half of its own memory.
   static void round_probs(float* row) {
     __m512 p[4];
     for (int i = 0; i < 4; ++i) p[i] = _mm512_load_ps(row + i * kLanes);

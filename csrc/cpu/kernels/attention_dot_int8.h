@@ -1,6 +1,6 @@
 // Tiles of an int8 cache for AVX-512-BF16 dot products: every integer of a row is a bf16, so the
-// products are those of attention_dot_bf16.h. Tiles lie as there, but that columns of values keep
-// their order.
+// products are those of attention_dot_bf16.h. Tiles have that layout too, except that columns of
+// values keep their order.
 #pragma once
 
 #include "cpu/kernels/attention_dot_bf16.h"
@@ -87,7 +87,7 @@ struct Int8DotTile : Bf16DotTile {
     }
   }
 
-  // Bf16DotTile::add_columns, of values that are converted on the way.
+  // As Bf16DotTile::add_columns, with values converted on the way.
   template <int M, int Vectors>
   static QUIRE_ALWAYS_INLINE void add_unpacked(float* acc, const float* probs,
                                                const TileRows& values, int64_t c,
@@ -130,7 +130,7 @@ struct Int8DotTile : Bf16DotTile {
       add_unpacked<M, 2>(acc, probs, values, c, next, head_size);
   }
 
-  // To pack a tile pays where several groups of rows read it; the additions are the same.
+  // Packing a tile pays if several groups of rows read it; the additions are the same.
   static void add_values(float* acc, float* probs, int64_t rows, const TileRows& values, void* tile,
                          TilePrefetcher& next, int64_t head_size) {
     if (rows > 4) {

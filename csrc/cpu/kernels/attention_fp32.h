@@ -22,10 +22,10 @@ struct TileRows {
   }
 };
 
-// Asks for the rows of the tile that comes next while the present one is computed. Requests must be
-// spread evenly: memory takes about as long as the arithmetic, and as a burst they would stall it.
-// The products call advance() at regular intervals; how many rows each call asks for is set from
-// the number of calls that the tile before took.
+// Prefetches the rows of the next tile while the current one is computed. Requests must be spread
+// evenly: memory takes about as long as the arithmetic, and a burst of them would stall it. The
+// products call advance() at regular intervals; the number of rows of each call is set from the
+// number of calls that the previous tile took.
 class TilePrefetcher {
  public:
   struct Rows {
@@ -50,7 +50,7 @@ class TilePrefetcher {
     for (credit_ += rate_; credit_ >= kRow; credit_ -= kRow) next_row();
   }
 
-  // Asks for what is left.
+  // Prefetches the rest.
   void finish() {
     const int64_t rows = (parts_[0].end - parts_[0].begin) + (parts_[1].end - parts_[1].begin);
     while (next_row()) {

@@ -7,7 +7,7 @@
 namespace quire::cpu::QUIRE_ISA {
 namespace {
 
-// Hands out pieces of one scratch buffer; with a null base it only counts.
+// Divides one scratch buffer into pieces; with a null base it only counts their bytes.
 class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
@@ -66,8 +66,8 @@ struct LogitTransform {
   }
 };
 
-// What the rows of a tile are multiples of, where the cache is quantised: the scale of a key
-// belongs to its score, that of a value to its probability.
+// The scales of the rows of a tile of a quantised cache: that of a key multiplies its score, that
+// of a value its probability.
 struct TileScales {
   float* keys;
   float* values;
@@ -114,7 +114,7 @@ inline void softmax_row(float* scores, int begin, int end, float distance,
   *sum_ += reduce_add(sum);
 }
 
-// The merge of two softmax states: into (max, sum, acc) of everything before, a partition's.
+// Merges the softmax state of a partition into (max, sum, acc) of all before it.
 inline void merge_row(const SoftmaxState& total, const SoftmaxState& part, int64_t row,
                       int64_t columns) {
   const float max = total.max[row] > part.max[row] ? total.max[row] : part.max[row];

@@ -1,5 +1,5 @@
-// Keys and values into their slots of the cache and out of them; keys rotated on the way where a
-// model does that.
+// Writes keys and values to their slots of the cache and reads them back; rotates keys on the way
+// for models that do so.
 #pragma once
 
 #include "cpu/kernels/int8_rows.h"
@@ -92,7 +92,7 @@ inline void write_rotated(const RotaryCacheParams& p, int64_t token, const T* ro
   quantise_row(rotated, cached, p.cache.head_size);
 }
 
-// A token's queries in place, its keys and values to its slot if it has one.
+// Rotates a token's queries in place and writes its keys and values to its slot if it has one.
 template <typename T, typename Cached>
 inline void rotate_and_cache_token(const RotaryCacheParams& p, int64_t token) {
   const CacheIoParams& io = p.cache;

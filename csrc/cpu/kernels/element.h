@@ -84,7 +84,7 @@ inline void from_float(float x, f16* out) {
   out->bits = static_cast<uint16_t>(sign | result);
 }
 
-// Of an integer in range.
+// `x` is an integer in range.
 inline void from_float(float x, int8_t* out) {
   *out = static_cast<int8_t>(x);
 }

@@ -16,8 +16,8 @@ void parallel_for(ThreadPool& pool, int64_t count, const Body& body) {
       const_cast<Body*>(&body));
 }
 
-// Calls body(begin, end) over chunks of [0, rows). Too little work for a second thread to be worth
-// waking stays here.
+// Calls body(begin, end) over chunks of [0, rows). Work that is too little for a second
+// thread stays on the calling one.
 template <typename Body>
 void parallel_rows(ThreadPool& pool, int64_t rows, int64_t bytes_per_row, const Body& body) {
   constexpr int64_t kSerialBytes = 64 << 10;

@@ -139,7 +139,7 @@ inline F32 select_less(F32 a, F32 b, F32 x, F32 y) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
 }
 
-// The order of the intrinsics' own reductions is the compiler's business; this one is ours.
+// The compiler chooses the order of the intrinsics' own reductions; this order is fixed.
 inline float reduce_add(F32 a) {
   const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));

@@ -1,5 +1,5 @@
-// Vectors of floats in portable C++: the reference every other ISA is tested with, and what runs
-// where none of them does.
+// Vectors of floats in portable C++: the reference that every other ISA is tested with, for
+// machines that support none of them.
 #pragma once
 
 #include "cpu/kernels/element.h"
@@ -64,7 +64,7 @@ inline F32 operator/(F32 a, F32 b) {
 inline F32 fma(F32 a, F32 b, F32 c) {
   QUIRE_LANEWISE(a.v[i] * b.v[i] + c.v[i]);
 }
-// b where either is NaN, as the x86 instructions do.
+// b if either is NaN, as the x86 instructions do.
 inline F32 max(F32 a, F32 b) {
   QUIRE_LANEWISE(a.v[i] > b.v[i] ? a.v[i] : b.v[i]);
 }
@@ -74,7 +74,7 @@ inline F32 min(F32 a, F32 b) {
 inline F32 abs(F32 a) {
   QUIRE_LANEWISE(__builtin_fabsf(a.v[i]));
 }
-// To the nearest integer, ties to even; exact for |a| < 2^22, which is all that is asked here.
+// To the nearest integer, ties to even; exact for |a| < 2^22, which no caller exceeds.
 inline F32 round_even(F32 a) {
   QUIRE_LANEWISE((a.v[i] + 12582912.f) - 12582912.f);
 }

@@ -1,4 +1,4 @@
-// What the attention kernels have in common.
+// Shared by the attention kernels.
 #pragma once
 
 #include "cuda/attention/device_plan.h"
@@ -35,7 +35,7 @@ struct SoftmaxState {
   float sum = 0.f;
   float acc[kColumns] = {};
 
-  // Adds keys that come after all of those.
+  // Adds keys that come after all of these.
   __device__ void merge(const SoftmaxState& part) {
     const float larger = fmaxf(max, part.max);
     const float a = exp2f(max - larger);
@@ -46,7 +46,7 @@ struct SoftmaxState {
   }
 };
 
-// Where the key or value of a token lies.
+// The address of the key or value of a token.
 template <typename T>
 __device__ const T* token_address(const PagedAttentionParams& p, const CacheView& cache,
                                   const int32_t* table, int64_t kv_head, int64_t position) {
@@ -54,13 +54,13 @@ __device__ const T* token_address(const PagedAttentionParams& p, const CacheView
          position % p.block_size * cache.token_stride + kv_head * cache.head_stride;
 }
 
-// Each kind of kernel. Dtypes, sizes and arguments were checked.
+// The kinds of kernels. Dtypes, sizes and arguments were checked.
 void attention_plain(const PagedAttentionParams& p, cudaStream_t stream);
-// `attention_mma_serves` must have said so.
+// `attention_mma_serves` must have returned true.
 void attention_mma(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream);
-// Of which those over caches of e4m3.
+// attention_mma for caches of e4m3.
 void attention_mma_e4m3(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream);
-// Whether there is a kernel on tensor cores for these types, sizes and alignments.
+// Whether a kernel on tensor cores takes these types, sizes and alignments.
 bool attention_mma_serves(const PagedAttentionParams& p);
 
 }  // namespace quire::cuda

@@ -22,8 +22,8 @@ PartialResults cut(void* memory, size_t num_rows, int64_t head_size) {
 
 }  // namespace
 
-// One tile for decode; two where a row has more heads to a group than that, or where there are rows
-// to fill them, and where registers allow it.
+// One tile for decode; two, if registers allow it, when the heads of a group do not fit one or
+// there are rows to fill two.
 int DevicePlan::column_tiles(const PagedAttentionParams& p) {
   const int64_t group = p.num_heads / p.num_kv_heads;
   const bool has_more = group > 8 || group * p.num_tokens > 8 * p.num_seqs;

@@ -8,22 +8,22 @@
 
 namespace quire::cuda {
 
-// The partitions that blocks have computed for others to merge.
+// The partitions that blocks have computed and others will merge.
 struct PartialResults {
   float* acc;  // [slots, columns, D]
   float* max;  // [slots, columns]
   float* sum;  // [slots, columns]
 };
 
-// May serve the layers of a step one after the other, and step after step of one stream: they use
-// the same memory.
+// Serves the layers of a step one after the other, and the steps of one stream: all use the same
+// memory.
 class DevicePlan final : public AttentionPlan {
  public:
-  // `seq_lens` and `query_start_loc` are the host's.
+  // `seq_lens` and `query_start_loc` are in host memory.
   void make(const PagedAttentionParams& p, const int32_t* seq_lens, const int32_t* query_start_loc,
             cudaStream_t stream);
 
-  // As `make`, for at most one row to a sequence; keeps addresses and counts from call to call of
+  // As `make`, for at most one row of each sequence; keeps addresses and counts between calls of
   // the same sizes. Partial results go to `lasting`, which plans may share.
   //
   // Throws std::invalid_argument: a longer sequence or more rows than that.

@@ -1,4 +1,4 @@
-// Which calls attention on tensor cores serves, and the kernels over caches of the activations'
+// The calls that attention on tensor cores serves, and its kernels over caches of the activations'
 // type.
 #include "cuda/attention/mma_launch.cuh"
 

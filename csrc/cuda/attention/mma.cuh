@@ -12,7 +12,7 @@
 // so neither batch, chunk, split nor the other columns of a block change a bit.
 //
 // Over a cache of e4m3 operands are float16, whatever the activations are (mma_operands.cuh). A
-// query is brought to its range by a power of two, which the scores of its column are freed from.
+// query is scaled to the range of float16 by a power of two, and the scores of its column back.
 #pragma once
 
 #include "cuda/attention/mma_warp.cuh"

@@ -12,7 +12,7 @@ constexpr int kMmaWarps = 4;
 constexpr int kMmaThreads = kMmaWarps * kWarpSize;
 constexpr float kUnseen = -1e30f;  // maximum over no key; finite, so that differences are numbers
 
-// How two softmax states are merged: what each one's sum and weighted values are scaled by.
+// How two softmax states are merged: the factors of each one's sum and weighted values.
 struct MergeFactors {
   float before;
   float after;
@@ -48,7 +48,7 @@ union WarpColumn {
   __device__ void merge_into(ColumnState& total) { factors = total.merge(state.max, state.sum); }
 };
 
-// What the block knows of its columns.
+// The block's record of its columns.
 template <int kColumns>
 struct SharedColumns {
   WarpColumn of_warp[kMmaWarps][kColumns];
@@ -56,14 +56,15 @@ struct SharedColumns {
   float total[kColumns];
 };
 
-// Of a cache whose elements are `Cached`.
+// The shape of a block's work over a cache of `Cached` elements.
 template <typename Cached, int kHeadSize, int kColumnTiles>
 struct MmaShape {
   static constexpr int kBytes = static_cast<int>(sizeof(Cached));
   static constexpr int kColumns = 8 * kColumnTiles;
   static constexpr int kSteps = kHeadSize / 16;            // matrix products along the head
   static constexpr int kChunks = kHeadSize * kBytes / 16;  // 16 bytes each, of a token
-  // Of bytes more of them, for as much on its way; two blocks must fit a multiprocessor.
+  // One-byte elements take more stages, for as many bytes in flight; two blocks must fit a
+  // multiprocessor.
   static constexpr int kStages = kBytes == 2 ? (kHeadSize <= 128 ? 3 : 2)
                                              : (kHeadSize <= 128   ? 4
                                                 : kHeadSize <= 192 ? 3
@@ -89,7 +90,7 @@ struct MmaShape {
   }
 };
 
-// What an item covers.
+// The columns and keys of an item.
 struct ItemBounds {
   int group;
   int num_columns;  // of the sequence
@@ -110,7 +111,7 @@ struct ItemBounds {
     keys_end = first_position + last / group + 1;
   }
 
-  // Where a column's query or output lies among rows.
+  // The offset of a column's query or output among rows.
   template <typename T>
   __device__ T* address(const RowsView& rows, int kv_head, int column) const {
     return static_cast<T*>(rows.data) + (first_row + column / group) * rows.token_stride +

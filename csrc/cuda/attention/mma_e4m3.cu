@@ -1,4 +1,4 @@
-// The kernels over caches of e4m3, compiled apart from the others since that takes a while.
+// The kernels over caches of e4m3, compiled apart from the others to shorten the build.
 #include "cuda/attention/mma_launch.cuh"
 
 namespace quire::cuda {

@@ -1,4 +1,4 @@
-// Launches of attention on tensor cores, of one type of activations and one of caches.
+// Launches of attention on tensor cores, for one type of activations and one of caches.
 #pragma once
 
 #include "core/dispatch.h"

@@ -1,6 +1,6 @@
 // How tiles of keys and values in shared memory become operands of matrix products of 16 bits.
 //
-// Elements of 16 bits are loaded as they lie. Those of 8 bits are loaded in pairs, as if a pair
+// Elements of 16 bits are loaded as they are. Those of 8 bits are loaded in pairs, as if a pair
 // were one element, and widened in registers: all to float16, which holds every e4m3. A pair
 // belongs to one k-slot of a product, or to one row, so elements of a head take other places in a
 // step's 16 than they have in memory, the same in keys as in queries, and in values as in the
@@ -85,9 +85,8 @@ struct MmaOperands<T, e4m3> {
   }
 };
 
-// What brings bfloat16 to the middle of what float16 can hold: the power of two that takes
-// `largest` to [2^14, 2^15), and its inverse. Of what is lost in float16, nothing is within 2^-28
-// of it.
+// Scales bfloat16 to the middle of the range of float16: the power of two that takes `largest` to
+// [2^14, 2^15), and its inverse. Only values below 2^-28 of `largest` are lost.
 struct PowerOfTwo {
   float factor;
   float inverse;

@@ -1,4 +1,4 @@
-// What a warp does in attention on tensor cores (mma.cuh).
+// The part of a warp in attention on tensor cores (mma.cuh).
 #pragma once
 
 #include <cstring>
@@ -56,8 +56,8 @@ class WarpAttention {
     }
   }
 
-  // Shows its state of the partition to the block, acc as [warps, columns, kAccStride], and begins
-  // anew.
+  // Writes its state of the partition to shared memory, acc as [warps, columns, kAccStride], and
+  // starts the next.
   __device__ void publish(float* acc, SharedColumns<Shape::kColumns>& columns) {
     for (int g = 0; g < kColumnTiles; ++g) {
       for (int j = 0; j < 2; ++j) {
@@ -182,7 +182,7 @@ class WarpAttention {
         value_offset = block * p_.value_cache.block_stride + slot * p_.value_cache.token_stride;
       }
       constexpr int kCopies = kTileTokens * Shape::kChunks;
-      // Of long heads a few at a time: their addresses would take all registers.
+      // A few chunks of a long head at a time: the addresses of all would take all registers.
       [[maybe_unused]] constexpr int kUnrolled = kHeadSize <= 128 ? 8 : 2;
 #pragma unroll kUnrolled
       for (int i = 0; i < kCopies; i += kWarpSize) {
@@ -193,7 +193,7 @@ class WarpAttention {
         const auto from_value =
             __shfl_sync(kFullMask, static_cast<long long>(value_offset), row % kTileTokens);
         if (kCopies % kWarpSize == 0 || row < kTileTokens) {
-          // What nobody sees is never read: its block may belong to others by now.
+          // Keys that no row sees are never read: their block may belong to others by now.
           const bool exists = first + row >= keys_begin_ && first + row < keys_end_;
           const int to = Shape::offset(row, chunk);
           constexpr int kElements = 16 / Shape::kBytes;

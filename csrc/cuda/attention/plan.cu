@@ -42,7 +42,7 @@ WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
                   num_tiles += p.num_kv_heads;
                   num_partitions += (end - begin) * p.num_kv_heads;
                 });
-  // Where there are blocks enough, to split costs more than it brings.
+  // With blocks enough, splitting costs more than it gains.
   const bool splits = may_split && num_tiles < num_blocks_at_once;
   const int64_t share =
       splits ? std::max<int64_t>(1, ceil_div(num_partitions, num_blocks_at_once)) : INT32_MAX;
@@ -78,7 +78,7 @@ WorkBounds bound_work(const PagedAttentionParams& p, int64_t max_seq_len, int co
   const int64_t group = p.num_heads / p.num_kv_heads;
   const int64_t num_tiles = p.num_seqs * p.num_kv_heads * ceil_div(group, columns);
   if (num_tiles >= num_blocks_at_once) return {num_tiles, 0, 0, false};
-  // Of each tile's pieces all but the last are whole shares, of which there are as many as blocks.
+  // All pieces of a tile but the last are whole shares; there are as many shares as blocks.
   return {num_tiles + num_blocks_at_once, num_tiles,
           num_tiles * ceil_div(max_seq_len, kPartitionTokens), true};
 }

@@ -1,4 +1,4 @@
-// Which block of a launch computes what. Made on the host, once for all layers of a step.
+// Assigns the work of a step to the blocks of a launch. Made on the host, once for all layers.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct WorkPlan {
 // Cuts the work of a step into about as many equal pieces as the device runs at once. How it is cut
 // changes no result: pieces end where partitions do, and partitions are merged in order.
 //
-// `seq_lens` and `query_start_loc` are the host's; `columns` is what a block computes together;
+// `seq_lens` and `query_start_loc` are in host memory; `columns` is what a block computes together;
 // `may_split` is false where nothing is to be split, however little work there is.
 WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
                    const int32_t* query_start_loc, int columns, int num_blocks_at_once,
@@ -51,7 +51,7 @@ struct WorkBounds {
   int64_t num_items;
   int64_t num_merges;
   int64_t num_slots;
-  bool may_split;  // what plan_work must be told
+  bool may_split;  // for plan_work
 };
 WorkBounds bound_work(const PagedAttentionParams& p, int64_t max_seq_len, int columns,
                       int num_blocks_at_once);

@@ -1,4 +1,4 @@
-// Blocks of the cache from place to place.
+// Moves of whole blocks of the cache.
 #include <algorithm>
 #include <unordered_set>
 #include <vector>
@@ -13,8 +13,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// What one launch copies, small enough to be passed by value: nothing has to be on the device
-// before it.
+// The copies of one launch, small enough to be passed by value: nothing has to be uploaded first.
 struct CopyWave {
   static constexpr int kMaxCaches = 256;
   static constexpr int kMaxPairs = 192;

@@ -1,5 +1,5 @@
-// Keys and values into their slots of the cache and out of them; keys rotated on the way where a
-// model does that.
+// Writes keys and values to their slots of the cache and reads them back; rotates keys on the way
+// for models that do so.
 #include "cuda/cache/common.h"
 #include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
@@ -42,7 +42,7 @@ __device__ __forceinline__ void set_cached(e4m3* cached, T x, float scale) {
   *cached = ptx::round_to_e4m3(to_float(x) / scale);
 }
 
-// Elements of a row into the cache, with the lanes of a warp.
+// Writes the elements of a row to the cache, with the lanes of a warp.
 template <typename T>
 __device__ void write_row(T* cached, const T* row, int64_t count, int lane, float) {
   copy_elements(cached, row, count, lane, kWarpSize);
@@ -52,7 +52,7 @@ __device__ void write_row(e4m3* cached, const T* row, int64_t count, int lane, f
   for (int64_t i = lane; i < count; i += kWarpSize) set_cached(cached + i, row[i], scale);
 }
 
-// And back.
+// Reads them back.
 template <typename T>
 __device__ void read_row(T* row, const T* cached, int64_t count, int lane, float) {
   copy_elements(row, cached, count, lane, kWarpSize);

@@ -1,4 +1,4 @@
-// What kernels that read or write caches have in common.
+// Shared by kernels that read or write caches.
 #pragma once
 
 #include "core/dispatch.h"
@@ -14,7 +14,7 @@
 
 namespace quire::cuda {
 
-// What the elements of a head's cache are multiplied by.
+// The factor of the elements of a head's cache.
 __device__ __forceinline__ float head_scale(const float* scales, int64_t kv_head) {
   return scales != nullptr ? scales[kv_head] : 1.f;
 }

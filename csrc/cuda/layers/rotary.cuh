@@ -31,7 +31,7 @@ struct TokenRotation {
   }
 };
 
-// Where a token's head lies among rows.
+// The address of a token's head among rows.
 template <typename T>
 __device__ __forceinline__ T* head_address(const RowsView& rows, int64_t token, int64_t head) {
   return static_cast<T*>(rows.data) + token * rows.token_stride + head * rows.head_stride;

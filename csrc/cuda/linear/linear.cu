@@ -1,4 +1,4 @@
-// Which tiles serve a linear layer, and their launch. The choice changes no bit.
+// Chooses the tiles of a linear layer and launches them. The choice changes no bit.
 #include "core/dispatch.h"
 #include "cuda/cuda_ops.h"
 #include "cuda/linear/linear.cuh"
@@ -26,7 +26,7 @@ int64_t num_tiles(const LinearParams& p) {
          ((p.out_features + Shape::kFeatures - 1) / Shape::kFeatures);
 }
 
-// Split where whole tiles would leave multiprocessors without work.
+// Splits if whole tiles would leave multiprocessors without work.
 template <typename Shape, bool kIsAligned>
 void run(const LinearParams& p, const SplitResults& results, cudaStream_t stream) {
   static_assert(Shape::kFeatures * Shape::kRows <= SplitMemory::kMaxTileElements);

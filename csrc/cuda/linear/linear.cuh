@@ -1,7 +1,7 @@
-// A linear layer whose rows have the same bits in every company: out^T = weight x^T.
+// A linear layer whose rows have the same bits in every batch: out^T = weight x^T.
 //
-// A library picks its algorithm by the number of rows, so that a token's bits depend on who else is
-// in the batch. Here every element of the result is one sum of a fixed order: K is cut into the
+// A library picks its algorithm by the number of rows, so that a token's bits depend on the rest of
+// the batch. Here every element of the result is one sum of a fixed order: K is cut into the
 // sections of sections.h; a section is summed from zero, in steps of 16 by the tensor core;
 // sections are added in order in float32, then the bias, and the result is rounded once. Weights
 // are the operand of 16 rows and rows of x that of 8 columns, whatever their number; columns of a
@@ -20,7 +20,7 @@
 
 namespace quire::cuda {
 
-// What each block computes: row tiles lie next to each other, since they read the same weights,
+// The work of each block: row tiles are next to each other, since they read the same weights,
 // then sections, then tiles of features.
 struct LinearGrid {
   int64_t row_tiles;
@@ -30,8 +30,8 @@ struct LinearGrid {
   bool is_split;  // a block for each section
 };
 
-// Leaves the block's sums for others; true in the block that has seen all others arrive, which then
-// has the sum of them all.
+// Leaves the block's sums for others. Returns true in the block that arrives last, which then has
+// the sum of them all.
 template <typename Shape>
 __device__ bool merge_sections(LinearSums<Shape>& sums, int64_t tile, int section, int num_sections,
                                const SplitResults& results) {

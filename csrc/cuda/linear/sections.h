@@ -12,8 +12,8 @@ struct LinearSections {
   int64_t count;
 };
 
-// A function of the layer alone, since where sums are cut decides their bits: neither the number of
-// rows nor the device has a say, nor over how many devices the layer is cut. Cut so that a few
+// A function of the layer alone, since where sums are cut decides their bits: the number of rows,
+// the device and the number of devices that share the layer do not matter. Cut so that a few
 // rows, which read weights and do little else, give some 512 blocks, four to each multiprocessor of
 // a large GPU.
 inline LinearSections linear_sections(int64_t total_features, int64_t in_features) {

@@ -5,13 +5,13 @@
 
 namespace quire::cuda {
 
-// Where blocks leave the sums of sections for the last of them to add, and count their arrivals.
+// Blocks leave the sums of sections here, for the last of them to add, and count their arrivals.
 struct SplitResults {
   float* sums;         // [blocks, elements of a tile]
   uint32_t* arrivals;  // [tiles], zero between launches
 };
 
-// Of a fixed size, so that it never moves: a captured graph may keep its address.
+// The size is fixed, so that it never moves: a captured graph may keep its address.
 class SplitMemory {
  public:
   static constexpr int64_t kMaxBlocks = 1024;

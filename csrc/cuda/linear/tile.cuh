@@ -1,5 +1,5 @@
-// A block's tile of a linear layer (linear.cuh): how it lies in shared memory, how it comes there,
-// and its products.
+// A block's tile of a linear layer (linear.cuh): its layout in shared memory, its copies and its
+// products.
 #pragma once
 
 #include <type_traits>
@@ -25,7 +25,7 @@ struct LinearShape {
   static constexpr int kFeatureTiles = kFeatures / kFeatureWarps / 16;
   static constexpr int kRowTiles = kRows / kRowWarps / 8;
   static constexpr int kProducts = kFeatureTiles * kRowTiles;
-  // Whose sums are on their way together where they are added.
+  // Rows whose sums are loaded together when they are added.
   static constexpr int kSectionsAtOnce = kProducts < 8 ? 8 / kProducts : 1;
 
   static constexpr int kStepBytes = 128;  // of a row in a stage: eight chunks of 16
@@ -75,7 +75,7 @@ class LinearTile {
         lane_(static_cast<int>(threadIdx.x) % kWarpSize),
         warp_(static_cast<int>(threadIdx.x) / kWarpSize) {}
 
-  // Begins to copy a step of both operands into its stage; zeros for what does not exist.
+  // Begins to copy a step of both operands into its stage; zeros beyond their end.
   __device__ void copy(int step) {
     char* stage = stage_of(step);
     copy_rows<Shape::kFeatures>(weight_, int64_t{step} * Shape::kStep, stage);
@@ -94,7 +94,7 @@ class LinearTile {
     }
   }
 
-  // Of the calling warp in the tile.
+  // The place of the calling warp in the tile.
   __device__ int first_feature() const {
     return warp_ / Shape::kRowWarpCount * Shape::kFeatureTiles * 16;
   }

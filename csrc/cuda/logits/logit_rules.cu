@@ -11,7 +11,8 @@ namespace quire::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// Tokens of a block, whose uses it counts in shared memory: integers, in whatever order.
+// Tokens of a block, whose uses it counts in shared memory: as integers, so that order does not
+// matter.
 constexpr int kSlice = 8192;
 
 __host__ __device__ __forceinline__ int64_t num_slices(int64_t vocab_size, int64_t slice) {

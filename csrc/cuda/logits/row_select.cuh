@@ -26,7 +26,7 @@ struct Cut {
   }
 };
 
-// The better of two is the larger, of equals the one that comes first.
+// The better of two is the larger or, between equals, the one that comes first.
 struct Best {
   float value;
   int32_t index;
@@ -59,7 +59,7 @@ __device__ inline Best block_best(Best best) {
   return best;
 }
 
-// What is added up where tokens are counted.
+// The amount of a token when tokens are counted.
 struct CountTokens {
   __device__ static uint64_t amount(float) { return 1; }
 };

@@ -2,8 +2,8 @@
 // left: token by token what cpu/sampler.cpp draws.
 //
 // With tokens ordered by (logit descending, index ascending), each filter keeps a prefix, so one
-// cut (a logit and an index) says it all (row_select.cuh). Probabilities are summed as integers of
-// 2^-40, whose sum does not depend on the order of addition.
+// cut (a logit and an index) describes the result (row_select.cuh). Probabilities are summed as
+// integers of 2^-40, whose sum does not depend on the order of addition.
 #include <cstdint>
 
 #include "cuda/cuda_ops.h"
@@ -46,7 +46,7 @@ struct Row {
   __device__ static float x_of(uint32_t key) { return -float_of(key); }
 };
 
-// What top-p adds up.
+// The amount of a token that top-p adds up.
 struct WeighTokens {
   __device__ static uint64_t amount(float x) {
     return static_cast<uint64_t>(exp_negative(x) * 0x1p40f);
@@ -76,7 +76,7 @@ __device__ Cut filter(const SampleParams& p, const Row& row, int64_t r) {
   return cut;
 }
 
-// The race: of exponential clocks with rates e^x, clock i rings first with probability
+// The race: among exponential clocks with rates e^x, clock i rings first with probability
 // softmax(x)[i]. A Philox block serves four tokens.
 __device__ int32_t draw(const SampleParams& p, const Row& row, const Cut& cut, int64_t r) {
   const auto seed = static_cast<uint64_t>(p.seed[r]);

@@ -18,7 +18,7 @@ struct LogitsRow {
 
   __device__ float x(int32_t i) const { return logits[i]; }
 
-  // Of descending logits, as unsigned integers; both zeros have one.
+  // Orders logits from the largest, as unsigned integers; both zeros have the same.
   __device__ static uint32_t key(float x) {
     const uint32_t bits = __float_as_uint(x + 0.f);
     return bits >> 31 != 0 ? bits : ~(bits | 0x80000000u);
@@ -39,8 +39,8 @@ __device__ uint64_t block_total(uint64_t own) {
   return total[0];
 }
 
-// Writes the best tokens of a row in order: those that the cut keeps are gathered in any, and each
-// finds its place by how many are better.
+// Writes the best tokens of a row in order: those that the cut keeps are gathered in any order, and
+// the place of each is the number of better ones.
 __device__ void write_top(const TopLogprobsParams& p, const LogitsRow& row, float max,
                           double log_sum, int64_t r) {
   QUIRE_SHARED(float, values, kMaxTopLogprobs);
