@@ -1,5 +1,4 @@
 // Changes logits before a token is drawn from them.
-#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -62,14 +61,6 @@ void apply_penalties(const PenaltyParams& params, const KernelTable&, ThreadPool
 
 void apply_token_mask(const TokenMaskParams& params, const KernelTable&, ThreadPool& pool) {
   for_each_row(pool, params.num_rows, [&](int64_t row) { mask_row(params, row); });
-}
-
-void apply_soft_cap(const SoftCapParams& params, const KernelTable&, ThreadPool& pool) {
-  for_each_row(pool, params.num_rows, [&](int64_t row) {
-    float* logits = params.logits + row * params.row_stride;
-    for (int64_t i = 0; i < params.vocab_size; ++i)
-      logits[i] = params.cap * std::tanh(logits[i] / params.cap);
-  });
 }
 
 }  // namespace quire::cpu
