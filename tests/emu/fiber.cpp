@@ -14,7 +14,7 @@
 namespace emu {
 namespace {
 
-// AddressSanitizer is told of every switch, or it would take the other stack for an overflow.
+// Reports every switch to AddressSanitizer, which would take the other stack for an overflow.
 #if defined(__SANITIZE_ADDRESS__)
 void before_switch(void** fake_stack, const void* bottom, size_t bytes) {
   __sanitizer_start_switch_fiber(fake_stack, bottom, bytes);

@@ -100,7 +100,7 @@ void Machine::run_block(dim3 index) {
           machine->body_();
           machine->current_->state = CudaThread::State::kDone;
           --machine->num_live_;
-          machine->release_block_barrier();  // who has left is not waited for
+          machine->release_block_barrier();  // the barrier does not wait for threads that have left
         },
         this);
   }

@@ -35,7 +35,7 @@ constexpr uint32_t kFullMask = 0xffffffffu;
 // from the last, or at random.
 enum class Order { kForward, kReverse, kShuffled };
 
-// A kernel did what no GPU allows; says what and where.
+// A kernel did what no GPU allows; the message names the act and the place.
 class KernelError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -61,7 +61,7 @@ struct CudaThread {
   std::vector<std::vector<AsyncCopy>> copy_groups;
 };
 
-// What the lanes of a warp tell each other.
+// The values that the lanes of a warp exchange.
 struct Warp {
   static constexpr size_t kSlotBytes = 128;
 

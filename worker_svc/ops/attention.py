@@ -1,6 +1,6 @@
 """Attention over the paged cache.
 
-What all operations have in common stands in worker_svc.ops.
+worker_svc.ops documents what all operations share.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def plan_attention(
     max_seq_len: int | None = None,
     earlier: AttentionPlan | None = None,
 ) -> AttentionPlan | None:
-    """Share out the attention of a step, once for all layers that are alike.
+    """Divide the attention of a step among blocks of a GPU, once for all layers that are alike.
 
-    How it is shared out changes no result.
+    The division changes no result.
 
     Mutates:
         earlier.
@@ -40,13 +40,13 @@ def plan_attention(
         seq_lens: [N] int32, on the CPU.
         query_start_loc: [N + 1] int32, on the CPU.
         sliding_window: as for `paged_attention`.
-        max_seq_len: makes a plan for a captured graph, whose sequences have at most one row each:
-            made again of the same sizes, for any lengths up to this one, it keeps what the graph
-            was captured with. All such plans of a thread are for one stream.
-        earlier: a plan that is no longer needed, whose memory this one takes over.
+        max_seq_len: makes a plan for a captured graph, whose sequences have at most one row each.
+            Made again for the same sizes and any lengths up to this one, it keeps the addresses
+            that the graph was captured with. All such plans of a thread are for one stream.
+        earlier: a plan that is no longer needed; the new one reuses its memory.
 
     Returns:
-        For `paged_attention` over these sequences; None where there is nothing to plan.
+        The plan for `paged_attention` over these sequences; None on devices that need none.
     """
     return compiled._C.plan_attention(
         query,
@@ -82,10 +82,10 @@ def paged_attention(
     Row j of sequence i, which is row query_start_loc[i] + j of query, stands at position
     seq_lens[i] - query_len + j and sees the keys at its own and earlier positions. Query head h
     reads key/value head h // (H // Hkv). Logits are scaled, then capped, then biased, then masked.
-    Over quantised caches it is attention over the numbers that they mean, up to float32 rounding.
+    Quantised caches count as the numbers that they stand for, up to float32 rounding.
 
     Args:
-        out: [T, H, D]; rows from query_start_loc[N] on are left as they are.
+        out: [T, H, D]; rows from query_start_loc[N] on are not written.
         query: [T, H, D]; D a multiple of 8 up to 256.
         key_cache: [B, Hkv, BS, D], or quantised; BS a power of two in [8, 256].
         value_cache: as key_cache.
@@ -98,8 +98,8 @@ def paged_attention(
         soft_cap: Logits become cap * tanh(logit / cap).
         k_scale: [Hkv] float32, of float8 caches only; None for 1.
         v_scale: as k_scale.
-        plan: what `plan_attention` returned for this step; without one each call makes its own, for
-            which the CPU waits on a GPU.
+        plan: the result of `plan_attention` for this step; without one each call makes its own, for
+            which the CPU waits for the GPU.
 
     Mutates:
         out.

@@ -1,6 +1,6 @@
 """The operations that write, read and move cached keys and values.
 
-What all operations have in common stands in worker_svc.ops.
+worker_svc.ops documents what all operations share.
 """
 
 from torch import Tensor
@@ -54,9 +54,9 @@ def gather_cached_kv(
         value_out: [T, Hkv, D].
         key_cache: [B, Hkv, BS, D], or quantised.
         value_cache: as key_cache.
-        slot_mapping: [T] int64; rows with a negative slot are left as they are.
-        k_scale: as it was for reshape_and_cache.
-        v_scale: the same.
+        slot_mapping: [T] int64; rows with a negative slot are not written.
+        k_scale: as for reshape_and_cache.
+        v_scale: as for reshape_and_cache.
 
     Mutates:
         key_out, value_out.
@@ -82,8 +82,8 @@ def rotary_and_cache(
 ) -> None:
     """Rotate queries in place, and write rotated keys and values into their cache slots.
 
-    The bits are those of rotary_embedding and reshape_and_cache one after the other, but `key` is
-    left as it is.
+    The bits are those of rotary_embedding and reshape_and_cache one after the other, but `key` does
+    not change.
 
     Args:
         positions: [T] int64, in [0, P).
@@ -94,8 +94,8 @@ def rotary_and_cache(
         is_neox: as for rotary_embedding.
         key_cache: [B, Hkv, BS, D], or quantised.
         value_cache: as key_cache.
-        slot_mapping: [S] int64, S <= T, of the first S rows; rows beyond are padding, and so are
-            those with a negative slot: only their queries are rotated.
+        slot_mapping: [S] int64, S <= T, slots of the first S rows. Rows beyond those and rows with
+            a negative slot are padding: only their queries are rotated.
         k_scale: [Hkv] float32, of float8 caches only; None for 1.
         v_scale: as k_scale.
 
@@ -125,8 +125,8 @@ def copy_blocks(
     Args:
         key_caches: One [B, Hkv, BS, D] per layer, of any dtype; each block dense in memory.
         value_caches: As key_caches.
-        block_mapping: [P, 2] int64 pairs (source, destination), applied in order: a pair sees what
-            earlier ones wrote.
+        block_mapping: [P, 2] int64 pairs (source, destination), applied in order: a pair reads the
+            results of earlier ones.
 
     Mutates:
         key_caches, value_caches.

@@ -1,6 +1,6 @@
 """Norms, rotary embedding, activations and linear layers.
 
-What all operations have in common stands in worker_svc.ops.
+worker_svc.ops documents what all operations share.
 """
 
 from torch import Tensor
@@ -65,8 +65,8 @@ def rotary_embedding(
         positions: [T] int64, in [0, P).
         query: [T, H, D].
         key: [T, Hkv, D].
-        cos_sin_cache: [P, R] float32, R / 2 cosines then R / 2 sines; R <= D, elements beyond R are
-            left as they are.
+        cos_sin_cache: [P, R] float32, R / 2 cosines then R / 2 sines; R <= D, elements beyond R
+            do not change.
         is_neox: Pair element i with i + R / 2 (GPT-NeoX, Llama) instead of 2i with 2i + 1 (GPT-J).
 
     Mutates:
@@ -114,25 +114,25 @@ def linear(
 ) -> None:
     """Multiply rows by weights, x @ weight.T + bias, on a GPU, by the invariance rule.
 
-    A library of matrix products picks its algorithm by the number of rows; here the sum over K has
-    one order, whatever M and whatever the alignment: K is cut into sections by K and the features
+    A library of matrix products picks its algorithm by the number of rows. Here the sum over K has
+    one order for every M and every alignment: K is cut into sections by K and the features
     of the layer alone, which are summed in float32 (on tensor cores; of float32 operands by fused
     multiply-adds, not in TF32) and added in order, then the bias, and the result is rounded once.
 
-    The first call of a thread allocates memory of the device, later ones none, so that they can be
-    captured in a graph. What one thread starts on several streams must not overlap.
+    The first call of a thread allocates device memory, later calls do not, so that they can be
+    captured in a graph. Calls of one thread on several streams must not overlap.
 
     Args:
         out: [M, N]; must not overlap the others.
         x: [M, K].
         weight: [N, K].
         bias: [N], or None.
-        total_features: of the layer of which N are computed here, at least N; None for N.
+        total_features: features of the whole layer, N of which are computed here; None for N.
 
     Mutates:
         out.
 
     Raises:
-        ValueError: the operands are on the CPU, where dense layers are torch's with packed weights.
+        ValueError: the operands are on the CPU, where torch computes dense layers.
     """
     compiled._C.linear(out, x, weight, bias, total_features or weight.shape[0])

@@ -1,6 +1,6 @@
 """From logits to tokens: rules, log-probabilities, sampling.
 
-What all operations have in common stands in worker_svc.ops.
+worker_svc.ops documents what all operations share.
 """
 
 import torch
@@ -22,13 +22,13 @@ def apply_penalties(
 
     First the repetition penalty divides positive and multiplies other logits of tokens in prompt or
     output (Keskar et al. 2019); then frequency * n + presence is subtracted from those of tokens
-    that the output holds n > 0 times. A row whose penalties are 1, 0 and 0 is left alone, and none
-    of its tokens counts. The same bits on every instruction set.
+    that the output holds n > 0 times. A row whose penalties are 1, 0 and 0 does not change, and its
+    tokens are not read. The same bits on every instruction set.
 
     Args:
         logits: [N, V] float32.
-        token_ids: [N, L] int32, a sequence's prompt and then its output; what comes after
-            num_tokens is not looked at. Ids on a GPU that are not in [0, V) change nothing.
+        token_ids: [N, L] int32, a sequence's prompt and then its output; ids after the first
+            num_tokens are not read. Ids on a GPU that are not in [0, V) have no effect.
         num_prompt_tokens: [N] int32.
         num_tokens: [N] int32, prompt and output, up to L.
         repetition_penalty: [N] float32, above 0; 1 is off.
@@ -67,13 +67,14 @@ def top_logprobs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the log-probability and rank of a token of each row, and the most probable tokens.
 
-    Log-probabilities are worked out in float64, from probabilities that are summed exactly as
+    Log-probabilities are computed in float64, from probabilities that are summed exactly as
     multiples of 2^-44 of the largest, and rounded once. The same bits on every instruction set.
 
     Args:
         logits: [N, V] float32; V up to 2^20.
         token_ids: [N] int64.
-        num_top: how many of the most probable, up to 1024; equals rank by token id, lowest first.
+        num_top: number of most probable tokens to return, up to 1024; equals rank by token id,
+            lowest first.
 
     Returns:
         Log-probabilities [N] float32 of the tokens and their ranks [N] int64, which is one more
@@ -124,7 +125,7 @@ def sample(
 
     Returns:
         Token ids [N] int64, and [N] bool which is False where the logits hold NaN or +inf or no
-        finite value, in which case the row's token means nothing.
+        finite value, in which case the row's token is meaningless.
     """
     token_ids = logits.new_empty(logits.shape[0], dtype=torch.int64)
     ok = logits.new_empty(logits.shape[0], dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""What the kernels run on, and yardsticks of it."""
+"""The instruction set, threads and streams of the kernels, and measurements of the machine."""
 
 from torch import Tensor
 
@@ -6,12 +6,12 @@ from worker_svc.ops import compiled
 
 
 def has_cuda() -> bool:
-    """Whether there are kernels for GPUs in this build."""
+    """Return whether this build has kernels for GPUs."""
     return hasattr(compiled._C, "set_stream")
 
 
 def set_stream(stream: int) -> None:
-    """Start what the calling thread is told from now on, on a CUDA stream; 0 is the default one.
+    """Run the calling thread's operations on a CUDA stream from now on; 0 is the default one.
 
     Only in builds with kernels for GPUs.
 
@@ -34,7 +34,7 @@ def available_isas() -> tuple[str, ...]:
 def set_isa(name: str) -> None:
     """Use another instruction set from now on; QUIRE_ISA in the environment does so at import.
 
-    Not to be called while an operation runs.
+    Must not be called while an operation runs.
 
     Raises:
         ValueError: This machine cannot run it.
@@ -45,7 +45,7 @@ def set_isa(name: str) -> None:
 def set_num_threads(num_threads: int) -> None:
     """Set how many threads an operation uses, by default one per usable core.
 
-    Not to be called while an operation runs.
+    Must not be called while an operation runs.
     """
     compiled._C.set_num_threads(num_threads)
 
