@@ -3,9 +3,10 @@
 import asyncio
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from launch.cluster.cluster import embedded_model
 from launch.cluster.process import ServiceProcess
@@ -28,15 +29,15 @@ class Cells:
     """Cells of the embedded model, and routers of them; all are stopped on the way out.
 
     Args:
-        scheduler_args: options of every scheduler.
-        worker_args: options of every worker.
+        scheduler_options: of every scheduler, by name.
+        worker_options: of every worker, by name.
     """
 
     def __init__(
-        self, scheduler_args: tuple[str, ...] = (), worker_args: tuple[str, ...] = ()
+        self, scheduler_options: Mapping[str, Any], worker_options: Mapping[str, Any]
     ) -> None:
-        self._scheduler_args = scheduler_args
-        self._worker_args = worker_args
+        self._scheduler_options = scheduler_options
+        self._worker_options = worker_options
         self._services: list[ServiceProcess] = []
 
     async def __aenter__(self) -> Self:
@@ -52,8 +53,8 @@ class Cells:
         for service in sorted(self._services, key=lambda each: each.name != "router"):
             await service.stop()
 
-    async def _start(self, name: str, *command: str, port: int = 0) -> ServiceProcess:
-        service = ServiceProcess(name, [name, *command, "--log-level", "error"])
+    async def _start(self, name: str, options: Mapping[str, Any], port: int = 0) -> ServiceProcess:
+        service = ServiceProcess(name, name, {**options, "log_level": "error"})
         self._services.append(service)
         await service.start(port)
         return service
@@ -64,22 +65,23 @@ class Cells:
         Args:
             port: of its scheduler; 0 takes a free one.
         """
-        worker = await self._start("worker", *self._worker_args)
-        scheduler = await self._start(
-            "scheduler",
-            *(str(embedded_model()), "--worker", worker.address, *self._scheduler_args),
-            port=port,
-        )
+        worker = await self._start("worker", self._worker_options)
+        options = {
+            "model": embedded_model(),
+            "workers": [worker.address],
+            **self._scheduler_options,
+        }
+        scheduler = await self._start("scheduler", options, port)
         return CellProcesses(worker, scheduler)
 
     async def start_cells(self, number: int) -> list[CellProcesses]:
         """Start so many cells at once."""
         return await asyncio.gather(*(self.start_cell() for _ in range(number)))
 
-    async def start_router(self, schedulers: list[str], *options: str) -> str:
+    async def start_router(self, schedulers: list[str], **options: Any) -> str:
         """Start a router of these cells and return its address."""
-        named = [part for address in schedulers for part in ("--scheduler", address)]
-        router = await self._start("router", str(embedded_model()), *named, *options)
+        known = {"model": embedded_model(), "schedulers": schedulers}
+        router = await self._start("router", {**known, **options})
         return router.address
 
     async def drain(self, cell: CellProcesses) -> int:

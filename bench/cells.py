@@ -166,13 +166,12 @@ def report(loads: dict[RoutingPolicy, list[Load]]) -> None:
 
 async def bench(num_users: int, num_requests: int, repetitions: int) -> int:
     """Run everything; return 1 if any request failed."""
-    options = ("--num-gpu-blocks-override", str(NUM_BLOCKS))
-    async with Cells(options, ("--num-threads", "1")) as cells:
+    async with Cells({"num_gpu_blocks_override": NUM_BLOCKS}, {"num_threads": 1}) as cells:
         started = await cells.start_cells(NUM_CELLS)
         addresses = [cell.address for cell in started]
         clients = {
             policy: [
-                AsyncClient(await cells.start_router(addresses, "--routing-policy", policy))
+                AsyncClient(await cells.start_router(addresses, routing_policy=policy))
                 for _ in range(NUM_ROUTERS)
             ]
             for policy in POLICIES

@@ -5,12 +5,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quire.contract.engine_options import PreemptionMode
 from quire.contract.sampling_params import SamplingParams
 from quire.v1 import worker_pb2
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
 from scheduler_svc.policy.step import SchedulerOutputs
-from scheduler_svc.sequences.preemption import PreemptionMode
 from scheduler_svc.wire import execute_request_to_proto, step_report_from_proto
 from worker_svc.cache.engine import block_bytes
 from worker_svc.device.base import Device

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from bench.engine import Engine, Run
 from launch.cluster.cluster import embedded_model
+from quire.contract.engine_options import PreemptionMode
 from quire.contract.sampling_params import SamplingParams
-from scheduler_svc.sequences.preemption import PreemptionMode
 
 NUM_REQUESTS = 12
 NUM_PROMPT_TOKENS = 120

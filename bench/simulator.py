@@ -35,7 +35,8 @@ PROMPT_TOKENS = 64
 PROBE_TOKENS = 32
 INTERVAL_S = 0.1
 POLICY = RoutingPolicy.PREFIX_AWARE
-SCHEDULER_OPTIONS = {"--block-size": 16, "--num-gpu-blocks-override": 1200}
+BLOCK_SIZE = 16
+NUM_BLOCKS = 1200
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +149,13 @@ async def run_real(
     configure: Callable[[Lone], SimulationConfig],
 ) -> tuple[RealRun, SimulationConfig]:
     """Start a cluster, probe it, load it with the requests of what is made of that, stop it."""
-    scheduler_args = tuple(str(each) for pair in SCHEDULER_OPTIONS.items() for each in pair)
     cluster = Cluster(
         ClusterConfig(
             model=embedded_model(),
             port=0,
             device="cpu",
-            scheduler_args=scheduler_args,
+            block_size=BLOCK_SIZE,
+            num_gpu_blocks_override=NUM_BLOCKS,
             num_threads=1,
         )
     )
@@ -315,8 +316,8 @@ def main() -> None:
             traffic=traffic_config(arguments.streams, arguments.duration),
             cell=CellConfig(
                 whole,
-                num_blocks=SCHEDULER_OPTIONS["--num-gpu-blocks-override"],
-                block_size=SCHEDULER_OPTIONS["--block-size"],
+                num_blocks=NUM_BLOCKS,
+                block_size=BLOCK_SIZE,
                 max_num_batched_tokens=2048,
                 max_model_len=1024,
             ),

@@ -77,14 +77,15 @@ async def weight_bytes(address: str) -> int:
 
 async def run(model: Path, size: int, *, invariant: bool) -> Run:
     """Start a cluster, have it answer all streams at once, stop it."""
-    arguments = ["--load-format", "dummy", "--kv-cache-gib", "0.25"]
     cluster = Cluster(
         ClusterConfig(
             model=model,
             port=0,
             tensor_parallel_size=size,
             device="cpu",
-            scheduler_args=(*arguments, *(["--invariant"] if invariant else [])),
+            load_format="dummy",
+            kv_cache_gib=0.25,
+            invariant=invariant,
             num_threads=1,
         )
     )

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
-from launch.cluster.cluster import ClusterConfig, embedded_model
+from launch.cluster.config import ClusterConfig, embedded_model
 from launch.cluster.thread import ClusterThread
+from launch.keywords import documents_keywords
+from quire.contract.engine_options import EngineKeywords
 from quire.contract.errors import ConfigError, InvalidRequestError, OverloadedError
 from quire.contract.outputs import (
     BeamSearchOutput,
@@ -32,6 +34,7 @@ MAX_CONCURRENT_REQUESTS = 256
 Message = Mapping[str, Any]
 
 
+@documents_keywords(ClusterConfig, EngineKeywords)
 class LLM:
     """A model to give prompts to: a cluster of its own, or one that runs already.
 
@@ -48,22 +51,8 @@ class LLM:
         *,
         target: str | None = None,
         api_key: str | None = None,
-        dtype: str = "auto",
-        load_format: str = "safetensors",
-        kv_cache_dtype: str = "auto",
-        device: str = "auto",
-        tensor_parallel_size: int = 1,
-        max_model_len: int | None = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
-        block_size: int = 16,
-        kv_cache_gib: float | None = None,
-        swap_space: float | None = None,
-        enable_prefix_caching: bool = True,
-        gpu_memory_utilization: float = 0.9,
-        enforce_eager: bool = False,
-        invariant: bool = False,
         tls_dir: str | Path | None = None,
+        **options: Unpack[EngineKeywords],
     ) -> None:
         """Start a cluster and return when it takes requests, or connect to one.
 
@@ -72,67 +61,28 @@ class LLM:
                 only `chat` reads it, for its template.
             target: router of a running cluster, "host:port"; the options below are then its own.
             api_key: for the target; None takes QUIRE_API_KEY from the environment, if set.
-            dtype: "auto", "float32", "bfloat16" or "float16".
-            load_format: "safetensors", or "dummy" for weights that are made up, for benchmarks.
-            kv_cache_dtype: what the cache holds: "auto" for the model's type; "fp8" on a GPU or
-                "int8" on the CPU for a byte for each element.
-            device: "cpu", "cuda" or "cuda:N"; "auto" takes a GPU if there is one.
-            tensor_parallel_size: workers that share the model.
-            max_model_len: tokens of one sequence; None takes what model and cache allow.
-            max_num_seqs: sequences running at once.
-            max_num_batched_tokens: tokens computed in one step.
-            block_size: tokens of a cache block.
-            kv_cache_gib: memory for the cache of each worker, in GiB; None takes a share of what
-                is free.
-            swap_space: host memory of each worker for preempted requests, in GiB; None takes a
-                share of what is free.
-            enable_prefix_caching: let prompts share the cache of a prefix computed before.
-            gpu_memory_utilization: share of a GPU's memory for weights, activations and cache.
-            enforce_eager: no CUDA graphs.
-            invariant: a token's bits depend on its company on no GPU either; slower there.
             tls_dir: certificates, as for `Client`; a cluster of its own takes those of all roles
                 from there.
+            **options: of the engine, as of `quire serve`: see EngineKeywords.
 
         Raises:
+            TypeError: a keyword is no option.
             ConfigError: the cluster cannot start; one line that says why.
             UnavailableError: a service died without a word.
         """
+        if unknown := options.keys() - EngineKeywords.__annotations__.keys():
+            raise TypeError(f"LLM: {min(unknown)} is no keyword")
         self._model = Path(model) if model is not None else None
         tls_dir = tls_dir or os.environ.get("QUIRE_TLS_DIR") or None
         self._cluster: ClusterThread | None = None
         if target is None:
-            options = {
-                "--dtype": dtype,
-                "--load-format": load_format,
-                "--kv-cache-dtype": kv_cache_dtype,
-                "--max-model-len": max_model_len,
-                "--max-num-seqs": max_num_seqs,
-                "--max-num-batched-tokens": max_num_batched_tokens,
-                "--block-size": block_size,
-                "--kv-cache-gib": kv_cache_gib,
-                "--swap-space": swap_space,
-                "--gpu-memory-utilization": gpu_memory_utilization,
-            }
-            flags = {"--enforce-eager": enforce_eager, "--invariant": invariant}
-            prefix_caching = "enable" if enable_prefix_caching else "no-enable"
             self._model = self._model or embedded_model()
             self._cluster = ClusterThread(
                 ClusterConfig(
                     model=self._model,
                     port=0,
-                    device=device,
-                    tensor_parallel_size=tensor_parallel_size,
                     tls_dir=None if tls_dir is None else str(tls_dir),
-                    scheduler_args=(
-                        f"--{prefix_caching}-prefix-caching",
-                        *(flag for flag, is_set in flags.items() if is_set),
-                        *(
-                            text
-                            for flag, value in options.items()
-                            if value is not None
-                            for text in (flag, str(value))
-                        ),
-                    ),
+                    **options,
                 )
             )
             target = self._cluster.address

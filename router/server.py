@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from quire.contract.errors import QuireError, UnavailableError
 from quire.observe import log as quire_log
-from quire.observe.admin import AdminConfig
 from quire.observe.log import get_logger
 from quire.rpc import Server, announce, report, stop_signal
 from quire.rpc.access import ApiKeyInterceptor
@@ -60,7 +59,7 @@ class Router:
         self._tasks: list[asyncio.Task[None]] = []
         self._draining = False
 
-    async def start_admin(self, config: AdminConfig) -> str:
+    async def start_admin(self, port: int, host: str = "127.0.0.1") -> str:
         """Serve metrics and probes; return the address bound.
 
         Raises:
@@ -76,7 +75,7 @@ class Router:
             is_ready=lambda: self._server.is_serving,
             certificate_expiry=lambda: self._server.certificate_not_after,
         )
-        return await self._admin.start(config)
+        return await self._admin.start(port, host)
 
     def _num_unauthenticated(self) -> int:
         return self._access.num_refused if self._access else 0
@@ -109,7 +108,7 @@ class Router:
                     if self._cells.is_serving:
                         return
         except TimeoutError:
-            addresses = ", ".join((*self._config.schedulers, *self._config.scheduler_dns))
+            addresses = ", ".join((*self._config.scheduler_addresses, *self._config.scheduler_dns))
             raise UnavailableError(f"no scheduler answers at {addresses}") from None
 
     async def _follow_health(self) -> None:
@@ -175,8 +174,9 @@ async def serve(config: RouterConfig, ready_fd: int | None) -> int:
             config.model, config.tokenizer_threads, config.max_queued_texts
         )
         router = Router(config, tokenizer)
-        if config.admin is not None:
-            report(ready_fd, f"admin {await router.start_admin(config.admin)}")
+        if config.admin_port is not None:
+            address = await router.start_admin(config.admin_port, config.admin_host)
+            report(ready_fd, f"admin {address}")
         address = await router.start()
     except QuireError as error:
         log.error("start_failed", error=error.message)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
+from quire.contract.engine_options import PreemptionMode
 from quire.contract.errors import (
     DrainingError,
     InvalidRequestError,
@@ -19,7 +20,7 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.counters import CellAccount
 from scheduler_svc.policy.progress import Progress
 from scheduler_svc.policy.scheduler import Scheduler
-from scheduler_svc.sequences.preemption import PreemptionCounters, PreemptionMode
+from scheduler_svc.sequences.preemption import PreemptionCounters
 from scheduler_svc.sessions.routes import Routes
 from scheduler_svc.sessions.session import Admitted, Refused, RouterSession, StepOutputs, Submission
 from scheduler_svc.traces import Traces

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from quire.contract.errors import QuireError
 from quire.observe import log as quire_log
-from quire.observe.admin import AdminConfig
 from quire.observe.log import get_logger
 from quire.rpc import Server, announce, report, stop_signal
 from quire.v1 import scheduler_pb2_grpc
@@ -48,7 +47,7 @@ class SchedulerServer:
         self._run: asyncio.Task[None] | None = None
         self._admin: ServiceAdmin | None = None
 
-    async def start_admin(self, config: AdminConfig) -> str:
+    async def start_admin(self, port: int, host: str = "127.0.0.1") -> str:
         """Serve metrics and probes, from before the workers are there; return the address bound.
 
         Raises:
@@ -65,7 +64,7 @@ class SchedulerServer:
             certificate_expiry=lambda: self._server.certificate_not_after,
             why_stuck=lambda: self._driver.why_stuck,
         )
-        return await self._admin.start(config)
+        return await self._admin.start(port, host)
 
     async def start(self) -> str:
         """Listen, begin to form the worker group, and return the address bound.
@@ -133,8 +132,9 @@ async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
     tasks: set[asyncio.Task[Any]] = {stopped, drained}
     announced = False
     try:
-        if config.admin is not None:
-            report(ready_fd, f"admin {await scheduler.start_admin(config.admin)}")
+        if config.admin_port is not None:
+            address = await scheduler.start_admin(config.admin_port, config.admin_host)
+            report(ready_fd, f"admin {address}")
         address = await scheduler.start()
         report(ready_fd, f"listening {address}")
         running = asyncio.create_task(scheduler.run())

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from quire.contract.errors import ConfigError
+from quire.contract.options import Bounds
 from simulator.cost_model import CostModel
 
 
@@ -81,15 +82,15 @@ class TrafficConfig:
     answer: Lengths = Lengths(250, 0.7, 8, 1024)
 
     def __post_init__(self) -> None:
-        _check("streams", self.streams, 1, 10**7)
-        _check("duration_s", self.duration_s, 0.1, 86400)
-        _check("period_s", self.period_s, 1, 86400)
-        _check("night", self.night, 0, 1)
-        _check("burst_factor", self.burst_factor, 1, 100)
-        _check("num_tenants", self.num_tenants, 1, 2**16)
-        _check("num_documents", self.num_documents, 1, 2**24)
-        _check("document_share", self.document_share, 0, 1)
-        _check("mean_turns", self.mean_turns, 1, 100)
+        Bounds(1, 10**7).check("streams", self.streams)
+        Bounds(0.1, 86400).check("duration_s", self.duration_s)
+        Bounds(1, 86400).check("period_s", self.period_s)
+        Bounds(0, 1).check("night", self.night)
+        Bounds(1, 100).check("burst_factor", self.burst_factor)
+        Bounds(1, 2**16).check("num_tenants", self.num_tenants)
+        Bounds(1, 2**24).check("num_documents", self.num_documents)
+        Bounds(0, 1).check("document_share", self.document_share)
+        Bounds(1, 100).check("mean_turns", self.mean_turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +177,10 @@ class SimulationConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check("num_cells", self.num_cells, 1, 10**5)
-        _check("num_routers", self.num_routers, 1, 10**3)
-        _check("seed", self.seed, 0, 2**64 - 1)
-        _check("warmup_s", self.warmup_s, 0, self.traffic.duration_s)
+        Bounds(1, 10**5).check("num_cells", self.num_cells)
+        Bounds(1, 10**3).check("num_routers", self.num_routers)
+        Bounds(0, 2**64 - 1).check("seed", self.seed)
+        Bounds(0, self.traffic.duration_s).check("warmup_s", self.warmup_s)
         for outage in self.outages:
-            _check(f"{outage.kind} cells", outage.num_cells, 1, self.num_cells)
-            _check(f"{outage.kind} time", outage.at_s, 0, self.traffic.duration_s)
-
-
-def _check(field: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"{field}: must be in [{low}, {high}], got {value}")
+            Bounds(1, self.num_cells).check(f"{outage.kind} cells", outage.num_cells)
+            Bounds(0, self.traffic.duration_s).check(f"{outage.kind} time", outage.at_s)

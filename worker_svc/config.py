@@ -2,20 +2,22 @@
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from quire.contract.addresses import MAX_RANKS, WILDCARD_HOSTS, check_address, check_listening
+from quire.contract.addresses import MAX_RANKS, WILDCARD_HOSTS, check_address
+from quire.contract.engine_options import DeviceOptions
 from quire.contract.errors import ConfigError
-from quire.observe.admin import AdminConfig
-from quire.observe.log import LEVELS
-from quire.rpc import TlsFiles
+from quire.contract.options import option
+from quire.contract.service_options import ServiceOptions, port_option
 
-DEFAULT_PORT = 50053
-MAX_THREADS = 1024
+if TYPE_CHECKING:
+    from quire.rpc import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a worker that announces itself tells, and to whom.
+    """What a worker reports that announces itself, and to which scheduler.
 
     Attributes:
         scheduler: its address, "host:port".
@@ -36,52 +38,68 @@ class Announcement:
             raise ConfigError(f"rank: must be in [0, {MAX_RANKS - 1}], got {self.rank}")
         if self.host in WILDCARD_HOSTS:
             raise ConfigError(
-                f"advertise_host: nobody can connect to {self.host}; name the host at which others "
-                "reach this worker"
+                f"advertise_host: must be a host at which others reach this worker, got {self.host}"
             )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig(DeviceOptions, ServiceOptions):
     """How a worker listens and computes; which model it serves is the scheduler's business.
-
-    Attributes:
-        host: address to bind, and no other.
-        port: 0 takes a free one.
-        device: "cpu", "cuda" or "cuda:N"; "auto" or "auto:N" takes that GPU if there is one.
-        num_threads: threads of the kernels and dense layers; None takes one per available core.
-        log_level: one of quire.observe.log.LEVELS.
-        announcement: for a worker that tells the scheduler where it is; None for one whose address
-            the scheduler is given.
-        tls: certificate of this worker; None speaks in the clear, to the scheduler too.
-        insecure: whether to listen beyond this machine in the clear.
-        admin: where metrics and probes are served; None serves none.
 
     Raises:
         ConfigError: a value is out of bounds; names field, limit and value.
     """
 
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    device: str = "cpu"
-    num_threads: int | None = None
-    log_level: str = "info"
-    admin: AdminConfig | None = None
-    announcement: Announcement | None = None
-    tls: TlsFiles | None = None
-    insecure: bool = False
+    port: int = port_option(50053)
+    announce_to: str | None = option(
+        None,
+        "Scheduler to which this worker reports where it is.",
+        metavar="HOST:PORT",
+    )
+    rank: int | None = option(
+        None, "Rank of this worker among those of --announce-to, counted from --rank-base."
+    )
+    rank_base: int = option(
+        0,
+        "Number that the first worker has as --rank: 1 where an orchestrator counts another pod of "
+        "the group as 0.",
+    )
+    advertise_host: str | None = option(
+        None, "Where others reach this worker.", shown_default="--host"
+    )
 
     def __post_init__(self) -> None:
-        if not self.host:
-            raise ConfigError("host: must not be empty")
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port: must be in [0, 65535], got {self.port}")
-        check_listening(self.host, self.tls is not None, self.insecure)
+        super().__post_init__()
+        # "auto:N" is the GPU of a rank, if there is one.
         if re.fullmatch(r"cpu|(cuda|auto)(:\d+)?", self.device) is None:
             raise ConfigError(f"device: must be cpu, cuda, cuda:N or auto, got {self.device!r}")
-        if self.num_threads is not None and not 1 <= self.num_threads <= MAX_THREADS:
-            raise ConfigError(f"num_threads: must be in [1, {MAX_THREADS}], got {self.num_threads}")
-        if self.log_level not in LEVELS:
+        is_incomplete = (self.announce_to is None) != (self.rank is None)
+        if is_incomplete or (self.advertise_host and self.announce_to is None):
             raise ConfigError(
-                f"log_level: must be one of {', '.join(LEVELS)}, got {self.log_level!r}"
+                "announce_to: must be given with rank, and both with advertise_host, "
+                f"got {self.announce_to}, {self.rank} and {self.advertise_host}"
             )
+        _ = self.announcement
+
+    @property
+    def announcement(self) -> Announcement | None:
+        """What this worker reports to its scheduler; None if the scheduler has its address.
+
+        Raises:
+            ConfigError: a value is out of bounds.
+        """
+        if self.announce_to is None or self.rank is None:
+            return None
+        host = self.advertise_host or self.host
+        return Announcement(self.announce_to, self.rank - self.rank_base, host)
+
+    @cached_property
+    def tls(self) -> "TlsFiles | None":
+        """Certificate of this worker; None speaks in the clear, to the scheduler too.
+
+        Raises:
+            ConfigError: its files cannot be used.
+        """
+        from quire.rpc import Role, open_tls
+
+        return open_tls(self.tls_dir, Role.WORKER)

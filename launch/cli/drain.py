@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
-from launch.cli import options
+from launch.cli.options import Values, takes_options
+from quire.contract.service_options import ServiceOptions
 
 
+@takes_options(ServiceOptions, only=("tls_dir",))
 def drain(
+    options: Values,
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The scheduler of the cell.")],
-    tls_dir: options.TlsDir = None,
 ) -> None:
     """Have a cell take nothing new, finish what it has, and end; as SIGTERM to its scheduler does.
 
@@ -19,12 +21,12 @@ def drain(
     import grpc
 
     from quire.contract.errors import QuireError
-    from quire.rpc import Role, open_channel
+    from quire.rpc import Role, open_channel, open_tls
     from quire.security.handshake import explain
     from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
     async def run() -> int:
-        tls = options.open_tls(tls_dir, Role.OPERATOR)
+        tls = open_tls(options["tls_dir"], Role.OPERATOR)
         async with open_channel(address, tls, Role.SCHEDULER) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             response = await stub.Drain(scheduler_pb2.DrainRequest())

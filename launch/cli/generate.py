@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from launch.cli import options
+from launch.cli.options import ApiKey, Values, takes_options
 from launch.cli.stream_printer import StreamPrinter
+from quire.contract.service_options import ServiceOptions
 
 
 class EarlyStopping(StrEnum):
@@ -22,12 +23,14 @@ class EarlyStopping(StrEnum):
         return {"true": True, "false": False}.get(self.value, self.value)
 
 
+@takes_options(ServiceOptions, only=("tls_dir",))
 def generate(
+    options: Values,
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     target: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the router listens.")
     ] = "127.0.0.1:50051",
-    api_key: options.ApiKey = None,
+    api_key: ApiKey = None,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -112,7 +115,6 @@ def generate(
     time_account: Annotated[
         bool, typer.Option("--time-account", help="Say in the end where the time went.")
     ] = False,
-    tls_dir: options.TlsDir = None,
     server_name: Annotated[
         str | None,
         typer.Option(
@@ -157,7 +159,7 @@ def generate(
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
         with Client(
-            target, tls_dir=tls_dir, server_name=server_name, api_key=api_key, insecure=insecure
+            target, **options, server_name=server_name, api_key=api_key, insecure=insecure
         ) as client:
             printer = StreamPrinter(params)
             for event in client.stream(

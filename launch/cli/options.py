@@ -1,109 +1,24 @@
-"""Options that several commands share, with vLLM's names. One definition, one help text."""
+"""Options of commands, made from dataclasses whose fields are options (quire.contract.options)."""
 
+import functools
+import inspect
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from quire.observe.admin import AdminConfig
-    from quire.rpc import Role, TlsFiles
+from quire.contract.options import Option, defaults_of, options_of, types_of
 
+Values = dict[str, Any]
 
-class DType(StrEnum):
-    """Type of weights, activations and cache."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
-class KvCacheDType(StrEnum):
-    """What the KV cache holds."""
-
-    AUTO = "auto"
-    FP8 = "fp8"
-    INT8 = "int8"
-
-
-class LoadFormat(StrEnum):
-    """Where weights come from."""
-
-    SAFETENSORS = "safetensors"
-    DUMMY = "dummy"
-
-
-class PreemptionModeName(StrEnum):
-    """What becomes of the cache of a preempted request."""
-
-    AUTO = "auto"
-    SWAP = "swap"
-    RECOMPUTE = "recompute"
-
-
-class RoutingPolicyName(StrEnum):
-    """How a router chooses a cell."""
-
-    PREFIX_AWARE = "prefix-aware"
-    LEAST_LOADED = "least-loaded"
-    ROUND_ROBIN = "round-robin"
-
-
-class LogLevel(StrEnum):
-    """Least severe log line that is written."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-Host = Annotated[str, typer.Option(help="Address to listen on, and no other.")]
-AdminPort = Annotated[
-    int | None,
-    typer.Option(
-        help="Port for metrics and probes over plain HTTP: /metrics, /livez, /readyz. 0 takes a "
-        "free one.",
-        show_default="none",
-    ),
-]
-AdminHost = Annotated[str, typer.Option(help="Address that --admin-port listens on, and no other.")]
-LogLevelOption = Annotated[LogLevel, typer.Option(help="Least severe log line to write.")]
-OtlpEndpoint = Annotated[
-    str | None,
-    typer.Option(
-        "--otlp-endpoint",
-        envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
-        metavar="URL",
-        help="OpenTelemetry collector to send traces to over OTLP/gRPC, as http://HOST:4317.",
-        show_default="none: no traces",
-    ),
-]
-TlsDir = Annotated[
-    str | None,
-    typer.Option(
-        "--tls-dir",
-        envvar="QUIRE_TLS_DIR",
-        metavar="DIR",
-        help="Encrypt and authenticate every connection, with the ca.crt, tls.crt and tls.key of "
-        "this directory, or of the one for this role in a directory of `quire certs`. They are "
-        "read again when they change.",
-        show_default="in the clear",
-    ),
-]
-Insecure = Annotated[
-    bool,
-    typer.Option(
-        "--insecure",
-        envvar="QUIRE_INSECURE",
-        help="Listen beyond this machine without --tls-dir: on a private network only.",
-    ),
-]
 ReadyFd = Annotated[
     int | None,
-    typer.Option(hidden=True, help="Pipe on which to tell the parent process how the start went."),
+    typer.Option(
+        hidden=True,
+        help="Pipe to the parent process, for how the start went; that sends options on stdin.",
+    ),
 ]
 ModelArgument = Annotated[
     str | None,
@@ -111,133 +26,6 @@ ModelArgument = Annotated[
         metavar="MODEL_DIR",
         help="Hugging Face model directory. Without one, the embedded demo model.",
         show_default=False,
-    ),
-]
-ServedModelName = Annotated[
-    str | None,
-    typer.Option(help="Name that requests use.", show_default="name of the directory"),
-]
-DTypeOption = Annotated[DType, typer.Option("--dtype", help="'auto' takes the model's own type.")]
-LoadFormatOption = Annotated[
-    LoadFormat,
-    typer.Option("--load-format", help="'dummy' makes weights up, for benchmarks."),
-]
-KvCacheDTypeOption = Annotated[
-    KvCacheDType,
-    typer.Option(
-        "--kv-cache-dtype",
-        help="What the KV cache holds: 'auto' the model's own type; a byte for each element, so "
-        "that twice as much fits, as 'fp8' on a GPU or 'int8' on the CPU.",
-    ),
-]
-Device = Annotated[
-    str,
-    typer.Option(
-        help="Where workers compute: 'cpu', 'cuda' or 'cuda:N'. 'auto' takes a GPU if there is one."
-    ),
-]
-Invariant = Annotated[
-    bool,
-    typer.Option(
-        "--invariant",
-        help="Layers whose bits depend neither on the number of workers nor, on a GPU too, on the "
-        "batch, so that nothing changes an answer; slower.",
-    ),
-]
-DistributedTimeoutS = Annotated[
-    float,
-    typer.Option(
-        "--distributed-timeout-s",
-        help="How long workers that share a model wait for each other in any exchange.",
-    ),
-]
-EnforceEager = Annotated[
-    bool, typer.Option("--enforce-eager", help="No CUDA graphs: less memory, slower decoding.")
-]
-GpuMemoryUtilization = Annotated[
-    float,
-    typer.Option(
-        "--gpu-memory-utilization",
-        help="Share of a GPU's memory for weights, activations and KV cache together.",
-    ),
-]
-BlockSize = Annotated[
-    int, typer.Option(help="Tokens in a block of the KV cache: a power of two, 8 to 256.")
-]
-MaxModelLen = Annotated[
-    int | None,
-    typer.Option(
-        help="Most tokens of one sequence, prompt and output.",
-        show_default="what the model says and the cache holds",
-    ),
-]
-MaxNumBatchedTokens = Annotated[int, typer.Option(help="Most tokens computed in one step.")]
-MaxNumSeqs = Annotated[int, typer.Option(help="Most sequences running at once.")]
-MaxWaiting = Annotated[
-    int, typer.Option(help="Most requests waiting; more are refused until some have run.")
-]
-MaxStepsInFlight = Annotated[
-    int,
-    typer.Option(
-        help="2 sends a step before the result of the one before it is back, so that workers need "
-        "not wait; 1 does not. The tokens are the same."
-    ),
-]
-EnablePrefixCaching = Annotated[
-    bool,
-    typer.Option(
-        "--enable-prefix-caching/--no-enable-prefix-caching",
-        help="Let requests share the cache blocks of a prefix that was computed before.",
-    ),
-]
-PreemptionModeOption = Annotated[
-    PreemptionModeName,
-    typer.Option(
-        "--preemption-mode",
-        help="What becomes of the cache of a preempted request: 'swap' moves it to host memory, "
-        "'recompute' drops it, 'auto' does what is cheaper.",
-    ),
-]
-SwapSpace = Annotated[
-    float | None,
-    typer.Option(
-        "--swap-space",
-        help="Host memory for preempted requests, in GiB, for each worker.",
-        show_default="a share of what is free",
-    ),
-]
-PriorityAgeingS = Annotated[
-    float,
-    typer.Option(
-        "--priority-ageing-s",
-        help="A request may be overtaken by those that come up to so many seconds later, for each "
-        "level of priority between them.",
-    ),
-]
-KvCacheGib = Annotated[
-    float | None,
-    typer.Option(
-        "--kv-cache-gib",
-        help="Memory for the KV cache of each worker, in GiB.",
-        show_default="a share of what is free",
-    ),
-]
-NumGpuBlocksOverride = Annotated[
-    int | None,
-    typer.Option(help="Blocks of the KV cache, whatever profiling says.", show_default="profiled"),
-]
-NumThreads = Annotated[
-    int | None,
-    typer.Option(help="Threads of each worker.", show_default="the cores of this machine"),
-]
-ApiKeys = Annotated[
-    Path | None,
-    typer.Option(
-        "--api-keys",
-        envvar="QUIRE_API_KEYS",
-        metavar="FILE",
-        help="Take calls only with a key of this file, which `quire keys` makes.",
-        show_default="calls need no key",
     ),
 ]
 ApiKey = Annotated[
@@ -251,28 +39,82 @@ ApiKey = Annotated[
 ]
 
 
-def admin_config(port: int | None, host: str) -> "AdminConfig | None":
-    """Return where the admin port is; None without one.
+def takes_options(
+    group: type, *, only: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator by which a command takes the options of a dataclass.
 
-    Raises:
-        ConfigError: a value is out of bounds.
+    The decorated function gets their values by name as its first argument, `options`.
+
+    Args:
+        group: the dataclass.
+        only: names of the options to take; empty takes all but internal ones.
     """
-    from quire.observe.admin import AdminConfig
+    known = {
+        name: each
+        for name, each in options_of(group).items()
+        if (name in only if only else not each.internal)
+    }
+    made = [_parameter(group, name, each) for name, each in known.items()]
 
-    return None if port is None else AdminConfig(port, host)
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        first, *own = inspect.signature(function).parameters.values()
+        assert first.name == "options", "the values of the options come first"
+
+        @functools.wraps(function)
+        def command(**values: Any) -> None:
+            options = {name: _plain(values.pop(name), name, group) for name in known}
+            function(options, **values)
+
+        # Arguments, such as a model directory, come before options in the help.
+        parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in [*own, *made]]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return decorate
 
 
-def gib_to_bytes(gib: float | None) -> int | None:
-    """Return GiB as bytes; None stays None."""
-    return None if gib is None else int(gib * 2**30)
+def _parameter(group: type, name: str, known: Option) -> inspect.Parameter:
+    """Return an option as a parameter that typer reads."""
+    annotation: Any = types_of(group)[name]
+    default = defaults_of(group)[name]
+    word = name.replace("_", "-")
+    flags = known.flags or (f"--{word}",)
+    if known.choices:
+        make_enum: Any = StrEnum
+        annotation = make_enum(name, {each: each for each in known.choices})
+        default = annotation(default)
+    elif annotation is tuple:
+        annotation, default = list[str], None
+    elif annotation is bool:
+        flags = (f"--{word}/--no-{word}" if default else f"--{word}",)
+    info = typer.Option(
+        *flags,
+        help=known.full_help,
+        envvar=known.envvar,
+        metavar=known.metavar,
+        show_default=known.shown_default or True,
+    )
+    if default is None:
+        annotation = annotation | None
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[annotation, info],
+    )
 
 
-def open_tls(tls_dir: str | None, role: "Role") -> "TlsFiles | None":
-    """Return the certificate files of --tls-dir for a role; None where there is none.
+def _plain(value: Any, name: str, group: type) -> Any:
+    """Return what typer read as the field of a dataclass holds it."""
+    if types_of(group)[name] is tuple:
+        return tuple(value or ())
+    return str(value) if isinstance(value, StrEnum) else value
 
-    Raises:
-        ConfigError: they cannot be used.
-    """
-    from quire.rpc import TlsFiles
 
-    return None if tls_dir is None else TlsFiles(tls_dir, role)
+def model_directory(model: str | None) -> Path:
+    """Return the directory of MODEL_DIR; that of the embedded model without one."""
+    from launch.cluster.config import embedded_model
+
+    return Path(model).resolve() if model else embedded_model()

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launch.cli.options import RoutingPolicyName
+from router.cells.choice import RoutingPolicy
 
 if TYPE_CHECKING:
     from launch.cli.console import Progress as ConsoleProgress
-    from router.cells.choice import RoutingPolicy
     from simulator.config import Outage, OutageKind, SimulationConfig
     from simulator.simulation import Progress as SimulationProgress
 
@@ -28,7 +27,7 @@ def simulate(
         ),
     ] = None,
     policy: Annotated[
-        list[RoutingPolicyName] | None,
+        list[RoutingPolicy] | None,
         typer.Option(help="Of the routers; repeat to compare.", show_default="all"),
     ] = None,
     routers: Annotated[int, typer.Option(help="That share the requests.")] = 4,
@@ -116,7 +115,6 @@ def simulate(
         if fit_file is not None:
             _fit(fit_model, fit_file)
             return
-        from router.cells.choice import RoutingPolicy
         from simulator.config import OutageKind, SimulationConfig, TrafficConfig
         from simulator.plot import check_plottable
         from simulator.presets import find_preset
@@ -152,8 +150,13 @@ def simulate(
             tpot_slo_s=tpot_slo_ms / 1e3,
             seed=seed,
         )
-        policies = [RoutingPolicy(each.value) for each in policy or RoutingPolicyName]
-        _run(config, policies, processes or os.cpu_count() or 1, json_file, plot_file)
+        _run(
+            config,
+            policy or list(RoutingPolicy),
+            processes or os.cpu_count() or 1,
+            json_file,
+            plot_file,
+        )
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None
@@ -161,7 +164,7 @@ def simulate(
 
 def _run(
     config: "SimulationConfig",
-    policies: "list[RoutingPolicy]",
+    policies: list[RoutingPolicy],
     num_processes: int,
     json_file: Path | None,
     plot_file: Path | None,

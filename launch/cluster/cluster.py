@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable
 
-from launch.cli.options import open_tls
 from launch.cluster.config import ClusterConfig, LauncherName, embedded_model
 from launch.cluster.process import ServiceProcess
 from launch.launchers import make_launcher
+from quire.contract.engine_options import EngineOptions
 from quire.contract.errors import ConfigError, UnavailableError
+from quire.contract.options import values_of
 from quire.observe.log import get_logger
-from quire.rpc import Role, until_serving
+from quire.rpc import Role, open_tls, until_serving
 
 __all__ = ["Cluster", "ClusterConfig", "LauncherName", "embedded_model"]
 
@@ -68,16 +69,17 @@ class Cluster:
 
     async def _start_all(self) -> None:
         config = self.config
-        common = config.service_args
         await self.launcher.start()
 
-        workers = self.launcher.scheduler_args
         scheduler = ServiceProcess(
             "scheduler",
-            [
-                *["scheduler", str(config.model), *workers, *common],
-                *[*config.admin_args(1), *config.scheduler_args],
-            ],
+            "scheduler",
+            {
+                **config.service_values(1),
+                **values_of(config, EngineOptions),
+                **self.launcher.scheduler_values,
+                "model": config.model,
+            },
         )
         self.services.append(scheduler)
         self._progress(f"loading {config.model.name} and sizing the KV cache")
@@ -94,12 +96,15 @@ class Cluster:
 
         async def start_router() -> None:
             # While the workers load: it has imports of its own to do.
-            command = ["router", str(config.model), "--scheduler", await listening, *common]
-            if config.api_keys is not None:
-                command += ["--api-keys", str(config.api_keys)]
-            command += config.admin_args(0)
-            # Whoever stops the whole cluster does not wait for what it is doing.
-            router = ServiceProcess("router", [*command, "--drain-timeout-s", "1"])
+            values = {
+                **config.service_values(0),
+                "model": config.model,
+                "schedulers": [await listening],
+                "api_keys": config.api_keys,
+                # Whoever stops the whole cluster does not wait for what it is doing.
+                "drain_timeout_s": 1.0,
+            }
+            router = ServiceProcess("router", "router", values)
             self.services.append(router)
             await router.start(config.port)
 

@@ -3,11 +3,15 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import quire
-from quire.contract.addresses import MAX_RANKS, check_address, check_listening
+from quire.contract.addresses import MAX_RANKS, check_address
+from quire.contract.engine_options import DeviceOptions, EngineOptions
 from quire.contract.errors import ConfigError
-from quire.observe.admin import AdminConfig
+from quire.contract.options import Bounds, option, same_option, values_of
+from quire.contract.service_options import ServiceOptions, port_option
+from router.config import RouterConfig
 
 
 def embedded_model() -> Path:
@@ -23,125 +27,112 @@ class LauncherName(StrEnum):
     RAY = "ray"
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterConfig:
-    """What `quire serve` was asked for.
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
+    """What `quire serve` was asked for. All services listen on `host`.
 
     Attributes:
         model: Hugging Face model directory.
-        host: address every service listens on.
-        port: of the router; 0 takes a free one. The other services always take free ones.
-        tensor_parallel_size: number of workers that share the model.
-        device: of the workers: "cpu", "cuda", "cuda:N" or "auto"; several take one GPU each.
-        scheduler_args: further options of `quire scheduler`.
-        api_keys: file of the keys of which calls to the router need one; None for no keys.
-        num_threads: of each worker; None leaves it to the launcher.
-        log_level: of all services.
-        admin: where metrics and probes of the router are served; the scheduler takes the next port,
-            then workers that are started here; port 0 takes free ones, and None serves none.
-        launcher: where the workers come from.
-        workers: addresses of running ones in order of rank, for the static launcher.
-        ray_address: "host:port" or "auto" of a running Ray cluster; None starts Ray here.
-        ray_cpus_per_worker: CPUs that Ray sets aside for each worker.
-        tls_dir: certificates of all services: a directory of `quire certs`, or one certificate
-            that has every role. None has them speak in the clear.
-        insecure: whether to listen beyond this machine in the clear.
-        otlp_endpoint: where all services send their traces; None has them send none.
+
+    Raises:
+        ConfigError: a value is out of bounds; names field, limit and value.
     """
 
     model: Path
-    host: str = "127.0.0.1"
-    port: int = 50051
-    tensor_parallel_size: int = 1
-    device: str = "auto"
-    scheduler_args: tuple[str, ...] = ()
-    api_keys: Path | None = None
-    num_threads: int | None = None
-    log_level: str = "warning"
-    admin: AdminConfig | None = None
-    launcher: LauncherName = LauncherName.LOCAL
-    workers: tuple[str, ...] = ()
-    ray_address: str | None = None
-    ray_cpus_per_worker: int = 1
-    tls_dir: str | None = None
-    insecure: bool = False
-    otlp_endpoint: str | None = None
+    port: int = port_option(50051, "Port of the router; 0 takes a free one.")
+    tensor_parallel_size: int = option(
+        1,
+        "Workers that share the model.",
+        bounds=Bounds(1, MAX_RANKS),
+        flags=("--tensor-parallel-size", "-tp"),
+    )
+    api_keys: Path | None = same_option(RouterConfig, "api_keys")
+    launcher: str = option(
+        LauncherName.LOCAL,
+        "Where workers come from: 'local' starts them here, 'ray' in a Ray cluster, 'static' takes "
+        "running ones.",
+        choices=LauncherName,
+    )
+    workers: tuple[str, ...] = option(
+        (),
+        "A running worker, in order of rank; repeat. For --launcher static.",
+        flags=("--worker",),
+        metavar="HOST:PORT",
+    )
+    ray_address: str | None = option(
+        None,
+        "A running Ray cluster. For --launcher ray.",
+        metavar="HOST:PORT|auto",
+        shown_default="a Ray of its own, here",
+    )
+    ray_cpus_per_worker: int = option(
+        1, "CPUs that Ray sets aside for each worker.", bounds=Bounds(1, 1024)
+    )
+    admin_port: int | None = same_option(
+        ServiceOptions,
+        "admin_port",
+        help="Port for metrics and probes of the router; the scheduler takes the next, then the "
+        "workers. 0 takes free ones.",
+    )
+    log_level: str = same_option(ServiceOptions, "log_level", default="warning")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.model.is_dir():
-            raise ConfigError(f"model directory {self.model} does not exist")
-        check_listening(self.host, self.tls_dir is not None, self.insecure)
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port must be in [0, 65535], got {self.port}")
-        if not 1 <= self.tensor_parallel_size <= MAX_RANKS:
-            raise ConfigError(
-                f"--tensor-parallel-size must be in [1, {MAX_RANKS}], "
-                f"got {self.tensor_parallel_size}"
-            )
+            raise ConfigError(f"model: must be a directory that exists, got {self.model}")
         if self.api_keys is not None and not self.api_keys.is_file():
-            raise ConfigError(f"--api-keys: there is no file {self.api_keys}")
+            raise ConfigError(f"api_keys: must be a file that exists, got {self.api_keys}")
         self._check_static()
         self._check_ray()
 
     def _check_static(self) -> None:
-        if self.launcher is not LauncherName.STATIC:
+        if self.launcher != LauncherName.STATIC:
             if self.workers:
                 raise ConfigError(
-                    f"--worker: for --launcher static, got {', '.join(self.workers)} "
-                    f"with --launcher {self.launcher}"
+                    "workers: must be empty unless launcher is static, "
+                    f"got {', '.join(self.workers)} with launcher {self.launcher}"
                 )
             return
         if not self.workers:
-            raise ConfigError("--worker: --launcher static needs the addresses of the workers")
+            raise ConfigError("workers: must be given with launcher static, got none")
         if self.tensor_parallel_size not in (1, len(self.workers)):
             raise ConfigError(
-                f"--tensor-parallel-size must be {len(self.workers)}, the number of workers named, "
+                f"tensor_parallel_size: must be {len(self.workers)}, the number of workers named, "
                 f"got {self.tensor_parallel_size}"
             )
-        if self.device != "auto" or self.num_threads is not None:
-            raise ConfigError(
-                "--device and --num-threads: options of `quire worker` where workers run already"
-            )
+        for name, value, default in (
+            ("device", self.device, "auto"),
+            ("num_threads", self.num_threads, None),
+        ):
+            if value != default:
+                raise ConfigError(
+                    f"{name}: must be an option of `quire worker` with launcher static, got {value}"
+                )
 
     def _check_ray(self) -> None:
-        if not 1 <= self.ray_cpus_per_worker <= 1024:
-            raise ConfigError(
-                f"--ray-cpus-per-worker must be in [1, 1024], got {self.ray_cpus_per_worker}"
-            )
-        if self.launcher is not LauncherName.RAY:
+        if self.launcher != LauncherName.RAY:
             if self.ray_address is not None:
                 raise ConfigError(
-                    f"--ray-address: for --launcher ray, got {self.ray_address} "
-                    f"with --launcher {self.launcher}"
+                    "ray_address: must be empty unless launcher is ray, "
+                    f"got {self.ray_address} with launcher {self.launcher}"
                 )
             return
         if self.device not in ("cpu", "cuda", "auto"):
             raise ConfigError(
-                f"--device must be cpu, cuda or auto where Ray chooses the GPU, got {self.device}"
+                f"device: must be cpu, cuda or auto where Ray chooses the GPU, got {self.device}"
             )
         if self.ray_address not in (None, "auto"):
-            check_address("--ray-address", str(self.ray_address))
+            check_address("ray_address", str(self.ray_address))
 
-    @property
-    def service_args(self) -> list[str]:
-        """Options of every service."""
-        return [
-            *("--host", self.host, "--log-level", self.log_level),
-            *(("--tls-dir", self.tls_dir) if self.tls_dir is not None else ()),
-            *(("--insecure",) if self.insecure else ()),
-            *(("--otlp-endpoint", self.otlp_endpoint) if self.otlp_endpoint is not None else ()),
-        ]
-
-    def admin_args(self, place: int) -> list[str]:
-        """Return the options of a service's admin port.
+    def service_values(self, place: int) -> dict[str, Any]:
+        """Return the options that every service has.
 
         Args:
-            place: 0 for the router, 1 for the scheduler, 2 and on for the workers.
+            place: 0 for the router, 1 for the scheduler, 2 and on for the workers; their admin
+                ports follow one another.
         """
-        if self.admin is None:
-            return []
-        port = self.admin.port and self.admin.port + place
-        return ["--admin-host", self.admin.host, "--admin-port", str(port)]
+        port = self.admin_port and self.admin_port + place
+        return {**values_of(self, ServiceOptions), "admin_port": port}
 
     def device_of(self, rank: int) -> str:
         """Return where a rank computes: on the GPU of its number unless one is named."""

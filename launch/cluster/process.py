@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from quire.contract.errors import ConfigError, UnavailableError
 
@@ -43,18 +45,20 @@ class ServiceProcess:
         admin_address: where its metrics and probes are; empty if it serves none.
     """
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    def __init__(self, name: str, command: str, options: Mapping[str, Any]) -> None:
         """Describe a child; nothing runs yet.
 
         Args:
             name: shown to the user.
-            command: `quire` command line without --port and --ready-fd, e.g. ["worker", "--host",
-                ...].
+            command: subcommand of `quire`, e.g. "worker".
+            options: settings of that service without its port, by name. They reach the child as
+                JSON on stdin: what is on a command line, every user of this machine can read.
         """
         self.name = name
         self.address = ""
         self.admin_address = ""
-        self._command = list(command)
+        self._command = command
+        self._options = dict(options)
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -84,22 +88,23 @@ class ServiceProcess:
             else:
                 hear(word, rest)
 
-        command = list(self._command)
+        options = {**self._options, "port": port}
         if self.admin_address:
-            # Scrapers know the port that the first start took; the last one given counts.
-            command += ["--admin-port", self.admin_address.rpartition(":")[2]]
+            # Scrapers know the port that the first start took.
+            options["admin_port"] = int(self.admin_address.rpartition(":")[2])
         read_fd, write_fd = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *[sys.executable, "-m", "launch.cli.main", *command],
-                *["--port", str(port), "--ready-fd", str(write_fd)],
+                *[sys.executable, "-m", "launch.cli.main", self._command],
+                *["--ready-fd", str(write_fd)],
                 pass_fds=[write_fd],
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,
                 # Ctrl-C reaches the supervisor alone, which stops its children in order.
                 start_new_session=True,
             )
         finally:
             os.close(write_fd)
+        await _send(self._process, json.dumps(options, default=str))
         verdict, rest = await _read_verdict(read_fd, hear_all)
         if verdict == "ready":
             self.address = rest
@@ -129,6 +134,16 @@ class ServiceProcess:
     def _running(self) -> asyncio.subprocess.Process:
         assert self._process is not None, "start() comes first"
         return self._process
+
+
+async def _send(process: asyncio.subprocess.Process, text: str) -> None:
+    """Send a child all that it reads from stdin; one that ended reads nothing."""
+    stdin = process.stdin
+    assert stdin is not None, "started with a pipe"
+    stdin.write(text.encode())
+    with contextlib.suppress(ConnectionError):
+        await stdin.drain()
+    stdin.close()
 
 
 async def _read_verdict(fd: int, hear: Callable[[str, str], None]) -> tuple[str, str]:

@@ -15,7 +15,7 @@ def make_launcher(config: ClusterConfig, say: Say) -> Launcher:
     Raises:
         ConfigError: what the launcher needs is not installed.
     """
-    match config.launcher:
+    match LauncherName(config.launcher):
         case LauncherName.LOCAL:
             return LocalLauncher(config, say)
         case LauncherName.STATIC:

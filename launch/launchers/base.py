@@ -4,6 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from launch.cluster.process import ServiceProcess
 
@@ -28,8 +29,9 @@ class WorkerPlace:
 class Launcher(ABC):
     """Brings the workers of a cell up, keeps them up and stops them.
 
-    A cluster calls `start`, starts the scheduler with `scheduler_args`, calls `announce_to` as soon
-    as the scheduler listens, `keep` once all is up, and `stop` in any case, also after a failure.
+    A cluster calls `start`, starts the scheduler with `scheduler_values`, calls `announce_to` as
+    soon as the scheduler listens, `keep` once all is up, and `stop` in any case, also after a
+    failure.
 
     Attributes:
         services: workers that are children of this process; the cluster restarts those that die.
@@ -39,8 +41,8 @@ class Launcher(ABC):
 
     @property
     @abstractmethod
-    def scheduler_args(self) -> list[str]:
-        """Options by which the scheduler finds the workers. Known once `start` has returned."""
+    def scheduler_values(self) -> dict[str, Any]:
+        """Settings by which the scheduler finds the workers. Known once `start` has returned."""
 
     @property
     @abstractmethod

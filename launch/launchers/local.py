@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from typing import Any
 
 from launch.cluster.config import ClusterConfig
 from launch.cluster.process import ServiceProcess
@@ -18,28 +19,28 @@ class LocalLauncher(Launcher):
 
     def __init__(self, config: ClusterConfig, say: Say) -> None:
         self._say = say
-        common = config.service_args
         size, num_threads = config.tensor_parallel_size, config.num_threads
         if num_threads is None and size > 1:
             # Ranks with more threads than cores would wait for each other's.
             num_threads = max(1, len(os.sched_getaffinity(0)) // size)
-        if num_threads is not None:
-            common += ["--num-threads", str(num_threads)]
         self.services = [
             ServiceProcess(
                 f"worker {rank}",
-                [
-                    *["worker", *common, "--device", config.device_of(rank)],
-                    *config.admin_args(2 + rank),
-                ],
+                "worker",
+                {
+                    **config.service_values(2 + rank),
+                    "device": config.device_of(rank),
+                    "num_threads": num_threads,
+                },
             )
             for rank in range(size)
         ]
 
     @property
-    def scheduler_args(self) -> list[str]:
+    def scheduler_values(self) -> dict[str, Any]:
         """The address of each child."""
-        return [part for worker in self.services for part in ("--worker", worker.address)]
+        addresses = [worker.address for worker in self.services]
+        return {"workers": addresses, "tensor_parallel_size": None}
 
     @property
     def places(self) -> list[WorkerPlace]:

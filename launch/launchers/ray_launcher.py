@@ -21,6 +21,8 @@ from launch.launchers.ray_thread import RayThread
 from launch.launchers.ray_worker import STOP_TIMEOUT_S, RayWorker, WorkerStatus
 from quire.contract.addresses import WILDCARD_HOSTS
 from quire.contract.errors import ConfigError, QuireError, UnavailableError
+from quire.contract.options import values_of
+from quire.contract.service_options import ServiceOptions
 from quire.observe.log import get_logger
 
 REACH_TIMEOUT_S = 5.0
@@ -69,9 +71,9 @@ class RayLauncher(Launcher):
         self.statuses: list[WorkerStatus] = []
 
     @property
-    def scheduler_args(self) -> list[str]:
+    def scheduler_values(self) -> dict[str, Any]:
         """How many workers will announce themselves."""
-        return ["--tensor-parallel-size", str(self._config.tensor_parallel_size)]
+        return {"workers": (), "tensor_parallel_size": self._config.tensor_parallel_size}
 
     @property
     def places(self) -> list[WorkerPlace]:
@@ -173,15 +175,16 @@ class RayLauncher(Launcher):
                         group, placement_group_bundle_index=rank
                     ),
                 ).remote(
-                    scheduler,
-                    rank,
-                    own_host,
-                    "cuda" if "GPU" in self._bundle else "cpu",
-                    config.num_threads or config.ray_cpus_per_worker,
-                    config.log_level,
-                    config.tls_dir,
-                    config.insecure,
-                    config.otlp_endpoint,
+                    {
+                        **values_of(config, ServiceOptions),
+                        "host": own_host,
+                        "port": 0,
+                        "admin_port": None,
+                        "device": "cuda" if "GPU" in self._bundle else "cpu",
+                        "num_threads": config.num_threads or config.ray_cpus_per_worker,
+                        "announce_to": scheduler,
+                        "rank": rank,
+                    }
                 )
             )
         self.statuses = await asyncio.gather(*map(self._first_status, range(len(self._actors))))

@@ -40,56 +40,27 @@ class RayWorker:
     announces its new address. Steps and tensors never pass through Ray.
 
     Args:
-        scheduler: address to announce the worker to.
-        rank: of this worker.
-        host: address to listen on; empty for that of the node.
-        device: "cpu" or "cuda".
-        num_threads: of the kernels.
-        log_level: of the worker's log.
-        tls_dir: certificates, on every node at the same place; None speaks in the clear.
-        insecure: whether to listen beyond the node in the clear.
-        otlp_endpoint: where its traces go, as the node reaches it; None sends none.
+        settings: of the worker, by name; an empty host is that of the node. A directory of
+            certificates is at the same place on every node.
     """
 
-    def __init__(
-        self,
-        scheduler: str,
-        rank: int,
-        host: str,
-        device: str,
-        num_threads: int,
-        log_level: str,
-        tls_dir: str | None,
-        insecure: bool,
-        otlp_endpoint: str | None = None,
-    ) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
         import ray
 
         # Read when torch is imported: its idle threads must not spin on the cores of others.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        from launch.cli.options import open_tls
         from quire.observe import tracing
-        from quire.rpc import Role
-        from worker_svc.config import Announcement, WorkerConfig
+        from worker_svc.config import WorkerConfig
 
         self._node_id = ray.get_runtime_context().get_node_id()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="worker", daemon=True).start()
         self._servers: list[WorkerServer] = []
         self._address, self._error = "", ""
-        host = host or ray.util.get_node_ip_address()
+        host = settings["host"] or ray.util.get_node_ip_address()
         try:
-            tracing.configure("worker", otlp_endpoint)
-            config = WorkerConfig(
-                host=host,
-                port=0,
-                device=device,
-                num_threads=num_threads,
-                log_level=log_level,
-                tls=open_tls(tls_dir, Role.WORKER),
-                insecure=insecure,
-                announcement=Announcement(scheduler, rank, host),
-            )
+            tracing.configure("worker", settings["otlp_endpoint"])
+            config = WorkerConfig(**{**settings, "host": host})
             self._address = self._run(self._serve(config))
         except QuireError as error:
             self._error = error.message

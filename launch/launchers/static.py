@@ -1,12 +1,12 @@
 """Workers that somebody else runs, at addresses that do not change."""
 
 import asyncio
+from typing import Any
 
-from launch.cli.options import open_tls
 from launch.cluster.config import ClusterConfig
 from launch.launchers.base import Launcher, Say, WorkerPlace
 from quire.contract.errors import UnavailableError
-from quire.rpc import Role, until_serving
+from quire.rpc import Role, open_tls, until_serving
 
 START_TIMEOUT_S = 300.0
 WORKER_SERVICE = "quire.v1.WorkerService"
@@ -28,9 +28,9 @@ class StaticLauncher(Launcher):
         self._timeout_s = timeout_s
 
     @property
-    def scheduler_args(self) -> list[str]:
+    def scheduler_values(self) -> dict[str, Any]:
         """The addresses."""
-        return [part for address in self._addresses for part in ("--worker", address)]
+        return {"workers": self._addresses, "tensor_parallel_size": None}
 
     @property
     def places(self) -> list[WorkerPlace]:

@@ -1,6 +1,7 @@
 """Addresses as people write them: "host:port", with brackets round an IPv6 host."""
 
 import ipaddress
+from collections.abc import Collection
 
 from quire.contract.errors import ConfigError
 
@@ -40,7 +41,23 @@ def check_address(field: str, address: str) -> None:
     host, port = split_address(address)
     # A slash would make it a URI of another scheme, be it Ray's or gRPC's.
     if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise ConfigError(f"{field}: HOST:PORT with a port in [1, 65535], got {address!r}")
+        raise ConfigError(f"{field}: must be HOST:PORT with a port in [1, 65535], got {address!r}")
+
+
+def check_addresses(field: str, addresses: Collection[str]) -> None:
+    """Check that each address names a host and a port, and that none is there twice.
+
+    Args:
+        field: for the message.
+        addresses: "host:port" each.
+
+    Raises:
+        ConfigError: one does not, or is.
+    """
+    for address in addresses:
+        check_address(field, address)
+    if len(set(addresses)) < len(addresses):
+        raise ConfigError(f"{field}: must be different addresses, got {', '.join(addresses)}")
 
 
 def check_listening(host: str, is_encrypted: bool, insecure: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from quire.contract.errors import ConfigError, UnavailableError
+from quire.contract.errors import UnavailableError
 from quire.observe.log import get_logger
 
 # Of a request line and its headers.
@@ -21,28 +21,6 @@ MAX_CONNECTIONS = 32
 TEXT = "text/plain; charset=utf-8"
 
 log = get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class AdminConfig:
-    """Where a service's admin port is.
-
-    Attributes:
-        port: 0 takes a free one.
-        host: address to bind, and no other.
-
-    Raises:
-        ConfigError: a value is out of bounds; names field, limit and value.
-    """
-
-    port: int
-    host: str = "127.0.0.1"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"admin_port: must be in [0, 65535], got {self.port}")
-        if not self.host:
-            raise ConfigError("admin_host: must not be empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +50,21 @@ class AdminServer:
         self._server: asyncio.Server | None = None
         self._num_connections = 0
 
-    async def start(self, config: AdminConfig) -> str:
+    async def start(self, port: int, host: str = "127.0.0.1") -> str:
         """Listen, and return the address bound, "host:port".
+
+        Args:
+            port: 0 takes a free one.
+            host: address to bind, and no other.
 
         Raises:
             UnavailableError: the address cannot be bound.
         """
         try:
-            self._server = await asyncio.start_server(
-                self._serve, config.host, config.port, limit=MAX_HEAD_BYTES
-            )
+            self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
         except OSError as error:
-            raise UnavailableError(
-                f"cannot listen on {config.host}:{config.port}: is it in use?"
-            ) from error
-        port = self._server.sockets[0].getsockname()[1]
-        address = f"{config.host}:{port}"
+            raise UnavailableError(f"cannot listen on {host}:{port}: is it in use?") from error
+        address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
         log.info("admin_listening", address=address)
         return address
 

@@ -11,21 +11,17 @@ from typing import cast
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-LEVELS = ("debug", "info", "warning", "error")
-
 
 def configure(service: str, level: str = "info") -> None:
     """Send logs of this process to stderr as JSON.
 
     Args:
         service: name bound to every line, e.g. "router".
-        level: least severe level that is written, one of LEVELS.
+        level: least severe level that is written, one of LOG_LEVELS of quire.contract.
 
     Raises:
-        ValueError: `level` is not one of LEVELS.
+        KeyError: it is no level.
     """
-    if level not in LEVELS:
-        raise ValueError(f"log level must be one of {', '.join(LEVELS)}, got {level!r}")
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

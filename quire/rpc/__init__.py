@@ -7,7 +7,7 @@ from quire.rpc.options import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, server_options
 from quire.rpc.server import Server
 from quire.rpc.start import announce, report, stop_signal
 from quire.security.roles import Role
-from quire.security.tls import TlsFiles
+from quire.security.tls import TlsFiles, open_tls
 
 __all__ = [
     "CHANNEL_OPTIONS",
@@ -20,6 +20,7 @@ __all__ = [
     "announce",
     "open_channel",
     "open_sync_channel",
+    "open_tls",
     "report",
     "server_options",
     "status_of",

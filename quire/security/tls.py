@@ -170,6 +170,15 @@ class TlsFiles:
         )
 
 
+def open_tls(tls_dir: str | Path | None, role: Role) -> TlsFiles | None:
+    """Return the certificate files of a directory for a role; None where there is no directory.
+
+    Raises:
+        ConfigError: they cannot be used; names file and cause.
+    """
+    return None if tls_dir is None else TlsFiles(tls_dir, role)
+
+
 def _read(path: Path) -> bytes | None:
     try:
         return path.read_bytes()

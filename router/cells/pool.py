@@ -73,7 +73,7 @@ class CellPool:
     def start(self) -> None:
         """Begin to connect to every cell, and to look for them where they are named."""
         config = self._config
-        for address in config.schedulers:
+        for address in config.scheduler_addresses:
             self._add(address)
         if config.scheduler_dns:
             self._start_task(
@@ -106,7 +106,7 @@ class CellPool:
         for address in sorted(set(addresses) - self._cells.keys()):
             log.info("cell_found", address=address)
             self._add(address)
-        self._vanished = self._cells.keys() - set(addresses) - set(self._config.schedulers)
+        self._vanished = self._cells.keys() - set(addresses) - set(self._config.scheduler_addresses)
         for address in list(self._vanished):
             if not self._cells[address].connected:
                 self._remove(address)

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
+from quire.contract.engine_options import PreemptionMode
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.blocks.residency import Residency
-from scheduler_svc.sequences.preemption import PreemptionCosts, PreemptionCounters, PreemptionMode
+from scheduler_svc.sequences.preemption import PreemptionCosts, PreemptionCounters
 from scheduler_svc.sequences.sequence import SequenceGroup, SequenceStatus
 
 

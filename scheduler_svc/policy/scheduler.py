@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
+from quire.contract.engine_options import PreemptionMode
 from quire.contract.outputs import FinishReason
 from quire.contract.sampling_params import SamplingParams
 from scheduler_svc.blocks.manager import BlockSpaceManager
@@ -15,7 +16,7 @@ from scheduler_svc.policy.step import SchedulerOutputs, StepResult
 from scheduler_svc.policy.step_builder import StepBuilder
 from scheduler_svc.policy.time_ledger import WaitReason
 from scheduler_svc.sequences.beam_search import Continuation
-from scheduler_svc.sequences.preemption import PreemptionCosts, PreemptionCounters, PreemptionMode
+from scheduler_svc.sequences.preemption import PreemptionCosts, PreemptionCounters
 from scheduler_svc.sequences.sequence import Sequence, SequenceGroup, SequenceStatus
 
 

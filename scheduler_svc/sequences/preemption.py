@@ -1,21 +1,12 @@
 """What becomes of a preempted group's keys and values: moved to the host, or computed again."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 # A step's weight in the averages halves every so many steps.
 _HALF_LIFE_STEPS = 200
 _DECAY = 0.5 ** (1 / _HALF_LIFE_STEPS)
 # Below this spread of step sizes, their slope is noise.
 _LEAST_SPREAD_TOKENS = 4.0
-
-
-class PreemptionMode(StrEnum):
-    """What becomes of a preempted group's blocks: moved, dropped, or whichever is cheaper."""
-
-    AUTO = "auto"
-    SWAP = "swap"
-    RECOMPUTE = "recompute"
 
 
 @dataclass(slots=True)

@@ -61,7 +61,8 @@ class GroupFormer:
     def __init__(self, config: SchedulerConfig, roster: Roster) -> None:
         self.scheduler_name = ""
         self.ranks = [
-            Rank(rank, address, tls=config.tls) for rank, address in enumerate(config.workers)
+            Rank(rank, address, tls=config.tls)
+            for rank, address in enumerate(config.worker_addresses)
         ]
         self._config = config
         self._roster = roster
@@ -82,7 +83,7 @@ class GroupFormer:
             WorkerFailedError: a worker failed in a way it did not foresee.
             UnavailableError: a worker cannot be reached; worth another attempt.
         """
-        if self._config.announced_ranks:
+        if self._config.waits_for_announcements:
             await self._find_ranks()
         epoch = await self._next_epoch()
         loaded, digest = await self._load_model(epoch)
@@ -185,11 +186,11 @@ class GroupFormer:
                 worker_pb2.LoadModelRequest(
                     epoch=epoch,
                     model=config.model,
-                    served_model_name=config.served_model_name,
+                    served_model_name=config.model_name,
                     dtype=config.dtype,
                     max_model_len=config.max_model_len,
                     tensor_parallel_rank=rank.rank,
-                    tensor_parallel_size=config.tensor_parallel_size,
+                    tensor_parallel_size=config.num_ranks,
                     distributed_init_address=meeting_address,
                     host=rank.host,
                     distributed_timeout_ms=round(1e3 * config.distributed_timeout_s),
@@ -229,7 +230,7 @@ class GroupFormer:
         num_blocks = min(profile.num_blocks for profile in profiles)
         if num_blocks == 0:
             raise ConfigError(
-                "kv_cache_memory_bytes: must hold at least one block of "
+                "kv_cache_gib: must hold at least one block of "
                 f"{max(profile.block_bytes for profile in profiles)} bytes, "
                 f"got {config.kv_cache_memory_bytes or 'too little free memory'}"
             )

@@ -36,9 +36,9 @@ class Roster:
         answers: Callable[[int, str], Awaitable[bool]],
         on_missing: Callable[[tuple[int, ...]], None],
     ) -> None:
-        self._size = config.tensor_parallel_size
-        self._is_announced = bool(config.announced_ranks)
-        self._addresses = dict(enumerate(config.workers))
+        self._size = config.num_ranks
+        self._is_announced = config.waits_for_announcements
+        self._addresses = dict(enumerate(config.worker_addresses))
         self._answers = answers
         self._on_missing = on_missing
         self._changed = asyncio.Event()

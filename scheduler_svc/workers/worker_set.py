@@ -77,7 +77,7 @@ class WorkerGroup:
         on_missing: Callable[[tuple[int, ...]], None] = lambda _: None,
     ) -> None:
         self._on_lost = on_lost
-        self._size = config.tensor_parallel_size
+        self._size = config.num_ranks
         self.roster = Roster(config, partial(answers, tls=config.tls), on_missing)
         self._former = GroupFormer(config, self.roster)
         self._formation: Formation | None = None

@@ -13,22 +13,16 @@ StartCluster = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 @asynccontextmanager
-async def running_cluster(
-    model: Path | None = None, *scheduler_args: str, **config: Any
-) -> AsyncIterator[Cluster]:
+async def running_cluster(model: Path | None = None, **options: Any) -> AsyncIterator[Cluster]:
     """A cluster with a small cache, on free ports, stopped on the way out.
 
     Args:
         model: the demo model if None.
-        scheduler_args: of `quire scheduler`.
-        config: more of ClusterConfig.
+        options: of ClusterConfig.
     """
     cluster = Cluster(
         ClusterConfig(
-            model=model or embedded_model(),
-            port=0,
-            scheduler_args=("--kv-cache-gib", "0.03125", *scheduler_args),
-            **config,
+            **{"model": model or embedded_model(), "port": 0, "kv_cache_gib": 0.03125, **options}
         )
     )
     await cluster.start()

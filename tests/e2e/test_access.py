@@ -23,7 +23,6 @@ import quire.v1
 from launch.authority import CertificateDirectory
 from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
 from quire import AsyncClient, SamplingParams
-from quire.observe.admin import AdminConfig
 from quire.security.api_key_file import ApiKey, digest, editing
 from quire.security.api_keys import generate_key
 
@@ -165,10 +164,10 @@ async def site(tmp_path_factory) -> AsyncIterator[Site]:
         ClusterConfig(
             model=embedded_model(),
             port=0,
-            scheduler_args=("--kv-cache-gib", "0.03125"),
+            kv_cache_gib=0.03125,
             tls_dir=str(base / "tls"),
             api_keys=base / "keys.jsonl",
-            admin=AdminConfig(0),
+            admin_port=0,
         )
     )
     await cluster.start()

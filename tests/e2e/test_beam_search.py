@@ -81,7 +81,7 @@ async def test_texts_and_scores_are_those_of_transformers(
     model = save_served_model(tmp_path / family, family)
     lengths = set()
     async with (
-        start_cluster(model, "--dtype", "float32", "--max-model-len", "128") as cluster,
+        start_cluster(model, dtype="float32", max_model_len=128) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         for params in SETTINGS:

@@ -14,13 +14,15 @@ from bench.cell_processes import CellProcesses, Cells
 from quire import AsyncClient
 from tests.e2e.test_recovery import NUM_STREAMING, PROMPTS, collect
 
-OPTIONS = ("--kv-cache-gib", "0.03125")
+CACHE_GIB = 0.03125
 QUIRE = str(Path(sys.executable).parent / "quire")
 
 
 @asynccontextmanager
-async def two_cells(*options: str) -> AsyncIterator[tuple[Cells, list[CellProcesses], AsyncClient]]:
-    async with Cells((*OPTIONS, *options), ("--num-threads", "1")) as cells:
+async def two_cells(
+    **options: object,
+) -> AsyncIterator[tuple[Cells, list[CellProcesses], AsyncClient]]:
+    async with Cells({"kv_cache_gib": CACHE_GIB, **options}, {"num_threads": 1}) as cells:
         started = await cells.start_cells(2)
         router = await cells.start_router([cell.address for cell in started])
         async with AsyncClient(router) as client:
@@ -43,9 +45,9 @@ async def num_running(client: AsyncClient, address: str) -> int:
     raise AssertionError("watch_cluster sends the state at once")
 
 
-@pytest.mark.parametrize("options", [(), ("--drain-timeout-s", "0.1")])
-async def test_draining_a_cell_in_mid_run_changes_no_token(options: tuple[str, ...]) -> None:
-    async with two_cells(*options) as (cells, started, client):
+@pytest.mark.parametrize("options", [{}, {"drain_timeout_s": 0.1}])
+async def test_draining_a_cell_in_mid_run_changes_no_token(options: dict[str, float]) -> None:
+    async with two_cells(**options) as (cells, started, client):
         expected = [await collect(client, index) for index in range(len(PROMPTS))]
         arrived = [asyncio.Event() for _ in PROMPTS]
         streams = [asyncio.create_task(collect(client, i, arrived[i])) for i in range(len(PROMPTS))]
@@ -64,7 +66,7 @@ async def test_a_cell_joins_and_takes_over_when_the_first_is_drained() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    async with Cells(OPTIONS, ("--num-threads", "1")) as cells:
+    async with Cells({"kv_cache_gib": CACHE_GIB}, {"num_threads": 1}) as cells:
         first = await cells.start_cell()
         # The second address does not answer yet.
         router = await cells.start_router([first.address, f"127.0.0.1:{port}"])

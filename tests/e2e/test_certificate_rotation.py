@@ -42,7 +42,8 @@ async def secure_cluster(tls_dir: Path) -> AsyncIterator[Cluster]:
             port=0,
             tensor_parallel_size=2,
             tls_dir=str(tls_dir),
-            scheduler_args=("--kv-cache-gib", "0.0625", "--distributed-timeout-s", "5"),
+            kv_cache_gib=0.0625,
+            distributed_timeout_s=5.0,
         )
     )
     await cluster.start()

@@ -57,6 +57,10 @@ def test_serve_generate_and_ctrl_c() -> None:
         assert target, ready
         pids = [int(pid) for pid in re.findall(r"pid (\d+)", ready)]
         assert len(pids) == 3
+        for pid in pids:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            # All else came by a pipe: every user of a machine can read command lines.
+            assert words[-3:-1] == ["--ready-fd", words[-2]], words
 
         arguments = ("generate", "--target", target[1], "--max-tokens", "12", "--seed", "5")
         first = quire(*arguments, "The list class")
@@ -127,8 +131,8 @@ def test_children_die_with_a_killed_supervisor() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("serve", "/no/such/model"), ("/no/such/model", "does not exist")),
-        (("serve", "--port", "70000"), ("--port", "65535", "70000")),
+        (("serve", "/no/such/model"), ("model: must be", "/no/such/model")),
+        (("serve", "--port", "70000"), ("port: must be", "65535", "70000")),
         (("serve", "--max-num-seqs", "0"), ("max_num_seqs", "0")),
         (("serve", "--block-size", "7"), ("block_size", "7")),
         (("serve", "--max-model-len", "1000000"), ("1000000",)),

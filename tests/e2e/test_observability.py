@@ -28,7 +28,6 @@ from quire.contract.errors import (
     UnauthenticatedError,
 )
 from quire.contract.outputs import Delta, Finished, FinishReason, Started
-from quire.observe.admin import AdminConfig
 from tests.documented_metrics import documented_aliases, documented_metrics
 from tests.e2e.conftest import StartCluster
 from tests.e2e.test_cli import serving
@@ -38,7 +37,7 @@ MODEL = "demo_model"
 NUM_REQUESTS = 1000
 CONCURRENCY = 96
 # Fewer than clients, so that some are turned away.
-SMALL_QUEUE = ("--max-num-seqs", "16", "--max-waiting", "24")
+SMALL_QUEUE = {"max_num_seqs": 16, "max_waiting": 24}
 # Only with certificates, and only on GPUs.
 NOT_HERE = {"quire_certificate_expiry_timestamp_seconds", "quire_worker_device_memory_total_bytes"}
 
@@ -154,7 +153,7 @@ PROMPT = list(range(3, 43))
 
 async def test_counters_are_what_a_thousand_clients_counted(start_cluster: StartCluster) -> None:
     async with (
-        start_cluster(None, *SMALL_QUEUE, admin=AdminConfig(0)) as cluster,
+        start_cluster(**SMALL_QUEUE, admin_port=0) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         alone = await client.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8))
@@ -310,7 +309,7 @@ def _lint(page: Scrape) -> None:
 async def test_what_is_exported_is_what_is_documented(start_cluster: StartCluster) -> None:
     documented = documented_metrics()
     async with (
-        start_cluster(None, admin=AdminConfig(0)) as cluster,
+        start_cluster(admin_port=0) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         await client.generate(PROMPT, SamplingParams(max_tokens=2))
@@ -331,7 +330,7 @@ async def test_what_is_exported_is_what_is_documented(start_cluster: StartCluste
 async def test_a_lost_worker_is_seen_on_the_schedulers_admin_port(
     start_cluster: StartCluster,
 ) -> None:
-    async with start_cluster(None, admin=AdminConfig(0)) as cluster:
+    async with start_cluster(admin_port=0) as cluster:
         worker, scheduler, router = cluster.services
         for service in cluster.services:
             assert await asyncio.to_thread(get, service.admin_address, "/readyz") == (200, "ok\n")
@@ -370,9 +369,7 @@ async def test_keys_are_counted_by_name_and_certificates_by_their_end(
     for name in ("alice", "bob"):
         secrets[name] = command("keys", "add", name, "--file", str(keys)).split()[-1]
     command("certs", str(certificates), "--days", "9")
-    async with start_cluster(
-        None, admin=AdminConfig(0), api_keys=keys, tls_dir=str(certificates)
-    ) as cluster:
+    async with start_cluster(admin_port=0, api_keys=keys, tls_dir=str(certificates)) as cluster:
 
         async def ask(key: str, count: int) -> None:
             async with AsyncClient(

@@ -49,7 +49,8 @@ async def ray_cluster(address: str, **settings: object) -> AsyncIterator[tuple[C
     config = ClusterConfig(
         model=embedded_model(),
         port=0,
-        scheduler_args=("--kv-cache-gib", "0.03125", "--dtype", "float32"),
+        kv_cache_gib=0.03125,
+        dtype="float32",
         launcher=LauncherName.RAY,
         ray_address=address,
         insecure=True,  # the nodes of this Ray have addresses of their own
@@ -67,7 +68,7 @@ async def test_two_nodes_hold_a_rank_each_and_a_killed_one_changes_no_token(
     ray_address: str, start_cluster: StartCluster
 ) -> None:
     async with (
-        start_cluster(None, "--dtype", "float32", tensor_parallel_size=2) as local,
+        start_cluster(dtype="float32", tensor_parallel_size=2) as local,
         AsyncClient(local.router.address) as client,
     ):
         expected = (await client.generate(PROMPT, PARAMS)).token_ids

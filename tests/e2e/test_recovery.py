@@ -62,13 +62,13 @@ async def collect(
 
 @pytest.mark.parametrize(
     ("victim", "options"),
-    [("worker 0", ()), ("scheduler", ()), ("worker 0", ("--kv-cache-dtype", "int8"))],
+    [("worker 0", {}), ("scheduler", {}), ("worker 0", {"kv_cache_dtype": "int8"})],
 )
 async def test_killing_a_service_changes_no_token(
-    start_cluster: StartCluster, victim: str, options: tuple[str, ...]
+    start_cluster: StartCluster, victim: str, options: dict[str, str]
 ) -> None:
     async with (
-        start_cluster(None, *options) as cluster,
+        start_cluster(**options) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         expected = [await collect(client, index) for index in range(len(PROMPTS))]

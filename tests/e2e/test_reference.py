@@ -17,7 +17,7 @@ from tests.factories import CONFIGS
 NUM_STREAMS = 32
 MAX_MODEL_LEN = 128
 # 320 slots for 32 streams of up to 92 tokens: most wait, and those that run keep running out.
-TINY_CACHE = ("--block-size", "8", "--num-gpu-blocks-override", "40")
+TINY_CACHE = {"block_size": 8, "num_gpu_blocks_override": 40}
 
 
 def requests() -> list[tuple[list[int], int]]:
@@ -92,10 +92,13 @@ async def test_greedy_tokens_equal_transformers(
     model = save_served_model(tmp_path / family, family)
     expected = reference_tokens(model)
     assert len(set(expected)) > NUM_STREAMS // 2, "the answers are too alike to prove anything"
-    length = ("--max-model-len", str(MAX_MODEL_LEN))
-    ahead = ("--max-steps-in-flight", str(steps_in_flight))
+    options = {
+        "dtype": "float32",
+        "max_model_len": MAX_MODEL_LEN,
+        "max_steps_in_flight": steps_in_flight,
+    }
     async with (
-        start_cluster(model, "--dtype", "float32", *length, *ahead, *TINY_CACHE) as cluster,
+        start_cluster(model, **options, **TINY_CACHE) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         crowded = await served_tokens(client, together=True)

@@ -42,21 +42,25 @@ MODES = {
     ),
     "censored": SamplingParams(seed=15, bad_words=BAD_WORDS, max_tokens=24),
 }
-SMALL_STEPS = ("--max-num-batched-tokens", "16")
-NO_RUN_AHEAD = ("--max-steps-in-flight", "1")
-PATHS = {
-    "recompute": (*TINY_CACHE, "--preemption-mode", "recompute"),
-    "swap": (*TINY_CACHE, "--preemption-mode", "swap"),
+SMALL_STEPS = {"max_num_batched_tokens": 16}
+NO_RUN_AHEAD = {"max_steps_in_flight": 1}
+PATHS: dict[str, dict[str, object]] = {
+    "recompute": {**TINY_CACHE, "preemption_mode": "recompute"},
+    "swap": {**TINY_CACHE, "preemption_mode": "swap"},
     "chunked": SMALL_STEPS,
     "no run-ahead": NO_RUN_AHEAD,
-    "recompute, chunked, no run-ahead": (
-        *(*TINY_CACHE, *SMALL_STEPS, *NO_RUN_AHEAD),
-        *("--preemption-mode", "recompute"),
-    ),
-    "swap, chunked, no prefix cache": (
-        *(*TINY_CACHE, *SMALL_STEPS, "--no-enable-prefix-caching"),
-        *("--preemption-mode", "swap"),
-    ),
+    "recompute, chunked, no run-ahead": {
+        **TINY_CACHE,
+        **SMALL_STEPS,
+        **NO_RUN_AHEAD,
+        "preemption_mode": "recompute",
+    },
+    "swap, chunked, no prefix cache": {
+        **TINY_CACHE,
+        **SMALL_STEPS,
+        "enable_prefix_caching": False,
+        "preemption_mode": "swap",
+    },
 }
 # Tokens, text, log-probabilities and their sum of each of the n outputs.
 Answer = list[tuple[tuple[int, ...], str, tuple[TokenLogprobs, ...], float | None]]
@@ -90,9 +94,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_one_set_of_tokens_per_mode(model: Path, start_cluster: StartCluster) -> None:
-    common = ("--dtype", "float32", "--max-model-len", "128")
+    common = {"dtype": "float32", "max_model_len": 128}
     async with (
-        start_cluster(model, *common, "--no-enable-prefix-caching") as cluster,
+        start_cluster(model, **common, enable_prefix_caching=False) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         expected = await answers(client, together=False)
@@ -103,7 +107,7 @@ async def test_one_set_of_tokens_per_mode(model: Path, start_cluster: StartClust
             for token in await client.tokenize(word, add_special_tokens=False)
         }
     async with (
-        start_cluster(model, *common) as cluster,
+        start_cluster(model, **common) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         assert await answers(client, together=True) == expected
@@ -115,7 +119,7 @@ async def test_one_set_of_tokens_per_mode(model: Path, start_cluster: StartClust
     assert hits >= (16 + 32 + 48) * len(MODES)
     for name, options in PATHS.items():
         async with (
-            start_cluster(model, *common, *options) as cluster,
+            start_cluster(model, **common, **options) as cluster,
             AsyncClient(cluster.router.address) as client,
         ):
             assert await answers(client, together=True) == expected, name

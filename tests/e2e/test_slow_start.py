@@ -9,8 +9,7 @@ from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
 
 
 async def test_a_cluster_is_ready_when_its_router_knows_the_model() -> None:
-    arguments = ("--kv-cache-gib", "0.03")
-    cluster = Cluster(ClusterConfig(model=embedded_model(), port=0, scheduler_args=arguments))
+    cluster = Cluster(ClusterConfig(model=embedded_model(), port=0, kv_cache_gib=0.03))
     starting = asyncio.create_task(cluster.start())
     try:
         async with asyncio.timeout(120):

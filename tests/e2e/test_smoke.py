@@ -56,7 +56,7 @@ async def test_it_passes_with_what_the_router_asks_for_and_fails_without(
         ClusterConfig(
             model=embedded_model(),
             port=0,
-            scheduler_args=("--kv-cache-gib", "0.03125"),
+            kv_cache_gib=0.03125,
             api_keys=keys,
             tls_dir=str(certificates) if tls else None,
         )

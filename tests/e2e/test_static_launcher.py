@@ -12,12 +12,11 @@ from scheduler_svc.workers.client import answers
 
 PROMPT = "The list class"
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=100, ignore_eos=True)
-CACHE = ("--kv-cache-gib", "0.03125", "--dtype", "float32")
 
 
 async def test_workers_of_others_are_waited_for_used_and_left_running() -> None:
-    command = ["worker", "--device", "cpu", "--num-threads", "1", "--log-level", "warning"]
-    workers = [ServiceProcess(f"worker {rank}", command) for rank in range(2)]
+    options = {"device": "cpu", "num_threads": 1, "log_level": "warning"}
+    workers = [ServiceProcess(f"worker {rank}", "worker", options) for rank in range(2)]
     try:
         await asyncio.gather(*(worker.start(0) for worker in workers))
         addresses = tuple(worker.address.replace("127.0.0.1", "localhost") for worker in workers)
@@ -25,7 +24,8 @@ async def test_workers_of_others_are_waited_for_used_and_left_running() -> None:
             ClusterConfig(
                 model=embedded_model(),
                 port=0,
-                scheduler_args=CACHE,
+                kv_cache_gib=0.03125,
+                dtype="float32",
                 launcher=LauncherName.STATIC,
                 workers=addresses,
             )

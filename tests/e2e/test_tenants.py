@@ -13,7 +13,7 @@ async def test_prefixes_are_shared_within_a_salt_only(start_cluster: StartCluste
     params = SamplingParams(temperature=0.0, max_tokens=4)
     tokens, hits = [], 0
     async with (
-        start_cluster(None, "--block-size", "16") as cluster,
+        start_cluster(block_size=16) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         # 2 full blocks of a prompt of 40 tokens.
@@ -34,7 +34,7 @@ async def test_an_urgent_request_takes_the_place_of_others(start_cluster: StartC
     short = SamplingParams(seed=2, max_tokens=8, ignore_eos=True)
     order: list[str] = []
     async with (
-        start_cluster(None, "--max-num-seqs", "1") as cluster,
+        start_cluster(max_num_seqs=1) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         alone = await client.generate(PROMPT, long)

@@ -21,7 +21,7 @@ async def test_two_ranks_give_the_tokens_of_one(
     answers = []
     for size in (1, 2):
         async with (
-            start_cluster(None, "--dtype", "float32", tensor_parallel_size=size) as cluster,
+            start_cluster(dtype="float32", tensor_parallel_size=size) as cluster,
             AsyncClient(cluster.router.address) as client,
         ):
             answers.append([(await client.generate(p, params)).token_ids for p in PROMPTS])
@@ -36,7 +36,7 @@ async def test_with_invariance_1_2_and_4_ranks_give_the_same_bits(
     answers = []
     for size in (1, 2, 4):
         async with (
-            start_cluster(None, "--invariant", tensor_parallel_size=size) as cluster,
+            start_cluster(invariant=True, tensor_parallel_size=size) as cluster,
             AsyncClient(cluster.router.address) as client,
         ):
             outputs = await asyncio.gather(*(client.generate(p, params) for p in PROMPTS))
@@ -51,7 +51,7 @@ async def test_killing_any_of_them_changes_no_token(
     """The rank that is left meets the one that comes back."""
     params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     async with (
-        start_cluster(None, tensor_parallel_size=2) as cluster,
+        start_cluster(tensor_parallel_size=2) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         expected = (await client.generate(PROMPTS[0], params)).token_ids

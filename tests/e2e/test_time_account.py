@@ -58,9 +58,8 @@ def check(account: TimeAccount, elapsed_us: int) -> None:
 async def test_parts_add_up_to_the_wall_time_under_load_and_preemption(
     start_cluster: StartCluster,
 ) -> None:
-    cache = ("--num-gpu-blocks-override", "30", "--max-num-seqs", "24")
     async with (
-        start_cluster(None, *cache) as cluster,
+        start_cluster(num_gpu_blocks_override=30, max_num_seqs=24) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         alone, elapsed_us = await account_of(client, ONE)

@@ -17,7 +17,6 @@ from launch.cluster.cluster import Cluster
 from quire import AsyncClient, SamplingParams
 from quire.contract.errors import QuireError, RequestExistsError
 from quire.contract.outputs import Delta
-from quire.observe.admin import AdminConfig
 from quire.observe.tracing import TraceContext
 from quire.rpc import open_channel
 from quire.v1 import inference_pb2
@@ -229,7 +228,7 @@ async def test_no_log_metric_span_or_error_holds_a_word_of_prompt_or_answer(
             start_cluster(
                 log_level="debug",
                 otlp_endpoint=f"http://{collector.address}",
-                admin=AdminConfig(0),
+                admin_port=0,
             ) as cluster,
             AsyncClient(cluster.router.address) as client,
         ):

@@ -61,7 +61,7 @@ def ask(host: Host, deadline: float) -> list[object]:
 async def test_two_hosts_give_the_bits_of_one_process(start_cluster: StartCluster) -> None:
     """bf16, where a sum in another order would soon change a token."""
     async with (
-        start_cluster(None, "--invariant") as cluster,
+        start_cluster(invariant=True) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         alone = await client.generate(PROMPT, SamplingParams(**SETTINGS))

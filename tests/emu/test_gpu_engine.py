@@ -7,8 +7,8 @@ import pytest
 
 from bench.engine import Engine
 from bench.gpu import LLAMA_3_8B, Bench, copy_rate
+from quire.contract.engine_options import PreemptionMode
 from quire.contract.sampling_params import SamplingParams
-from scheduler_svc.sequences.preemption import PreemptionMode
 from tests.factories import CONFIGS, save_model
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.loading.loader import LoadSpec

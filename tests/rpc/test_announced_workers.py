@@ -23,7 +23,7 @@ PROMPT = (5, 7, 11)
 @asynccontextmanager
 async def waiting_scheduler(size: int) -> AsyncIterator[tuple[SchedulerServer, str]]:
     """A scheduler whose workers have yet to announce themselves."""
-    async with running_scheduler(wait=False, announced_ranks=size) as running:
+    async with running_scheduler(wait=False, tensor_parallel_size=size) as running:
         yield running
 
 

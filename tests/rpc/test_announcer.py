@@ -9,7 +9,7 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.server import SchedulerServer
 from tests.fakes.fake_worker import FakeWorker
 from tests.rpc.router_double import running_scheduler
-from worker_svc.config import Announcement, WorkerConfig
+from worker_svc.config import WorkerConfig
 from worker_svc.device.base import open_device
 from worker_svc.service.announcer import Announcer
 from worker_svc.service.server import WorkerServer
@@ -22,9 +22,7 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_config(port: int) -> SchedulerConfig:
-    return SchedulerConfig(
-        model="/m", served_model_name="m", workers=(), announced_ranks=1, port=port
-    )
+    return SchedulerConfig(model="/m", served_model_name="m", tensor_parallel_size=1, port=port)
 
 
 async def test_a_restarted_scheduler_is_told_again() -> None:
@@ -48,7 +46,7 @@ async def test_a_refusal_is_logged_once_with_its_reason(monkeypatch: pytest.Monk
     monkeypatch.setattr("worker_svc.service.announcer.__version__", "9.9.9")
     asked = 0
 
-    async with running_scheduler(wait=False, announced_ranks=1) as (scheduler, address):
+    async with running_scheduler(wait=False, tensor_parallel_size=1) as (scheduler, address):
         announce, enough = scheduler._driver.roster.announce, asyncio.Event()
 
         async def count(rank: int, address: str, version: str) -> None:
@@ -92,11 +90,11 @@ async def test_an_absent_scheduler_is_logged_once_and_told_when_it_comes() -> No
 
 
 async def test_a_worker_announces_the_host_it_was_told_to_and_its_own_port() -> None:
-    async with running_scheduler(wait=False, announced_ranks=2) as (
+    async with running_scheduler(wait=False, tensor_parallel_size=2) as (
         scheduler,
         address,
     ):
-        config = WorkerConfig(port=0, announcement=Announcement(address, 1, "localhost"))
+        config = WorkerConfig(port=0, announce_to=address, rank=1, advertise_host="localhost")
         worker = WorkerServer(config, open_device("cpu"))
         try:
             port = (await worker.start()).rpartition(":")[2]

@@ -418,7 +418,7 @@ async def test_a_length_that_does_not_fit_the_cache_is_a_config_error() -> None:
 
 async def test_a_cache_without_blocks_is_a_config_error() -> None:
     async with FakeWorker(num_blocks=0) as worker:
-        error = await failed_start(worker, kv_cache_memory_bytes=10)
+        error = await failed_start(worker, kv_cache_gib=10 / 2**30)
     assert isinstance(error, ConfigError)
     assert "64 bytes, got 10" in error.message
 

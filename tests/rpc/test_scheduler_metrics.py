@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from quire.contract.sampling_params import SamplingParams
-from quire.observe.admin import AdminConfig
 from scheduler_svc import driver
 from scheduler_svc.server import SchedulerServer
 from tests import scraping
@@ -20,7 +19,7 @@ async def get(address: str, path: str) -> tuple[int, str]:
 
 
 async def admin_of(scheduler: SchedulerServer) -> str:
-    return await scheduler.start_admin(AdminConfig(0))
+    return await scheduler.start_admin(0)
 
 
 async def metrics(address: str) -> Scrape:

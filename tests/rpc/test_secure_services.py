@@ -63,7 +63,7 @@ async def test_a_router_says_why_it_has_no_session_and_has_one_when_that_is_cure
             schedulers=(scheduler,),
             connect_timeout_s=60.0,
             port=0,
-            tls=TlsFiles(directory, Role.ROUTER),
+            tls_dir=str(directory),
         )
         router = Router(config, Tokenizer(BACKEND, num_threads=1))
         with capture_logs() as lines:

@@ -14,7 +14,7 @@ MODEL = Path(__file__).parent
 
 
 def make_launcher(*workers: str, said: list[str], timeout_s: float = 20) -> StaticLauncher:
-    config = ClusterConfig(MODEL, launcher=LauncherName.STATIC, workers=workers)
+    config = ClusterConfig(model=MODEL, launcher=LauncherName.STATIC, workers=workers)
     return StaticLauncher(config, said.append, timeout_s)
 
 
@@ -31,7 +31,7 @@ async def test_it_waits_for_all_and_says_for_which() -> None:
         async with FakeWorker(port=int(late.rpartition(":")[2])):
             await asyncio.wait_for(starting, 20)
     assert said[0] == f"waiting for worker 0 at {first.address}, worker 1 at {late}"
-    assert launcher.scheduler_args == ["--worker", first.address, "--worker", late]
+    assert launcher.scheduler_values["workers"] == (first.address, late)
     assert [place.address for place in launcher.places] == [first.address, late]
 
 

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from quire.contract.errors import QuireError
-from quire.observe.admin import AdminConfig
 from quire.observe.log import get_logger
 from quire.rpc import Server, announce, report, stop_signal
 from quire.v1 import worker_pb2, worker_pb2_grpc
@@ -40,7 +39,7 @@ class WorkerServer:
             self._servicer, self._server.grpc_server
         )
 
-    async def start_admin(self, config: AdminConfig) -> str:
+    async def start_admin(self, port: int, host: str = "127.0.0.1") -> str:
         """Serve metrics and probes; return the address bound.
 
         Raises:
@@ -58,7 +57,7 @@ class WorkerServer:
             certificate_expiry=lambda: self._server.certificate_not_after,
             why_stuck=lambda: account.why_stuck,
         )
-        return await self._admin.start(config)
+        return await self._admin.start(port, host)
 
     async def start(self) -> str:
         """Bind, serve, announce the worker if it is to be, and return the address bound.
@@ -98,8 +97,9 @@ async def serve(config: WorkerConfig, device: Device, ready_fd: int | None) -> i
     """
     server = WorkerServer(config, device)
     try:
-        if config.admin is not None:
-            report(ready_fd, f"admin {await server.start_admin(config.admin)}")
+        if config.admin_port is not None:
+            address = await server.start_admin(config.admin_port, config.admin_host)
+            report(ready_fd, f"admin {address}")
         address = await server.start()
     except QuireError as error:
         log.error("start_failed", error=error.message)

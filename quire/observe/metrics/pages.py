@@ -6,7 +6,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from quire.observe.admin import AdminConfig, AdminServer, Page, verdict
+from quire.observe.admin import AdminServer, Page, verdict
 from quire.observe.metrics.runtime import RuntimeCollector
 
 
@@ -42,13 +42,13 @@ class ServiceAdmin:
             }
         )
 
-    async def start(self, config: AdminConfig) -> str:
-        """Listen, and return the address bound.
+    async def start(self, port: int, host: str = "127.0.0.1") -> str:
+        """Listen, and return the address bound; arguments as of `AdminServer.start`.
 
         Raises:
             UnavailableError: the address cannot be bound.
         """
-        address = await self._server.start(config)
+        address = await self._server.start(port, host)
         self._runtime.start()
         return address
 

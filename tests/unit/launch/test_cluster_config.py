@@ -9,46 +9,46 @@ MODEL = Path(__file__).parent
 
 
 def test_each_launcher_has_valid_settings() -> None:
-    assert ClusterConfig(MODEL).launcher is LauncherName.LOCAL
-    ClusterConfig(MODEL, launcher=LauncherName.STATIC, workers=("a:1", "b:1"))
+    assert ClusterConfig(model=MODEL).launcher == LauncherName.LOCAL
+    ClusterConfig(model=MODEL, launcher=LauncherName.STATIC, workers=("a:1", "b:1"))
     named = ("a:1", "b:1")
-    ClusterConfig(MODEL, launcher=LauncherName.STATIC, workers=named, tensor_parallel_size=2)
+    ClusterConfig(model=MODEL, launcher=LauncherName.STATIC, workers=named, tensor_parallel_size=2)
     for address in (None, "auto", "10.0.0.1:6379"):
-        ClusterConfig(MODEL, launcher=LauncherName.RAY, ray_address=address)
+        ClusterConfig(model=MODEL, launcher=LauncherName.RAY, ray_address=address)
 
 
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        ({"model": MODEL / "none"}, ["none", "does not exist"]),
-        ({"tensor_parallel_size": 65}, ["--tensor-parallel-size", "64", "65"]),
-        ({"workers": ("a:1",)}, ["--worker", "static", "a:1", "local"]),
-        ({"launcher": LauncherName.STATIC}, ["--worker", "static"]),
+        ({"model": MODEL / "none"}, ["model", "exists", "none"]),
+        ({"tensor_parallel_size": 65}, ["tensor_parallel_size", "64", "65"]),
+        ({"workers": ("a:1",)}, ["workers", "static", "a:1", "local"]),
+        ({"launcher": LauncherName.STATIC}, ["workers", "static"]),
         (
             {
                 "launcher": LauncherName.STATIC,
                 "workers": ("a:1", "b:1"),
                 "tensor_parallel_size": 3,
             },
-            ["--tensor-parallel-size", "2", "3"],
+            ["tensor_parallel_size", "2", "3"],
         ),
         (
             {"launcher": LauncherName.STATIC, "workers": ("a:1",), "device": "cpu"},
-            ["--device"],
+            ["device"],
         ),
         (
             {"launcher": LauncherName.STATIC, "workers": ("a:1",), "num_threads": 2},
-            ["--num-threads"],
+            ["num_threads"],
         ),
-        ({"ray_address": "auto"}, ["--ray-address", "auto", "local"]),
-        ({"launcher": LauncherName.RAY, "workers": ("a:1",)}, ["--worker", "a:1", "ray"]),
-        ({"launcher": LauncherName.RAY, "device": "cuda:1"}, ["--device", "cuda:1"]),
+        ({"ray_address": "auto"}, ["ray_address", "auto", "local"]),
+        ({"launcher": LauncherName.RAY, "workers": ("a:1",)}, ["workers", "a:1", "ray"]),
+        ({"launcher": LauncherName.RAY, "device": "cuda:1"}, ["device", "cuda:1"]),
         (
             {"launcher": LauncherName.RAY, "ray_address": "ray://a:1"},
-            ["--ray-address", "ray://a:1"],
+            ["ray_address", "ray://a:1"],
         ),
-        ({"launcher": LauncherName.RAY, "ray_address": "a"}, ["--ray-address", "HOST:PORT"]),
-        ({"launcher": LauncherName.RAY, "ray_cpus_per_worker": 0}, ["--ray-cpus-per-worker", "0"]),
+        ({"launcher": LauncherName.RAY, "ray_address": "a"}, ["ray_address", "HOST:PORT"]),
+        ({"launcher": LauncherName.RAY, "ray_cpus_per_worker": 0}, ["ray_cpus_per_worker", "0"]),
     ],
 )
 def test_a_bad_setting_is_named_with_its_value(

@@ -77,7 +77,7 @@ def test_a_scheduler_that_workers_elsewhere_cannot_reach_is_refused() -> None:
 
 def test_without_ray_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    config = ClusterConfig(Path(__file__).parent, launcher=LauncherName.RAY)
+    config = ClusterConfig(model=Path(__file__).parent, launcher=LauncherName.RAY)
     with pytest.raises(ConfigError, match=r"pip install 'quire-serve\[ray\]'"):
         Cluster(config)
 

@@ -17,7 +17,7 @@ def test_a_host_is_what_sockets_take(address: str, host: str, port: str) -> None
 
 @pytest.mark.parametrize("address", ["", "a", ":1", "a:", "a:0", "a:65536", "a:x", "unix:/s:1"])
 def test_anything_else_is_refused_by_the_name_of_its_field(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"field: HOST:PORT with a port in \[1, 65535\]"):
+    with pytest.raises(ConfigError, match=r"field: must be HOST:PORT with a port in \[1, 65535\]"):
         check_address("field", address)
 
 

@@ -10,12 +10,11 @@ from router.config import RouterConfig
     ("field", "value", "words"),
     [
         ("model", "/no/such/directory", "/no/such/directory"),
-        ("schedulers", (), "none"),
         ("schedulers", ("localhost",), "localhost"),
         ("schedulers", ("localhost:0",), "localhost:0"),
         ("schedulers", ("a:1", "a:1"), "a:1"),
         ("scheduler_dns", ("cells",), "cells"),
-        ("scheduler_dns", ("cells:1", "cells:1"), "once"),
+        ("scheduler_dns", ("cells:1", "cells:1"), "different addresses"),
         ("dns_interval_s", 0.0, "3600"),
         ("routing_policy", "random", "prefix-aware, least-loaded, round-robin"),
         ("port", 65536, "65535"),
@@ -37,4 +36,5 @@ def test_refusal_names_field_and_value(tmp_path, field: str, value: object, word
 
 def test_names_alone_are_enough(tmp_path) -> None:
     config = RouterConfig(model=str(tmp_path), schedulers=(), scheduler_dns=("cells:50052",))
-    assert config.routing_policy == "prefix-aware"
+    assert config.scheduler_addresses == ()
+    assert RouterConfig(model=str(tmp_path)).scheduler_addresses == ("127.0.0.1:50052",)

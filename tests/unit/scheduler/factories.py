@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.contract.engine_options import PreemptionMode
 from quire.contract.outputs import FinishReason, Hypothesis
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.time_account import TimeAccount
@@ -12,7 +13,6 @@ from scheduler_svc.policy.outstanding import outstanding_tokens
 from scheduler_svc.policy.progress import GroupTime, Progress
 from scheduler_svc.policy.scheduler import Scheduler
 from scheduler_svc.policy.step import SchedulerOutputs, StepResult
-from scheduler_svc.sequences.preemption import PreemptionMode
 from tests.fakes.fake_model import FakeModel
 
 VOCAB_SIZE = 97

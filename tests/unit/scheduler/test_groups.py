@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from quire.contract.engine_options import PreemptionMode
 from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import FinishReason
-from scheduler_svc.sequences.preemption import PreemptionMode
 from tests.fakes.fake_model import fake_generate
 from tests.unit.scheduler.factories import VOCAB_SIZE, Cell, make_params, make_prompt
 

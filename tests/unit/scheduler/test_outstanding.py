@@ -2,9 +2,9 @@
 
 import pytest
 
+from quire.contract.engine_options import PreemptionMode
 from quire.contract.outputs import TOKENS_OF_DECODING
 from scheduler_svc.policy.outstanding import MAX_WAITING_LOOKED_AT
-from scheduler_svc.sequences.preemption import PreemptionMode
 from tests.unit.scheduler.factories import Cell, make_params, make_prompt
 
 

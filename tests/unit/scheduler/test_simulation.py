@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from quire.contract.engine_options import PreemptionMode
 from quire.contract.outputs import FinishReason, Hypothesis
 from quire.contract.sampling_params import SamplingParams
-from scheduler_svc.sequences.preemption import PreemptionMode
 from tests.fakes.fake_model import fake_generate
 from tests.unit.scheduler.factories import EOS_TOKEN_ID, VOCAB_SIZE, Cell
 

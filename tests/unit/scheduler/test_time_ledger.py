@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.contract.engine_options import PreemptionMode
 from quire.contract.time_account import PARTS, TimeAccount
 from scheduler_svc.policy.progress import GroupTime, Phase, Progress
 from scheduler_svc.policy.time_ledger import MAX_INTERVALS, TimeLedger
-from scheduler_svc.sequences.preemption import PreemptionMode
 from tests.unit.scheduler.factories import Cell, make_params, make_prompt
 
 OURS = [

@@ -2,11 +2,11 @@
 
 import random
 
+from quire.contract.engine_options import PreemptionMode
 from quire.contract.sampling_params import SamplingParams
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
 from scheduler_svc.policy.step import StepResult
-from scheduler_svc.sequences.preemption import PreemptionMode
 from simulator.step_shapes import StepShapes
 
 

@@ -13,9 +13,11 @@ from worker_svc.device.base import open_device
 from worker_svc.steps.graphs import graph_sizes
 
 
-@pytest.mark.parametrize("name", ["tpu", "cuda:", "cuda:x", "cpu:1", ""])
+@pytest.mark.parametrize("name", ["tpu", "cuda:", "cuda:x", "cpu:1"])
 def test_a_name_of_no_device_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="device: must be cpu, cuda, cuda:N or auto, got"):
+    with pytest.raises(
+        ConfigError, match=r"device: must (be cpu, cuda, cuda:N or auto|not be empty), got"
+    ):
         WorkerConfig(device=name)
 
 
@@ -30,8 +32,8 @@ def test_what_is_there_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_rank_has_a_gpu_of_its_own() -> None:
     model = Path(__file__).parent
     for device, expected in {"auto": "auto:1", "cuda": "cuda:1", "cuda:5": "cuda:5"}.items():
-        assert ClusterConfig(model, device=device).device_of(1) == expected
-    assert ClusterConfig(model, device="cpu").device_of(1) == "cpu"
+        assert ClusterConfig(model=model, device=device).device_of(1) == expected
+    assert ClusterConfig(model=model, device="cpu").device_of(1) == "cpu"
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 7, 8, 256, 257, 300, 1024])

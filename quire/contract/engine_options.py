@@ -1,0 +1,193 @@
+"""The options of an engine: what `quire serve`, `quire scheduler` and `LLM` can be asked for.
+
+An option is written here and read where it is used, nowhere else. One that a worker reads is sent
+to it: it has a field in worker.proto and a line in quire.wire, too. Names follow vLLM.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypedDict
+
+from quire.contract.options import Bounds, Options, option
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("safetensors", "dummy")
+KV_CACHE_DTYPES = ("auto", "fp8", "int8")
+LARGEST_INT32 = 2**31 - 1
+GIB = 2**30
+
+
+class PreemptionMode(StrEnum):
+    """What becomes of a preempted group's blocks: moved, dropped, or whichever is cheaper."""
+
+    AUTO = "auto"
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(Options):
+    """Where a worker computes."""
+
+    device: str = option(
+        "auto",
+        "Where workers compute: 'cpu', 'cuda' or 'cuda:N'. 'auto' takes a GPU if there is one.",
+    )
+    num_threads: int | None = option(
+        None,
+        "Threads of each worker.",
+        bounds=Bounds(1, 1024),
+        shown_default="the cores of this machine",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(Options):
+    """How workers load a model."""
+
+    dtype: str = option("auto", "'auto' takes the model's own type.", choices=DTYPES)
+    load_format: str = option(
+        "safetensors", "'dummy' makes weights up, for benchmarks.", choices=LOAD_FORMATS
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "What the KV cache holds: 'auto' the model's own type; a byte for each element, so that "
+        "twice as much fits, as 'fp8' on a GPU or 'int8' on the CPU.",
+        choices=KV_CACHE_DTYPES,
+    )
+    max_model_len: int | None = option(
+        None,
+        "Most tokens of one sequence, prompt and output.",
+        bounds=Bounds(2, LARGEST_INT32),
+        shown_default="what the model says and the cache holds",
+    )
+    invariant: bool = option(
+        False,
+        "Layers whose bits depend neither on the number of workers nor, on a GPU too, on the "
+        "batch, so that nothing changes an answer; slower.",
+    )
+    distributed_timeout_s: float = option(
+        30.0,
+        "How long workers that share a model wait for each other in any exchange.",
+        unit="seconds",
+        bounds=Bounds(1, 3600),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions(Options):
+    """How large steps and cache of a worker are."""
+
+    block_size: int = option(
+        16,
+        "Tokens in a block of the KV cache; workers take powers of two from 8.",
+        bounds=Bounds(1, 256),
+    )
+    max_num_seqs: int = option(256, "Most sequences running at once.", bounds=Bounds(1, 2**16))
+    max_num_batched_tokens: int = option(
+        2048, "Most tokens computed in one step.", bounds=Bounds(1, 2**20)
+    )
+    enforce_eager: bool = option(False, "No CUDA graphs: less memory, slower decoding.")
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Share of a GPU's memory for weights, activations and KV cache together.",
+        bounds=Bounds(0, 1, excludes_low=True),
+    )
+    kv_cache_gib: float | None = option(
+        None,
+        "Memory for the KV cache of each worker.",
+        unit="GiB",
+        bounds=Bounds(0, LARGEST_INT32, excludes_low=True),
+        shown_default="a share of what is free",
+    )
+    swap_space: float | None = option(
+        None,
+        "Host memory for preempted requests, for each worker.",
+        unit="GiB",
+        bounds=Bounds(0, LARGEST_INT32),
+        shown_default="a share of what is free",
+    )
+
+    @property
+    def kv_cache_memory_bytes(self) -> int | None:
+        """Memory for the KV cache; None leaves it to the worker."""
+        return None if self.kv_cache_gib is None else max(1, int(self.kv_cache_gib * GIB))
+
+    @property
+    def swap_space_bytes(self) -> int | None:
+        """Host memory for preempted requests; None leaves it to the worker."""
+        return None if self.swap_space is None else int(self.swap_space * GIB)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(LoadOptions, CacheOptions):
+    """What a scheduler can be asked for, and what it asks of its workers.
+
+    Raises:
+        ConfigError: a value is out of bounds; names field, limit and value.
+    """
+
+    served_model_name: str = option(
+        "", "Name that requests use.", shown_default="name of the directory"
+    )
+    max_waiting: int = option(
+        4096,
+        "Most requests waiting; more are refused until some have run.",
+        bounds=Bounds(1, 2**20),
+    )
+    max_steps_in_flight: int = option(
+        2,
+        "2 sends a step before the result of the one before it is back, so that workers need not "
+        "wait; 1 does not. The tokens are the same.",
+        bounds=Bounds(1, 2),
+    )
+    enable_prefix_caching: bool = option(
+        True, "Let requests share the cache blocks of a prefix that was computed before."
+    )
+    num_gpu_blocks_override: int | None = option(
+        None,
+        "Blocks of the KV cache, whatever profiling says.",
+        bounds=Bounds(1, LARGEST_INT32),
+        shown_default="profiled",
+    )
+    preemption_mode: str = option(
+        PreemptionMode.AUTO,
+        "What becomes of the cache of a preempted request: 'swap' moves it to host memory, "
+        "'recompute' drops it, 'auto' does what is cheaper.",
+        choices=PreemptionMode,
+    )
+    priority_ageing_s: float = option(
+        60.0,
+        "A request may be overtaken by those that come up to so many seconds later, for each level "
+        "of priority between them.",
+        unit="seconds",
+        bounds=Bounds(0, 1_000_000),
+    )
+
+
+class EngineKeywords(TypedDict, total=False):
+    """Keywords of `LLM`: the options above with their types, for editors."""
+
+    tensor_parallel_size: int
+    device: str
+    num_threads: int | None
+    dtype: str
+    load_format: str
+    kv_cache_dtype: str
+    max_model_len: int | None
+    invariant: bool
+    distributed_timeout_s: float
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enforce_eager: bool
+    gpu_memory_utilization: float
+    kv_cache_gib: float | None
+    swap_space: float | None
+    served_model_name: str
+    max_waiting: int
+    max_steps_in_flight: int
+    enable_prefix_caching: bool
+    num_gpu_blocks_override: int | None
+    preemption_mode: str
+    priority_ageing_s: float

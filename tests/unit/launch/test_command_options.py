@@ -1,0 +1,257 @@
+"""What the commands that start services take: every option with its default, and from where."""
+
+import inspect
+import json
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from launch.cli.main import app
+from launch.cluster.config import ClusterConfig, embedded_model
+from quire import LLM
+from quire.contract.engine_options import DeviceOptions, EngineKeywords, EngineOptions
+from quire.contract.options import options_of, types_of
+from router.config import RouterConfig
+from scheduler_svc.config import SchedulerConfig
+
+# Name and flags of each option, and its default.
+OPTIONS: dict[str, dict[str, object]] = {
+    "serve": {
+        "--admin-host": "127.0.0.1",
+        "--admin-port": None,
+        "--api-keys": None,
+        "--block-size": 16,
+        "--device": "auto",
+        "--distributed-timeout-s": 30.0,
+        "--dtype": "auto",
+        "--enable-prefix-caching --no-enable-prefix-caching": True,
+        "--enforce-eager": False,
+        "--gpu-memory-utilization": 0.9,
+        "--host": "127.0.0.1",
+        "--insecure": False,
+        "--invariant": False,
+        "--kv-cache-dtype": "auto",
+        "--kv-cache-gib": None,
+        "--launcher": "local",
+        "--load-format": "safetensors",
+        "--log-level": "warning",
+        "--max-model-len": None,
+        "--max-num-batched-tokens": 2048,
+        "--max-num-seqs": 256,
+        "--max-steps-in-flight": 2,
+        "--max-waiting": 4096,
+        "MODEL_DIR": None,
+        "--num-gpu-blocks-override": None,
+        "--num-threads": None,
+        "--otlp-endpoint": None,
+        "--port": 50051,
+        "--preemption-mode": "auto",
+        "--priority-ageing-s": 60.0,
+        "--ray-address": None,
+        "--ray-cpus-per-worker": 1,
+        "--served-model-name": "",
+        "--swap-space": None,
+        "--tensor-parallel-size -tp": 1,
+        "--tls-dir": None,
+        "--worker": None,
+    },
+    "scheduler": {
+        "--admin-host": "127.0.0.1",
+        "--admin-port": None,
+        "--block-size": 16,
+        "--distributed-timeout-s": 30.0,
+        "--drain-timeout-s": 30.0,
+        "--dtype": "auto",
+        "--enable-prefix-caching --no-enable-prefix-caching": True,
+        "--enforce-eager": False,
+        "--gpu-memory-utilization": 0.9,
+        "--host": "127.0.0.1",
+        "--insecure": False,
+        "--invariant": False,
+        "--kv-cache-dtype": "auto",
+        "--kv-cache-gib": None,
+        "--load-format": "safetensors",
+        "--log-level": "info",
+        "--max-model-len": None,
+        "--max-num-batched-tokens": 2048,
+        "--max-num-seqs": 256,
+        "--max-steps-in-flight": 2,
+        "--max-waiting": 4096,
+        "MODEL_DIR": None,
+        "--num-gpu-blocks-override": None,
+        "--otlp-endpoint": None,
+        "--port": 50052,
+        "--preemption-mode": "auto",
+        "--priority-ageing-s": 60.0,
+        "--ready-fd": None,
+        "--served-model-name": "",
+        "--swap-space": None,
+        "--tensor-parallel-size -tp": None,
+        "--tls-dir": None,
+        "--worker": None,
+    },
+    "router": {
+        "--admin-host": "127.0.0.1",
+        "--admin-port": None,
+        "--api-keys": None,
+        "--client-certificates --no-client-certificates": True,
+        "--dns-interval-s": 5.0,
+        "--drain-delay-s": 0.0,
+        "--drain-timeout-s": 30.0,
+        "--host": "127.0.0.1",
+        "--insecure": False,
+        "--log-level": "info",
+        "MODEL_DIR": None,
+        "--otlp-endpoint": None,
+        "--port": 50051,
+        "--ready-fd": None,
+        "--routing-policy": "prefix-aware",
+        "--scheduler-dns": None,
+        "--scheduler": None,
+        "--tls-dir": None,
+    },
+    "worker": {
+        "--admin-host": "127.0.0.1",
+        "--admin-port": None,
+        "--advertise-host": None,
+        "--announce-to": None,
+        "--device": "auto",
+        "--host": "127.0.0.1",
+        "--insecure": False,
+        "--log-level": "info",
+        "--num-threads": None,
+        "--otlp-endpoint": None,
+        "--port": 50053,
+        "--rank": None,
+        "--rank-base": 0,
+        "--ready-fd": None,
+        "--tls-dir": None,
+    },
+}
+
+
+def commands() -> dict[str, Any]:
+    group: Any = typer.main.get_command(app)
+    found: dict[str, Any] = group.commands
+    return found
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_a_command_takes_these_options_with_these_defaults(command: str) -> None:
+    found = {}
+    for each in commands()[command].params:
+        is_argument = each.param_type_name == "argument"
+        flags = [each.metavar] if is_argument else [*each.opts, *each.secondary_opts]
+        found[" ".join(flags)] = each.default
+    assert found == OPTIONS[command]
+
+
+def test_help_has_choices_bounds_units_variables_and_what_a_default_means() -> None:
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["scheduler", "--help"])
+    text = " ".join(result.stdout.split())
+    for part in (
+        "<auto|fp8|int8>",
+        "Most sequences running at once. In [1, 65536]. [env var: QUIRE_SCHEDULER_MAX_NUM_SEQS] "
+        "[default: 256]",
+        "Memory for the KV cache of each worker. In GiB.",
+        "wait for each other in any exchange. In [1, 3600] seconds.",
+        "[default: (name of the directory)]",
+        "--enable-prefix-caching --no-enable-prefix-caching",
+        "[env var: QUIRE_TLS_DIR]",
+    ):
+        assert part in text, part
+
+
+def test_keywords_of_llm_are_the_options_with_their_types() -> None:
+    keywords = inspect.get_annotations(EngineKeywords)
+    groups = (EngineOptions, DeviceOptions)
+    names = {name for group in groups for name in options_of(group)}
+    assert set(keywords) == names | {"tensor_parallel_size"}
+    fields = get_type_hints(ClusterConfig)
+    assert keywords == {name: fields[name] for name in keywords}
+
+
+def test_llm_documents_its_keywords_and_refuses_others() -> None:
+    signature, text = inspect.signature(LLM), LLM.__init__.__doc__
+    assert text is not None
+    assert signature.parameters["max_num_batched_tokens"].default == 2048
+    assert "max_num_batched_tokens: Most tokens computed in one step." in text
+    with pytest.raises(TypeError, match="no_such_option"):
+        LLM(target="127.0.0.1:1", no_such_option=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="admin_port"):
+        LLM(target="127.0.0.1:1", admin_port=1)  # type: ignore[call-arg]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The settings with which services would have been started."""
+    configs: list[Any] = []
+
+    def serve(config: Any, *_: Any) -> Awaitable[int]:
+        async def end() -> int:
+            return 0
+
+        configs.append(config)
+        return end()
+
+    for name in ("router.server", "scheduler_svc.server"):
+        monkeypatch.setattr(f"{name}.serve", serve)
+    monkeypatch.setattr("quire.observe.log.configure", lambda *_: None)
+    return configs
+
+
+def test_a_service_is_started_by_hand_with_flags_and_variables(served: list[Any]) -> None:
+    flags = ["--max-num-seqs", "7", "--worker", "a:1", "--worker", "b:2", "--enforce-eager"]
+    flags += ["--no-enable-prefix-caching", "--kv-cache-dtype", "int8", "--swap-space", "0.5"]
+    variables = {"QUIRE_SCHEDULER_MAX_WAITING": "9", "QUIRE_SCHEDULER_MAX_NUM_SEQS": "8"}
+    result = CliRunner().invoke(app, ["scheduler", *flags], env=variables)
+    assert result.exit_code == 0, result.output
+    assert served == [
+        SchedulerConfig(
+            model=str(embedded_model()),
+            max_num_seqs=7,
+            max_waiting=9,
+            workers=("a:1", "b:2"),
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            kv_cache_dtype="int8",
+            swap_space=0.5,
+        )
+    ]
+
+
+def test_a_child_takes_its_parents_values_before_its_own(
+    served: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("launch.cluster.process.die_with_parent", lambda _: None)
+    monkeypatch.setattr("os.nice", lambda _: None)
+    monkeypatch.setattr("quire.rpc.announce", lambda *_: None)
+    values = {"schedulers": ["a:1"], "api_keys": str(tmp_path / "keys"), "port": 0}
+    result = CliRunner().invoke(
+        app,
+        ["router", "--ready-fd", "99", "--port", "7"],
+        input=json.dumps(values),
+        env={"QUIRE_ROUTER_ROUTING_POLICY": "round-robin"},
+    )
+    assert result.exit_code == 0, result.output
+    assert served == [
+        RouterConfig(
+            model=str(embedded_model()),
+            schedulers=("a:1",),
+            api_keys=tmp_path / "keys",
+            port=0,
+            routing_policy="round-robin",
+        )
+    ]
+
+
+def test_every_option_says_what_it_does_and_has_a_limit_if_it_is_a_number() -> None:
+    for group in (ClusterConfig, SchedulerConfig, RouterConfig):
+        for name, each in options_of(group).items():
+            assert each.help.endswith("."), name
+            if types_of(group)[name] in (int, float):
+                assert each.bounds is not None, name
