@@ -46,8 +46,7 @@ class RouterConfig(ServiceOptions):
     )
     routing_policy: str = option(
         RoutingPolicy.PREFIX_AWARE,
-        "How a cell is chosen: by the prefixes in its cache and its load, by load alone, or one "
-        "after the other.",
+        f"How a cell is chosen: {', '.join(f'{each.help} ({each})' for each in RoutingPolicy)}.",
         choices=RoutingPolicy,
     )
     port: int = port_option(50051)

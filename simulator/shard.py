@@ -36,7 +36,7 @@ class Shard:
     ) -> None:
         self._config = config
         self._library = Library(config.traffic, config.seed)
-        self._tells_digests = policy is RoutingPolicy.PREFIX_AWARE
+        self._tells_digests = policy.reads_digests
         self._routers = {
             router_id: SimulatedRouter(
                 policy, config.seed + router_id, config.cell.block_size, self._library

@@ -25,11 +25,26 @@ MAX_PREFIX_BLOCKS = 4096
 
 
 class RoutingPolicy(StrEnum):
-    """How a cell is chosen: by cached prefixes and load, by load alone, or one after the other."""
+    """How a cell is chosen.
 
-    PREFIX_AWARE = "prefix-aware"
-    LEAST_LOADED = "least-loaded"
-    ROUND_ROBIN = "round-robin"
+    Attributes:
+        help: by what; completes "a cell is chosen".
+        reads_digests: whether it needs to know which prefixes the cells hold.
+    """
+
+    help: str
+    reads_digests: bool
+
+    def __new__(cls, name: str, help: str = "", reads_digests: bool = False) -> "RoutingPolicy":  # noqa: A002
+        """Return a policy of a name."""
+        policy = str.__new__(cls, name)
+        policy._value_ = name
+        policy.help, policy.reads_digests = help, reads_digests
+        return policy
+
+    PREFIX_AWARE = "prefix-aware", "by the prefixes in its cache and its load", True
+    LEAST_LOADED = "least-loaded", "by load alone"
+    ROUND_ROBIN = "round-robin", "one after the other"
 
 
 class CellChoice(Generic[CellT]):

@@ -16,7 +16,7 @@ from router.config import RouterConfig
         ("scheduler_dns", ("cells",), "cells"),
         ("scheduler_dns", ("cells:1", "cells:1"), "different addresses"),
         ("dns_interval_s", 0.0, "3600"),
-        ("routing_policy", "random", "prefix-aware, least-loaded, round-robin"),
+        ("routing_policy", "random", "must be one of prefix-aware, least-loaded, round-robin"),
         ("port", 65536, "65535"),
         ("port", -1, "-1"),
         ("max_prompt_bytes", 0, "got 0"),
