@@ -1,4 +1,4 @@
-"""What Prometheus is told about a router: read, when it asks, from what is counted anyway."""
+"""A router's metrics for Prometheus, read from its counters when they are asked for."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -29,7 +29,7 @@ log = get_logger()
 
 
 class Router:
-    """A running router. Health says SERVING while a scheduler is connected."""
+    """A running router. Health reports SERVING while a scheduler is connected."""
 
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer):
         """Prepare a router.
@@ -122,11 +122,11 @@ class Router:
                     await self._server.set_serving(serving)
 
     async def drain(self) -> None:
-        """Say NOT_SERVING, take new requests a little longer, then finish what there is.
+        """Report NOT_SERVING, take new requests a little longer, then finish what there is.
 
-        Whoever chooses routers by their health hears of it late; until then a refusal would be an
-        error that a client sees. After that, clients are told to go elsewhere with their next
-        request (GOAWAY), which those that speak HTTP/2 do by themselves.
+        Clients and load balancers that follow health notice late; until then a refusal would be an
+        error that a user sees. After that the server sends GOAWAY, upon which HTTP/2 clients go
+        elsewhere with their next request by themselves.
         """
         self._draining = True
         await self._server.set_serving(False)
@@ -163,7 +163,7 @@ async def serve(config: RouterConfig, ready_fd: int | None) -> int:
 
     Args:
         config: its settings.
-        ready_fd: pipe on which to tell the parent process how the start went.
+        ready_fd: pipe on which to report to the parent process how the start went.
 
     Returns:
         The exit status of the process.
@@ -188,13 +188,13 @@ async def serve(config: RouterConfig, ready_fd: int | None) -> int:
         await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
         reason = serving.exception() if serving.done() else None
         if isinstance(reason, UnavailableError) and ready_fd is None:
-            # Not fatal: a scheduler may start after its routers. Health says NOT_SERVING until
-            # then.
+            # Not fatal: a scheduler may start after its routers. Until then health reports
+            # NOT_SERVING.
             log.warning("no_scheduler_yet", error=reason.message)
         announce(ready_fd, f"ready {address}")
         if await stopped is signal.SIGTERM:
             draining = asyncio.create_task(router.drain())
-            # A second signal is from somebody who will not wait.
+            # A second signal ends the wait.
             stopped = asyncio.create_task(stop_signal())
             await asyncio.wait({stopped, draining}, return_when=asyncio.FIRST_COMPLETED)
             draining.cancel()

@@ -9,7 +9,7 @@ MAX_RANKS = 64
 """Most workers of one group."""
 
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]", "::", "*"})
-"""Hosts to listen on that nobody can connect to."""
+"""Hosts to listen on that no client can connect to."""
 
 
 def split_address(address: str) -> tuple[str, str]:
@@ -39,7 +39,7 @@ def check_address(field: str, address: str) -> None:
         ConfigError: it does not.
     """
     host, port = split_address(address)
-    # A slash would make it a URI of another scheme, be it Ray's or gRPC's.
+    # A slash would make it a URI of another scheme, such as Ray's or gRPC's.
     if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise ConfigError(f"{field}: must be HOST:PORT with a port in [1, 65535], got {address!r}")
 
@@ -66,10 +66,10 @@ def check_listening(host: str, is_encrypted: bool, insecure: bool) -> None:
     Args:
         host: to listen on.
         is_encrypted: whether connections are.
-        insecure: whether the user said that they need not be.
+        insecure: whether the user allows connections in the clear.
 
     Raises:
-        ConfigError: others could connect, in the clear, and nobody said that they may.
+        ConfigError: others could connect, in the clear, and the user has not allowed it.
     """
     if not is_encrypted and not insecure and not is_loopback(host):
         raise ConfigError(

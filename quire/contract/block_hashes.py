@@ -1,6 +1,6 @@
 """Names of cache blocks by what they hold: the scheduler finds blocks by them, routers find cells.
 
-A scheduler tells its routers which blocks can be found in its cache, each by the first 64 bits of
+A scheduler reports to its routers which blocks its cache holds, each by the first 64 bits of
 its hash and only those at some depths of a prompt, so that the report stays small. Routers hash the
 prompts they place in the same way.
 """
@@ -48,7 +48,7 @@ def extend_block_hashes(
 
 
 def is_reported_depth(depth: int) -> bool:
-    """Say whether the block at a depth, 1 for the first of a prompt, is told to routers.
+    """Return whether the block at a depth, 1 for the first of a prompt, is reported to routers.
 
     1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ...: steps of at most a half, so that a router knows at least
     two thirds of what it could find, of any prompt, from twice the logarithm of its length.
@@ -57,7 +57,7 @@ def is_reported_depth(depth: int) -> bool:
 
 
 def reported_depths(num_blocks: int) -> Iterator[int]:
-    """Yield the depths up to `num_blocks` whose blocks are told to routers, in ascending order."""
+    """Yield the depths up to `num_blocks` whose blocks are reported to routers, ascending."""
     power = 1
     while power <= num_blocks:
         yield power

@@ -1,8 +1,8 @@
 """The admin port: metrics and probes over plain HTTP/1.1, for Prometheus, kubelets and people.
 
-It changes nothing and tells neither prompts nor answers, so it needs no certificate; it is a port
-of its own because kubelets speak no mutual TLS. It answers on the service's event loop: that it
-answers at all says that the loop turns.
+It changes nothing and shows neither prompts nor answers, so it needs no certificate; it is a port
+of its own because kubelets speak no mutual TLS. It answers on the service's event loop, so an
+answer proves that the loop turns.
 """
 
 import asyncio
@@ -78,17 +78,17 @@ class AdminServer:
         self._num_connections += 1
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                # Above the limit without a word: nobody who means well opens so many.
+                # Above the limit the connection is closed without an answer.
                 if self._num_connections <= MAX_CONNECTIONS:
                     page, with_body = await self._answer(reader)
                     writer.write(_to_bytes(page, with_body=with_body))
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, OSError):
-            pass  # whoever asked has gone, or does not read
+            pass  # the client has gone, or does not read
         finally:
             self._num_connections -= 1
-            # Closing alone would keep what is not sent for as long as nobody reads it.
+            # Closing alone would keep unsent bytes for as long as the client does not read them.
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader) -> tuple[Page, bool]:
@@ -111,7 +111,7 @@ class AdminServer:
         try:
             return make(), method == "GET"
         except Exception as error:
-            # The log has more; whoever asks need not know it.
+            # The cause is for the log, not for the client.
             log.error("admin_page_failed", path=target, exc_info=error)
             return Page("failed\n", HTTPStatus.INTERNAL_SERVER_ERROR), method == "GET"
 

@@ -45,7 +45,7 @@ def get_logger() -> FilteringBoundLogger:
 
 
 def failure_of(error: BaseException) -> dict[str, str]:
-    """Return fields that say where an exception came from, without its message.
+    """Return fields that show where an exception came from, without its message.
 
     For code that handles texts of clients: other people's libraries put what they were given into
     the messages of their exceptions.

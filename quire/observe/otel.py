@@ -53,7 +53,7 @@ class OtelSpan(Span):
 
 
 class OtelTracer(Tracer):
-    """Records what the SDK's sampler takes: all, unless OTEL_TRACES_SAMPLER says otherwise.
+    """Records what the SDK's sampler takes: all, unless OTEL_TRACES_SAMPLER sets another.
 
     Spans are sent by a thread of the SDK, in batches; if the collector cannot keep up or is gone,
     they are dropped, and nothing else waits.
@@ -124,7 +124,7 @@ class OtelTracer(Tracer):
 
 
 class _LogHandler(logging.Handler):
-    """Writes what OpenTelemetry says as lines of our own log."""
+    """Writes OpenTelemetry's own messages as lines of our log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""

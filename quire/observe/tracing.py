@@ -38,7 +38,7 @@ class TraceContext:
 
     @classmethod
     def new(cls) -> "TraceContext":
-        """Return the context of a trace that begins here, and that nobody records."""
+        """Return the context of a trace that begins here and is not recorded."""
         # Zero would mean that there is none.
         trace_id, span_id = 1 + secrets.randbelow(2**128 - 1), 1 + secrets.randbelow(2**64 - 1)
         return cls(f"{trace_id:032x}", f"{span_id:016x}")
@@ -83,7 +83,7 @@ class Span:
         self.context = context
 
     def set(self, name: str, value: Attribute) -> None:
-        """Say something about it. Never what a prompt or an answer says."""
+        """Set an attribute, which must hold no text of a prompt or an answer."""
 
     def fail(self, reason: str) -> None:
         """It did not come to its end. The reason is a constant, never an exception's text."""
@@ -155,7 +155,7 @@ def configure(service: str, endpoint: str | None) -> None:
 
 
 def current_span() -> Span:
-    """Return the span of the call that this code runs for; one of nobody outside of calls."""
+    """Return the span of the call that this code runs for, or one that records nothing."""
     return _current.get() or Span(TraceContext.new())
 
 

@@ -18,8 +18,8 @@ from quire.security.api_keys import MAX_KEY_LENGTH, ApiKeys
 METADATA_KEY = "authorization"
 SCHEME = "Bearer"
 
-# What load balancers, probes and tools ask before they have a key. Health tells whether there is
-# capacity, reflection tells what the published protos do.
+# What load balancers, probes and tools ask before they have a key. Health shows whether there is
+# capacity, reflection shows what the published protos do.
 OPEN_METHODS = frozenset(
     {
         "/grpc.health.v1.Health/Check",
@@ -31,12 +31,11 @@ OPEN_METHODS = frozenset(
 )
 
 # Of these calls at once, each of which may be held open for ever: a stream costs about 20 KB, and
-# whoever opens them need not be known.
+# their clients need not be known.
 MAX_OPEN_STREAMS = 2048
 RETRY_AFTER_MS = 1000
 
-# One text for a key that is absent, malformed, wrong, revoked or expired: whoever guesses learns
-# nothing.
+# One text for a key that is absent, malformed, wrong, revoked or expired: a guess teaches nothing.
 REFUSAL = "this call needs a valid API key, as metadata 'authorization: Bearer KEY'"
 
 _KEY = re.compile(r"[!-~]+")
@@ -58,23 +57,23 @@ def call_metadata(
         target: where the calls go, "host:port".
         api_key: None takes the one in QUIRE_API_KEY, if that is set.
         encrypted: whether the connection is TLS.
-        insecure: whether the key may go over a network in the clear; QUIRE_INSECURE=1 says so too.
+        insecure: whether the key may go over a network in the clear, as with QUIRE_INSECURE=1.
 
     Raises:
-        ConfigError: the key would be read by whoever listens, or is no key. It is not in the
-            message.
+        ConfigError: the key would travel in the clear, or is malformed. The message does not
+            contain it.
     """
     api_key = api_key or os.environ.get("QUIRE_API_KEY")
     if not api_key:
         return ()
     if len(api_key) > MAX_KEY_LENGTH or not _KEY.fullmatch(api_key):
         raise ConfigError(
-            f"api_key: must be at most {MAX_KEY_LENGTH} letters, digits and signs without spaces"
+            f"api_key: must be at most {MAX_KEY_LENGTH} printable ASCII characters, no spaces"
         )
     insecure = insecure or os.environ.get("QUIRE_INSECURE") == "1"
     if not (encrypted or insecure or is_loopback(split_address(target)[0])):
         raise ConfigError(
-            f"api_key: would go to {target} in the clear; give tls_dir, or insecure "
+            f"api_key: must not go to {target} in the clear; give tls_dir, or insecure "
             "(QUIRE_INSECURE=1) on a network that you trust"
         )
     return ((METADATA_KEY, f"{SCHEME} {api_key}"),)

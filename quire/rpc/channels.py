@@ -17,7 +17,7 @@ def open_channel(
     Args:
         address: "host:port".
         tls: certificate to show and authorities to trust; None speaks in the clear.
-        server_name: that the server's certificate must have, be it a role; None for the host of
+        server_name: that the server's certificate must have, a role or a host; None for the host of
             `address`.
     """
     if tls is None:

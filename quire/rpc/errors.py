@@ -17,7 +17,7 @@ from quire.observe.tracing import current_span
 from quire.rpc.handlers import around, behavior_of, rebuild
 
 ERROR_DOMAIN = "quire"
-# Calls of clients; what our own services tell each other holds no texts.
+# Calls of clients; calls between our own services carry no texts.
 WITH_TEXTS = "/quire.v1.InferenceService/"
 
 log = get_logger()

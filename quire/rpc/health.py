@@ -12,7 +12,7 @@ from quire.security.tls import TlsFiles
 async def until_serving(
     address: str, service: str, tls: TlsFiles | None = None, server_name: str | None = None
 ) -> None:
-    """Return when a service at `address` says that it serves.
+    """Return when a service at `address` reports SERVING.
 
     Args:
         address: "host:port".

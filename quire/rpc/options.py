@@ -23,7 +23,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Containers come back with other addresses; the default is 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-    # Else channels share connections: a new one to a worker that has just come back would be told
+    # Else channels share connections: a new one to a worker that has just come back would be given
     # of the failures of an older one, for as long as that waits to try again.
     ("grpc.use_local_subchannel_pool", 1),
 )

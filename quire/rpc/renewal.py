@@ -56,7 +56,7 @@ class _Generations(Generic[ChannelT]):
         self._tls = tls
         self._make = make
         self._close = close
-        # Reentrant: a call that is dropped ends where the garbage collector finds it, be it here.
+        # Reentrant: a dropped call ends wherever the garbage collector finds it, here too.
         self._lock = threading.RLock()
         pair = tls.current(CHECK_S)
         self._newest = _Generation(make(pair), pair)
@@ -89,7 +89,7 @@ class _Generations(Generic[ChannelT]):
         if pair is not self._newest.pair:
             self._retired.append(self._newest)
             self._newest = _Generation(self._make(pair), pair)
-        # Not as soon as the last call has ended: that is told in a thread of the channel's own.
+        # Not as soon as the last call has ended: the channel reports that in a thread of its own.
         idle = [each for each in self._retired if not each.num_calls]
         for generation in idle:
             self._retired.remove(generation)
@@ -164,7 +164,7 @@ class RenewingChannel(grpc.aio.Channel):  # type: ignore[misc]
         await self._generations.newest().channel.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """Return when there is a connection, be it with a certificate that comes meanwhile."""
+        """Return when there is a connection, perhaps with a certificate that comes meanwhile."""
         while True:
             try:
                 async with asyncio.timeout(WAIT_S):

@@ -19,7 +19,7 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Lets a call through if the peer's certificate has a role that `ALLOWED_ROLES` names for it.
 
     For servers whose clients must show a certificate of a trusted authority: what the certificate
-    says is then true.
+    states is then true.
     """
 
     async def intercept_service(
@@ -47,15 +47,14 @@ def check_role(method: str, context: grpc.aio.ServicerContext) -> None:
     peer = context.auth_context()
     if peer.get("ssl_tls_version", [TLS_VERSION])[0] != TLS_VERSION:
         raise PermissionDeniedError("this server speaks TLS 1.3 and nothing older")
-    # DNS names alone: in a name of another kind, such as an e-mail address, a role would say
-    # nothing.
+    # DNS names alone: a name of another kind, such as an e-mail address, gives no role.
     names = {name.decode(errors="replace") for name in peer.get("peer_dns", ())}
     roles = names & set(Role)
     allowed = ALLOWED_ROLES.get(method, frozenset())
     if roles & allowed:
         return
     log.warning("role_refused", method=method, roles=sorted(roles), peer=context.peer())
-    may = " or ".join(sorted(allowed)) or "nobody"
+    may = " or ".join(sorted(allowed)) or "no role"
     has = " and ".join(sorted(roles)) or "no role of Quire"
     raise PermissionDeniedError(
         f"{method.lstrip('/')} is for {may}; the certificate of this client is for {has}"

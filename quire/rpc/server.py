@@ -24,18 +24,18 @@ log = get_logger()
 class Server:
     """A gRPC server with health and reflection, bound to exactly the address given.
 
-    Health says NOT_SERVING until `set_serving(True)`.
+    Health reports NOT_SERVING until `set_serving(True)`.
 
     Args:
         service_names: full names of the services it will have.
         max_receive_bytes: longest message that is read.
-        interceptors: of every call, outermost first; what they raise is told as handlers' errors
-            are.
+        interceptors: of every call, outermost first; what they raise becomes a status, as with
+            handlers.
         tls: certificate to show and authorities to trust; None speaks in the clear.
-        client_certificates: whether clients must show one, whose role then says what they may call.
+        client_certificates: whether clients must show one, whose role decides what they may call.
 
     Attributes:
-        is_serving: what health says.
+        is_serving: what health reports.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Server:
         if tls is not None and client_certificates:
             interceptors = (RoleInterceptor(), *interceptors)
         self._certificate_watch: asyncio.Task[None] | None = None
-        # Errors come before the others, so that what these raise is told as an error of theirs
-        # should be; traces before errors, which are part of them.
+        # The error interceptor wraps the others, so that their exceptions become statuses too; the
+        # tracing interceptor wraps it, since a status is part of a span.
         self.grpc_server = grpc.aio.server(
             interceptors=[TracingInterceptor(), ErrorInterceptor(), *interceptors],
             options=server_options(max_receive_bytes),
@@ -111,7 +111,7 @@ class Server:
             await self._health.set(name, state)
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Say NOT_SERVING, refuse new calls, give running ones `grace_s`, then end them."""
+        """Report NOT_SERVING, refuse new calls, give running ones `grace_s`, then end them."""
         self.is_serving = False
         if self._certificate_watch is not None:
             self._certificate_watch.cancel()
@@ -120,7 +120,7 @@ class Server:
 
 
 async def _watch(tls: TlsFiles) -> None:
-    """Look at the certificate now and then, so that the log tells in time what is wrong with it."""
+    """Look at the certificate now and then, so that the log warns in time of one that expires."""
     while True:
         await asyncio.sleep(CERTIFICATE_CHECK_S)
         tls.current()

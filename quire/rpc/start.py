@@ -1,4 +1,4 @@
-"""How a service process is asked to stop, and tells its parent how its start went."""
+"""How a service process is asked to stop, and reports to its parent how its start went."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 async def stop_signal() -> signal.Signals:
-    """Return when this process is asked to stop, by SIGINT or SIGTERM, and say which it was."""
+    """Wait until this process is asked to stop; return which it was, SIGINT or SIGTERM."""
     received: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -16,7 +16,7 @@ async def stop_signal() -> signal.Signals:
 
 
 def report(ready_fd: int | None, line: str) -> None:
-    """Tell the parent process how a start goes that `announce` will end.
+    """Report to the parent process how a start goes; `announce` reports its end.
 
     Args:
         ready_fd: file descriptor to write to; None does nothing.
@@ -29,7 +29,7 @@ def report(ready_fd: int | None, line: str) -> None:
 
 
 def announce(ready_fd: int | None, line: str) -> None:
-    """Tell the parent process, over the pipe it passed as `ready_fd`, how the start went.
+    """Report to the parent process, over the pipe it passed as `ready_fd`, how the start went.
 
     Args:
         ready_fd: file descriptor to write to and close; None does nothing.

@@ -11,7 +11,7 @@ from quire.observe.tracing import TRACEPARENT, Span, SpanKind, TraceContext, set
 from quire.rpc.handlers import around, behavior_of, rebuild
 from quire.security.roles import ALLOWED_ROLES
 
-# Spans tell of what comes to an end by itself.
+# Spans record only what comes to an end by itself.
 _ENDLESS = frozenset(
     {
         "/quire.v1.InferenceService/WatchCluster",
@@ -19,8 +19,8 @@ _ENDLESS = frozenset(
         "/quire.v1.WorkerService/Execute",
     }
 )
-# By name, since a span is begun before it is known who calls: methods that somebody made up must
-# not become names of spans.
+# By name, since a span begins before the caller is known: invented methods must not become names
+# of spans.
 _TRACED = frozenset(name for name in ALLOWED_ROLES if name.startswith("/quire.v1.")) - _ENDLESS
 
 

@@ -44,7 +44,7 @@ _ERRORS: dict[grpc.StatusCode, type[QuireError]] = {
 
 
 class GenerateOptions(TypedDict, total=False):
-    """What may be said with a request, beside prompt and parameters.
+    """What a request may carry beside prompt and parameters.
 
     Attributes:
         request_id: unique among your running requests; "" has the router make one.

@@ -55,7 +55,7 @@ class AsyncClient:
 
         Raises:
             ConfigError: the certificates cannot be used, or the key would go in the clear and
-                `insecure` does not say so.
+                `insecure` does not allow it.
         """
         tls = open_tls(tls_dir)
         self._metadata = call_metadata(
@@ -216,7 +216,7 @@ class Client:
 
         Raises:
             ConfigError: the certificates cannot be used, or the key would go in the clear and
-                `insecure` does not say so.
+                `insecure` does not allow it.
         """
         tls = open_tls(tls_dir)
         self._metadata = call_metadata(

@@ -18,7 +18,7 @@ class _Parts:
 
 
 class Collector:
-    """Takes events in their order; `completions` is what they say in the end."""
+    """Takes events in their order and collects them into `completions`."""
 
     def __init__(self) -> None:
         self._started: Started | None = None

@@ -38,7 +38,7 @@ class ApiKey:
         expires: from when on it is refused; None for never.
 
     Raises:
-        ConfigError: the name could not be a label of metrics, or is hard to tell from others.
+        ConfigError: the name could not be a label of metrics, or looks like another one.
     """
 
     name: str
@@ -79,7 +79,7 @@ def read_content(path: Path) -> bytes:
 
 
 def parse_keys(content: bytes, path: Path) -> tuple[ApiKey, ...]:
-    """Return the keys that a file holds, in its order; empty lines say nothing.
+    """Return the keys that a file holds, in its order; empty lines are skipped.
 
     Raises:
         ConfigError: it is malformed; names `path` and the line, and not what the line holds, which

@@ -1,4 +1,4 @@
-"""API keys: who may call a router, told by what they know."""
+"""API keys: a router serves whoever presents a valid one."""
 
 import asyncio
 import hmac
@@ -36,7 +36,7 @@ class ApiKeys:
 
         Args:
             path: see `quire.security.api_key_file`.
-            clock: says what time it is, with its zone.
+            clock: returns the time, with its zone.
 
         Raises:
             ConfigError: it cannot be read or is malformed. Of later changes this is only logged.
@@ -53,7 +53,7 @@ class ApiKeys:
         """Return the name of a key that is valid now; None for any other.
 
         All entries are compared, each in a time that does not depend on what is in it: how long it
-        takes tells nothing about the keys.
+        takes reveals nothing about the keys.
         """
         if len(key) > MAX_KEY_LENGTH:
             return None
@@ -66,7 +66,7 @@ class ApiKeys:
         return found
 
     def reload(self) -> None:
-        """Read the file again; if that fails, say so once and keep the keys that there are."""
+        """Read the file again; if that fails, log it once and keep the keys that there are."""
         try:
             content = read_content(self._path)
             keys = self._keys if content == self._content else parse_keys(content, self._path)

@@ -4,10 +4,10 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What a process is, as its certificate says: a DNS name among its subject alternative names.
+    """What a process is, as its certificate states: a DNS name among its subject alternative names.
 
-    Not the name of a host: services move between hosts, and a role says more about a peer than the
-    address at which it happens to run.
+    Not the name of a host: services move between hosts, and what a peer may do depends on its role
+    rather than on its address.
     """
 
     ROUTER = "quire-router"
@@ -47,7 +47,7 @@ ALLOWED_ROLES: dict[str, frozenset[Role]] = {
     "/quire.v1.WorkerService/Execute": _SCHEDULERS,
     "/quire.v1.WorkerService/Mirror": _SCHEDULERS,
     "/quire.v1.WorkerService/Reset": _SCHEDULERS,
-    # Any certificate of the authority: they tell nothing of what is served to whom.
+    # Any certificate of the authority: these methods reveal nothing of what is served to whom.
     "/grpc.health.v1.Health/Check": ANY_ROLE,
     "/grpc.health.v1.Health/List": ANY_ROLE,
     "/grpc.health.v1.Health/Watch": ANY_ROLE,

@@ -60,8 +60,8 @@ class KeyPair:
 class TlsFiles:
     """The certificate of this process, as its files have it now.
 
-    Files that cannot be used, be it that somebody is just writing them, leave what was read before
-    in force; the log says so. May be used from any thread.
+    If the files are invalid, for example half written, the last valid ones stay in use, and the log
+    has a warning. May be used from any thread.
 
     Args:
         directory: that holds the three files, or one that `quire certs` wrote, with a directory for

@@ -25,7 +25,7 @@ from router.cells.choice import Assignment, CellChoice, ReportedLoad
 from router.requests.stream import RequestStream
 from router.wire import hypothesis_from_proto, refusal_from_proto, submit_to_proto
 
-# How long to wait for a connection before the log says why there is none.
+# How long to wait for a connection before the log has the reason that there is none.
 CONNECT_S = 5.0
 FIRST_BACKOFF_S = 0.05
 LONGEST_BACKOFF_S = 2.0
@@ -39,7 +39,7 @@ log = get_logger()
 
 
 class CellOwner(Protocol):
-    """Who is told what happens to a cell. Called on the event loop; must not wait."""
+    """Receives what happens to a cell. Called on the event loop; must not wait."""
 
     def cell_changed(self) -> None:
         """A cell connected, disconnected or reported its state."""
@@ -66,11 +66,11 @@ class CellOwner(Protocol):
 class Cell:
     """A scheduler as this router sees it, and the requests it runs for us.
 
-    It joins the cells that may be chosen while it is connected and not draining, and tells their
-    CellChoice what becomes of the requests that were placed here.
+    It joins the cells that may be chosen while it is connected and not draining, and reports to
+    their CellChoice what becomes of the requests that were placed here.
 
-    Requests go over the wire as numbers, a new one for each submission, so that nothing said about
-    an earlier one can be taken for this one.
+    Requests go over the wire as numbers, a new one for each submission, so that no message about an
+    earlier one can be taken for this one.
     """
 
     def __init__(self, address: str, owner: CellOwner, tls: TlsFiles | None = None):
@@ -78,7 +78,7 @@ class Cell:
 
         Args:
             address: of its scheduler, "host:port".
-            owner: told about changes.
+            owner: receives changes.
             tls: certificate of this router; None speaks in the clear.
         """
         self._tls = tls
@@ -103,7 +103,7 @@ class Cell:
 
     @property
     def status(self) -> CellStatus:
-        """What WatchCluster says about this cell."""
+        """What WatchCluster reports about this cell."""
         return CellStatus(self.address, self.connected, self.model, self.state)
 
     def submit(self, stream: RequestStream, assignment: "Assignment[Cell]") -> None:
@@ -117,7 +117,7 @@ class Cell:
         self._send(submit_to_proto(number, stream))
 
     def cancel(self, stream: RequestStream) -> None:
-        """Have the scheduler drop a request, if it runs there; hear no more tokens of it."""
+        """Have the scheduler drop a request, if it runs there, and ignore its further tokens."""
         number = self._number_of.get(stream)
         if number is None:
             return
@@ -129,7 +129,7 @@ class Cell:
         self._cancellation().sequences.add(request_number=number, sequence_index=sequence_index)
 
     def _cancellation(self) -> scheduler_pb2.CancelRequests:
-        """Return the message that will say what to drop: the last one if it is not sent yet."""
+        """Return the message that will name what to drop: the last one if it is not sent yet."""
         if not self._outgoing or self._outgoing[-1].WhichOneof("message") != "cancel":
             self._send(scheduler_pb2.SessionRequest(cancel=scheduler_pb2.CancelRequests()))
         return self._outgoing[-1].cancel
@@ -303,7 +303,8 @@ class Cell:
         stream = self._forget(refused.request_number)
         error = refusal_from_proto(refused)
         if isinstance(error, DrainingError):
-            # It may say so before its state does. Else the request would come back here.
+            # The refusal may come before the state that reports draining; else the request would
+            # come back here.
             self._choice.leave(self)
             self._owner.streams_lost([stream])
         elif not isinstance(error, OverloadedError):
@@ -315,7 +316,7 @@ class Cell:
 
 
 async def _is_ready(channel: grpc.aio.Channel) -> bool:
-    """Wait for a connection, and return whether there is one; a call says why if there is none."""
+    """Wait for a connection, and return whether there is one; a call then fails with the reason."""
     try:
         async with asyncio.timeout(CONNECT_S):
             await channel.channel_ready()

@@ -100,12 +100,12 @@ class CellChoice(Generic[CellT]):
         assert set(indexed) == set(known), "the index differs from what is known of the cells"
         for view in self._cells:
             assert view.unreported_tokens >= 0, f"{view.cell} counts less than nothing"
-            assert all(count > 0 for count in view.expected.values()), "expected by nobody"
+            assert all(count > 0 for count in view.expected.values()), "expected by no request"
 
     # ------------------------------------------------------------------ cells
 
     def join(self, cell: CellT, block_size: int) -> None:
-        """Choose among one cell more, with an empty cache until it says otherwise."""
+        """Add a cell to choose from; its cache counts as empty until it reports."""
         assert cell not in self._view_of, f"{cell} has joined already"
         view = CellLoad(cell, block_size, len(self._cells))
         self._cells.append(view)
@@ -127,9 +127,9 @@ class CellChoice(Generic[CellT]):
             self._drop_holder(key, view)
 
     def report(self, cell: CellT, load: ReportedLoad) -> None:
-        """Take a cell's word on its load; what its cache holds must have been told before.
+        """Record a cell's load; what its cache holds must have been recorded before.
 
-        Only cells that are here are listened to.
+        A report of a cell that is not here has no effect.
         """
         view = self._view_of.get(cell)
         if view is None:
@@ -139,12 +139,12 @@ class CellChoice(Generic[CellT]):
                 self._drop_holder(key, view)
 
     def update_digest(self, cell: CellT, added: Iterable[int], removed: Iterable[int]) -> None:
-        """Take a cell's word on what its cache holds.
+        """Record what a cell's cache holds.
 
-        Only cells that are here are listened to.
+        A report of a cell that is not here has no effect.
 
         Args:
-            cell: that says so.
+            cell: that reports.
             added: short hashes of blocks that can be found there since the last time.
             removed: of those that cannot any more; none of them is in `added`.
         """

@@ -38,7 +38,7 @@ async def follow_names(
     Args:
         names: each "host:port".
         interval_s: from one time to the next.
-        on_addresses: told the addresses of all names, every time.
+        on_addresses: called with the addresses of all names, every time.
     """
     known: dict[str, frozenset[str]] = {name: frozenset() for name in names}
     failing: set[str] = set()

@@ -6,9 +6,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 from quire.contract.outputs import TOKENS_OF_DECODING
 
-# What computing a token again counts, beside waiting for one: it takes time, and it keeps all who
-# come later waiting too. At 1, two requests of a burst would never share a prefix while any cell is
-# idle.
+# What computing a token again counts, relative to waiting for one: it takes time, and delays all
+# later requests too. At 1, two requests of a burst would never share a prefix while a cell is idle.
 COMPUTE_WEIGHT = 2
 
 CellT = TypeVar("CellT", bound=Hashable)
@@ -18,7 +17,7 @@ Prefix: TypeAlias = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ReportedLoad:
-    """What a cell says about its load.
+    """What a cell reports about its load.
 
     Attributes:
         outstanding_tokens: that it has yet to compute, see CellState.
@@ -177,7 +176,7 @@ class CellLoad(Generic[CellT]):
             self.done_tokens += num_tokens
 
     def report(self, load: ReportedLoad) -> list[int]:
-        """Take the cell's word on its load; what it says of its cache must be in `keys` already.
+        """Record what the cell reports of its load; what it reports of its cache must be in `keys`.
 
         Returns:
             Blocks that are not expected any more. They are in its cache only if in `keys`.

@@ -26,7 +26,7 @@ from router.cells.discovery import follow_names
 from router.config import RouterConfig
 from router.requests.stream import RequestStream
 
-# Full queues that a new request is turned away from before its client is told.
+# Full queues that a new request is tried at before its client gets an error.
 MAX_REFUSALS = 3
 
 log = get_logger()
@@ -187,8 +187,8 @@ class CellPool:
         if any(cell.model is None or cell.model.name == name for cell in cells):
             return None
         served = ", ".join(model.name for model in models)
-        asked = f"{name} is not served here" if name else "name one of several"
-        raise ModelNotFoundError(f"model: {asked}; served: {served}")
+        wrong = f"{name} is not served" if name else "required, several are served"
+        raise ModelNotFoundError(f"model: {wrong}; served: {served}")
 
     def open(self, stream: RequestStream) -> None:
         """Start a request.
@@ -270,7 +270,7 @@ class CellPool:
         if timer is not None:
             timer.cancel()
 
-    # What the cells tell us.
+    # What the cells report.
 
     def cell_changed(self) -> None:
         """Wake the watchers."""

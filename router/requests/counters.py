@@ -1,7 +1,7 @@
-"""What a router has done for its clients so far, counted as they are told it.
+"""What a router has done for its clients so far.
 
-Everything is counted right before the write that tells it: a client that has read its answer finds
-it in the counters already.
+Everything is counted right before the write that reports it: a client that has read its answer
+finds it in the counters already.
 """
 
 import time
@@ -84,7 +84,7 @@ class Counters:
 
 
 class RequestCounters:
-    """One call, as it is counted. Its owner says what is about to be told, and when it is over.
+    """Counts one call. Its owner reports what is about to be written, and when the call is over.
 
     Args:
         counters: to count in.

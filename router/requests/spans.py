@@ -1,4 +1,4 @@
-"""What a request's span says at the router, by OpenTelemetry's names for generative AI.
+"""Attributes of a request's span at the router, by OpenTelemetry's names for generative AI.
 
 Never what a prompt or an answer says, nor what a client may have put of it elsewhere, such as stop
 strings.

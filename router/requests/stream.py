@@ -198,7 +198,7 @@ class RequestStream:
             self._close()
 
     def _close(self, is_told: bool = True) -> None:
-        """Note that the request has ended: because of what its cell told, or of another reason."""
+        """Note that the request has ended: by its cell's report, or for another reason."""
         self.ended = True
         self.ledger.ended(is_told)
         self._unread.set()

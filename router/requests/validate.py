@@ -178,7 +178,7 @@ class Validator:
         for word in params.bad_words:
             for text in (word, f" {word.lstrip()}"):
                 token_ids = tuple(await self._codec.encode(text, False))
-                # What the model has no row for, it cannot say.
+                # The model cannot sample a token that it has no row for.
                 if token_ids and max(token_ids) < model.vocab_size:
                     found[token_ids] = None
         try:

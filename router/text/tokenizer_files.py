@@ -62,7 +62,7 @@ def _load_plain(directory: Path) -> "Backend | None":
             return None
         backend = Backend.from_file(str(directory / "tokenizer.json"))
     except Exception:
-        return None  # transformers will say what is wrong with it
+        return None  # transformers will report what is wrong with it
     return backend if _are_special(backend, config) else None
 
 

@@ -89,7 +89,7 @@ async def test_a_method_that_is_in_no_list_is_refused_to_everybody(
         error = await call(channel, LIST_MODELS)
         assert error is not None
         assert error.code() is grpc.StatusCode.PERMISSION_DENIED
-        assert "is for nobody" in error.details()
+        assert "is for no role" in error.details()
 
 
 @pytest.mark.parametrize("role", Role)

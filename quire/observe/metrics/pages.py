@@ -17,7 +17,7 @@ class ServiceAdmin:
         service: "router", "scheduler" or "worker".
         metrics: of the service.
         aliases: those that vLLM has a name for, under that name.
-        is_ready: what the service's health says.
+        is_ready: returns what the service's health reports.
         why_stuck: why the process should be started again; empty if it should not.
         certificate_expiry: seconds since 1970 at which its certificate ends, None without one.
     """

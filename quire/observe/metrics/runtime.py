@@ -1,4 +1,4 @@
-"""What every service tells about its process: version, event loop, garbage collector, memory."""
+"""What every service reports about its process: version, event loop, garbage collector, memory."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ class RuntimeCollector(Collector):
 
     Args:
         service: "router", "scheduler" or "worker".
-        is_ready: what the service's health says.
+        is_ready: returns what the service's health reports.
         certificate_expiry: seconds since 1970 at which its certificate ends, None without one.
     """
 
@@ -39,7 +39,7 @@ class RuntimeCollector(Collector):
         self._pauses = [Histogram(PAUSE_BOUNDS_S) for _ in gc.get_stats()]
         self._pause_began = 0.0
         self._watch: asyncio.Task[None] | None = None
-        # In a registry of its own: the library's global one is nobody's.
+        # A registry of its own, not the library's global one, which any package may add to.
         self._process = ProcessCollector(registry=CollectorRegistry())
 
     def start(self) -> None:
@@ -74,13 +74,13 @@ class RuntimeCollector(Collector):
         """Yield the families."""
         yield gauge(
             "quire_build_info",
-            "1; the labels say what runs.",
+            "1; the labels name what runs.",
             {(__version__, self._service): 1.0},
             ("version", "service"),
         )
         yield gauge(
             "quire_ready",
-            "1 while health says SERVING.",
+            "1 while health reports SERVING.",
             float(self._is_ready()),
         )
         yield histogram(
