@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from worker_svc.layers.invariant_linear import InvariantLinear
+from worker_svc.layers.device_linear import make_linear
+from worker_svc.layers.float32_products import LinearShape, needs_float32
 
 SHAPES: tuple[tuple[int, int], ...] = (
     (64, 64),
@@ -73,7 +74,7 @@ def check_linear_invariance(
     violations = []
     total_rows = max(row_counts) + max(ROW_OFFSETS)
     for weight, bias, rows in _layers(dtype, shapes, total_rows):
-        linear = InvariantLinear(weight, bias)
+        linear = make_linear(weight, bias, weight.shape[0])
         reference = linear(rows)
         for count in row_counts:
             if not all(
@@ -104,12 +105,12 @@ def check_split_invariance(
     """
     violations = []
     for weight, bias, rows in _layers(dtype, shapes, max(row_counts)):
-        whole = InvariantLinear(weight, bias)
+        whole = make_linear(weight, bias, weight.shape[0])
         for num_ranks in RANK_COUNTS:
             if weight.shape[0] < 2 * num_ranks:
                 continue  # one feature alone is a dot product, in another order; no model has that
             ranks = [
-                InvariantLinear(own_weight.contiguous(), own_bias.contiguous())
+                make_linear(own_weight.contiguous(), own_bias.contiguous(), weight.shape[0])
                 for own_weight, own_bias in zip(
                     weight.chunk(num_ranks), bias.chunk(num_ranks), strict=True
                 )
@@ -119,6 +120,18 @@ def check_split_invariance(
                 if not torch.equal(torch.cat([rank(x) for rank in ranks], dim=1), whole(x)):
                     violations.append(_violation(weight, count, num_ranks))
     return violations
+
+
+def float32_shapes(
+    dtype: torch.dtype, shapes: Sequence[tuple[int, int]] = SHAPES
+) -> list[tuple[int, int]]:
+    """Return the shapes that are multiplied in float32 here, since products of `dtype` break it.
+
+    Args:
+        dtype: float32, bfloat16 or float16.
+        shapes: (in_features, out_features) of the layers to try.
+    """
+    return [shape for shape in shapes if needs_float32(LinearShape(*shape, True, dtype))]
 
 
 def _layers(

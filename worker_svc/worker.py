@@ -18,6 +18,7 @@ from worker_svc.cache.profile import (
     warm_up,
 )
 from worker_svc.device.base import CpuDevice, Device
+from worker_svc.layers.float32_products import agree_on_float32
 from worker_svc.loading.loader import LoadedModel, LoadSpec, load_model
 from worker_svc.parallel.communicator import Meeting, ProcessCommunicator
 from worker_svc.parallel.group import ParallelGroup
@@ -173,6 +174,7 @@ class Worker:
             num_parameters=info.num_parameters,
             rank=rank,
             weight_bytes=loaded.weight_bytes,
+            num_float32_linears=sum(each.is_float32 for each in loaded.cpu_linears),
         )
         return loaded
 
@@ -185,6 +187,7 @@ class Worker:
         loaded = self._require_model()
         # The cache of before would count as taken.
         self._runner = None
+        agree_on_float32(loaded.cpu_linears, loaded.parallel)
         return profile_cache(loaded, spec)
 
     def init_cache(
@@ -210,6 +213,7 @@ class Worker:
         """
         loaded = self._require_model()
         self._runner = None
+        agree_on_float32(loaded.cpu_linears, loaded.parallel)
         runner = ModelRunner(
             loaded,
             block_size,

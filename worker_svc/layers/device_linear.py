@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as functional
 
 from worker_svc import ops
+from worker_svc.layers.float32_products import LinearShape, needs_float32
 from worker_svc.layers.invariant_linear import InvariantLinear
 
 _invariant: ContextVar[bool] = ContextVar("layers are built for --invariant", default=False)
+_built: ContextVar[list[InvariantLinear] | None] = ContextVar("layers of the CPU", default=None)
 
 
 class Linear(Protocol):
@@ -26,16 +28,21 @@ class Linear(Protocol):
 
 
 @contextmanager
-def invariance(wanted: bool) -> Iterator[None]:
+def invariance(wanted: bool) -> Iterator[list[InvariantLinear]]:
     """Build layers in the block whose bits depend neither on the batch nor on the number of ranks.
 
     On the CPU the first half holds in any case.
+
+    Yields:
+        The linear layers of the CPU that the block builds, in order.
     """
-    token = _invariant.set(wanted)
+    built: list[InvariantLinear] = []
+    tokens = _invariant.set(wanted), _built.set(built)
     try:
-        yield
+        yield built
     finally:
-        _invariant.reset(token)
+        _invariant.reset(tokens[0])
+        _built.reset(tokens[1])
 
 
 def is_invariance_wanted() -> bool:
@@ -59,11 +66,12 @@ def make_linear(
     Args:
         weight: of this rank.
         bias: of this rank.
-        total_features: out_features over all ranks; None where this rank has them all. Layers of
-            fixed tiles choose by it how to cut their sums, so that each rank cuts them alike.
+        total_features: out_features over all ranks; None where this rank has them all. By it
+            layers choose how to cut their sums, or to multiply in float32, so that each rank of
+            any number of ranks does alike.
     """
     if weight.device.type == "cpu":
-        return InvariantLinear(weight, bias)
+        return _make_cpu_linear(weight, bias, total_features)
     if not _invariant.get():
         return partial(functional.linear, weight=weight, bias=bias)
     return partial(
@@ -72,6 +80,21 @@ def make_linear(
         bias=bias,
         total_features=total_features or weight.shape[0],
     )
+
+
+def _make_cpu_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, total_features: int | None
+) -> InvariantLinear:
+    linear = InvariantLinear(weight, bias)
+    out_features, in_features = weight.shape
+    is_cut = total_features is not None
+    shape = LinearShape(in_features, total_features or out_features, is_cut, weight.dtype)
+    if needs_float32(shape):
+        linear.multiply_in_float32()
+    built = _built.get()
+    if built is not None:
+        built.append(linear)
+    return linear
 
 
 def fixed_tile_linear(

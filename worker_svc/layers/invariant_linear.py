@@ -2,8 +2,9 @@
 
 oneDNN picks its code by the number of rows M. Measured with torch 2.13 on Zen 4: a bf16 row has one
 result for every M >= 2, an fp32 row one for every M that is a multiple of 4; smaller or odd M give
-others for some shapes. So M is padded. `worker_svc.invariance` finds violations on the machine at
-hand.
+others for some shapes. So M is padded. On CPUs without instructions for bf16 that is not enough for
+some shapes, which are multiplied in float32 (see `float32_products`). `worker_svc.invariance` finds
+violations on the machine at hand.
 
 Weights are packed once, as torch's own compiler does for inference: the same bits as the plain
 call, at M = 1 about twice its speed. Where packing is not to be had (no oneDNN, or fp16 on a CPU
@@ -36,12 +37,18 @@ class InvariantLinear:
     Args:
         weight: [out_features, in_features]; not kept when it could be packed.
         bias: [out_features] or None.
+
+    Attributes:
+        in_features: length of a row.
+        out_features: length of its product.
+        is_float32: whether rows of a shorter type are multiplied in float32.
     """
 
-    __slots__ = ("_bias", "_is_packed", "_weight", "in_features", "out_features")
+    __slots__ = ("_bias", "_is_packed", "_weight", "in_features", "is_float32", "out_features")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
+        self.is_float32 = False
         self._bias = bias
         self._weight, self._is_packed = _pack(weight)
 
@@ -51,6 +58,24 @@ class InvariantLinear:
         Args:
             x: [rows, in_features], contiguous, in the weight's dtype, at least one row.
         """
+        if self.is_float32:
+            return self._multiply_padded(x.float()).to(x.dtype)
+        return self._multiply_padded(x)
+
+    def multiply_in_float32(self) -> None:
+        """From now on convert rows to float32, multiply, and round once to their own type.
+
+        The weights are kept in float32: twice the memory, but converting them for each product
+        would move five times the bytes, and they could not be packed.
+        """
+        if self.is_float32:
+            return
+        weight = self._weight.to_dense() if self._is_packed else self._weight
+        self._weight, self._is_packed = _pack(weight.float())
+        self._bias = None if self._bias is None else self._bias.float()
+        self.is_float32 = True
+
+    def _multiply_padded(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
         padded = padded_rows(rows, x.dtype)
         if padded != rows:

@@ -10,6 +10,7 @@ from quire.contract.outputs import ModelInfo
 from worker_svc.cache.format import KV_CACHE_DTYPES, resolve_kv_cache_dtype
 from worker_svc.device.base import CpuDevice, Device
 from worker_svc.layers.device_linear import invariance
+from worker_svc.layers.invariant_linear import InvariantLinear
 from worker_svc.loading.digest import digest_checkpoint
 from worker_svc.loading.dummy_weights import DummyCheckpoint
 from worker_svc.loading.hf_config import HfConfig
@@ -93,6 +94,7 @@ class LoadedModel:
         kv_cache_dtype: of the paged cache's elements.
         weight_bytes: memory of this rank's slice of the weights.
         checkpoint_digest: of the directory it was read from.
+        cpu_linears: its linear layers, of a model on the CPU.
     """
 
     spec: LoadSpec
@@ -104,6 +106,7 @@ class LoadedModel:
     kv_cache_dtype: torch.dtype
     weight_bytes: int
     checkpoint_digest: bytes
+    cpu_linears: tuple[InvariantLinear, ...] = ()
 
 
 @torch.inference_mode()
@@ -147,7 +150,7 @@ def load_model(
         raise ModelLoadError(f"load_format: dummy is not served for {architecture}")
     reader = DummyCheckpoint(device.torch_device) if is_dummy else SafetensorsCheckpoint(directory)
     weights = Weights(reader, DTYPES[dtype_name], device.torch_device, tally=tally)
-    with invariance(spec.invariant):
+    with invariance(spec.invariant) as cpu_linears:
         model = family.build(config, weights, parallel, max_model_len)
     info = ModelInfo(
         name=served_model_name or spec.model,
@@ -168,6 +171,7 @@ def load_model(
         kv_cache_dtype,
         tally.loaded_bytes,
         digest_checkpoint(directory, reads_weights=not is_dummy),
+        tuple(cpu_linears),
     )
 
 
