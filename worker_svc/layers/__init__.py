@@ -1,1 +1,1 @@
-"""What models are built of; each layer takes its own slice of the weights when it is made."""
+"""The parts that models are built of; each reads its slice of the weights when it is made."""

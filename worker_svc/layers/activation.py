@@ -49,7 +49,7 @@ def plain_activation(name: str) -> Activation:
     """Return the function [rows, n] -> [rows, n] of that name.
 
     Raises:
-        ModelLoadError: not one of those served; names them.
+        ModelLoadError: not one of those served; the error lists them.
     """
     return _lookup(_PLAIN, name)
 
@@ -58,14 +58,12 @@ def gated_activation(name: str) -> Activation:
     """Return the function [rows, 2 n] -> [rows, n] that multiplies act(first half) by the second.
 
     Raises:
-        ModelLoadError: not one of those served; names them.
+        ModelLoadError: not one of those served; the error lists them.
     """
     return _lookup(_GATED, name)
 
 
 def _lookup(table: dict[str, Activation], name: str) -> Activation:
     if name not in table:
-        raise ModelLoadError(
-            f"activation {name!r} is not served here; those served: {', '.join(table)}"
-        )
+        raise ModelLoadError(f"activation: must be one of {', '.join(table)}, got {name!r}")
     return table[name]

@@ -1,4 +1,4 @@
-"""ALiBi: attention logits fall with the distance, at a slope of each head's own.
+"""ALiBi: attention logits fall with the distance; each head has its own slope.
 
 Source: Press et al., 2022, "Train Short, Test Long".
 """
@@ -13,8 +13,8 @@ DEFAULT_BIAS_MAX = 8.0
 def alibi_slopes(heads: HeadShare, bias_max: float = DEFAULT_BIAS_MAX) -> torch.Tensor:
     """Return the slopes of this rank's query heads, [heads] float32.
 
-    A power of two of heads take the slopes 2^(-bias_max i / heads), i from 1. Any other number
-    takes those of the next power of two: first every second one, then those left out.
+    If the number of heads is a power of two, head i, from 1, has the slope 2^(-bias_max i / heads).
+    Otherwise the slopes are those of the next power of two: first every second one, then the rest.
 
     Args:
         heads: of the layer, and this rank's share of them.

@@ -35,8 +35,8 @@ class KVCaches:
         keys: per layer; see LayerCache.
         values: the same.
         scales: per layer, of keys and of values; None where there are none.
-        before_layer: called before the caches of a layer are touched: returns when no other thread
-            writes to them.
+        before_layer: called with a layer's index before its caches are used; returns when no other
+            thread writes to them.
     """
 
     keys: list[torch.Tensor]
@@ -52,7 +52,7 @@ class KVCaches:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Where the tokens of a step lie in the cache, common to all layers.
+    """Where the tokens of a step are in the cache, common to all layers.
 
     Rows from `num_tokens` on are padding: they are computed and never read.
 
@@ -63,7 +63,7 @@ class AttentionMetadata:
         block_tables: [num_sequences, max blocks] int32.
         seq_lens: [num_sequences] int32, keys of each including this step's.
         query_start_loc: [num_sequences + 1] int32, rows of each: a half-open interval.
-        plans: how to share the work out; None on the CPU, where that costs next to nothing.
+        plans: how the work is split; None on the CPU, which needs no plan.
     """
 
     caches: KVCaches
@@ -80,7 +80,7 @@ class PagedAttention:
 
     Args:
         layer_index: which cache.
-        scale: of the dot products.
+        scale: factor of the dot products.
         sliding_window: a token sees this many tokens, itself included; None sees all.
         alibi_slopes: [heads of this rank] float32, ALiBi's bias by distance; None for none.
         soft_cap: logits become cap * tanh(logit / cap); None leaves them.
@@ -140,12 +140,12 @@ class PagedAttention:
         value: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Turn query and key by their position on the way; otherwise the same as a call.
+        """Rotate query and key by their positions first; otherwise the same as a call.
 
         Mutates: this layer's cache, and `query`.
 
         Args:
-            rotary: turns them.
+            rotary: angles of the positions.
             positions: [rows] int64.
             query: [rows, heads, head_dim], any token stride.
             key: [rows, kv_heads, head_dim], any token stride.
@@ -169,7 +169,7 @@ class PagedAttention:
         return self._attend(query, cache, metadata)
 
     def _await_cache(self, metadata: AttentionMetadata) -> LayerCache:
-        """Return the keys and values of this layer when nobody else writes to them."""
+        """Return the keys and values of this layer when no other thread writes to them."""
         metadata.caches.before_layer(self._layer_index)
         return metadata.caches.layer(self._layer_index)
 

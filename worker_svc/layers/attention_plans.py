@@ -1,4 +1,4 @@
-"""How the attention of a step is shared out, once for all layers that see as far."""
+"""How a GPU splits the attention of a step, planned once for all layers with the same window."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Planned:
 
 
 class AttentionPlans:
-    """A plan for each sliding window that layers ask for, made again for every step.
+    """A plan for each sliding window that layers have, made again for every step.
 
     Args:
         max_seq_len: of plans for a captured graph (see ops.plan_attention); None for others.
@@ -34,7 +34,7 @@ class AttentionPlans:
         self._query_start_loc = torch.zeros(1, dtype=torch.int32)
 
     def begin(self, seq_lens: torch.Tensor, query_start_loc: torch.Tensor) -> None:
-        """Forget how the last step was shared out.
+        """Start a step: the plans of the last one become invalid.
 
         Args:
             seq_lens: [num_sequences] int32, on the CPU.
@@ -51,7 +51,14 @@ class AttentionPlans:
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
     ) -> AttentionPlan | None:
-        """Return the plan of a layer that sees this far; see ops.plan_attention."""
+        """Return the plan for layers with this window; see ops.plan_attention.
+
+        Args:
+            sliding_window: tokens that a token sees; None for all.
+            query: [num_tokens, heads, head_dim].
+            key_cache: of a layer; see LayerCache.
+            value_cache: as key_cache.
+        """
         planned = self._planned.get(sliding_window)
         if planned is None or not planned.is_current:
             plan = self._make(sliding_window, (query, key_cache, value_cache))
@@ -61,7 +68,7 @@ class AttentionPlans:
         return planned.plan
 
     def make_again(self) -> None:
-        """Make every plan that was asked for before, of tensors that were alike."""
+        """Make all plans again that were asked for so far, for the same tensors."""
         for window, planned in self._planned.items():
             planned.plan = self._make(window, planned.arguments)
             planned.is_current = True

@@ -18,7 +18,10 @@ class GatedMLP:
         parallel: the group.
         activation: Hugging Face name of the gate's activation.
         bias: whether the layers have one.
-        is_fused: gate and up are stored as one layer, gate_up_proj.
+        is_fused: whether gate and up are stored as one layer, gate_up_proj.
+
+    Raises:
+        ModelLoadError: a tensor is missing or misshapen, or the ranks cannot share a layer.
     """
 
     def __init__(
@@ -51,5 +54,9 @@ class GatedMLP:
         )
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [rows, hidden_size]."""
+        """Return [rows, hidden_size].
+
+        Args:
+            hidden: [rows, hidden_size].
+        """
         return self._down_proj(self._activation(self._gate_up_proj(hidden)))

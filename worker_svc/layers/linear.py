@@ -48,8 +48,8 @@ class HeadShare:
             )
         if self.total_heads % self.total_kv_heads != 0:
             raise ModelLoadError(
-                f"num_attention_heads {self.total_heads} is not a multiple of "
-                f"num_key_value_heads {self.total_kv_heads}"
+                f"num_attention_heads: must be a multiple of num_key_value_heads "
+                f"({self.total_kv_heads}), got {self.total_heads}"
             )
 
     @property

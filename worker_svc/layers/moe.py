@@ -20,12 +20,12 @@ class MoEConfig:
 
     Attributes:
         num_experts: in each layer.
-        num_experts_per_token: that the router picks.
+        num_experts_per_token: number of experts that the router picks for a token.
         intermediate_size: features inside an expert.
-        normalizes_weights: whether the picked experts' weights are made to add up to 1.
-        scope: of the block in a layer.
+        normalizes_weights: whether the picked experts' weights are divided by their sum.
+        scope: name of the block within a layer.
         names: of an expert's gate, up and down projection.
-        dense_layers: that have one MLP instead.
+        dense_layers: indices of layers that have one MLP instead.
     """
 
     num_experts: int
@@ -38,7 +38,7 @@ class MoEConfig:
 
 
 class _Expert:
-    """This rank's share of one expert; its outputs are still to be added up over the ranks."""
+    """This rank's share of one expert; the caller adds its outputs up over the ranks."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class _Expert:
 class SparseMoE:
     """Router and experts in the place of an MLP.
 
-    What a token gets depends on no other: the router and each expert work row by row, and a token's
-    experts are added up in the order of their numbers, in float32.
+    A token's result does not depend on other tokens: the router and each expert work row by row,
+    and the outputs of a token's experts are added up in the order of the experts, in float32.
 
     Args:
         config: of the experts.
@@ -98,12 +98,16 @@ class SparseMoE:
         ]
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [rows, hidden_size]."""
+        """Return [rows, hidden_size].
+
+        Args:
+            hidden: [rows, hidden_size].
+        """
         probabilities = self._router(hidden).float().softmax(dim=-1)
         weights, picked = probabilities.topk(self._config.num_experts_per_token, dim=-1)
         if self._config.normalizes_weights:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        # A sum for each part: only then does it not matter which rank holds which part.
+        # One sum for each part, so that the result does not depend on which rank holds which part.
         sums = [
             torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
             for _ in range(self._experts[0].num_parts)

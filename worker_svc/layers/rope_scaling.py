@@ -1,4 +1,4 @@
-"""Frequencies of rotary position embeddings, in every scaling the served families use.
+"""Frequencies of rotary position embeddings, in every scaling that the served families use.
 
 A frequency depends on the model's configuration and its length limit alone, never on how long a
 sequence happens to be. Where transformers recomputes them for the longest sequence of a batch
@@ -65,14 +65,12 @@ class RopeParameters:
         kind = section.text("rope_type", section.text("type", "default"))
         kind = _ALIASES.get(kind, kind)
         if kind not in _FREQUENCIES:
-            raise section.error(
-                "rope_type", f"{kind!r} is not served here; those served: {', '.join(KINDS)}"
-            )
+            raise section.error("rope_type", f"must be one of {', '.join(KINDS)}, got {kind!r}")
         named_in = section if "partial_rotary_factor" in section else hf
         default_factor = 1.0 if default_partial_factor is None else default_partial_factor
         partial_factor = named_in.number("partial_rotary_factor", default_factor)
         if default_partial_factor is None and partial_factor != 1.0:
-            raise named_in.error("partial_rotary_factor", "only 1.0 is served for this family")
+            raise named_in.error("partial_rotary_factor", f"must be 1, got {partial_factor:g}")
         original = section.integer("original_max_position_embeddings", max_position_embeddings)
         if "original_max_position_embeddings" in hf:
             original = hf.integer("original_max_position_embeddings")
@@ -198,7 +196,7 @@ def _longrope(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch
     key = "long_factor" if max_model_len > original else "short_factor"
     factors = torch.tensor(rope.section.numbers(key), dtype=torch.float32)
     if factors.numel() != dim // 2:
-        raise rope.section.error(key, f"must hold {dim // 2} numbers, got {factors.numel()}")
+        raise rope.section.error(key, f"must be {dim // 2} numbers, got {factors.numel()}")
     factor = rope.factor
     if "attention_factor" in rope.section:
         scale = rope.section.number("attention_factor")

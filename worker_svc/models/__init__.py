@@ -1,1 +1,1 @@
-"""Native models, one file a family."""
+"""Native models, one file for each family."""

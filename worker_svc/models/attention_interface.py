@@ -1,8 +1,8 @@
 """transformers' attention interface on the paged kernels.
 
-Models of `transformers` look their attention function up by name and hand it queries, keys and
-values, rotated already. Under our name they find a function that writes keys and values into the
-paged cache and attends over all of the context.
+Models of `transformers` look up their attention function by name and pass it queries, keys and
+values, already rotated. The function registered here writes keys and values into the paged cache
+and attends over all of the context.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,12 +24,12 @@ class AttentionCall:
     """How a layer called the interface.
 
     Attributes:
-        layer_index: of the calling module; None if it does not say.
+        layer_index: of the calling module; None if it has none.
         num_heads: query heads.
         num_kv_heads: key/value heads.
         head_dim: features of a query and a key.
         value_dim: features of a value.
-        unserved: arguments that change the result in ways the kernels do not know.
+        unserved: names of arguments that change the result in ways the kernels do not support.
     """
 
     layer_index: int | None
@@ -49,7 +49,7 @@ _CHANGES_RESULT = ("position_bias", "s_aux", "sinks", "attn_bias", "alibi", "hea
 
 @contextmanager
 def attending(metadata: AttentionMetadata) -> Iterator[None]:
-    """Let attention that is called in the block use the caches of a step."""
+    """Make attention that is called in the block use the caches of a step."""
     token = _metadata.set(metadata)
     try:
         yield
@@ -59,7 +59,7 @@ def attending(metadata: AttentionMetadata) -> Iterator[None]:
 
 @contextmanager
 def recording() -> Iterator[list[AttentionCall]]:
-    """Note how attention is called in the block, and compute nothing."""
+    """Record how attention is called in the block, and compute nothing."""
     calls: list[AttentionCall] = []
     token = _calls.set(calls)
     try:
@@ -79,12 +79,12 @@ def paged_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as a layer of `transformers` asks for.
+    """Compute attention for a layer of `transformers`.
 
     Mutates: the caches of the step.
 
     Args:
-        module: of the layer; knows its index.
+        module: of the layer; has its index.
         query: [1, heads, rows, head_dim].
         key: [1, kv_heads, rows, head_dim].
         value: as key.
@@ -95,7 +95,7 @@ def paged_attention(
         others: of no effect on inference, or recorded as not served.
 
     Returns:
-        [1, rows, heads, head_dim], and no weights.
+        Attended values [1, rows, heads, head_dim], and None for the weights.
     """
     _, num_heads, num_rows, head_dim = query.shape
     layer_index = getattr(module, "layer_idx", None)
@@ -127,6 +127,6 @@ def paged_attention(
 
 
 def register() -> None:
-    """Make the interface known to `transformers` by our name."""
+    """Register the interface with `transformers` under NAME."""
     function: Callable[..., Any] = paged_attention
     AttentionInterface.register(NAME, function)

@@ -39,10 +39,10 @@ def read_bloom(hf: HfConfig) -> BloomConfig:
         ModelLoadError: a key is missing, wrong or not served.
     """
     if hf.flag("slow_but_exact", False) and hf.integer("pretraining_tp", 1) > 1:
-        raise hf.error("slow_but_exact", "true with pretraining_tp above 1 is not served")
+        raise hf.error("slow_but_exact", "must be false with pretraining_tp above 1, got true")
     hidden_size = hf.integer(hf.spelling("n_embed", "hidden_size"), 64)
     num_heads = hf.integer(hf.spelling("num_attention_heads", "n_head"), 8)
-    # Not the end of ALiBi, which has none, but of what the model was trained on.
+    # ALiBi sets no limit; this is the length that the model was trained on.
     max_positions = hf.integer("seq_length", DEFAULT_POSITIONS)
     return BloomConfig(
         vocab_size=hf.integer("vocab_size", 250880),

@@ -70,19 +70,19 @@ def _read_num_kv_heads(hf: HfConfig, num_heads: int) -> int:
     num_kv_heads = hf.integer("num_kv_heads", num_heads)
     if hf.flag("new_decoder_architecture", False):
         if not hf.flag("parallel_attn", True):
-            raise hf.error("parallel_attn", "false is not served with new_decoder_architecture")
+            raise hf.error("parallel_attn", "must be true with new_decoder_architecture, got false")
         return num_kv_heads
-    # Configurations of this shape may name any number; only these two are ever stored.
+    # Configurations of this shape may have any number here; checkpoints have one of these two.
     return 1 if hf.flag("multi_query", True) else num_heads
 
 
 def _read_num_parallel_norms(hf: HfConfig) -> int:
-    """Return how many norms stand before attention and MLP, which run side by side."""
+    """Return the number of norms before attention and MLP where both read the same stream."""
     has_groups = hf.flag("new_decoder_architecture", False)
     num_norms = hf.integer("num_ln_in_parallel_attn", 2 if has_groups else 1)
     if num_norms > (2 if has_groups else 1):
-        served = "1 or 2 are" if has_groups else "without new_decoder_architecture only 1 is"
-        raise hf.error("num_ln_in_parallel_attn", f"{served} served, got {num_norms}")
+        allowed = "1 or 2" if has_groups else "1 without new_decoder_architecture"
+        raise hf.error("num_ln_in_parallel_attn", f"must be {allowed}, got {num_norms}")
     return num_norms
 
 

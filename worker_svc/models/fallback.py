@@ -1,9 +1,9 @@
 """Any decoder of `transformers` that has no family of its own here.
 
-The model is built and run by `transformers`; only its attention and its linear layers are replaced:
-the one by the paged kernels, the others by layers whose rows do not depend on each other. Before it
-is served it is compared with itself as `transformers` would run it, so that a model which does
-something the interface does not show is refused instead of being wrong.
+`transformers` builds and runs the model; only its attention is replaced, by the paged kernels, and
+its linear layers, by layers whose rows do not depend on each other. Before the model is served, its
+logits are compared with those that `transformers` computes alone, so that a model that does
+something the attention interface does not show is refused instead of being wrong.
 """
 
 import copy
@@ -28,7 +28,7 @@ from worker_svc.parallel.group import ParallelGroup
 
 PROBE_TOKENS = 24
 PROBE_BLOCK_SIZE = 16
-# Largest error of the logits (root mean square, as a share of theirs) that rounding explains.
+# Largest error of the logits that rounding explains: root mean square, relative to the logits' own.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.03}
 
 log = get_logger()
@@ -36,14 +36,14 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class FallbackConfig:
-    """What is known before the model is built.
+    """What is known of a model before it is built.
 
     Attributes:
         directory: of the model.
         architecture: Hugging Face name.
         vocab_size: number of token ids.
-        max_position_embeddings: length a sequence may have.
-        num_layers: decoder layers, each of which must attend once.
+        max_position_embeddings: length limit of a sequence, in tokens.
+        num_layers: number of decoder layers, each of which must attend once.
     """
 
     directory: Path
@@ -54,7 +54,7 @@ class FallbackConfig:
 
     @property
     def max_context(self) -> int:
-        """Longest limit that may be set."""
+        """Longest limit that may be set, in tokens."""
         return self.max_position_embeddings
 
 
@@ -62,7 +62,7 @@ def read_fallback(hf: HfConfig) -> FallbackConfig:
     """Return the configuration of a model that `transformers` knows.
 
     Raises:
-        ModelLoadError: it does not, or the model is not a decoder that can be served.
+        ModelLoadError: `transformers` does not know it, or it is not a decoder that can be served.
     """
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -71,11 +71,11 @@ def read_fallback(hf: HfConfig) -> FallbackConfig:
     model_class: Any = getattr(transformers, architecture, None)
     if model_class is None:
         raise ModelLoadError(
-            f"architecture {architecture} is not served: transformers {transformers.__version__} "
+            f"architectures: {architecture} is not served: transformers {transformers.__version__} "
             "does not know it, and code from a model directory is not run"
         )
     try:
-        # Said outright: without it transformers asks at a terminal whether to run the model's code.
+        # Explicit, because transformers would ask at a terminal whether to run the model's code.
         config = transformers.AutoConfig.from_pretrained(
             hf.directory, local_files_only=True, trust_remote_code=False
         )
@@ -84,12 +84,12 @@ def read_fallback(hf: HfConfig) -> FallbackConfig:
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     if causal != architecture or getattr(config, "is_encoder_decoder", False):
         raise ModelLoadError(
-            f"architecture {architecture} is not served: model_type {config.model_type} has no "
+            f"architectures: {architecture} is not served: model_type {config.model_type} has no "
             "causal decoder of that name"
         )
     if not model_class._supports_attention_backend:
         raise ModelLoadError(
-            f"architecture {architecture} is not served: its attention does not go through "
+            f"architectures: {architecture} is not served: its attention does not go through "
             "transformers' attention interface"
         )
     text = config.get_text_config()
@@ -117,10 +117,10 @@ class FallbackForCausalLM:
         vocab_size: number of token ids.
         num_layers: number of key/value caches.
         heads: of every layer.
-        is_capturable: False: nobody knows what such a model does beside starting kernels.
+        is_capturable: False, since what such a model does on the host is not known.
 
     Raises:
-        ModelLoadError: it cannot be served; one line that says why.
+        ModelLoadError: it cannot be served; one line with the reason.
     """
 
     def __init__(
@@ -132,8 +132,7 @@ class FallbackForCausalLM:
     ) -> None:
         if parallel.size > 1:
             raise ModelLoadError(
-                f"architecture {config.architecture} runs on one worker only, "
-                f"got tensor_parallel_size {parallel.size}"
+                f"tensor_parallel_size: must be 1 for {config.architecture}, got {parallel.size}"
             )
         from worker_svc.models import attention_interface
 
@@ -147,7 +146,7 @@ class FallbackForCausalLM:
         _move(model, weights.device)
         weights.count_parameters(sum(each.numel() for each in model.parameters()))
         self._body = model.base_model
-        # The whole model less its body: head, and what else it does to logits.
+        # The model without its body: the head, and whatever follows it.
         self._hidden = _Hidden()
         self._head = copy.copy(model)
         self._head._modules = {**model._modules, model.base_model_prefix: self._hidden}
@@ -170,12 +169,21 @@ class FallbackForCausalLM:
         """Return the last hidden states [rows, hidden_size].
 
         Mutates: the caches of `metadata`.
+
+        Args:
+            input_ids: [rows] int64.
+            positions: [rows] int64.
+            metadata: of the step.
         """
         with self._interface.attending(metadata):
             return self._run_body(input_ids, positions)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [rows, vocab_size] float32 of the rows that sample."""
+        """Return logits [rows, vocab_size] float32.
+
+        Args:
+            hidden: of the rows that sample, [rows, hidden_size].
+        """
         self._hidden.value = hidden.unsqueeze(0)
         placeholder = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=hidden.device)
         logits: torch.Tensor = self._head(input_ids=placeholder, use_cache=False).logits
@@ -191,10 +199,11 @@ class FallbackForCausalLM:
     # ---------------------------------------------------------------- before it is served
 
     def _probe_heads(self, parallel: ParallelGroup) -> HeadShare:
-        """See how the layers attend.
+        """Return the heads that the layers attend with.
 
         Raises:
-            ModelLoadError: not each once, not alike, or with what the kernels do not serve.
+            ModelLoadError: a layer does not attend exactly once, differs from the others, or needs
+                what the kernels do not support.
         """
         ids, positions = self._probe()
         with self._interface.recording() as calls:
@@ -219,7 +228,10 @@ class FallbackForCausalLM:
         return HeadShare(first.num_heads, first.num_kv_heads, first.head_dim, parallel)
 
     def _own_logits(self, model: Any) -> torch.Tensor:
-        """Return the logits of the probe as `transformers` computes them."""
+        """Return the probe's logits, [PROBE_TOKENS, vocab_size], as `transformers` computes them.
+
+        Mutates: the attention of `model`, while it runs.
+        """
         ids, positions = self._probe()
         model.set_attn_implementation("eager")
         out = model(
@@ -230,10 +242,14 @@ class FallbackForCausalLM:
         return logits
 
     def _check_against(self, expected: torch.Tensor, dtype: torch.dtype) -> None:
-        """Compare with `transformers`, all at once and in two parts, and rows with rows alone.
+        """Run the probe in two steps over a paged cache and compare its logits.
+
+        Args:
+            expected: [PROBE_TOKENS, vocab_size] float32, as `transformers` computes them.
+            dtype: of the model.
 
         Raises:
-            ModelLoadError: the logits are others.
+            ModelLoadError: the logits differ by more than rounding explains.
         """
         ids, positions = self._probe()
         caches = empty_caches(
@@ -278,7 +294,7 @@ class FallbackForCausalLM:
             )
 
     def _probe(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ids and positions of a made-up text, the same every time."""
+        """Return ids and positions, [PROBE_TOKENS] int64 each, of a fixed text."""
         positions = torch.arange(PROBE_TOKENS)
         ids = (positions * 7919 + 11) % self.vocab_size
         return ids.to(self._device), positions.to(self._device)
@@ -287,11 +303,11 @@ class FallbackForCausalLM:
         return torch.tensor(values, dtype=torch.int32).to(self._device)
 
     def _refusal(self, reason: str) -> ModelLoadError:
-        return ModelLoadError(f"architecture {self._config.architecture} is not served: {reason}")
+        return ModelLoadError(f"architectures: {self._config.architecture} is not served: {reason}")
 
 
 class _BodyOutput(tuple[torch.Tensor]):
-    """What a body returns, with nothing but the hidden states in it."""
+    """A body's output of which only the hidden states are known."""
 
     @property
     def last_hidden_state(self) -> torch.Tensor:
@@ -299,12 +315,12 @@ class _BodyOutput(tuple[torch.Tensor]):
         return self[0]
 
     def __getattr__(self, name: str) -> None:
-        """Whatever else heads pass on: caches, attention weights, routing."""
+        """Return None for all else that heads pass on: caches, attention weights, routing."""
         return
 
 
 class _Hidden(nn.Module):
-    """Stands for a body that has run already."""
+    """Takes the place of a body that has run already."""
 
     value: torch.Tensor
 
@@ -314,17 +330,21 @@ class _Hidden(nn.Module):
 
 
 class _RowwiseLinear(nn.Module):
-    """A layer of ours in the place of one of torch."""
+    """Takes the place of a linear layer of torch; its rows do not depend on each other."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self._linear = make_linear(weight, bias)
         self.out_features, self.in_features = weight.shape
-        # For code that asks for its type; the packed layer keeps the numbers.
+        # For code that reads its dtype; the packed layer has the numbers.
         self.weight = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [..., out_features]."""
+        """Return [..., out_features].
+
+        Args:
+            x: [..., in_features].
+        """
         rows = x.reshape(-1, self.in_features)
         return self._linear(rows).view(*x.shape[:-1], self.out_features)
 
@@ -350,7 +370,7 @@ def _load(config: FallbackConfig, dtype: torch.dtype) -> Any:
 
 
 def _replace_linears(model: nn.Module) -> None:
-    """Put invariant layers in the place of all linear ones.
+    """Replace all linear layers by invariant ones.
 
     Mutates: model.
     """
@@ -365,7 +385,7 @@ def _replace_linears(model: nn.Module) -> None:
 
 
 def _move(model: nn.Module, device: torch.device) -> None:
-    """Move parameters and buffers; what layers share they share afterwards.
+    """Move parameters and buffers to a device; tensors that layers share stay shared.
 
     Mutates: model.
     """

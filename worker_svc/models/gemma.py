@@ -1,6 +1,6 @@
 """Gemma, Gemma 2 and Gemma 3: scaled embeddings, norms by 1 + weight, capped logits, windows.
 
-From Gemma 2 on, norms stand before and after attention and MLP, and layers that see a window
+From Gemma 2 on, there are norms before and after attention and MLP, and layers that see a window
 alternate with layers that see everything.
 """
 
@@ -21,9 +21,8 @@ from worker_svc.layers.rotary import RotaryEmbedding
 from worker_svc.layers.self_attention import SelfAttention
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.weights import Weights
+from worker_svc.models.sliding_windows import FULL, SLIDING, read_layer_types
 from worker_svc.parallel.group import ParallelGroup
-
-SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +115,7 @@ def _config(
     is_first: bool = False,
 ) -> GemmaConfig:
     if hf.flag("use_bidirectional_attention", False):
-        raise hf.error("use_bidirectional_attention", "true is not served here")
+        raise hf.error("use_bidirectional_attention", "must be false, got true")
     num_layers = hf.integer("num_hidden_layers", 26)
     num_heads = hf.integer("num_attention_heads", 8)
     if query_pre_attn_scalar is None:
@@ -133,7 +132,7 @@ def _config(
         num_kv_heads=hf.integer("num_key_value_heads", num_heads),
         head_dim=hf.integer("head_dim", 256),
         norm_eps=hf.number("rms_norm_eps", 1e-6),
-        # The first checkpoints say "gelu" and mean its approximation.
+        # The first checkpoints write "gelu" for its approximation.
         activation=_activation(hf.text(act, "gelu_pytorch_tanh")),
         tie_word_embeddings=True,
         query_pre_attn_scalar=query_pre_attn_scalar,
@@ -157,7 +156,7 @@ def _activation(name: str) -> str:
 def _cap(hf: HfConfig, key: str, default: float | None) -> float | None:
     if key in hf:
         return hf.number(key)
-    # Written as null, it means none.
+    # null means no cap.
     return None if key in hf.names() else default
 
 
@@ -167,12 +166,7 @@ def _layer_kinds(hf: HfConfig, num_layers: int, window_every: int) -> tuple[str,
         return tuple(
             FULL if (index + 1) % window_every == 0 else SLIDING for index in range(num_layers)
         )
-    kinds = hf.texts("layer_types")
-    if len(kinds) != num_layers or not {SLIDING, FULL} >= set(kinds):
-        raise hf.error(
-            "layer_types", f"must name {SLIDING} or {FULL} for each of {num_layers} layers"
-        )
-    return tuple(kinds)
+    return read_layer_types(hf, num_layers)
 
 
 def build_gemma(

@@ -40,7 +40,7 @@ def read_gpt2(hf: HfConfig) -> GPT2Config:
         ModelLoadError: a key is missing, wrong or not served.
     """
     if hf.flag("add_cross_attention", False):
-        raise hf.error("add_cross_attention", "true is not served here")
+        raise hf.error("add_cross_attention", "must be false, got true")
     hidden_size = hf.integer("n_embd", 768)
     num_heads = hf.integer("n_head", 12)
     max_positions = hf.integer("n_positions", 1024)

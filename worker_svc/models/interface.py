@@ -1,4 +1,4 @@
-"""What the runner asks of a model, and the loader of a model's configuration."""
+"""What the runner needs of a model, and the loader of a model's configuration."""
 
 from typing import Protocol
 
@@ -17,11 +17,11 @@ class ModelConfig(Protocol):
 
     @property
     def max_position_embeddings(self) -> int:
-        """Length a sequence may have when nobody sets a limit."""
+        """Default length limit of a sequence, in tokens."""
 
     @property
     def max_context(self) -> int:
-        """Longest limit that may be set."""
+        """Longest limit that may be set, in tokens."""
 
 
 class CausalLM(Protocol):
@@ -31,8 +31,8 @@ class CausalLM(Protocol):
         vocab_size: number of token ids.
         num_layers: number of key/value caches.
         heads: of every layer, and this rank's share of them.
-        is_capturable: whether what it starts for a batch depends on the batch's shape alone, so
-            that a CUDA graph can be made of it.
+        is_capturable: whether the kernels it starts depend on the batch's shape alone, so that a
+            CUDA graph can replay them.
     """
 
     vocab_size: int
@@ -43,7 +43,19 @@ class CausalLM(Protocol):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        """Return the last hidden states [rows, hidden_size]; writes the step's keys and values."""
+        """Return the last hidden states, [rows, features that the head reads].
+
+        Mutates: the caches of `metadata`.
+
+        Args:
+            input_ids: [rows] int64.
+            positions: [rows] int64.
+            metadata: of the step.
+        """
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [rows, vocab_size] float32 of the rows that sample."""
+        """Return logits [rows, vocab_size] float32.
+
+        Args:
+            hidden: of the rows that sample, as `forward` returns them.
+        """

@@ -1,4 +1,4 @@
-"""MPT: ALiBi with a slope of its own choice, no bias anywhere, queries, keys and values clipped."""
+"""MPT: ALiBi with configurable slopes, no biases, queries, keys and values maybe clipped."""
 
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ def read_mpt(hf: HfConfig) -> MptConfig:
     clip = attn.number("clip_qkv", 0.0)
     return MptConfig(
         vocab_size=hf.integer("vocab_size", 50368),
-        # Not the end of ALiBi, which has none, but of what the model was trained on.
+        # ALiBi sets no limit; this is the length that the model was trained on.
         max_position_embeddings=max_positions,
         max_context=max_positions,
         hidden_size=hidden_size,
@@ -64,14 +64,18 @@ def read_mpt(hf: HfConfig) -> MptConfig:
         activation="gelu",
         tie_word_embeddings=hf.flag("tie_word_embeddings", True),
         attention_scale=attn.number("softmax_scale", (hidden_size / num_heads) ** -0.5),
-        # transformers takes 8 whatever it reads here; the models were trained with this number.
+        # transformers uses 8 whatever the file says; the models were trained with this number.
         alibi_bias_max=attn.number("alibi_bias_max", DEFAULT_BIAS_MAX),
         qkv_clip=clip or None,
     )
 
 
 def _refuse_other_shapes(hf: HfConfig, attn: HfConfig) -> None:
-    """Refuse what MPT's own code offers and transformers' does not."""
+    """Refuse what MPT's own code offers and transformers' does not.
+
+    Raises:
+        ModelLoadError: a key asks for it.
+    """
     for section, key, served in (
         (attn, "alibi", True),
         (attn, "prefix_lm", False),
@@ -79,18 +83,18 @@ def _refuse_other_shapes(hf: HfConfig, attn: HfConfig) -> None:
         (hf, "no_bias", True),
     ):
         if section.flag(key, served) != served:
-            raise section.error(key, f"{str(not served).lower()} is not served here")
+            raise section.error(key, f"must be {served}, got {not served}".lower())
     attn_type = attn.text("attn_type", "multihead_attention")
     if attn_type != "multihead_attention":
-        raise attn.error("attn_type", f"{attn_type!r} is not served here")
+        raise attn.error("attn_type", f"must be 'multihead_attention', got {attn_type!r}")
     if "logit_scale" in hf:
-        raise hf.error("logit_scale", "is not served here")
+        raise hf.error("logit_scale", "must be absent or null")
     norm_type = hf.text("norm_type", "low_precision_layernorm")
     if norm_type not in NORM_TYPES:
         raise hf.error("norm_type", f"must be {' or '.join(NORM_TYPES)}, got {norm_type!r}")
     ratio = hf.number("expansion_ratio", EXPANSION_RATIO)
     if ratio != EXPANSION_RATIO:
-        raise hf.error("expansion_ratio", f"only {EXPANSION_RATIO} is served, got {ratio:g}")
+        raise hf.error("expansion_ratio", f"must be {EXPANSION_RATIO}, got {ratio:g}")
 
 
 class ClippedQKV(QKVParallelLinear):

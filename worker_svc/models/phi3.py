@@ -44,7 +44,7 @@ def _read_rope(hf: HfConfig) -> RopeParameters:
     max_positions = hf.integer("max_position_embeddings", DEFAULT_POSITIONS)
     rope = RopeParameters.read(hf, max_positions, default_partial_factor=1.0)
     if rope.kind not in ("default", "longrope"):
-        raise rope.section.error("rope_type", f"{rope.kind!r} is not served for this family")
-    # The length before stretching stands beside the section here, and has a default.
+        raise rope.section.error("rope_type", f"must be default or longrope, got {rope.kind!r}")
+    # Phi-3 has this key outside the section, and a default for it.
     original = hf.integer("original_max_position_embeddings", DEFAULT_POSITIONS)
     return replace(rope, original_max_position_embeddings=original)

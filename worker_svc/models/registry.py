@@ -1,4 +1,4 @@
-"""Which Hugging Face architectures are served, and by what."""
+"""The Hugging Face architectures that are served, and how each is read and built."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ FAMILIES = {
 
 
 def find_family(hf: HfConfig) -> tuple[str, ModelFamily]:
-    """Return the architecture a configuration names, and its family or the fallback.
+    """Return the architecture that a configuration names, and its family or the fallback.
 
     Raises:
         ModelLoadError: it names none.
@@ -79,5 +79,5 @@ def find_family(hf: HfConfig) -> tuple[str, ModelFamily]:
             return name, FAMILIES[name]
     if not names:
         served = ", ".join(FAMILIES)
-        raise hf.error("architectures", f"is missing; must name {served}, or another decoder")
+        raise hf.error("architectures", f"must be one of {served}, or another decoder, got none")
     return names[0], ModelFamily(read_fallback, FallbackForCausalLM)

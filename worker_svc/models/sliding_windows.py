@@ -1,13 +1,14 @@
-"""Which layers see only a window of the context, as the Qwen configurations say it."""
+"""Which layers see only a window of the context, as config.json names them."""
 
 from worker_svc.loading.hf_config import HfConfig
 
 DEFAULT_SLIDING_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def read_sliding_windows(hf: HfConfig, num_layers: int) -> tuple[int | None, ...]:
-    """Return the window of each layer; None sees everything.
+    """Return the window of each layer of a Qwen, in tokens; None sees everything.
 
     Raises:
         ModelLoadError: `layer_types` does not name each layer's kind.
@@ -19,10 +20,17 @@ def read_sliding_windows(hf: HfConfig, num_layers: int) -> tuple[int | None, ...
         # max_window_layers may be 0, which integer() refuses.
         first = int(hf.number("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS))
         return tuple(window if index >= first else None for index in range(num_layers))
+    kinds = read_layer_types(hf, num_layers)
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+def read_layer_types(hf: HfConfig, num_layers: int) -> tuple[str, ...]:
+    """Return the kind of each layer, SLIDING or FULL.
+
+    Raises:
+        ModelLoadError: `layer_types` does not name each layer's kind.
+    """
     kinds = hf.texts("layer_types")
-    known = {"sliding_attention": window, "full_attention": None}
-    if len(kinds) != num_layers or not known.keys() >= set(kinds):
-        raise hf.error(
-            "layer_types", f"must name {' or '.join(known)} for each of {num_layers} layers"
-        )
-    return tuple(known[kind] for kind in kinds)
+    if len(kinds) != num_layers or not {SLIDING, FULL} >= set(kinds):
+        raise hf.error("layer_types", f"must be {num_layers} of {SLIDING} and {FULL}, got {kinds}")
+    return tuple(kinds)

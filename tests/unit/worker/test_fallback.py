@@ -106,5 +106,7 @@ def test_several_workers_are_refused(tmp_path: Path) -> None:
     save_model(tmp_path, FALLBACKS["olmo2"]())
     config = read_fallback(HfConfig.read(tmp_path / "config.json"))
     weights = Weights(SafetensorsCheckpoint(tmp_path), torch.float32, torch.device("cpu"))
-    with pytest.raises(ModelLoadError, match="one worker only, got tensor_parallel_size 2"):
+    with pytest.raises(
+        ModelLoadError, match="tensor_parallel_size: must be 1 for Olmo2ForCausalLM, got 2"
+    ):
         FallbackForCausalLM(config, weights, ParallelGroup(0, 2), 64)

@@ -79,7 +79,7 @@ def test_max_context(numbers: dict[str, Any], longest: int) -> None:
 
 
 def test_unserved_kind_is_refused_by_name() -> None:
-    with pytest.raises(ModelLoadError, match=r"'axial' is not served here.*llama3"):
+    with pytest.raises(ModelLoadError, match=r"rope_type: must be one of .*llama3.*, got 'axial'"):
         read({"rope_scaling": {"rope_type": "axial"}})
 
 
