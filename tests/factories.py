@@ -34,7 +34,6 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
-    StableLmConfig,
     Starcoder2Config,
 )
 
@@ -162,11 +161,6 @@ def mpt_config(**overrides: Any) -> PreTrainedConfig:
     return MptConfig(**{**sizes, **overrides})
 
 
-def stablelm_config(**overrides: Any) -> PreTrainedConfig:
-    """Grouped-query attention, rotary over a quarter of each head."""
-    return StableLmConfig(**{**_SIZES, "num_key_value_heads": 2, **overrides})
-
-
 def mixtral_config(**overrides: Any) -> PreTrainedConfig:
     """Experts in every layer, two for each token."""
     sizes = {**_SIZES, "num_key_value_heads": 2, "num_local_experts": 5}
@@ -227,7 +221,6 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "phi3": phi3_config,
     "falcon": falcon_config,
     "starcoder2": starcoder2_config,
-    "stablelm": stablelm_config,
     "bloom": bloom_config,
     "mpt": mpt_config,
 }
@@ -319,9 +312,6 @@ VARIANTS: dict[str, PreTrainedConfig] = {
     "falcon_all_heads_sequential": falcon_config(multi_query=False, parallel_attn=False, bias=True),
     "falcon_alibi": falcon_config(
         alibi=True, multi_query=False, parallel_attn=False, hidden_size=48, num_attention_heads=6
-    ),
-    "stablelm_parallel": stablelm_config(
-        use_parallel_residual=True, use_qkv_bias=True, partial_rotary_factor=0.5
     ),
     "starcoder2_plain": starcoder2_config(
         sliding_window=None, use_bias=False, tie_word_embeddings=False

@@ -23,7 +23,6 @@ from worker_svc.models.phi3 import read_phi3
 from worker_svc.models.qwen2 import read_qwen2
 from worker_svc.models.qwen3 import read_qwen3
 from worker_svc.models.qwen3_moe import read_qwen3_moe
-from worker_svc.models.stablelm import build_stablelm, read_stablelm
 from worker_svc.models.starcoder2 import build_starcoder2, read_starcoder2
 from worker_svc.parallel.group import ParallelGroup
 
@@ -63,7 +62,6 @@ FAMILIES = {
     "PhiForCausalLM": ModelFamily(read_phi, build_phi),
     "FalconForCausalLM": ModelFamily(read_falcon, build_falcon),
     "Starcoder2ForCausalLM": ModelFamily(read_starcoder2, build_starcoder2),
-    "StableLmForCausalLM": ModelFamily(read_stablelm, build_stablelm),
     "BloomForCausalLM": ModelFamily(read_bloom, build_bloom),
     "MptForCausalLM": ModelFamily(read_mpt, build_mpt),
 }
