@@ -7,19 +7,23 @@ from pathlib import Path
 
 from quire.contract.engine_options import PreemptionMode
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Submission
+from quire.contract.steps import SchedulerOutputs
 from quire.v1 import worker_pb2
+from quire.wire.worker import (
+    scheduler_outputs_from_proto,
+    scheduler_outputs_to_proto,
+    step_result_from_proto,
+    step_result_to_proto,
+)
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
-from scheduler_svc.policy.step import SchedulerOutputs
-from scheduler_svc.wire import execute_request_to_proto, step_report_from_proto
 from worker_svc.cache.engine import block_bytes
 from worker_svc.device.base import Device
 from worker_svc.loading.loader import LoadSpec, load_model
 from worker_svc.parallel.group import ParallelGroup
-from worker_svc.service.wire import execute_response_to_proto, scheduler_outputs_from_proto
 from worker_svc.steps.pending import PendingStep
 from worker_svc.steps.runner import ModelRunner
-from worker_svc.steps.step import StepResult
 
 
 @dataclass(slots=True)
@@ -109,7 +113,7 @@ class Engine:
         """Run requests to their end."""
         run, began = Run(len(prompts)), time.perf_counter()
         for prompt in prompts:
-            self.scheduler.add(prompt, params)
+            self.scheduler.add(Submission(prompt, params))
         under_way: deque[tuple[SchedulerOutputs, PendingStep]] = deque()
         while self.scheduler.has_unfinished or under_way:
             while len(under_way) < self._max_steps_in_flight:
@@ -117,7 +121,8 @@ class Engine:
                 if orders is None:
                     break  # nothing to run, or what ran was preempted and comes back later
                 run.num_steps += 1
-                message = execute_request_to_proto(1, run.num_steps, orders).scheduler_outputs
+                orders.epoch, orders.step_id = 1, run.num_steps
+                message = scheduler_outputs_to_proto(orders)
                 step = self.runner.execute(scheduler_outputs_from_proto(message))
                 under_way.append((orders, step))
             if under_way:
@@ -127,14 +132,13 @@ class Engine:
 
     def _finish(self, orders: SchedulerOutputs, step: PendingStep, run: Run) -> None:
         """Wait for a step and tell the scheduler."""
-        outcome = step.result()
-        response = execute_response_to_proto(StepResult(1, 0, outcome, 0))
-        self._update(response.result, sum(orders.num_scheduled_tokens), run)
+        result = step.result()
+        self._update(step_result_to_proto(result), sum(orders.num_scheduled_tokens), run)
         num_moved = len(orders.blocks_to_swap_out) + len(orders.blocks_to_swap_in)
         if num_moved:
-            self.scheduler.preemption_costs.observe_swap(num_moved, outcome.swap_us)
-        run.swap_us += outcome.swap_us
-        device_us = outcome.model_us + outcome.sample_us
+            self.scheduler.preemption_costs.observe_swap(num_moved, result.swap_us)
+        run.swap_us += result.swap_us
+        device_us = result.model_us + result.sample_us
         run.device_us += device_us
         if sum(orders.num_scheduled_tokens) == run.num_requests:
             run.decode_us.append(device_us)
@@ -143,7 +147,7 @@ class Engine:
         self.scheduler.preemption_costs.observe_step(num_tokens, result.model_us)
         run.blocks_used += self.blocks.num_blocks - self.blocks.num_free_blocks
         run.blocks_saved += self.blocks.num_blocks_saved
-        told = self.scheduler.update(step_report_from_proto(result).result)
+        told = self.scheduler.update(step_result_from_proto(result))
         sampled = zip(told.group_ids, told.sequence_indices, told.token_ids, strict=True)
         for group_id, index, token_id in sampled:
             run.outputs.setdefault((group_id, index), []).append(token_id)

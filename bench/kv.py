@@ -13,9 +13,10 @@ import time
 from dataclasses import dataclass
 
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Submission
+from quire.contract.steps import SchedulerOutputs, StepResult
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
-from scheduler_svc.policy.step import SchedulerOutputs, StepResult
 
 # Means of ShareGPT (Kwon et al. 2023, figure 11), and a spread that gives its long tail.
 MEAN_PROMPT_TOKENS, MEAN_OUTPUT_TOKENS, SIGMA = 161, 338, 1.0
@@ -66,7 +67,8 @@ def submit(scheduler: Scheduler, num_requests: int) -> None:
     for _ in range(num_requests):
         num_prompt_tokens = draw_length(rng, MEAN_PROMPT_TOKENS)
         max_tokens = draw_length(rng, MEAN_OUTPUT_TOKENS)
-        scheduler.add([7] * num_prompt_tokens, SamplingParams(seed=0, max_tokens=max_tokens))
+        params = SamplingParams(seed=0, max_tokens=max_tokens)
+        scheduler.add(Submission([7] * num_prompt_tokens, params))
 
 
 def obey(outputs: SchedulerOutputs, running: dict[int, Mirror]) -> StepResult:
@@ -84,7 +86,7 @@ def obey(outputs: SchedulerOutputs, running: dict[int, Mirror]) -> StepResult:
         if mirror.num_computed_tokens == mirror.num_tokens:
             mirror.num_tokens += 1
             sampled.append(sequence_id)
-    return StepResult(sampled, [9] * len(sampled), [])
+    return StepResult(sampled, [9] * len(sampled))
 
 
 def run(block_size: int, num_requests: int) -> tuple[Usage, int]:

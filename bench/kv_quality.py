@@ -14,13 +14,13 @@ from tokenizers import Tokenizer
 
 from launch.cluster.cluster import embedded_model
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.steps import SchedulerOutputs, SequenceState
 from worker_svc.cache.engine import block_bytes
 from worker_svc.cache.format import KV_CACHE_DTYPES
 from worker_svc.device.base import CpuDevice, Device
 from worker_svc.loading.loader import LoadSpec, load_model
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps.runner import ModelRunner
-from worker_svc.steps.step import SchedulerOutputs, SequenceState
 
 BLOCK_SIZE = 16
 NUM_TOKENS = 1000
@@ -50,33 +50,29 @@ class Reader:
         """
         num_blocks = -(-len(token_ids) // BLOCK_SIZE)
         runner = ModelRunner(self.loaded, BLOCK_SIZE, num_blocks + 1)
-        no_blocks, count = np.empty((0, 2), np.int64), len(token_ids)
+        count = len(token_ids)
         state = SequenceState(
             1,
-            np.array(token_ids),
+            0,
+            token_ids,
             count,
             0,
-            np.empty(0, np.int64),
+            (),
             SamplingParams(temperature=0.0, seed=0, prompt_logprobs=0),
-            0,
         )
         orders = SchedulerOutputs(
-            epoch=1,
-            step_id=1,
-            released_sequence_ids=(),
-            new_sequences=(state,),
-            blocks_to_copy=no_blocks,
-            sequence_ids=(1,),
-            num_scheduled_tokens=np.array([count]),
-            num_new_blocks=np.array([num_blocks]),
-            new_block_ids=np.arange(1, num_blocks + 1),
+            new_sequences=[state],
+            sequence_ids=[1],
+            num_scheduled_tokens=[count],
+            num_new_blocks=[num_blocks],
+            new_block_ids=list(range(1, num_blocks + 1)),
         )
         with torch.inference_mode():
             batch = runner.mirror.apply(orders)
             hidden = runner.inputs.place(batch, layer_by_layer=False).forward()
             rows = self.loaded.device.place({"rows": np.arange(count)})["rows"]
             logits = self.loaded.model.compute_logits(hidden.index_select(0, rows)).cpu()
-            (found,) = runner.sampler.prompt_logprobs(batch, hidden)
+            ((_, found),) = runner.sampler.prompt_logprobs(batch, hidden)
         return float(np.mean([each.logprobs[0] for each in found.logprobs])), logits
 
 

@@ -10,11 +10,12 @@ import sys
 import time
 
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Submission
+from quire.contract.steps import SchedulerOutputs, StepResult
 from quire.v1 import worker_pb2
+from quire.wire.worker import execute_request_to_proto, step_result_from_proto
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
-from scheduler_svc.policy.step import SchedulerOutputs, StepResult
-from scheduler_svc.wire import execute_request_to_proto, step_report_from_proto
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 256
@@ -38,11 +39,11 @@ def make_scheduler(num_seqs: int) -> Scheduler:
     )
     # As after a day of work: sequence ids take three bytes on the wire.
     for _ in range(100_000):
-        scheduler.abort(scheduler.add([7], SamplingParams(seed=0))[0])
+        scheduler.abort(scheduler.add(Submission([7], SamplingParams(seed=0)))[0])
     for i in range(num_seqs):
         # Lengths differ, so that about one sequence in sixteen takes a block in each step.
         prompt = [7] * (PROMPT_TOKENS - i % BLOCK_SIZE)
-        scheduler.add(prompt, SamplingParams(seed=i, stop_token_ids=(3, 4)))
+        scheduler.add(Submission(prompt, SamplingParams(seed=i, stop_token_ids=(3, 4))))
     sample(scheduler, next_step(scheduler))
     return scheduler
 
@@ -56,7 +57,7 @@ def next_step(scheduler: Scheduler) -> SchedulerOutputs:
 
 def sample(scheduler: Scheduler, outputs: SchedulerOutputs) -> None:
     """Let every sequence of the batch have sampled a token."""
-    scheduler.update(StepResult(outputs.sequence_ids, [1000] * len(outputs.sequence_ids), []))
+    scheduler.update(StepResult(outputs.sequence_ids, [1000] * len(outputs.sequence_ids)))
 
 
 def measure(num_seqs: int) -> tuple[int, dict[str, float]]:
@@ -70,7 +71,8 @@ def measure(num_seqs: int) -> tuple[int, dict[str, float]]:
         started = time.perf_counter()
         outputs = next_step(scheduler)
         scheduled = time.perf_counter()
-        request = execute_request_to_proto(2**38, step_id, outputs).SerializeToString()
+        outputs.epoch, outputs.step_id = 2**38, step_id
+        request = execute_request_to_proto(outputs).SerializeToString()
         written = time.perf_counter()
         answer = worker_pb2.StepResult(
             epoch=2**38,
@@ -81,7 +83,7 @@ def measure(num_seqs: int) -> tuple[int, dict[str, float]]:
             token_ids=[1000] * num_seqs,
         ).SerializeToString()
         answered = time.perf_counter()
-        result = step_report_from_proto(worker_pb2.StepResult.FromString(answer)).result
+        result = step_result_from_proto(worker_pb2.StepResult.FromString(answer))
         read = time.perf_counter()
         scheduler.update(result)
         updated = time.perf_counter()

@@ -29,7 +29,7 @@ class CellAccount:
         step_seconds: time of each step, as ExecutedStep.elapsed_us.
         step_tokens: tokens that each step computed.
         step_sequences: sequences of each step.
-        num_admitted: requests queued so far, those that go on from another cell among them.
+        num_queued: requests queued so far, those that go on from another cell among them.
         num_refused: requests refused so far, by the reason of the error.
         num_ended: sequences that ended so far, by why.
         phase_us: time of the requests that ended of themselves, by what they did or waited for.
@@ -44,7 +44,7 @@ class CellAccount:
         self.step_seconds = Histogram(LATENCY_BOUNDS_S)
         self.step_tokens = Histogram(COUNT_BOUNDS)
         self.step_sequences = Histogram(COUNT_BOUNDS)
-        self.num_admitted = 0
+        self.num_queued = 0
         self.num_refused: Counter[str] = Counter()
         self.num_ended: Counter[FinishReason] = Counter()
         self.phase_us: Counter[str] = Counter()
@@ -62,14 +62,14 @@ class CellAccount:
 
     def count(self, executed: ExecutedStep, num_tokens: int) -> None:
         """Add a step that sampled `num_tokens` tokens."""
-        report = executed.report
+        result = executed.result
         self._steps += 1
         self._tokens += num_tokens
         self._step_bytes += executed.step_bytes
-        self._wire_us += max(0, executed.elapsed_us - report.worker_us)
-        self._model_us += report.model_us
-        self._sample_us += report.sample_us
-        self._swap_us += report.swap_us
+        self._wire_us += max(0, executed.elapsed_us - result.worker_us)
+        self._model_us += result.model_us
+        self._sample_us += result.sample_us
+        self._swap_us += result.swap_us
         self.step_seconds.observe(1e-6 * executed.elapsed_us)
         self.step_tokens.observe(executed.num_tokens)
         self.step_sequences.observe(executed.num_sequences)

@@ -14,6 +14,7 @@ from quire.contract.errors import (
     UnavailableError,
 )
 from quire.contract.outputs import CellState, FinishReason, ModelInfo
+from quire.contract.sessions import Queued, Refused, StepOutputs, Submission
 from quire.observe.log import get_logger
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.config import SchedulerConfig
@@ -22,7 +23,7 @@ from scheduler_svc.policy.progress import Progress
 from scheduler_svc.policy.scheduler import Scheduler
 from scheduler_svc.sequences.preemption import PreemptionCounters
 from scheduler_svc.sessions.routes import Routes
-from scheduler_svc.sessions.session import Admitted, Refused, RouterSession, StepOutputs, Submission
+from scheduler_svc.sessions.session import RouterSession
 from scheduler_svc.traces import Traces
 from scheduler_svc.workers.formation import Formation
 from scheduler_svc.workers.roster import Roster
@@ -182,25 +183,17 @@ class Driver:
             seed = secrets.randbits(64) if params.seed is None else params.seed
             if not self._scheduler.has_unfinished:
                 self._turned = time.monotonic()
-            group_id, progress = self._scheduler.add(
-                submission.prompt_token_ids,
-                replace(params, seed=seed),
-                submission.outputs,
-                now=time.monotonic(),
-                priority=submission.priority,
-                cache_salt=submission.cache_salt,
-                traceparent=submission.traceparent,
-                include_time_breakdown=submission.wants_time_account,
-            )
+            seeded = replace(submission, sampling_params=replace(params, seed=seed))
+            group_id, progress = self._scheduler.add(seeded, time.monotonic())
         except (InvalidRequestError, OverloadedError, DrainingError) as error:
             self._account.num_refused[error.reason] += 1
             self._traces.refused(submission, error.reason)
             session.push(Refused(number, error))
             return
-        self._account.num_admitted += 1
-        self._traces.admitted(group_id, submission)
+        self._account.num_queued += 1
+        self._traces.queued(group_id, submission)
         self._traces.told(progress)
-        session.push(Admitted(number, seed))
+        session.push(Queued(number, seed))
         self._routes.add(group_id, session, number)
         self._routes.tell(progress)
         self._wake.set()
@@ -381,21 +374,22 @@ class Driver:
             groups = set[int]()
             if self._traces.wants_steps:
                 groups = self._scheduler.residency.group_ids_of(outputs)
-            await self._group.send(outputs, self._traces.step_sent(outputs, groups))
+            outputs.traceparent = self._traces.step_sent(outputs, groups)
+            await self._group.send(outputs)
 
     async def _receive_step(self) -> None:
         executed = await self._group.receive()
         started = time.perf_counter()
-        self._unsent = self._scheduler.update(executed.report.result, time.monotonic())
+        self._unsent = self._scheduler.update(executed.result, time.monotonic())
         self._account.schedule_s += time.perf_counter() - started
         self._traces.step_received(executed)
         self._traces.told(self._unsent)
         self._account.count(executed, len(self._unsent.token_ids))
         self._account.count_ends(self._unsent)
-        costs, report = self._scheduler.preemption_costs, executed.report
-        costs.observe_step(executed.num_tokens, report.model_us)
+        costs, result = self._scheduler.preemption_costs, executed.result
+        costs.observe_step(executed.num_tokens, result.model_us)
         if executed.num_swapped_blocks:
-            costs.observe_swap(executed.num_swapped_blocks, report.swap_us)
+            costs.observe_swap(executed.num_swapped_blocks, result.swap_us)
 
     async def _wait_for_work(self) -> None:
         """Return when there is something to schedule.

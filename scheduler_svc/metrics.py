@@ -65,7 +65,7 @@ class SchedulerCollector(Collector):
         yield counter(
             "quire_scheduler_requests_admitted_total",
             "Requests queued, those that go on from another cell among them.",
-            account.num_admitted,
+            account.num_queued,
         )
         yield counter(
             "quire_scheduler_requests_refused_total",

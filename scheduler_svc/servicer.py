@@ -7,10 +7,11 @@ from contextlib import aclosing
 import grpc
 
 from quire.contract.errors import InvalidRequestError
+from quire.contract.sessions import Refused
 from quire.observe.log import get_logger
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc.driver import Driver
-from scheduler_svc.sessions.session import Refused, RouterSession
+from scheduler_svc.sessions.session import RouterSession
 from scheduler_svc.wire import session_event_to_proto, submission_from_proto, welcome_to_proto
 
 log = get_logger()

@@ -4,12 +4,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from quire.contract.sessions import Submission
+from quire.contract.steps import SchedulerOutputs
 from quire.contract.time_account import TimeAccount
 from quire.observe.log import get_logger
 from quire.observe.tracing import Span, TraceContext, tracer, wall_ns
 from scheduler_svc.policy.progress import GroupTime, Phase, Progress
-from scheduler_svc.policy.step import SchedulerOutputs
-from scheduler_svc.sessions.session import Submission
 from scheduler_svc.workers.worker_set import ExecutedStep
 
 _SPAN_NAMES = {
@@ -61,7 +61,7 @@ class Traces:
             reason=reason,
         )
 
-    def admitted(self, group_id: int, submission: Submission) -> None:
+    def queued(self, group_id: int, submission: Submission) -> None:
         """A request is queued."""
         num_output_tokens = sum(map(len, (submission.outputs or {}).values()))
         trace_id, span = _trace_id(submission), None
@@ -154,12 +154,12 @@ class Traces:
         span = self._steps.popleft()
         if span is None:
             return
-        report = executed.report
-        span.set("quire.step.id", report.step_id)
+        result = executed.result
+        span.set("quire.step.id", result.step_id)
         span.set("quire.step.bytes", executed.step_bytes)
-        span.set("quire.step.model_us", report.model_us)
-        span.set("quire.step.sample_us", report.sample_us)
-        span.set("quire.step.wire_us", max(0, executed.elapsed_us - report.worker_us))
+        span.set("quire.step.model_us", result.model_us)
+        span.set("quire.step.sample_us", result.sample_us)
+        span.set("quire.step.wire_us", max(0, executed.elapsed_us - result.worker_us))
         span.end()
 
     def steps_lost(self) -> None:

@@ -4,13 +4,14 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from functools import cache
 
+from quire.contract import sessions
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.steps import StepResult
 from router.cells.choice import ReportedLoad
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.outstanding import outstanding_tokens
 from scheduler_svc.policy.progress import Progress
 from scheduler_svc.policy.scheduler import Scheduler
-from scheduler_svc.policy.step import StepResult
 from simulator.config import CellConfig
 from simulator.messages import Answered, CellEvents, Heartbeat, Submission, Usage
 from simulator.step_shapes import StepShapes
@@ -114,10 +115,12 @@ class SimulatedCell:
             submission = self._arriving.popleft()
             request, num_before = submission.request, submission.num_output_tokens
             group_id, _ = self.scheduler.add(
-                self._library.prompt(request),
-                _sampling_params(request.num_output_tokens),
-                {0: [FILLER_TOKEN] * num_before} if num_before else None,
-                now=submission.at_s,
+                sessions.Submission(
+                    self._library.prompt(request),
+                    _sampling_params(request.num_output_tokens),
+                    {0: [FILLER_TOKEN] * num_before} if num_before else None,
+                ),
+                submission.at_s,
             )
             self._submissions[group_id] = submission
             self._num_output_tokens[group_id] = num_before
@@ -145,7 +148,7 @@ class SimulatedCell:
     def _finish_step(self, now: float) -> None:
         step = self._in_flight.popleft()
         sampling = step.sampling
-        progress = self.scheduler.update(StepResult(sampling, [FILLER_TOKEN] * len(sampling), []))
+        progress = self.scheduler.update(StepResult(sampling, [FILLER_TOKEN] * len(sampling)))
         self.scheduler.preemption_costs.observe_step(step.num_tokens, step.step_us)
         self._num_steps += 1
         self._busy_us += step.step_us

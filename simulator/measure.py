@@ -5,18 +5,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Submission
 from quire.v1 import worker_pb2
+from quire.wire.worker import (
+    execute_request_from_proto,
+    execute_request_to_proto,
+    step_result_from_proto,
+    step_result_to_proto,
+)
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
-from scheduler_svc.wire import execute_request_to_proto, step_report_from_proto
 from simulator.fit import MeasuredStep
 from simulator.step_shapes import StepShapes
 from worker_svc.device.base import CpuDevice
 from worker_svc.loading.loader import LoadSpec, load_model
 from worker_svc.parallel.group import ParallelGroup
-from worker_svc.service.wire import execute_response_to_proto, scheduler_outputs_from_proto
 from worker_svc.steps.runner import ModelRunner
-from worker_svc.steps.step import StepResult
 
 _BLOCK_SIZE = 16
 _NUM_SEQUENCES = (1, 2, 4, 8, 16, 32)
@@ -87,24 +91,24 @@ class _Worker:
             seed=0, temperature=0.8, max_tokens=_NUM_OUTPUT_TOKENS, ignore_eos=True
         )
         for index in range(count):
-            self._scheduler.add([5 + (index + i) % 200 for i in range(length)], params)
+            prompt = [5 + (index + i) % 200 for i in range(length)]
+            self._scheduler.add(Submission(prompt, params))
 
     def _step(self) -> MeasuredStep:
         orders = self._scheduler.schedule()
         assert orders is not None, "there is always something to compute here"
         shape, _ = self._shapes.measure(orders)
         self._step_id += 1
-        message = execute_request_to_proto(1, self._step_id, orders).SerializeToString()
+        orders.epoch, orders.step_id = 1, self._step_id
+        message = execute_request_to_proto(orders).SerializeToString()
         began = time.perf_counter()
         answer = self._execute(message)
         step_us = 1e6 * (time.perf_counter() - began)
-        report = step_report_from_proto(worker_pb2.StepResult.FromString(answer))
-        self._scheduler.update(report.result)
+        self._scheduler.update(step_result_from_proto(worker_pb2.StepResult.FromString(answer)))
         return MeasuredStep(shape, step_us)
 
     def _execute(self, message: bytes) -> bytes:
         """Do what a worker does between two messages."""
-        orders = worker_pb2.ExecuteRequest.FromString(message).scheduler_outputs
-        outcome = self._runner.execute(scheduler_outputs_from_proto(orders)).result()
-        response = execute_response_to_proto(StepResult(1, self._step_id, outcome, 0))
-        return response.result.SerializeToString()
+        orders = execute_request_from_proto(worker_pb2.ExecuteRequest.FromString(message))
+        result = self._runner.execute(orders).result()
+        return step_result_to_proto(result).SerializeToString()

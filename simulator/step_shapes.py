@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scheduler_svc.policy.step import SchedulerOutputs
+from quire.contract.steps import SchedulerOutputs
 from simulator.cost_model import StepShape
 
 

@@ -8,6 +8,7 @@ import torch
 
 from quire.contract.errors import ConfigError
 from quire.contract.outputs import ModelInfo
+from quire.contract.steps import MirroredSequence, SchedulerOutputs
 from quire.observe.log import get_logger
 from quire.version import __version__
 from worker_svc.cache.profile import (
@@ -24,7 +25,6 @@ from worker_svc.parallel.communicator import Meeting, ProcessCommunicator
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps.pending import PendingStep
 from worker_svc.steps.runner import ModelRunner
-from worker_svc.steps.step import MirroredSequence, SchedulerOutputs
 
 log = get_logger()
 

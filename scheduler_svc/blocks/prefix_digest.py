@@ -1,24 +1,10 @@
 """What routers are told of the prefix cache: which blocks can be found in it."""
 
-from dataclasses import dataclass
-
 from quire.contract.block_hashes import is_reported_depth, short_hash
+from quire.contract.sessions import PrefixDigestDelta
 
 # Each takes some hundred bytes of every router's memory. What is published beyond is not told.
 MAX_REPORTED_BLOCKS = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class DigestDelta:
-    """How a digest has changed.
-
-    Attributes:
-        added: short hashes of blocks that can be found now.
-        removed: of blocks that cannot be found any more; none of them is in `added`.
-    """
-
-    added: tuple[int, ...]
-    removed: tuple[int, ...]
 
 
 class PrefixDigest:
@@ -69,9 +55,9 @@ class PrefixDigest:
         self._added.clear()
         self.keys.clear()
 
-    def take_delta(self) -> DigestDelta:
+    def take_delta(self) -> PrefixDigestDelta:
         """Return what has changed since the last call."""
-        delta = DigestDelta(tuple(self._added), tuple(self._removed))
+        delta = PrefixDigestDelta(tuple(self._added), tuple(self._removed))
         self._added.clear()
         self._removed.clear()
         return delta

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
+from quire.contract.steps import SchedulerOutputs
 from scheduler_svc.blocks.manager import AllocStatus, BlockSpaceManager
 from scheduler_svc.blocks.prefix_cache import PrefixCache
-from scheduler_svc.policy.step import SchedulerOutputs
 from scheduler_svc.sequences.preemption import PreemptionCounters
 from scheduler_svc.sequences.sequence import Sequence, SequenceGroup, SequenceStatus
 

@@ -1,43 +1,13 @@
 """From requests to groups: whether one can ever run here, and how long its sequences may become."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from collections.abc import Sequence as AbstractSequence
 from itertools import count
 
 from quire.contract.errors import InvalidRequestError
-from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Submission
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.sequences.sequence import Sequence, SequenceGroup
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the scheduler is asked to run.
-
-    Attributes:
-        prompt_token_ids: of all its sequences.
-        sampling_params: of all its sequences.
-        outputs: tokens so far of the sequences that go on, by index; None for a new request.
-        priority: smaller goes first.
-        cache_salt: share cached prefixes with requests of the same salt only.
-        traceparent: handed on to the workers.
-    """
-
-    prompt_token_ids: list[int]
-    sampling_params: SamplingParams
-    outputs: Mapping[int, Iterable[int]] | None = None
-    priority: int = 0
-    cache_salt: bytes = b""
-    traceparent: str = ""
-
-    def sequences(self) -> Iterator[tuple[int, Iterable[int]]]:
-        """Yield index and output so far of every sequence that the request begins with."""
-        if self.outputs is not None:
-            yield from sorted(self.outputs.items())
-        elif self.sampling_params.use_beam_search:
-            yield 0, ()  # forks as the search goes on
-        else:
-            yield from ((index, ()) for index in range(self.sampling_params.width))
 
 
 class Admission:
@@ -72,45 +42,55 @@ class Admission:
         """Return an id that no sequence has had."""
         return next(self._sequence_ids)
 
-    def make_group(self, request: Request, now: float) -> SequenceGroup:
-        """Return the group of a request.
+    def make_group(self, submission: Submission, now: float) -> SequenceGroup:
+        """Return the group of a submission.
 
         Args:
-            request: to be run.
+            submission: its sampling parameters have a seed.
             now: seconds, never less than at an earlier call.
 
         Raises:
             InvalidRequestError: it can never run here; names field, limit and value.
         """
-        check_request(request, self._blocks, self._max_num_seqs, self._max_model_len)
-        params, group_id = request.sampling_params, next(self._group_ids)
+        check_submission(submission, self._blocks, self._max_num_seqs, self._max_model_len)
+        params, group_id = submission.sampling_params, next(self._group_ids)
         stop_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_token_ids |= self._eos_token_ids
         return SequenceGroup(
             group_id,
-            (now + request.priority * self._priority_ageing_s, group_id),
+            (now + submission.priority * self._priority_ageing_s, group_id),
             [
-                Sequence(self.next_sequence_id(), index, request.prompt_token_ids, output)
-                for index, output in request.sequences()
+                Sequence(self.next_sequence_id(), index, submission.prompt_token_ids, output)
+                for index, output in first_sequences(submission)
             ],
             params,
             stop_token_ids,
-            max_num_tokens(request, self._blocks, self._max_model_len),
-            request.cache_salt,
-            request.traceparent,
+            max_num_tokens(submission, self._blocks, self._max_model_len),
+            submission.cache_salt.encode(),
+            submission.traceparent,
         )
 
 
-def check_request(
-    request: Request, blocks: BlockSpaceManager, max_num_seqs: int, max_model_len: int
+def first_sequences(submission: Submission) -> Iterator[tuple[int, AbstractSequence[int]]]:
+    """Yield index and output so far of every sequence that a request begins with."""
+    if submission.outputs is not None:
+        yield from sorted(submission.outputs.items())
+    elif submission.sampling_params.use_beam_search:
+        yield 0, ()  # forks as the search goes on
+    else:
+        yield from ((index, ()) for index in range(submission.sampling_params.width))
+
+
+def check_submission(
+    submission: Submission, blocks: BlockSpaceManager, max_num_seqs: int, max_model_len: int
 ) -> None:
     """Check a request against the limits of this cell.
 
     Raises:
         InvalidRequestError: it can never run here; names field, limit and value.
     """
-    params, num_prompt_tokens = request.sampling_params, len(request.prompt_token_ids)
+    params, num_prompt_tokens = submission.sampling_params, len(submission.prompt_token_ids)
     if not num_prompt_tokens:
         raise InvalidRequestError("prompt", "must hold at least 1 token, got 0")
     if num_prompt_tokens >= max_model_len:
@@ -129,17 +109,17 @@ def check_request(
             "prompt",
             f"must fit into the cache of {blocks.num_slots} tokens, got {num_prompt_tokens}",
         )
-    longest = max_num_tokens(request, blocks, max_model_len)
+    longest = max_num_tokens(submission, blocks, max_model_len)
     if longest <= num_prompt_tokens:
         raise InvalidRequestError(
             width_field,
             f"{params.width} sequences of {num_prompt_tokens} prompt tokens each do not fit into "
             f"the cache of {blocks.num_slots} tokens together",
         )
-    if params.use_beam_search and request.outputs is not None:
+    if params.use_beam_search and submission.outputs is not None:
         raise InvalidRequestError("output_token_ids", "a beam search cannot go on from outputs")
-    for index, output in request.sequences():
-        num_tokens = num_prompt_tokens + len(list(output))
+    for index, output in first_sequences(submission):
+        num_tokens = num_prompt_tokens + len(output)
         if index >= params.width:
             raise InvalidRequestError(
                 "output_token_ids", f"sequence index must be below {params.width}, got {index}"
@@ -152,17 +132,17 @@ def check_request(
             )
 
 
-def max_num_tokens(request: Request, blocks: BlockSpaceManager, max_model_len: int) -> int:
+def max_num_tokens(submission: Submission, blocks: BlockSpaceManager, max_model_len: int) -> int:
     """Return the length, prompt included, at which the sequences of a request end.
 
     All of a group must fit into the cache at once, or it could never run. Only full blocks of the
     prompt are sure to be shared. A sequence one token longer than its blocks has all others in
     them, and can go no further.
     """
-    params, block_size = request.sampling_params, blocks.block_size
-    num_shared = (len(request.prompt_token_ids) - 1) // block_size
+    params, block_size = submission.sampling_params, blocks.block_size
+    num_shared = (len(submission.prompt_token_ids) - 1) // block_size
     num_own = (blocks.num_blocks - num_shared) // params.width
     longest = (num_shared + num_own) * block_size + 1 if num_own > 0 else 0
     if params.max_tokens is not None:
-        longest = min(longest, len(request.prompt_token_ids) + params.max_tokens)
+        longest = min(longest, len(submission.prompt_token_ids) + params.max_tokens)
     return min(longest, max_model_len)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from quire.contract.outputs import FinishReason, Hypothesis, TokenLogprobs
+from quire.contract.steps import PromptLogprobs
 from quire.contract.time_account import TimeAccount
-from scheduler_svc.policy.step import PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,18 @@
 """The pure scheduler: decides what every step computes. No clock, no I/O, no logging."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 
 from quire.contract.engine_options import PreemptionMode
 from quire.contract.outputs import FinishReason
-from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Submission
+from quire.contract.steps import SchedulerOutputs, StepResult
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.blocks.prefix_cache import PrefixCache
 from scheduler_svc.blocks.residency import Residency
-from scheduler_svc.policy.admission import Admission, Request
+from scheduler_svc.policy.admission import Admission
 from scheduler_svc.policy.preemptor import Preemptor
 from scheduler_svc.policy.progress import FinishedSequence, GroupTime, Progress
 from scheduler_svc.policy.queues import Queues
-from scheduler_svc.policy.step import SchedulerOutputs, StepResult
 from scheduler_svc.policy.step_builder import StepBuilder
 from scheduler_svc.policy.time_ledger import WaitReason
 from scheduler_svc.sequences.beam_search import Continuation
@@ -135,8 +135,8 @@ class Scheduler:
         self.queues.advance(now)
         progress, groups, prefilling = Progress(), self.residency.groups, self.queues.prefilling
         # First, since their sequences may end with this step's tokens.
-        for prompt_logprobs in result.prompt_logprobs:
-            group = self.residency.find(prompt_logprobs.sequence_id)
+        for sequence_id, prompt_logprobs in result.prompt_logprobs:
+            group = self.residency.find(sequence_id)
             if group is not None:
                 progress.prompt_logprobs.append((group.group_id, prompt_logprobs))
         tokens = zip(result.sequence_ids, result.token_ids, strict=True)
@@ -273,31 +273,12 @@ class Scheduler:
 
     # ------------------------------------------------------------------ requests
 
-    def add(
-        self,
-        prompt_token_ids: Iterable[int],
-        sampling_params: SamplingParams,
-        outputs: Mapping[int, Iterable[int]] | None = None,
-        *,
-        now: float = 0.0,
-        priority: int = 0,
-        cache_salt: bytes = b"",
-        traceparent: str = "",
-        include_time_breakdown: bool = False,
-    ) -> tuple[int, Progress]:
+    def add(self, submission: Submission, now: float = 0.0) -> tuple[int, Progress]:
         """Queue a request.
 
         Args:
-            prompt_token_ids: at least one.
-            sampling_params: with a seed.
-            outputs: tokens that sequences of the request, by their index, produced before it was
-                interrupted; they go on from there. Sequences that ended before are left out. None
-                for a request that has not run yet.
+            submission: its sampling parameters have a seed.
             now: seconds, never less than at an earlier call.
-            priority: smaller goes first.
-            cache_salt: share cached prefixes with requests of the same salt only.
-            traceparent: handed on to the workers.
-            include_time_breakdown: report its time with each of its tokens, not only at its end.
 
         Returns:
             The group's id, and what has become of it at once: sequences whose output was complete
@@ -306,16 +287,13 @@ class Scheduler:
         Raises:
             InvalidRequestError: it can never run here; names field, limit and value.
         """
-        request = Request(
-            list(prompt_token_ids), sampling_params, outputs, priority, cache_salt, traceparent
-        )
-        group, progress = self._admission.make_group(request, now), Progress()
+        group, progress = self._admission.make_group(submission, now), Progress()
         self.queues.advance(now)
         for sequence in list(group.sequences.values()):
             if sequence.num_output_tokens and (reason := group.finish_reason(sequence)):
                 self._finish_sequence(group, sequence, reason, progress)
         if group.sequences:
-            self.queues.queue(group, include_time_breakdown)
+            self.queues.queue(group, submission.include_time_breakdown)
         else:
             progress.ended_group_ids.append(group.group_id)
         return group.group_id, progress

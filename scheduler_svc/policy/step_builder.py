@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from quire.contract.steps import SchedulerOutputs, SequenceState
 from scheduler_svc.blocks.manager import AppendedSlots
-from scheduler_svc.policy.step import SchedulerOutputs, SequenceState
 from scheduler_svc.sequences.sequence import Sequence, SequenceGroup
 
 

@@ -1,7 +1,8 @@
 """Which session each group belongs to, and telling the sessions what steps bring."""
 
+from quire.contract.sessions import StepOutputs
 from scheduler_svc.policy.progress import Progress
-from scheduler_svc.sessions.session import RouterSession, StepOutputs
+from scheduler_svc.sessions.session import RouterSession
 
 
 class Routes:

@@ -18,10 +18,11 @@ from quire.contract.errors import (
     StaleEpochError,
     UnavailableError,
 )
+from quire.contract.steps import StepGap, StepResult
 from quire.rpc import Role, TlsFiles, open_channel
 from quire.security.handshake import explain
 from quire.v1 import worker_pb2, worker_pb2_grpc
-from scheduler_svc.wire import StepReport, step_report_from_proto
+from quire.wire.worker import execute_response_from_proto
 
 DESCRIBE_TIMEOUT_S = 5.0
 
@@ -167,8 +168,8 @@ class Rank:
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error
 
-    async def receive(self) -> StepReport:
-        """Return the report of the step sent last."""
+    async def receive(self) -> StepResult:
+        """Return the result of the step sent last."""
         assert self._stream is not None, "the stream is open"
         try:
             response = await self._stream.read()
@@ -176,13 +177,13 @@ class Rank:
             raise self._error(error) from error
         if response is grpc.aio.EOF:
             raise UnavailableError(f"worker {self.address} closed its stream")
-        if response.WhichOneof("message") != "result":
-            gap = response.gap
+        answer = execute_response_from_proto(response)
+        if isinstance(answer, StepGap):
             raise UnavailableError(
-                f"worker {self.address} expected step {gap.expected_step_id}, "
-                f"received {gap.received_step_id}"
+                f"worker {self.address} expected step {answer.expected_step_id}, "
+                f"received {answer.received_step_id}"
             )
-        return step_report_from_proto(response.result)
+        return answer
 
     def cancel_stream(self) -> None:
         """End the stream, if one is open. An abandoned one would live on, with its handler."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from quire.contract.errors import QuireError, StaleEpochError, UnavailableError
+from quire.contract.steps import SchedulerOutputs, StepResult
 from quire.observe.log import get_logger
+from quire.wire.worker import execute_request_to_proto
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.policy.step import SchedulerOutputs
-from scheduler_svc.wire import StepReport, execute_request_to_proto
 from scheduler_svc.workers.client import Rank, WorkerFailedError, answers, on_all
 from scheduler_svc.workers.formation import Formation, GroupFormer
 from scheduler_svc.workers.roster import Roster
@@ -27,16 +27,16 @@ class ExecutedStep:
     """A step that all ranks have run.
 
     Attributes:
-        report: of rank 0, which sampled.
+        result: of rank 0, which sampled.
         step_bytes: size of the message to one worker.
-        elapsed_us: from before serialising the orders, or from reading the report of the step
-            before if that was later, to reading the report.
+        elapsed_us: from before serialising the orders, or from reading the result of the step
+            before if that was later, to reading the result.
         num_tokens: of its batch.
         num_sequences: of its batch.
         num_swapped_blocks: moved beside it, either way.
     """
 
-    report: StepReport
+    result: StepResult
     step_bytes: int
     elapsed_us: int
     num_tokens: int
@@ -180,12 +180,10 @@ class WorkerGroup:
 
     # ---------------------------------------------------------------- steps
 
-    async def send(self, outputs: SchedulerOutputs, traceparent: str = "") -> None:
+    async def send(self, outputs: SchedulerOutputs) -> None:
         """Send a step to every rank; it runs after those sent before.
 
-        Args:
-            outputs: its orders.
-            traceparent: of its span; "" for none.
+        Mutates: outputs, which gets epoch and number of the step.
 
         Raises:
             UnavailableError: a rank was lost; the group must be formed again.
@@ -193,9 +191,8 @@ class WorkerGroup:
         assert self._formation is not None, "the group is formed"
         started = time.perf_counter()
         self._step_id += 1
-        request = execute_request_to_proto(
-            self._formation.epoch, self._step_id, outputs, traceparent
-        ).SerializeToString()
+        outputs.epoch, outputs.step_id = self._formation.epoch, self._step_id
+        request = execute_request_to_proto(outputs).SerializeToString()
         self._in_flight.append(
             _SentStep(
                 self._step_id,
@@ -217,19 +214,19 @@ class WorkerGroup:
         """
         assert self._formation is not None, "the group is formed"
         epoch, sent = self._formation.epoch, self._in_flight.popleft()
-        reports = await on_all(self._ranks, Rank.receive)
+        results = await on_all(self._ranks, Rank.receive)
         received = time.perf_counter()
         # A step that was sent ahead does not wait for the wire while the one before it runs.
         elapsed_us = round(1e6 * (received - max(sent.started, self._received)))
         self._received = received
-        for rank, report in zip(self._ranks, reports, strict=True):
-            if (report.epoch, report.step_id) != (epoch, sent.step_id):
+        for rank, result in zip(self._ranks, results, strict=True):
+            if (result.epoch, result.step_id) != (epoch, sent.step_id):
                 raise UnavailableError(
-                    f"worker {rank.address} answered step {report.step_id} of epoch "
-                    f"{report.epoch}, not step {sent.step_id} of epoch {epoch}"
+                    f"worker {rank.address} answered step {result.step_id} of epoch "
+                    f"{result.epoch}, not step {sent.step_id} of epoch {epoch}"
                 )
         return ExecutedStep(
-            reports[0],
+            results[0],
             sent.step_bytes,
             elapsed_us,
             sent.num_tokens,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from quire.contract.outputs import TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
-from scheduler_svc.policy.step import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
+from quire.contract.steps import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
 
 
 class WrongOrderError(Exception):
@@ -185,7 +185,7 @@ class FakeModel:
                     raise WrongOrderError(f"block {block_id} belongs to different prefixes")
 
     def _run(self, outputs: SchedulerOutputs) -> StepResult:
-        result = StepResult([], [], [])
+        result = StepResult([], [], [], [], [])
         for sequence_id, num_tokens in zip(
             outputs.sequence_ids, outputs.num_scheduled_tokens, strict=True
         ):
@@ -216,7 +216,7 @@ class FakeModel:
         tokens = sequence.token_ids[first : min(end + 1, sequence.state.num_prompt_tokens)]
         if tokens:
             logprobs = [TokenLogprobs((token,), (0.0,), 1) for token in tokens]
-            result.prompt_logprobs.append(PromptLogprobs(sequence_id, first, logprobs))
+            result.prompt_logprobs.append((sequence_id, PromptLogprobs(first, logprobs)))
 
     def _sample(self, sequence_id: int, sequence: MirroredSequence, result: StepResult) -> None:
         context = [

@@ -9,7 +9,8 @@ there were none.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import TracebackType
 
 import grpc
@@ -18,14 +19,15 @@ from google.protobuf.message import Message
 from quire import __version__
 from quire.contract.errors import ConfigError, StaleEpochError
 from quire.contract.outputs import ModelInfo
+from quire.contract.steps import MirroredSequence, StepGap, StepResult
 from quire.rpc import Server
 from quire.v1 import worker_pb2, worker_pb2_grpc
-from quire.wire.common import (
-    model_info_to_proto,
-    sampling_params_from_proto,
-    token_logprobs_to_proto,
+from quire.wire.common import model_info_to_proto
+from quire.wire.worker import (
+    execute_response_to_proto,
+    mirror_to_proto,
+    scheduler_outputs_from_proto,
 )
-from scheduler_svc.policy.step import SchedulerOutputs, SequenceState
 from tests.fakes.fake_model import FakeModel, WrongOrderError
 
 FAKE_MODEL = ModelInfo(
@@ -194,16 +196,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             await self.steps_allowed.wait()
             self._obey(message)
             if message.step_id != expected:
-                gap = worker_pb2.StepGap(
-                    expected_step_id=expected, received_step_id=message.step_id
-                )
-                yield worker_pb2.ExecuteResponse(gap=gap)
+                yield execute_response_to_proto(StepGap(expected, message.step_id))
                 return
             if self.fake is None:
                 self.violations.append("a step before InitCache")
                 return
             try:
-                result = self.fake.step(read_orders(message))
+                result = self.fake.step(scheduler_outputs_from_proto(message))
             except WrongOrderError as error:
                 self.violations.append(f"step {message.step_id}: {error}")
                 return
@@ -212,34 +211,31 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 self.num_steps += 1
                 self.step_seen.notify_all()
             # As a real worker, only rank 0 answers with tokens.
-            yield worker_pb2.ExecuteResponse(
-                result=worker_pb2.StepResult(
-                    epoch=message.epoch,
-                    step_id=message.step_id,
-                    sequence_ids=result.sequence_ids if self._rank == 0 else [],
-                    token_ids=result.token_ids if self._rank == 0 else [],
-                    logprobs=map(token_logprobs_to_proto, result.logprobs),
-                    model_us=20,
-                    sample_us=10,
-                    worker_us=30,
-                )
+            if self._rank != 0:
+                result = StepResult((), ())
+            result = replace(
+                result,
+                epoch=message.epoch,
+                step_id=message.step_id,
+                model_us=20,
+                sample_us=10,
+                worker_us=30,
             )
+            yield execute_response_to_proto(result)
 
     async def Mirror(  # noqa: N802
         self, request: worker_pb2.MirrorRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.MirrorResponse:
         self._obey(request)
         sequences = {} if self.fake is None else self.fake.sequences
-        return worker_pb2.MirrorResponse(
-            sequences=[
-                worker_pb2.MirroredSequence(
-                    sequence_id=sequence_id,
-                    num_tokens=len(sequence.token_ids),
-                    num_computed_tokens=sequence.num_computed_tokens,
-                    block_ids=sequence.block_ids,
-                )
-                for sequence_id, sequence in sequences.items()
-            ]
+        return mirror_to_proto(
+            MirroredSequence(
+                sequence_id,
+                len(sequence.token_ids),
+                sequence.num_computed_tokens,
+                tuple(sequence.block_ids),
+            )
+            for sequence_id, sequence in sequences.items()
         )
 
     async def Reset(  # noqa: N802
@@ -249,45 +245,3 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         if self.fake is not None:
             self.fake.sequences.clear()
         return worker_pb2.ResetResponse()
-
-
-def read_orders(message: worker_pb2.SchedulerOutputs) -> SchedulerOutputs:
-    """Return the orders of a message, every field read."""
-    return SchedulerOutputs(
-        released_sequence_ids=list(message.released_sequence_ids),
-        new_sequences=[
-            SequenceState(
-                sequence_id=state.sequence_id,
-                sequence_index=state.sequence_index,
-                token_ids=tuple(state.token_ids),
-                num_prompt_tokens=state.num_prompt_tokens,
-                num_computed_tokens=state.num_computed_tokens,
-                block_ids=tuple(state.block_ids),
-                sampling_params=sampling_params_from_proto(state.sampling_params),
-                num_candidates=state.num_candidates,
-                traceparent=state.traceparent,
-            )
-            for state in message.new_sequences
-        ],
-        blocks_to_copy=_pairs(message.blocks_to_copy),
-        forks=_pairs(message.forks),
-        chosen_tokens=list(zip(message.chosen_sequence_ids, message.chosen_token_ids, strict=True)),
-        blocks_to_swap_out=_pairs(message.blocks_to_swap_out),
-        blocks_to_swap_in=_pairs(message.blocks_to_swap_in),
-        replaced_blocks=list(
-            zip(
-                message.replaced_sequence_ids,
-                message.replaced_places,
-                message.replaced_block_ids,
-                strict=True,
-            )
-        ),
-        sequence_ids=list(message.sequence_ids),
-        num_scheduled_tokens=list(message.num_scheduled_tokens),
-        num_new_blocks=list(message.num_new_blocks),
-        new_block_ids=list(message.new_block_ids),
-    )
-
-
-def _pairs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(numbers[::2], numbers[1::2], strict=True))

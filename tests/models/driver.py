@@ -8,6 +8,7 @@ import torch
 
 from quire.contract.outputs import TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.steps import PromptLogprobs, SchedulerOutputs, SequenceState
 from worker_svc.device.base import Device
 from worker_svc.loading.loader import LoadSpec, load_model
 from worker_svc.parallel.group import ParallelGroup
@@ -15,7 +16,6 @@ from worker_svc.sampling.sampler import Sampled
 from worker_svc.steps.batch import Batch
 from worker_svc.steps.pending import PendingStep
 from worker_svc.steps.runner import ModelRunner
-from worker_svc.steps.step import IntArray, PromptLogprobs, SchedulerOutputs, SequenceState
 
 # In the place of a token that was sampled and has not been told yet.
 PENDING = -1
@@ -73,7 +73,7 @@ class Driver:
         self.tokens: dict[int, list[int]] = {}
         self.logits: dict[int, torch.Tensor] = {}
         self.logprobs: dict[int, TokenLogprobs] = {}
-        self.prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+        self.prompt_logprobs: Sequence[tuple[int, PromptLogprobs]] = ()
         self._computed: dict[int, int] = {}
         self._blocks: dict[int, list[int]] = {}
         self._new: list[SequenceState] = []
@@ -145,12 +145,12 @@ class Driver:
         self._new.append(
             SequenceState(
                 sequence_id,
-                np.array(self.tokens[sequence_id], np.int64),
+                0,
+                tuple(self.tokens[sequence_id]),
                 num_prompt_tokens,
                 self._computed[sequence_id],
-                np.array(self._blocks[sequence_id], np.int64),
+                tuple(self._blocks[sequence_id]),
                 self._params[sequence_id],
-                0,
             )
         )
 
@@ -180,17 +180,16 @@ class Driver:
             held.extend(new_blocks[-1])
             self._computed[sequence_id] += count
         outputs = SchedulerOutputs(
+            released_sequence_ids=self._released,
+            new_sequences=self._new,
+            blocks_to_swap_out=self._swapped_out,
+            blocks_to_swap_in=self._swapped_in,
+            sequence_ids=list(scheduled),
+            num_scheduled_tokens=list(scheduled.values()),
+            num_new_blocks=[len(blocks) for blocks in new_blocks],
+            new_block_ids=[block for blocks in new_blocks for block in blocks],
             epoch=1,
             step_id=self._step_id,
-            released_sequence_ids=tuple(self._released),
-            new_sequences=tuple(self._new),
-            blocks_to_swap_out=_pairs(self._swapped_out),
-            blocks_to_swap_in=_pairs(self._swapped_in),
-            blocks_to_copy=_pairs([]),
-            sequence_ids=tuple(scheduled),
-            num_scheduled_tokens=np.array(list(scheduled.values()), np.int64),
-            num_new_blocks=np.array([len(blocks) for blocks in new_blocks], np.int64),
-            new_block_ids=np.array([b for blocks in new_blocks for b in blocks], np.int64),
         )
         self._new, self._released = [], []
         self._swapped_out, self._swapped_in = [], []
@@ -201,13 +200,13 @@ class Driver:
 
     def finish(self, step: PendingStep) -> dict[int, int]:
         """Wait for a step, the first of those started, and return the sampled tokens."""
-        outcome = step.result()
+        result = step.result()
         self.runner.mirror.check_invariants()
-        assert not outcome.failed_sequence_ids
-        self.prompt_logprobs = outcome.prompt_logprobs
-        logprobs = zip(outcome.sequence_ids, outcome.logprobs, strict=False)
+        assert not result.failed_sequence_ids
+        self.prompt_logprobs = result.prompt_logprobs
+        logprobs = zip(result.sequence_ids, result.logprobs, strict=False)
         self.logprobs = {each: found for each, found in logprobs if found.token_ids}
-        # Not the outcome's, which ranks above 0 leave empty.
+        # Not the result's, which ranks above 0 leave empty.
         token_ids, _ = step.sampled()
         sampled = dict(zip(step.batch.sampling_ids, token_ids.tolist(), strict=True))
         for sequence_id, token_id in sampled.items():
@@ -237,7 +236,3 @@ class Driver:
         return [
             self.tokens[sequence_id][len(prompt) :] for sequence_id, prompt in enumerate(prompts)
         ]
-
-
-def _pairs(pairs: Sequence[tuple[int, int]]) -> IntArray:
-    return np.array(pairs, np.int64).reshape(-1, 2)

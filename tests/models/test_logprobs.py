@@ -73,7 +73,7 @@ def test_prompt_logprobs_are_those_of_transformers_in_whatever_chunks(model: Pat
         positions: list[TokenLogprobs] = []
         for count in chunks:
             driver.step({0: count})
-            for part in driver.prompt_logprobs:
+            for _, part in driver.prompt_logprobs:
                 assert part.first_position == 1 + len(positions)
                 positions.extend(part.logprobs)
         assert driver.prompt_logprobs == () or len(chunks) == 1 or chunks[-1] > 1

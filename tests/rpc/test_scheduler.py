@@ -8,11 +8,11 @@ import pytest
 
 from quire.contract.errors import ConfigError, ModelLoadError, StaleEpochError
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.steps import SchedulerOutputs
 from quire.rpc import open_channel
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from quire.wire.common import sampling_params_to_proto
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.policy.step import SchedulerOutputs
 from scheduler_svc.workers.worker_set import WorkerGroup
 from tests.fakes.fake_model import fake_generate
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
@@ -200,11 +200,11 @@ async def test_a_sequence_cancelled_right_after_the_last_of_the_others_ended(
         driver = scheduler._driver
         send = driver._group.send
 
-        async def cancel_and_send(orders: SchedulerOutputs, traceparent: str) -> None:
-            if driver._untold.finished:
+        async def cancel_and_send(orders: SchedulerOutputs) -> None:
+            if driver._unsent.finished:
                 (session,) = driver._sessions
                 driver.cancel_sequence(session, 1, 0)
-            await send(orders, traceparent)
+            await send(orders)
 
         monkeypatch.setattr(driver._group, "send", cancel_and_send)
         await router.send(scheduler_pb2.SessionRequest(submit=submit))

@@ -8,11 +8,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.contract.errors import ModelLoadError, OverloadedError, UnavailableError
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Queued
+from quire.contract.steps import SchedulerOutputs
 from quire.rpc import open_channel
 from quire.v1 import scheduler_pb2_grpc, worker_pb2
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.policy.step import SchedulerOutputs
-from scheduler_svc.sessions.session import Admitted, RouterSession
+from scheduler_svc.sessions.session import RouterSession
 from scheduler_svc.workers.worker_set import WorkerGroup
 from tests.fakes.fake_model import fake_generate
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
@@ -211,7 +212,7 @@ async def test_a_step_on_a_lost_stream_says_so() -> None:
             await group.form()
             empty = SchedulerOutputs()
             await group.send(empty)
-            assert (await group.receive()).report.step_id == 1
+            assert (await group.receive()).result.step_id == 1
             assert group.num_in_flight == 0
             await worker.kill()
             await asyncio.wait_for(lost.wait(), 20)
@@ -229,8 +230,8 @@ async def test_a_step_on_a_lost_stream_says_so() -> None:
 async def test_a_session_that_is_not_read_ends_instead_of_growing() -> None:
     session = RouterSession(max_unsent_events=3)
     for number in range(3):
-        session.push(Admitted(number, seed=0))
-    session.push(Admitted(3, seed=0))
+        session.push(Queued(number, seed=0))
+    session.push(Queued(3, seed=0))
     assert session.ended.is_set()
     assert isinstance(session.error, OverloadedError)
     assert "3 messages unread" in session.error.message

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from quire.contract.errors import ConfigError, InvalidRequestError
+from worker_svc.arrays import IntArray
 from worker_svc.cache.calibration import calibrate
 from worker_svc.cache.format import row_size
 from worker_svc.cache.mover_cpu import BlockMover
@@ -15,7 +16,6 @@ from worker_svc.cache.shapes import empty_caches
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.layers.attention import KVCaches
 from worker_svc.loading.loader import LoadedModel
-from worker_svc.steps.step import IntArray
 
 # What the attention kernels serve; powers of two between them.
 MIN_BLOCK_SIZE = 8

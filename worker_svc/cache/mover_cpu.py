@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from worker_svc import ops
+from worker_svc.arrays import IntArray
 from worker_svc.layers.attention import KVCaches
-from worker_svc.steps.step import IntArray
 
 
 class BlockMover:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 
 from worker_svc import ops
+from worker_svc.arrays import IntArray
 from worker_svc.device.cuda import CudaDevice, Event
 from worker_svc.layers.attention import KVCaches
-from worker_svc.steps.step import IntArray
 
 
 class StreamBlockMover:

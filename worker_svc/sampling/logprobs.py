@@ -9,9 +9,9 @@ import torch
 
 from quire.contract.outputs import TokenLogprobs
 from worker_svc import ops
+from worker_svc.arrays import IntArray
 from worker_svc.device.base import Array, CpuDevice
 from worker_svc.sampling.rules import LogitRules, RuledRow, apply_rules
-from worker_svc.steps.step import IntArray
 
 
 @dataclass(frozen=True, slots=True)

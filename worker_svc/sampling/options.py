@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from quire.contract.steps import SequenceState
 from worker_svc.sampling.rules import LogitRules
-from worker_svc.steps.step import SequenceState
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import torch
 
 from quire.contract.sampling_params import SamplingParams
 from worker_svc import ops
+from worker_svc.arrays import IntArray
 from worker_svc.device.base import Array
-from worker_svc.steps.step import IntArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ import numpy.typing as npt
 import torch
 
 from quire.contract.outputs import TokenLogprobs
+from quire.contract.steps import PromptLogprobs
 from worker_svc import ops
+from worker_svc.arrays import IntArray
 from worker_svc.device.base import Device
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.sampling.logprobs import SampledLogprobs, candidates, token_logprobs
@@ -16,7 +18,6 @@ from worker_svc.sampling.options import RowOptions
 from worker_svc.sampling.rules import RuledRow, apply_rules
 from worker_svc.steps.batch import Batch
 from worker_svc.steps.rows import SequenceRows
-from worker_svc.steps.step import IntArray, PromptLogprobs
 
 TokenArray = npt.NDArray[np.int32]
 
@@ -31,14 +32,14 @@ class Sampled:
     Attributes:
         token_ids: [num_sampling] int64.
         ok: [num_sampling] bool, whether the logits were finite; if not, the token means nothing.
-        prompt_logprobs: of the sequences that asked for them and computed part of their prompt.
+        prompt_logprobs: (sequence id, what was computed of its prompt) of those that asked for it.
         logprobs: reports of these tokens; None on ranks above 0, which report no tokens either.
         reported: tensors that `logprobs` reads once they are on the host.
     """
 
     token_ids: torch.Tensor
     ok: torch.Tensor
-    prompt_logprobs: tuple[PromptLogprobs, ...]
+    prompt_logprobs: tuple[tuple[int, PromptLogprobs], ...]
     logprobs: SampledLogprobs | None
     reported: tuple[torch.Tensor, ...] = ()
 
@@ -117,8 +118,12 @@ class Sampler:
         logprobs = SampledLogprobs(tuple(index for index, _ in asking), num_top, beams)
         return Sampled(token_ids, ok, prompt_logprobs, logprobs, tensors)
 
-    def prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> tuple[PromptLogprobs, ...]:
-        """Return the log-probabilities that were asked for of the prompts' tokens; waits for them.
+    def prompt_logprobs(
+        self, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[tuple[int, PromptLogprobs], ...]:
+        """Return, by sequence id, the log-probabilities of prompt tokens that were asked for.
+
+        Waits for them.
 
         Args:
             batch: the batch.
@@ -139,7 +144,7 @@ class Sampler:
             if len(token_ids) > 0:
                 rows = int(batch.query_start_loc[index]) + np.arange(len(token_ids))
                 logprobs = self._logprobs_of(hidden, rows, token_ids, asked.num_prompt_logprobs)
-                found.append(PromptLogprobs(batch.sequence_ids[index], first, logprobs))
+                found.append((batch.sequence_ids[index], PromptLogprobs(first, logprobs)))
         return tuple(found)
 
     def _logprobs_of(

@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.contract.errors import InvalidRequestError
+from quire.contract.steps import SequenceState
+from worker_svc.arrays import IntArray
 from worker_svc.sampling.options import RowOptions
-from worker_svc.steps.step import IntArray, SequenceState
 
 _OFF = 0  # as ops.sample's top_k
 _COLUMNS = ("temperature", "top_k", "top_p", "min_p", "seed", "sequence_index")

@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from quire.contract.steps import StepResult
 from quire.observe.metrics.histogram import COUNT_BOUNDS, LATENCY_BOUNDS_S, Histogram
-from worker_svc.steps.step import StepResult
 
 # Longer than any step, the first ones of a large model on slow cores among them.
 STUCK_AFTER_S = 300.0
@@ -39,13 +39,12 @@ class WorkerAccount:
 
     def count(self, result: StepResult, num_tokens: int) -> None:
         """Add a step that computed `num_tokens` tokens."""
-        outcome = result.outcome
-        self.model_us += outcome.model_us
-        self.sample_us += outcome.sample_us
-        self.swap_us += outcome.swap_us
+        self.model_us += result.model_us
+        self.sample_us += result.sample_us
+        self.swap_us += result.swap_us
         self.num_computed_tokens += num_tokens
-        self.num_sampled_tokens += len(outcome.token_ids)
-        self.num_failed_sequences += len(outcome.failed_sequence_ids)
+        self.num_sampled_tokens += len(result.token_ids)
+        self.num_failed_sequences += len(result.failed_sequence_ids)
         self.step_seconds.observe(1e-6 * result.worker_us)
         self.step_tokens.observe(num_tokens)
 

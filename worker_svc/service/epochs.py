@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from quire.contract.errors import InvalidRequestError, StaleEpochError
-from worker_svc.steps.step import StepGap
+from quire.contract.steps import StepGap
 
 
 class StepStream:

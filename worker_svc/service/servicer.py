@@ -4,21 +4,26 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar, TypeVarTuple
 
 import grpc
 
 from quire.contract.errors import QuireError, StaleEpochError
+from quire.contract.steps import SchedulerOutputs, StepGap, StepResult
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire.wire.common import model_info_to_proto
+from quire.wire.worker import (
+    execute_request_from_proto,
+    execute_response_to_proto,
+    mirror_to_proto,
+)
 from worker_svc.service import wire
 from worker_svc.service.counters import WorkerAccount
 from worker_svc.service.epochs import EpochGuard, StepStream
 from worker_svc.service.traces import log_new_sequences, record_step
 from worker_svc.steps.pending import PendingStep
-from worker_svc.steps.step import SchedulerOutputs, StepGap, StepResult
 from worker_svc.worker import Worker
 
 T = TypeVar("T")
@@ -34,29 +39,25 @@ class _StartedStep:
     """A step under way.
 
     Attributes:
-        epoch: as ordered.
-        step_id: as ordered.
+        orders: of the scheduler.
         pending: the step.
         thread_us: time the model's thread spent on it.
         num_tokens: that it computes.
-        traceparent: of the scheduler's span of it; "" for none.
     """
 
-    epoch: int
-    step_id: int
+    orders: SchedulerOutputs
     pending: PendingStep
     thread_us: int
     num_tokens: int
-    traceparent: str
 
     def result(self) -> StepResult:
         """Wait for it."""
-        outcome = self.pending.result()
+        result, orders = self.pending.result(), self.orders
         # Beside a GPU the thread has long gone on, or has waited for the step before.
-        device_us = outcome.model_us + outcome.sample_us
+        device_us = result.model_us + result.sample_us
         worker_us = self.thread_us if self.pending.is_done else device_us
-        result = StepResult(self.epoch, self.step_id, outcome, worker_us)
-        record_step(self.traceparent, self.num_tokens, result)
+        result = replace(result, epoch=orders.epoch, step_id=orders.step_id, worker_us=worker_us)
+        record_step(orders.traceparent, self.num_tokens, result)
         return result
 
 
@@ -148,7 +149,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.MirrorResponse:
         """Say which sequences are held."""
         self.epochs.admit(request.epoch)
-        return wire.mirror_to_proto(await self._run(self._worker.mirror))
+        return mirror_to_proto(await self._run(self._worker.mirror))
 
     async def Reset(  # noqa: N802
         self, request: worker_pb2.ResetRequest, context: grpc.aio.ServicerContext
@@ -188,7 +189,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                     if isinstance(event, Exception):
                         raise event
                     response = await self._finish(await event)
-                    yield wire.execute_response_to_proto(response)
+                    yield execute_response_to_proto(response)
                     if isinstance(response, StepGap):
                         return
             finally:
@@ -210,7 +211,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         request: worker_pb2.ExecuteRequest | None = first
         try:
             while request is not None:
-                outputs = wire.scheduler_outputs_from_proto(request.scheduler_outputs)
+                outputs = execute_request_from_proto(request)
                 if outputs.epoch != stream.epoch:
                     raise StaleEpochError(
                         f"a stream keeps its epoch: {stream.epoch}, got {outputs.epoch}"
@@ -256,10 +257,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             stream.is_ended = True
             raise
         thread_us = (time.perf_counter_ns() - started_ns) // 1000
-        num_tokens = int(outputs.num_scheduled_tokens.sum())
-        return _StartedStep(
-            outputs.epoch, outputs.step_id, pending, thread_us, num_tokens, outputs.traceparent
-        )
+        return _StartedStep(outputs, pending, thread_us, sum(outputs.num_scheduled_tokens))
 
     def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Queue a call for the model's thread."""

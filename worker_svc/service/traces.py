@@ -2,9 +2,9 @@
 
 import time
 
+from quire.contract.steps import SchedulerOutputs, StepResult
 from quire.observe.log import get_logger
 from quire.observe.tracing import TraceContext, tracer
-from worker_svc.steps.step import SchedulerOutputs, StepResult
 
 log = get_logger()
 
@@ -34,15 +34,15 @@ def record_step(traceparent: str, num_tokens: int, result: StepResult) -> None:
     parent = TraceContext.parse(traceparent)
     if parent is None or not tracer().is_on:
         return
-    outcome, end_ns = result.outcome, time.time_ns()
-    sampling_ns = end_ns - 1000 * outcome.sample_us
-    start_ns = end_ns - 1000 * max(result.worker_us, outcome.model_us + outcome.sample_us)
+    end_ns = time.time_ns()
+    sampling_ns = end_ns - 1000 * result.sample_us
+    start_ns = end_ns - 1000 * max(result.worker_us, result.model_us + result.sample_us)
     step = tracer().start("quire.worker.step", parent, start_ns=start_ns)
     step.set("quire.step.id", result.step_id)
     step.set("quire.step.num_tokens", num_tokens)
-    if outcome.swap_us:
-        step.set("quire.step.swap_us", outcome.swap_us)
-    computing_ns = sampling_ns - 1000 * outcome.model_us
+    if result.swap_us:
+        step.set("quire.step.swap_us", result.swap_us)
+    computing_ns = sampling_ns - 1000 * result.model_us
     tracer().start("model", step.context, start_ns=computing_ns).end(sampling_ns)
     tracer().start("sample", step.context, start_ns=sampling_ns).end(end_ns)
     step.end(end_ns)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from worker_svc.arrays import IntArray
 from worker_svc.steps.rows import SequenceRows
-from worker_svc.steps.step import IntArray
 
 
 @dataclass(frozen=True, slots=True)

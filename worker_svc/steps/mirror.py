@@ -1,14 +1,15 @@
 """The mirror of the live sequences: the orders of each step change it, and nothing else does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.contract.errors import InvalidRequestError
+from quire.contract.steps import MirroredSequence, SchedulerOutputs, SequenceState
+from worker_svc.arrays import IntArray
 from worker_svc.steps.batch import Batch, gather_batch
 from worker_svc.steps.rows import SequenceRows
-from worker_svc.steps.step import IntArray, MirroredSequence, SchedulerOutputs, SequenceState
 
 # Steps with marks of their own; many more than can be under way.
 MAX_MARKS = 2**20
@@ -98,10 +99,9 @@ class SequenceMirror:
             InvalidRequestError: the orders do not fit what is held; the mirror is then undefined.
         """
         self._change_sequences(outputs)
-        rows = self._rows(outputs.sequence_ids)
-        self._append_blocks(rows, outputs.num_new_blocks, outputs.new_block_ids)
-        held, sequence_ids = self.held, outputs.sequence_ids
-        counts = outputs.num_scheduled_tokens
+        held, sequence_ids = self.held, tuple(outputs.sequence_ids)
+        rows, counts = self._rows(sequence_ids), _array(outputs.num_scheduled_tokens)
+        self._append_blocks(rows, _array(outputs.num_new_blocks), _array(outputs.new_block_ids))
         failed_ids: tuple[int, ...] = ()
         failed = held.has_failed[rows]
         if failed.any():
@@ -144,11 +144,11 @@ class SequenceMirror:
 
     def _change_sequences(self, outputs: SchedulerOutputs) -> None:
         """Fork, change, release and add the sequences that a step names."""
-        for parent_id, child_id in outputs.forks.tolist():
+        for parent_id, child_id in outputs.forks:
             self._fork(parent_id, child_id)
-        if len(outputs.chosen_tokens) > 0:
-            rows = self._rows(tuple(outputs.chosen_tokens[:, 0].tolist()))
-            chosen = outputs.chosen_tokens[:, 1]
+        if outputs.chosen_tokens:
+            sequence_ids, token_ids = zip(*outputs.chosen_tokens, strict=True)
+            rows, chosen = self._rows(sequence_ids), np.array(token_ids)
             self._check_token_ids("chosen_token_ids", chosen)
             self.held.token_ids[rows, self.held.num_tokens[rows] - 1] = chosen
         for sequence_id in outputs.released_sequence_ids:
@@ -160,7 +160,7 @@ class SequenceMirror:
             self.held.release(row)
         for state in outputs.new_sequences:
             self._add(state)
-        for sequence_id, place, block_id in outputs.replaced_blocks.tolist():
+        for sequence_id, place, block_id in outputs.replaced_blocks:
             self._replace_block(sequence_id, place, block_id)
 
     def _add(self, state: SequenceState) -> None:
@@ -173,7 +173,7 @@ class SequenceMirror:
             raise InvalidRequestError(
                 "token_ids", f"length must be in [1, {self._max_model_len}], got {num_tokens}"
             )
-        self._check_token_ids("token_ids", state.token_ids)
+        self._check_token_ids("token_ids", _array(state.token_ids))
         if not 0 <= state.num_computed_tokens < num_tokens:
             raise InvalidRequestError(
                 "num_computed_tokens",
@@ -188,7 +188,7 @@ class SequenceMirror:
             raise InvalidRequestError(
                 "block_ids", f"length must be at most {self.held.max_blocks}, got {num_blocks}"
             )
-        self._check_blocks("block_ids", state.block_ids)
+        self._check_blocks("block_ids", _array(state.block_ids))
         self._row_of[state.sequence_id] = self.held.add(state)
 
     def _fork(self, parent_id: int, child_id: int) -> None:
@@ -272,3 +272,7 @@ class SequenceMirror:
                 f"{held.num_tokens[row]} tokens, {held.num_computed[row]} of them computed, and "
                 f"{held.num_blocks[row]} blocks of {held.block_size}; got {counts[index]}",
             )
+
+
+def _array(numbers: Sequence[int]) -> IntArray:
+    return np.array(numbers, np.int64)

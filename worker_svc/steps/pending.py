@@ -3,17 +3,18 @@
 import itertools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.contract.steps import StepResult
+from worker_svc.arrays import IntArray
 from worker_svc.device.base import Device, Fetched
 from worker_svc.sampling.sampler import Sampled
 from worker_svc.steps.batch import Batch
 from worker_svc.steps.mirror import SequenceMirror
-from worker_svc.steps.step import IntArray, StepOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +76,22 @@ class PendingStep:
         token_ids, ok, *_ = self._fetched.wait()
         return token_ids, ok
 
-    def result(self) -> StepOutcome:
-        """Wait for the step; may be called in another thread than it was started in."""
+    def result(self) -> StepResult:
+        """Wait for the step; may be called in another thread than it was started in.
+
+        The caller adds epoch, number and `worker_us`.
+        """
         token_ids, ok, *reported = self._fetched.wait()
         marks, elapsed_us = self._marks, self._device.elapsed_us
-        times = (
-            elapsed_us(marks.started, marks.computed),
-            elapsed_us(marks.computed, marks.finished),
-            self._swap_us(),
+        result = StepResult(
+            (),
+            (),
+            model_us=elapsed_us(marks.started, marks.computed),
+            sample_us=elapsed_us(marks.computed, marks.finished),
+            swap_us=self._swap_us(),
         )
         if self._sampled.logprobs is None:
-            return StepOutcome((), (), (), (), *times)
+            return result
         failed_ids, sampling_ids = self.batch.failed_ids, self.batch.sampling_ids
         logprobs = self._sampled.logprobs.read(token_ids, reported)
         if not ok.all():
@@ -93,13 +99,13 @@ class PendingStep:
             failed_ids += tuple(ids[~ok].tolist())
             sampling_ids, token_ids = tuple(ids[ok].tolist()), token_ids[ok]
             logprobs = tuple(itertools.compress(logprobs, ok))
-        return StepOutcome(
-            sampling_ids,
-            tuple(token_ids.tolist()),
-            failed_ids,
-            logprobs,
-            *times,
-            self._sampled.prompt_logprobs,
+        return replace(
+            result,
+            sequence_ids=sampling_ids,
+            token_ids=token_ids.tolist(),
+            failed_sequence_ids=failed_ids,
+            logprobs=logprobs,
+            prompt_logprobs=self._sampled.prompt_logprobs,
         )
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker_svc.arrays import IntArray
 from worker_svc.layers.attention import AttentionMetadata, KVCaches
 from worker_svc.layers.attention_plans import AttentionPlans
 from worker_svc.loading.loader import LoadedModel
-from worker_svc.steps.step import IntArray
 
 
 @torch.inference_mode()

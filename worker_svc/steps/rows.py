@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from quire.contract.steps import SequenceState
+from worker_svc.arrays import IntArray
 from worker_svc.sampling.table import SamplingTable
-from worker_svc.steps.step import IntArray, SequenceState
 
 _INITIAL_ROWS = 64
 _ARRAYS = ("token_ids", "block_tables", "num_tokens", "num_computed", "num_blocks", "has_failed")

@@ -2,8 +2,11 @@
 
 from functools import partial
 
+import numpy as np
 import torch
 
+from quire.contract.steps import SchedulerOutputs
+from worker_svc.arrays import IntArray
 from worker_svc.cache.engine import CacheEngine
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.loading.loader import LoadedModel
@@ -12,7 +15,6 @@ from worker_svc.steps.gpu_inputs import GpuInputs
 from worker_svc.steps.inputs import CpuInputs, Inputs
 from worker_svc.steps.mirror import SequenceMirror
 from worker_svc.steps.pending import Marks, PendingStep, PendingSteps
-from worker_svc.steps.step import SchedulerOutputs
 
 
 class ModelRunner:
@@ -88,11 +90,13 @@ class ModelRunner:
         """
         # On a GPU the last step may be under way still: the one before it has ended by now, or
         # will before a third could start. A fork copies tokens, which must be known.
-        is_known_at_once = self._device.is_immediate or len(outputs.forks) > 0
+        is_known_at_once = self._device.is_immediate or bool(outputs.forks)
         self._pending.settle(leave=0 if is_known_at_once else 1)
         batch = self.mirror.apply(outputs)
         self.cache_engine.move(
-            outputs.blocks_to_swap_out, outputs.blocks_to_swap_in, outputs.blocks_to_copy
+            _pairs(outputs.blocks_to_swap_out),
+            _pairs(outputs.blocks_to_swap_in),
+            _pairs(outputs.blocks_to_copy),
         )
         mover = self.cache_engine.mover
         placed = self.inputs.place(batch, layer_by_layer=mover.is_moving)
@@ -120,3 +124,8 @@ class ModelRunner:
         """Forget every sequence, and the tokens of steps under way."""
         self._pending.clear()
         self.mirror.clear()
+
+
+def _pairs(pairs: list[tuple[int, int]]) -> IntArray:
+    """Return pairs of blocks as an array [len(pairs), 2]."""
+    return np.array(pairs, np.int64).reshape(-1, 2)

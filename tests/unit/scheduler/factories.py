@@ -7,12 +7,13 @@ from typing import Any
 from quire.contract.engine_options import PreemptionMode
 from quire.contract.outputs import FinishReason, Hypothesis
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Submission
+from quire.contract.steps import SchedulerOutputs, StepResult
 from quire.contract.time_account import TimeAccount
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.outstanding import outstanding_tokens
 from scheduler_svc.policy.progress import GroupTime, Progress
 from scheduler_svc.policy.scheduler import Scheduler
-from scheduler_svc.policy.step import SchedulerOutputs, StepResult
 from tests.fakes.fake_model import FakeModel
 
 VOCAB_SIZE = 97
@@ -114,12 +115,13 @@ class Cell:
         params: SamplingParams | None = None,
         output_token_ids: tuple[int, ...] = (),
         outputs: Mapping[int, Sequence[int]] | None = None,
+        now: float = 0.0,
         **options: Any,
     ) -> int:
         params = params or make_params()
         if output_token_ids:
             outputs = {0: output_token_ids}
-        group_id, progress = self.scheduler.add(prompt, params, outputs, **options)
+        group_id, progress = self.scheduler.add(Submission(prompt, params, outputs, **options), now)
         for index in range(params.width):
             self.outputs[group_id, index] = []
         self.take(progress)

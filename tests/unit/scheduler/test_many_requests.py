@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import pytest
 
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Submission
+from quire.contract.steps import SchedulerOutputs, StepResult
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
-from scheduler_svc.policy.step import SchedulerOutputs, StepResult
 from tests.depth import budget
 
 NUM_REQUESTS = budget("requests through the scheduler", test=20_000, deep=100_000)
@@ -41,7 +42,7 @@ class Worker:
             self.mirrors[state.sequence_id] = Mirror(
                 len(state.token_ids), state.num_computed_tokens
             )
-        result = StepResult([], [], [])
+        result = StepResult([], [])
         counts = zip(outputs.sequence_ids, outputs.num_scheduled_tokens, strict=True)
         for sequence_id, num_scheduled in counts:
             mirror = self.mirrors[sequence_id]
@@ -77,7 +78,7 @@ def test_all_end_with_what_they_asked_for_and_none_starves(max_steps_in_flight: 
             max_tokens = rng.randint(1, 24)
             prompt = [rng.randrange(5000)] * rng.randint(1, 24)
             params = SamplingParams(seed=0, max_tokens=max_tokens)
-            group_id = scheduler.add(prompt, params)[0]
+            group_id = scheduler.add(Submission(prompt, params))[0]
             wanted[group_id], received[group_id] = max_tokens, 0
             came_at[group_id] = num_steps
             num_added += 1

@@ -37,7 +37,7 @@ def test_what_waits_counts_without_the_prefix_it_will_find() -> None:
         cell.add(prompt, make_params(max_tokens=3))
         assert cell.outstanding_tokens - before == expected + TOKENS_OF_DECODING
     other_salt = cell.outstanding_tokens
-    cell.add(make_prompt(30), make_params(max_tokens=3), cache_salt=b"other")
+    cell.add(make_prompt(30), make_params(max_tokens=3), cache_salt="other")
     assert cell.outstanding_tokens - other_salt == 30 + TOKENS_OF_DECODING
 
 

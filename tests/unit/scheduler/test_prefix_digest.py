@@ -3,7 +3,8 @@
 from hashlib import sha256
 
 from quire.contract.block_hashes import short_hash
-from scheduler_svc.blocks.prefix_digest import MAX_REPORTED_BLOCKS, DigestDelta, PrefixDigest
+from quire.contract.sessions import PrefixDigestDelta
+from scheduler_svc.blocks.prefix_digest import MAX_REPORTED_BLOCKS, PrefixDigest
 
 
 def name(number: int) -> bytes:
@@ -21,14 +22,14 @@ def test_what_comes_and_goes_between_two_reports_is_not_told() -> None:
     digest = PrefixDigest()
     digest.add(name(1), 1)
     digest.remove(name(1))
-    assert digest.take_delta() == DigestDelta((), ())
+    assert digest.take_delta() == PrefixDigestDelta((), ())
     digest.add(name(1), 1)
-    assert digest.take_delta() == DigestDelta((short_hash(name(1)),), ())
+    assert digest.take_delta() == PrefixDigestDelta((short_hash(name(1)),), ())
     digest.remove(name(1))
     digest.add(name(1), 1)
-    assert digest.take_delta() == DigestDelta((), ())
+    assert digest.take_delta() == PrefixDigestDelta((), ())
     digest.clear()
-    assert digest.take_delta() == DigestDelta((), (short_hash(name(1)),))
+    assert digest.take_delta() == PrefixDigestDelta((), (short_hash(name(1)),))
 
 
 def test_its_size_is_bounded() -> None:

@@ -2,7 +2,7 @@ import pytest
 
 from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import FinishReason, TokenLogprobs
-from scheduler_svc.policy.step import StepResult
+from quire.contract.steps import StepResult
 from tests.fakes.fake_model import fake_generate
 from tests.unit.scheduler.factories import (
     EOS_TOKEN_ID,
@@ -28,7 +28,7 @@ def stepping_result(cell: Cell, *token_ids: int) -> StepResult:
     outputs = cell.scheduler.schedule()
     assert outputs is not None
     assert len(outputs.sequence_ids) == len(token_ids)
-    return StepResult(outputs.sequence_ids, list(token_ids), [])
+    return StepResult(outputs.sequence_ids, list(token_ids))
 
 
 # ---------------------------------------------------------------- orders of a step

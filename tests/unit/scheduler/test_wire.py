@@ -5,6 +5,8 @@ import pytest
 from quire.contract.errors import InvalidRequestError, OverloadedError
 from quire.contract.outputs import CellState, FinishReason, Hypothesis, TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Queued, Refused, StepOutputs
+from quire.contract.steps import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
 from quire.contract.time_account import TimeAccount
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2
 from quire.wire.common import (
@@ -12,18 +14,15 @@ from quire.wire.common import (
     sampling_params_to_proto,
     time_account_from_proto,
     token_logprobs_from_proto,
-    token_logprobs_to_proto,
+)
+from quire.wire.worker import (
+    execute_request_from_proto,
+    execute_request_to_proto,
+    execute_response_from_proto,
+    execute_response_to_proto,
 )
 from router.wire import hypothesis_from_proto
-from scheduler_svc.policy.step import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
-from scheduler_svc.sessions.session import Admitted, Refused, StepOutputs
-from scheduler_svc.wire import (
-    execute_request_to_proto,
-    session_event_to_proto,
-    step_report_from_proto,
-    submission_from_proto,
-)
-from tests.fakes.fake_worker import read_orders
+from scheduler_svc.wire import session_event_to_proto, submission_from_proto
 
 LOGPROBS = [TokenLogprobs((3, 8), (-0.5, -0.25), 2), TokenLogprobs()]
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -35,7 +34,7 @@ def test_orders_survive_the_wire() -> None:
         forks=[(5, 2**63), (6, 7)],
         chosen_tokens=[(5, 3), (2**63, 2**32 - 1)],
         released_sequence_ids=[2**63, 1],
-        new_sequences=[SequenceState(5, 1, (7, 8, 9), 2, 2, (4, 3), PARAMS, 8, TRACEPARENT)],
+        new_sequences=[SequenceState(5, 1, [7, 8, 9], 2, 2, [4, 3], PARAMS, 8, TRACEPARENT)],
         blocks_to_swap_out=[(3, 0)],
         blocks_to_swap_in=[(1, 7), (2, 8)],
         blocks_to_copy=[(1, 2), (2, 6)],
@@ -44,17 +43,19 @@ def test_orders_survive_the_wire() -> None:
         num_scheduled_tokens=[1, 300],
         num_new_blocks=[0, 2],
         new_block_ids=[2**32 - 1, 0],
+        epoch=2**40,
+        step_id=17,
+        traceparent=TRACEPARENT,
     )
-    request = execute_request_to_proto(2**40, 17, outputs, TRACEPARENT)
-    read = worker_pb2.ExecuteRequest.FromString(request.SerializeToString()).scheduler_outputs
-    assert (read.epoch, read.step_id) == (2**40, 17)
-    assert read.traceparent == TRACEPARENT
-    assert read_orders(read) == outputs
+    sent = execute_request_to_proto(outputs).SerializeToString()
+    assert execute_request_from_proto(worker_pb2.ExecuteRequest.FromString(sent)) == outputs
 
 
 def test_a_decoding_step_has_not_a_byte_about_traces() -> None:
-    step = SchedulerOutputs(sequence_ids=[5, 6], num_scheduled_tokens=[1, 1], num_new_blocks=[0, 0])
-    sent = execute_request_to_proto(1, 2, step).scheduler_outputs
+    step = SchedulerOutputs(
+        sequence_ids=[5, 6], num_scheduled_tokens=[1, 1], num_new_blocks=[0, 0], epoch=1, step_id=2
+    )
+    sent = execute_request_to_proto(step).scheduler_outputs
     assert {field.name for field, _ in sent.ListFields()} == {
         "epoch",
         "step_id",
@@ -68,7 +69,7 @@ def test_workers_are_sent_only_what_a_sampler_reads() -> None:
     params = replace(PARAMS, max_tokens=5, stop=("secret",), stop_token_ids=(4,), ignore_eos=True)
     state = SequenceState(5, 0, (7,), 1, 0, (4,), params)
     outputs = SchedulerOutputs(new_sequences=[state])
-    sent = execute_request_to_proto(1, 1, outputs).scheduler_outputs.new_sequences[0]
+    sent = execute_request_to_proto(outputs).scheduler_outputs.new_sequences[0]
     assert {field.name for field, _ in sent.sampling_params.ListFields()} == {
         "temperature",
         "top_p",
@@ -94,28 +95,27 @@ def test_what_changes_logits_is_sent_where_it_is_asked_for() -> None:
         ignore_eos=True,
     )
     outputs = SchedulerOutputs(new_sequences=[SequenceState(5, 0, (7,), 1, 0, (4,), params)])
-    sent = execute_request_to_proto(1, 1, outputs).scheduler_outputs.new_sequences[0]
+    sent = execute_request_to_proto(outputs).scheduler_outputs.new_sequences[0]
     assert sent.num_prompt_tokens == 1
     assert sampling_params_from_proto(sent.sampling_params) == params
 
 
-def test_a_report_is_read_in_full() -> None:
-    report = step_report_from_proto(
-        worker_pb2.StepResult(
-            epoch=3,
-            step_id=4,
-            sequence_ids=[5, 6],
-            token_ids=[7, 8],
-            failed_sequence_ids=[9],
-            model_us=10,
-            sample_us=11,
-            worker_us=12,
-            logprobs=map(token_logprobs_to_proto, LOGPROBS),
-        )
+def test_a_result_survives_the_wire() -> None:
+    result = StepResult(
+        sequence_ids=[5, 6],
+        token_ids=[7, 8],
+        failed_sequence_ids=[9],
+        logprobs=LOGPROBS,
+        prompt_logprobs=[(5, PromptLogprobs(1, LOGPROBS))],
+        epoch=3,
+        step_id=4,
+        model_us=10,
+        sample_us=11,
+        worker_us=12,
+        swap_us=13,
     )
-    assert (report.epoch, report.step_id) == (3, 4)
-    assert report.result == StepResult([5, 6], [7, 8], [9], LOGPROBS)
-    assert (report.model_us, report.sample_us, report.worker_us) == (10, 11, 12)
+    sent = execute_response_to_proto(result).SerializeToString()
+    assert execute_response_from_proto(worker_pb2.ExecuteResponse.FromString(sent)) == result
 
 
 def test_a_submission_is_read_in_full() -> None:
@@ -136,8 +136,8 @@ def test_a_submission_is_read_in_full() -> None:
     submission = submission_from_proto(message, max_tokens=2)
     assert (submission.request_number, submission.request_id) == (1, "r")
     assert (submission.prompt_token_ids, submission.outputs) == ([2, 3], {2: [4], 0: []})
-    assert (submission.priority, submission.cache_salt) == (-3, b"tenant")
-    assert (submission.traceparent, submission.wants_time_account) == (TRACEPARENT, True)
+    assert (submission.priority, submission.cache_salt) == (-3, "tenant")
+    assert (submission.traceparent, submission.include_time_breakdown) == (TRACEPARENT, True)
     assert submission.sampling_params == PARAMS
 
 
@@ -175,7 +175,7 @@ def test_session_events_become_their_messages() -> None:
             finish_reasons=[FinishReason.STOP, FinishReason.ABORT],
             logprobs=LOGPROBS,
             hypotheses=[(6, [found])],
-            prompt_logprobs=[(7, PromptLogprobs(99, 5, LOGPROBS))],
+            prompt_logprobs=[(7, PromptLogprobs(5, LOGPROBS))],
             time_accounts=[(2, TimeAccount(total_us=2**40, decode_us=2**40))],
         )
     ).step_outputs
@@ -208,7 +208,7 @@ def test_indices_are_left_out_where_each_request_has_one_sequence() -> None:
 
 
 def test_other_session_events_become_their_messages() -> None:
-    admitted = session_event_to_proto(Admitted(6, seed=7)).admitted
+    admitted = session_event_to_proto(Queued(6, seed=7)).admitted
     assert (admitted.request_number, admitted.seed) == (6, 7)
     assert session_event_to_proto(CellState(epoch=8)).cell_state.epoch == 8
 

@@ -4,9 +4,10 @@ import random
 
 from quire.contract.engine_options import PreemptionMode
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Submission
+from quire.contract.steps import StepResult
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
-from scheduler_svc.policy.step import StepResult
 from simulator.step_shapes import StepShapes
 
 
@@ -29,7 +30,7 @@ def test_shapes_are_those_of_sequences_counted_one_by_one() -> None:
         if rng.random() < 0.15:
             prompt = [rng.choice([1, 2])] * rng.randint(1, 30)
             params = SamplingParams(seed=0, max_tokens=rng.randint(1, 40), ignore_eos=True)
-            scheduler.add(prompt, params)
+            scheduler.add(Submission(prompt, params))
         orders = scheduler.schedule()
         if orders is None:
             continue
@@ -57,6 +58,6 @@ def test_shapes_are_those_of_sequences_counted_one_by_one() -> None:
         assert shape.num_moved_blocks == moved
         num_pure += shape.num_tokens == shape.num_sequences
         num_moved += moved
-        scheduler.update(StepResult(sampling, [0] * len(sampling), []))
+        scheduler.update(StepResult(sampling, [0] * len(sampling)))
     assert num_pure > 100
     assert num_moved > 10

@@ -2,16 +2,16 @@
 
 import pytest
 
+from quire.contract.steps import StepResult
 from worker_svc.service import counters as module
 from worker_svc.service.counters import WorkerAccount
-from worker_svc.steps.step import StepOutcome, StepResult
 
 
 def test_a_step_adds_what_it_took_and_brought() -> None:
     account = WorkerAccount()
-    outcome = StepOutcome((4, 5), (7, 8), (6,), (), model_us=300, sample_us=20, swap_us=1)
+    result = StepResult((4, 5), (7, 8), (6,), model_us=300, sample_us=20, worker_us=400, swap_us=1)
     for _ in range(2):
-        account.count(StepResult(1, 1, outcome, worker_us=400), num_tokens=33)
+        account.count(result, num_tokens=33)
     assert (account.model_us, account.sample_us, account.swap_us) == (600, 40, 2)
     assert account.num_computed_tokens == account.step_tokens.total == 66
     assert (account.num_sampled_tokens, account.num_failed_sequences) == (4, 2)

@@ -11,9 +11,9 @@ import torch
 from tests.factories import CONFIGS, save_model
 from tests.models.driver import Driver, load_runner
 from worker_svc import ops
+from worker_svc.arrays import IntArray
 from worker_svc.cache.mover_cpu import BlockMover
 from worker_svc.layers.attention import KVCaches
-from worker_svc.steps.step import IntArray
 
 NUM_LAYERS = 3
 NOTHING = np.empty((0, 2), np.int64)

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.steps import SchedulerOutputs, SequenceState
 from worker_svc.steps.batch import Batch
 from worker_svc.steps.mirror import SequenceMirror
-from worker_svc.steps.step import SchedulerOutputs, SequenceState
 
-PROMPT = np.array([5, 6, 7], np.int64)
+PROMPT = (5, 6, 7)
 
 
 def state(sequence_id: int) -> SequenceState:
     params = SamplingParams(temperature=0.0, seed=0)
-    return SequenceState(sequence_id, PROMPT, len(PROMPT), 0, np.array([3]), params, 0)
+    return SequenceState(sequence_id, 0, PROMPT, len(PROMPT), 0, (3,), params)
 
 
 def step(
@@ -21,15 +21,11 @@ def step(
 ) -> Batch:
     """Compute so many tokens of a sequence, and let the mirror wait for the token it samples."""
     outputs = SchedulerOutputs(
-        epoch=1,
-        step_id=1,
-        released_sequence_ids=(released,) if released else (),
-        new_sequences=() if new is None else (state(new),),
-        blocks_to_copy=np.empty((0, 2), np.int64),
-        sequence_ids=computes[:1],
-        num_scheduled_tokens=np.array(computes[1:]),
-        num_new_blocks=np.array([0]),
-        new_block_ids=np.empty(0, np.int64),
+        released_sequence_ids=[released] if released else [],
+        new_sequences=[] if new is None else [state(new)],
+        sequence_ids=list(computes[:1]),
+        num_scheduled_tokens=list(computes[1:]),
+        num_new_blocks=[0],
     )
     return mirror.apply(outputs)
 
