@@ -1,14 +1,11 @@
-"""What a cell has done so far, and how it is: the state that it reports."""
+"""What a cell has done so far."""
 
 from collections import Counter
 from operator import attrgetter
 
-from quire.contract.outputs import CellState, FinishReason
+from quire.contract.outputs import FinishReason
 from quire.observe.metrics.histogram import COUNT_BOUNDS, LATENCY_BOUNDS_S, Histogram
-from scheduler_svc.blocks.manager import BlockSpaceManager
-from scheduler_svc.policy.outstanding import outstanding_tokens
 from scheduler_svc.policy.progress import Progress
-from scheduler_svc.policy.scheduler import Scheduler
 from scheduler_svc.workers.worker_set import ExecutedStep
 
 # Parts of a TimeAccount that a scheduler knows.
@@ -17,30 +14,39 @@ REQUEST_PHASES = (*QUEUE_PHASES, "not_ready", "preempted", "prefill", "decode")
 _TIMES_US = attrgetter(*(f"{phase}_us" for phase in REQUEST_PHASES))
 
 
-class CellAccount:
-    """Sums over the steps of a cell.
-
-    Args:
-        block_size: slots of a cache block.
+class Counters:
+    """Sums over the requests and steps of a cell.
 
     Attributes:
-        epoch: of the workers' group.
+        num_steps: steps run so far.
+        num_tokens: tokens sampled so far.
+        step_bytes: size of the orders sent to one worker so far.
         schedule_s: time spent in the pure scheduler.
-        step_seconds: time of each step, as ExecutedStep.elapsed_us.
+        wire_us: time of steps in which no worker computed.
+        model_us: time of forward passes.
+        sample_us: time of sampling.
+        swap_us: time of moving blocks, beside the model.
+        step_seconds: time of each step, of ExecutedStep.elapsed_us.
         step_tokens: tokens that each step computed.
         step_sequences: sequences of each step.
         num_queued: requests queued so far, those that go on from another cell among them.
         num_refused: requests refused so far, by the reason of the error.
-        num_ended: sequences that ended so far, by why.
-        phase_us: time of the requests that ended of themselves, by what they did or waited for.
+        num_ended: sequences that ended so far, by their finish reason.
+        phase_us: time of the requests that ended without an abort, by what they did or waited for.
         queue_seconds: that each of them was queued before its first step.
         prefill_seconds: that each was part of steps before it had a token.
         decode_seconds: from its first token to its last.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self.epoch = 0
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.num_tokens = 0
+        self.step_bytes = 0
         self.schedule_s = 0.0
+        self.wire_us = 0
+        self.model_us = 0
+        self.sample_us = 0
+        self.swap_us = 0
         self.step_seconds = Histogram(LATENCY_BOUNDS_S)
         self.step_tokens = Histogram(COUNT_BOUNDS)
         self.step_sequences = Histogram(COUNT_BOUNDS)
@@ -51,25 +57,17 @@ class CellAccount:
         self.queue_seconds = Histogram(LATENCY_BOUNDS_S)
         self.prefill_seconds = Histogram(LATENCY_BOUNDS_S)
         self.decode_seconds = Histogram(LATENCY_BOUNDS_S)
-        self._block_size = block_size
-        self._steps = 0
-        self._tokens = 0
-        self._step_bytes = 0
-        self._wire_us = 0
-        self._model_us = 0
-        self._sample_us = 0
-        self._swap_us = 0
 
-    def count(self, executed: ExecutedStep, num_tokens: int) -> None:
+    def count_step(self, executed: ExecutedStep, num_tokens: int) -> None:
         """Add a step that sampled `num_tokens` tokens."""
         result = executed.result
-        self._steps += 1
-        self._tokens += num_tokens
-        self._step_bytes += executed.step_bytes
-        self._wire_us += max(0, executed.elapsed_us - result.worker_us)
-        self._model_us += result.model_us
-        self._sample_us += result.sample_us
-        self._swap_us += result.swap_us
+        self.num_steps += 1
+        self.num_tokens += num_tokens
+        self.step_bytes += executed.step_bytes
+        self.wire_us += max(0, executed.elapsed_us - result.worker_us)
+        self.model_us += result.model_us
+        self.sample_us += result.sample_us
+        self.swap_us += result.swap_us
         self.step_seconds.observe(1e-6 * executed.elapsed_us)
         self.step_tokens.observe(executed.num_tokens)
         self.step_sequences.observe(executed.num_sequences)
@@ -86,38 +84,3 @@ class CellAccount:
             self.queue_seconds.observe(1e-6 * sum(times_us[: len(QUEUE_PHASES)]))
             self.prefill_seconds.observe(1e-6 * time.prefill_us)
             self.decode_seconds.observe(1e-6 * time.decode_us)
-
-    def state(
-        self, scheduler: Scheduler, blocks: BlockSpaceManager, *, draining: bool
-    ) -> CellState:
-        """Return how the cell is now."""
-        counters, prefix_cache = scheduler.counters, scheduler.prefix_cache
-        return CellState(
-            epoch=self.epoch,
-            num_waiting=len(scheduler.queues.waiting),
-            num_running=len(scheduler.queues.running),
-            num_swapped=len(scheduler.residency.swapped_groups),
-            outstanding_tokens=outstanding_tokens(scheduler.queues, prefix_cache),
-            draining=draining,
-            block_size=self._block_size,
-            num_blocks=blocks.num_blocks,
-            num_free_blocks=blocks.num_free_blocks,
-            num_blocks_saved=blocks.num_blocks_saved,
-            num_idle_slots=scheduler.residency.num_idle_slots,
-            num_host_blocks=blocks.num_host_blocks,
-            num_free_host_blocks=blocks.num_free_host_blocks,
-            steps_total=self._steps,
-            tokens_total=self._tokens,
-            step_bytes_total=self._step_bytes,
-            schedule_us_total=round(1e6 * self.schedule_s),
-            wire_us_total=self._wire_us,
-            model_us_total=self._model_us,
-            sample_us_total=self._sample_us,
-            swap_us_total=self._swap_us,
-            preemptions_total=counters.preemptions,
-            swapped_out_blocks_total=counters.swapped_out_blocks,
-            swapped_in_blocks_total=counters.swapped_in_blocks,
-            recomputed_tokens_total=counters.recomputed_tokens,
-            prefix_cache_queries_total=prefix_cache.num_tokens_looked_up,
-            prefix_cache_hits_total=prefix_cache.num_tokens_found,
-        )

@@ -1,4 +1,4 @@
-"""What Prometheus is told about a cell: read, when it asks, from what the cell counts anyway."""
+"""Metrics of a scheduler, read from its counters and its state when Prometheus asks."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,8 @@ from prometheus_client.registry import Collector
 
 from quire.contract.outputs import CellState, FinishReason
 from quire.observe.metrics.families import counter, gauge, histogram
-from scheduler_svc.counters import REQUEST_PHASES
+from scheduler_svc.cell import Cell
+from scheduler_svc.counters import REQUEST_PHASES, Counters
 from scheduler_svc.driver import Driver
 
 # Reasons of refusals, so that their series are there before the first.
@@ -30,191 +31,192 @@ class SchedulerCollector(Collector):
         yield gauge(
             "quire_scheduler_worker_up",
             "1 for a worker that answered when it was last asked for anything.",
-            {(str(rank),): float(up) for rank, up in driver.group.reachable.items()},
+            {(str(rank),): float(up) for rank, up in driver.workers.reachable.items()},
             ("rank",),
         )
         yield counter(
             "quire_scheduler_group_formations_total",
             "How often the workers have been brought together.",
-            driver.group.num_formations,
+            driver.workers.num_formations,
         )
         yield gauge(
             "quire_scheduler_epoch",
             "Number of the group of workers; grows with each formation.",
-            driver.account.epoch,
+            0 if driver.cell is None else driver.cell.epoch,
         )
         yield gauge("quire_scheduler_sessions", "Routers that are connected.", driver.num_sessions)
-        if driver.is_formed:
-            state = driver.state
-            yield from self._requests(state)
-            yield from self._cache(state)
-            yield from self._steps(state)
+        if driver.cell is not None:
+            state = driver.cell.state
+            yield from _requests(driver.cell.counters, state)
+            yield from _cache(driver.cell, state)
+            yield from _steps(driver.cell.counters, state)
+            yield gauge(
+                "quire_scheduler_steps_in_flight",
+                "Steps sent whose result has not come back.",
+                driver.workers.num_in_flight,
+            )
 
-    def _requests(self, state: CellState) -> Iterator[Metric]:
-        account = self._driver.account
-        yield gauge(
-            "quire_scheduler_requests",
-            "Requests that wait for their first step or to go on, run, or wait in host memory.",
-            {
-                ("waiting",): state.num_waiting - state.num_swapped,
-                ("running",): state.num_running,
-                ("swapped",): state.num_swapped,
-            },
-            ("state",),
-        )
-        yield counter(
-            "quire_scheduler_requests_admitted_total",
-            "Requests queued, those that go on from another cell among them.",
-            account.num_queued,
-        )
-        yield counter(
-            "quire_scheduler_requests_refused_total",
-            "Requests refused.",
-            {(reason,): account.num_refused[reason] for reason in _REFUSALS},
-            ("reason",),
-        )
-        yield counter(
-            "quire_scheduler_sequences_ended_total",
-            "Sequences that ended of themselves; the rest were aborted.",
-            {
-                (reason.value,): account.num_ended[reason]
-                for reason in FinishReason
-                if reason is not FinishReason.ABORT
-            },
-            ("reason",),
-        )
-        yield counter(
-            "quire_scheduler_request_phase_seconds_total",
-            "Time of requests that ended of themselves, by what they did or waited for.",
-            {(phase,): 1e-6 * account.phase_us[phase] for phase in REQUEST_PHASES},
-            ("phase",),
-        )
-        yield histogram(
-            "quire_scheduler_queue_seconds",
-            "Time that each of them was queued before its first step.",
-            account.queue_seconds,
-        )
-        yield histogram(
-            "quire_scheduler_prefill_seconds",
-            "Time from the first step of each of them to its first token.",
-            account.prefill_seconds,
-        )
-        yield histogram(
-            "quire_scheduler_decode_seconds",
-            "Time from the first token of each of them to its last.",
-            account.decode_seconds,
-        )
-        yield gauge(
-            "quire_scheduler_outstanding_tokens",
-            "Tokens yet to be computed, and 64 for each sequence that decodes or will.",
-            state.outstanding_tokens,
-        )
-        yield gauge(
-            "quire_scheduler_draining",
-            "1 while the cell finishes what it has and takes nothing new.",
-            float(state.draining),
-        )
 
-    def _cache(self, state: CellState) -> Iterator[Metric]:
-        preemptions, num_cached = self._driver.preemptions, self._driver.num_cached_blocks
-        yield gauge(
-            "quire_scheduler_kv_blocks",
-            "Blocks of the KV cache; cached ones are free, but keep a prefix until needed.",
-            {
-                ("device", "used"): state.num_blocks - state.num_free_blocks,
-                ("device", "cached"): num_cached,
-                ("device", "free"): state.num_free_blocks - num_cached,
-                ("host", "used"): state.num_host_blocks - state.num_free_host_blocks,
-                ("host", "free"): state.num_free_host_blocks,
-            },
-            ("memory", "state"),
-        )
-        yield gauge(
-            "quire_scheduler_kv_block_tokens",
-            "Tokens that fit into a block.",
-            state.block_size,
-        )
-        yield gauge(
-            "quire_scheduler_kv_idle_slots",
-            "Slots of used blocks that hold no token yet: what the cache wastes.",
-            state.num_idle_slots,
-        )
-        yield gauge(
-            "quire_scheduler_kv_blocks_saved",
-            "Blocks that would be needed besides if no sequences shared any.",
-            state.num_blocks_saved,
-        )
-        yield counter(
-            "quire_scheduler_swapped_blocks_total",
-            "Blocks moved between device and host.",
-            {
-                ("out",): state.swapped_out_blocks_total,
-                ("in",): state.swapped_in_blocks_total,
-            },
-            ("direction",),
-        )
-        yield counter(
-            "quire_scheduler_preemptions_total",
-            "Requests that had to give up their blocks, by what became of those.",
-            {
-                ("swap",): preemptions.swaps,
-                ("recompute",): preemptions.preemptions - preemptions.swaps,
-            },
-            ("mode",),
-        )
-        yield counter(
-            "quire_scheduler_recomputed_tokens_total",
-            "Tokens that preemptions have lost, to be computed again.",
-            state.recomputed_tokens_total,
-        )
-        yield counter(
-            "quire_scheduler_prefix_cache_queries_total",
-            "Tokens of admitted sequences, looked up in the prefix cache.",
-            state.prefix_cache_queries_total,
-        )
-        yield counter(
-            "quire_scheduler_prefix_cache_hits_total",
-            "Those of them that were found there.",
-            state.prefix_cache_hits_total,
-        )
+def _requests(counters: Counters, state: CellState) -> Iterator[Metric]:
+    yield gauge(
+        "quire_scheduler_requests",
+        "Requests that wait for their first step or to go on, run, or wait in host memory.",
+        {
+            ("waiting",): state.num_waiting - state.num_swapped,
+            ("running",): state.num_running,
+            ("swapped",): state.num_swapped,
+        },
+        ("state",),
+    )
+    yield counter(
+        "quire_scheduler_requests_admitted_total",
+        "Requests queued, those that go on from another cell among them.",
+        counters.num_queued,
+    )
+    yield counter(
+        "quire_scheduler_requests_refused_total",
+        "Requests refused.",
+        {(reason,): counters.num_refused[reason] for reason in _REFUSALS},
+        ("reason",),
+    )
+    yield counter(
+        "quire_scheduler_sequences_ended_total",
+        "Sequences that ended of themselves; the rest were aborted.",
+        {
+            (reason.value,): counters.num_ended[reason]
+            for reason in FinishReason
+            if reason is not FinishReason.ABORT
+        },
+        ("reason",),
+    )
+    yield counter(
+        "quire_scheduler_request_phase_seconds_total",
+        "Time of requests that ended of themselves, by what they did or waited for.",
+        {(phase,): 1e-6 * counters.phase_us[phase] for phase in REQUEST_PHASES},
+        ("phase",),
+    )
+    yield histogram(
+        "quire_scheduler_queue_seconds",
+        "Time that each of them was queued before its first step.",
+        counters.queue_seconds,
+    )
+    yield histogram(
+        "quire_scheduler_prefill_seconds",
+        "Time from the first step of each of them to its first token.",
+        counters.prefill_seconds,
+    )
+    yield histogram(
+        "quire_scheduler_decode_seconds",
+        "Time from the first token of each of them to its last.",
+        counters.decode_seconds,
+    )
+    yield gauge(
+        "quire_scheduler_outstanding_tokens",
+        "Tokens yet to be computed, and 64 for each sequence that decodes or will.",
+        state.outstanding_tokens,
+    )
+    yield gauge(
+        "quire_scheduler_draining",
+        "1 while the cell finishes what it has and takes nothing new.",
+        float(state.draining),
+    )
 
-    def _steps(self, state: CellState) -> Iterator[Metric]:
-        account = self._driver.account
-        yield counter("quire_scheduler_steps_total", "Steps run.", state.steps_total)
-        yield counter("quire_scheduler_sampled_tokens_total", "Tokens sampled.", state.tokens_total)
-        yield counter(
-            "quire_scheduler_phase_seconds_total",
-            "Time of steps by phase: deciding, sending, the model, sampling, moving blocks.",
-            {
-                ("schedule",): 1e-6 * state.schedule_us_total,
-                ("wire",): 1e-6 * state.wire_us_total,
-                ("model",): 1e-6 * state.model_us_total,
-                ("sample",): 1e-6 * state.sample_us_total,
-                ("swap",): 1e-6 * state.swap_us_total,
-            },
-            ("phase",),
-        )
-        yield counter(
-            "quire_scheduler_step_bytes_total",
-            "Bytes of the orders sent to one worker.",
-            state.step_bytes_total,
-        )
-        yield histogram(
-            "quire_scheduler_step_seconds",
-            "Time of a step, from its orders, or the end of the one before, to its result.",
-            account.step_seconds,
-        )
-        yield histogram(
-            "quire_scheduler_step_tokens", "Tokens computed in a step.", account.step_tokens
-        )
-        yield histogram(
-            "quire_scheduler_step_sequences", "Sequences of a step.", account.step_sequences
-        )
-        yield gauge(
-            "quire_scheduler_steps_in_flight",
-            "Steps sent whose result has not come back.",
-            self._driver.group.num_in_flight,
-        )
+
+def _cache(cell: Cell, state: CellState) -> Iterator[Metric]:
+    preemptions, num_cached = cell.scheduler.counters, cell.blocks.num_cached_blocks
+    yield gauge(
+        "quire_scheduler_kv_blocks",
+        "Blocks of the KV cache; cached ones are free, but keep a prefix until needed.",
+        {
+            ("device", "used"): state.num_blocks - state.num_free_blocks,
+            ("device", "cached"): num_cached,
+            ("device", "free"): state.num_free_blocks - num_cached,
+            ("host", "used"): state.num_host_blocks - state.num_free_host_blocks,
+            ("host", "free"): state.num_free_host_blocks,
+        },
+        ("memory", "state"),
+    )
+    yield gauge(
+        "quire_scheduler_kv_block_tokens",
+        "Tokens that fit into a block.",
+        state.block_size,
+    )
+    yield gauge(
+        "quire_scheduler_kv_idle_slots",
+        "Slots of used blocks that hold no token yet: what the cache wastes.",
+        state.num_idle_slots,
+    )
+    yield gauge(
+        "quire_scheduler_kv_blocks_saved",
+        "Blocks that would be needed besides if no sequences shared any.",
+        state.num_blocks_saved,
+    )
+    yield counter(
+        "quire_scheduler_swapped_blocks_total",
+        "Blocks moved between device and host.",
+        {
+            ("out",): state.swapped_out_blocks_total,
+            ("in",): state.swapped_in_blocks_total,
+        },
+        ("direction",),
+    )
+    yield counter(
+        "quire_scheduler_preemptions_total",
+        "Requests that had to give up their blocks, by what became of those.",
+        {
+            ("swap",): preemptions.swaps,
+            ("recompute",): preemptions.preemptions - preemptions.swaps,
+        },
+        ("mode",),
+    )
+    yield counter(
+        "quire_scheduler_recomputed_tokens_total",
+        "Tokens that preemptions have lost, to be computed again.",
+        state.recomputed_tokens_total,
+    )
+    yield counter(
+        "quire_scheduler_prefix_cache_queries_total",
+        "Tokens of admitted sequences, looked up in the prefix cache.",
+        state.prefix_cache_queries_total,
+    )
+    yield counter(
+        "quire_scheduler_prefix_cache_hits_total",
+        "Those of them that were found there.",
+        state.prefix_cache_hits_total,
+    )
+
+
+def _steps(counters: Counters, state: CellState) -> Iterator[Metric]:
+    yield counter("quire_scheduler_steps_total", "Steps run.", state.steps_total)
+    yield counter("quire_scheduler_sampled_tokens_total", "Tokens sampled.", state.tokens_total)
+    yield counter(
+        "quire_scheduler_phase_seconds_total",
+        "Time of steps by phase: deciding, sending, the model, sampling, moving blocks.",
+        {
+            ("schedule",): 1e-6 * state.schedule_us_total,
+            ("wire",): 1e-6 * state.wire_us_total,
+            ("model",): 1e-6 * state.model_us_total,
+            ("sample",): 1e-6 * state.sample_us_total,
+            ("swap",): 1e-6 * state.swap_us_total,
+        },
+        ("phase",),
+    )
+    yield counter(
+        "quire_scheduler_step_bytes_total",
+        "Bytes of the orders sent to one worker.",
+        state.step_bytes_total,
+    )
+    yield histogram(
+        "quire_scheduler_step_seconds",
+        "Time of a step, from its orders, or the end of the one before, to its result.",
+        counters.step_seconds,
+    )
+    yield histogram(
+        "quire_scheduler_step_tokens", "Tokens computed in a step.", counters.step_tokens
+    )
+    yield histogram(
+        "quire_scheduler_step_sequences", "Sequences of a step.", counters.step_sequences
+    )
 
 
 class SchedulerAliases(Collector):
@@ -229,10 +231,10 @@ class SchedulerAliases(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families; none before the workers have met."""
-        driver = self._driver
-        if not driver.is_formed:
+        cell = self._driver.cell
+        if cell is None:
             return
-        state, labels, model = driver.state, ("model_name",), (driver.model.name,)
+        state, labels, model = cell.state, ("model_name",), (cell.model.name,)
         usage = 1 - state.num_free_blocks / state.num_blocks
         for name, documentation, value in (
             ("num_requests_running", "Requests that run.", state.num_running),
@@ -255,12 +257,12 @@ class SchedulerAliases(Collector):
             ),
         ):
             yield counter(f"vllm:{name}", documentation, {model: value}, labels)
-        account = driver.account
+        counters = cell.counters
         for name, documentation, observed in (
-            ("iteration_tokens_total", "Tokens computed in a step.", account.step_tokens),
-            ("request_queue_time_seconds", "Time in the queue.", account.queue_seconds),
-            ("request_prefill_time_seconds", "Time to compute a prompt.", account.prefill_seconds),
-            ("request_decode_time_seconds", "Time to decode.", account.decode_seconds),
+            ("iteration_tokens_total", "Tokens computed in a step.", counters.step_tokens),
+            ("request_queue_time_seconds", "Time in the queue.", counters.queue_seconds),
+            ("request_prefill_time_seconds", "Time to compute a prompt.", counters.prefill_seconds),
+            ("request_decode_time_seconds", "Time to decode.", counters.decode_seconds),
         ):
             yield histogram(f"vllm:{name}", documentation, {model: observed}, labels)
         yield gauge(

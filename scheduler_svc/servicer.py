@@ -10,6 +10,7 @@ from quire.contract.errors import InvalidRequestError
 from quire.contract.sessions import Refused
 from quire.observe.log import get_logger
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from scheduler_svc.cell import Cell
 from scheduler_svc.driver import Driver
 from scheduler_svc.sessions.session import RouterSession
 from scheduler_svc.wire import session_event_to_proto, submission_from_proto, welcome_to_proto
@@ -59,7 +60,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext,
     ) -> scheduler_pb2.AnnounceWorkerResponse:
         """Take note of where a worker is."""
-        await self._driver.roster.announce(request.rank, request.address, request.version)
+        await self._driver.workers.roster.announce(request.rank, request.address, request.version)
         return scheduler_pb2.AnnounceWorkerResponse()
 
     async def Drain(  # noqa: N802 - the service's name for it
@@ -69,9 +70,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.DrainResponse(num_unfinished=await self._driver.drain())
 
     async def _write(self, session: RouterSession, context: grpc.aio.ServicerContext) -> None:
-        await self._driver.wait_serving()
-        driver = self._driver
-        await context.write(welcome_to_proto(driver.model, driver.state, driver.block_hashes))
+        cell = await self._driver.wait_serving()
+        await context.write(welcome_to_proto(cell.model, cell.state, cell.block_hashes))
         async with aclosing(session.events()) as events:
             async for event in events:
                 await context.write(session_event_to_proto(event))
@@ -79,26 +79,26 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def _read(
         self, session: RouterSession, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> None:
-        await self._driver.wait_serving()
+        cell = await self._driver.wait_serving()
         async for request in requests:
-            self._receive(session, request)
+            self._receive(cell, session, request)
 
-    def _receive(self, session: RouterSession, request: scheduler_pb2.SessionRequest) -> None:
+    def _receive(
+        self, cell: Cell, session: RouterSession, request: scheduler_pb2.SessionRequest
+    ) -> None:
         match request.WhichOneof("message"):
             case "submit":
                 number = request.submit.request_number
                 try:
-                    submission = submission_from_proto(
-                        request.submit, self._driver.model.max_model_len
-                    )
+                    submission = submission_from_proto(request.submit, cell.model.max_model_len)
                 except InvalidRequestError as error:
                     session.push(Refused(number, error))
                 else:
                     self._driver.submit(session, submission)
             case "cancel":
                 for number in request.cancel.request_numbers:
-                    self._driver.cancel(session, number)
+                    cell.cancel(session, number)
                 for name in request.cancel.sequences:
-                    self._driver.cancel_sequence(session, name.request_number, name.sequence_index)
+                    cell.cancel_sequence(session, name.request_number, name.sequence_index)
             case unknown:
                 log.warning("unknown_session_message", message=unknown)

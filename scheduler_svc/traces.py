@@ -1,4 +1,4 @@
-"""What a cell says of each request in logs and spans: by whose trace, and where its time went."""
+"""What a cell logs and traces of each request and step."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class _Request:
 
     Attributes:
         request_id: the client's.
-        trace_id: "" if its router told none.
+        trace_id: "" for none.
         span: of what it does here; None unless its trace is sampled and this process records any.
     """
 
@@ -52,8 +52,8 @@ class Traces:
 
     # ---------------------------------------------------------------- requests
 
-    def refused(self, submission: Submission, reason: str) -> None:
-        """A request was turned away."""
+    def record_refused(self, submission: Submission, reason: str) -> None:
+        """Log that a request was refused."""
         log.debug(
             "request_refused",
             request_id=submission.request_id,
@@ -61,8 +61,8 @@ class Traces:
             reason=reason,
         )
 
-    def queued(self, group_id: int, submission: Submission) -> None:
-        """A request is queued."""
+    def record_queued(self, group_id: int, submission: Submission) -> None:
+        """Log that a request is queued, and begin its span if its trace is sampled."""
         num_output_tokens = sum(map(len, (submission.outputs or {}).values()))
         trace_id, span = _trace_id(submission), None
         parent = TraceContext.parse(submission.traceparent)
@@ -73,26 +73,28 @@ class Traces:
             self._sampled[group_id] = span.context
         self._requests[group_id] = _Request(submission.request_id, trace_id, span)
         log.debug(
-            "request_admitted",
+            "request_queued",
             request_id=submission.request_id,
             trace_id=trace_id,
             num_prompt_tokens=len(submission.prompt_token_ids),
             num_output_tokens=num_output_tokens,
         )
 
-    def told(self, progress: Progress) -> None:
-        """Some requests may have ended with a step."""
+    def record_progress(self, progress: Progress) -> None:
+        """Log the ends of the requests that ended with a step."""
         if not progress.ended_group_ids:
             return
         reasons = {each.group_id: each.finish_reason.value for each in progress.finished}
         for group_id in progress.ended_group_ids:
-            self.ended(group_id, progress.times.get(group_id), reasons.get(group_id, "beam_search"))
+            self.record_end(
+                group_id, progress.times.get(group_id), reasons.get(group_id, "beam_search")
+            )
 
-    def ended(self, group_id: int, time: GroupTime | None, reason: str) -> None:
-        """A request is over here: it ended, or nobody wants it any more.
+    def record_end(self, group_id: int, time: GroupTime | None, reason: str) -> None:
+        """Log the end of a request, and end its span; no effect if that has been done.
 
         Args:
-            group_id: of the request; one that is over already is nobody's mistake.
+            group_id: of the request.
             time: where its time has gone; None if it had all its tokens when it came.
             reason: of its last sequence, or "beam_search".
         """
@@ -129,15 +131,15 @@ class Traces:
         """Whether any request is sampled."""
         return bool(self._sampled)
 
-    def step_sent(self, outputs: SchedulerOutputs, group_ids: Iterable[int] = ()) -> str:
-        """A step is about to be sent.
+    def start_step(self, outputs: SchedulerOutputs, group_ids: Iterable[int] = ()) -> str:
+        """Begin the span of a step that is about to be sent, if any of its requests is sampled.
 
         Args:
             outputs: its orders.
             group_ids: of the requests that are part of it.
 
         Returns:
-            What the workers are to be told of its trace; "" for nothing.
+            W3C Trace Context of the span, for the workers; "" for none.
         """
         links = [self._sampled[each] for each in group_ids if each in self._sampled]
         if not links:
@@ -149,8 +151,8 @@ class Traces:
         self._steps.append(span)
         return span.context.traceparent if span.context.is_sampled else ""
 
-    def step_received(self, executed: ExecutedStep) -> None:
-        """The oldest step in flight has run."""
+    def end_step(self, executed: ExecutedStep) -> None:
+        """End the span of the oldest step in flight."""
         span = self._steps.popleft()
         if span is None:
             return
@@ -162,8 +164,8 @@ class Traces:
         span.set("quire.step.wire_us", max(0, executed.elapsed_us - result.worker_us))
         span.end()
 
-    def steps_lost(self) -> None:
-        """The workers are lost, with the steps in flight."""
+    def fail_steps(self) -> None:
+        """End the spans of all steps in flight: the workers are lost."""
         for span in self._steps:
             if span is not None:
                 span.fail("workers_lost")

@@ -114,7 +114,7 @@ class RequestStream:
         self.sampling_params = dataclasses.replace(self.sampling_params, seed=seed)
         self._start(seed)
         self._log.info(
-            "request_admitted",
+            "request_queued",
             num_prompt_tokens=len(self.request.prompt_token_ids),
             max_tokens=self.sampling_params.max_tokens,
         )

@@ -132,6 +132,29 @@ def check_submission(
             )
 
 
+def check_vocabulary(submission: Submission, vocab_size: int) -> None:
+    """Check that the model has every token of a request.
+
+    Raises:
+        InvalidRequestError: it does not; names the field and the largest token.
+    """
+    params = submission.sampling_params
+    fields = [("prompt", submission.prompt_token_ids)]
+    fields += [("output_token_ids", output) for output in (submission.outputs or {}).values()]
+    fields += [
+        ("logit_bias", tuple(params.logit_bias)),
+        ("allowed_token_ids", params.allowed_token_ids),
+        ("stop_token_ids", params.stop_token_ids),
+    ]
+    fields += [("bad_words_token_ids", token_ids) for token_ids in params.bad_words_token_ids]
+    for field, token_ids in fields:
+        largest = max(token_ids, default=0)
+        if largest >= vocab_size:
+            raise InvalidRequestError(
+                field, f"token ids must be in [0, {vocab_size - 1}], got {largest}"
+            )
+
+
 def max_num_tokens(submission: Submission, blocks: BlockSpaceManager, max_model_len: int) -> int:
     """Return the length, prompt included, at which the sequences of a request end.
 

@@ -1,4 +1,4 @@
-"""Which session each group belongs to, and telling the sessions what steps bring."""
+"""Which session each group belongs to; sends the sessions what steps bring."""
 
 from quire.contract.sessions import StepOutputs
 from scheduler_svc.policy.progress import Progress
@@ -11,6 +11,9 @@ class Routes:
     def __init__(self) -> None:
         self._routes: dict[int, tuple[RouterSession, int]] = {}
 
+    def __len__(self) -> int:
+        return len(self._routes)
+
     def add(self, group_id: int, session: RouterSession, request_number: int) -> None:
         """Route what concerns a group to the session of its request."""
         session.groups[request_number] = group_id
@@ -21,8 +24,8 @@ class Routes:
         session, request_number = self._routes.pop(group_id)
         del session.groups[request_number]
 
-    def tell(self, progress: Progress) -> None:
-        """Tell each session what concerns it, in one message; forget the groups that ended.
+    def send(self, progress: Progress) -> None:
+        """Send each session what concerns it, in one message; forget the groups that ended.
 
         Groups that have no route were cancelled since the step.
         """

@@ -1,10 +1,10 @@
-"""A router's session: its requests by the router's numbers, and what is still to be told."""
+"""A session with a router: its requests by the router's numbers, and events not sent yet."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 
-from quire.contract.errors import OverloadedError, QuireError
+from quire.contract.errors import InvalidRequestError, OverloadedError, QuireError
 from quire.contract.sessions import SessionEvent
 
 RECONNECT_AFTER_MS = 1000
@@ -19,7 +19,7 @@ class RouterSession:
     Attributes:
         groups: group ids of the session's unfinished requests, by request number.
         ended: set when the session ends.
-        error: why it ended, unless the router left of its own accord.
+        error: why it ended; None if the router ended it.
     """
 
     def __init__(self, max_unsent_events: int) -> None:
@@ -29,6 +29,17 @@ class RouterSession:
         self._max_unsent_events = max_unsent_events
         self._unsent: deque[SessionEvent] = deque()
         self._changed = asyncio.Event()
+
+    def check_number(self, request_number: int) -> None:
+        """Check that no unfinished request has a number.
+
+        Raises:
+            InvalidRequestError: one has it.
+        """
+        if request_number in self.groups:
+            raise InvalidRequestError(
+                "request_number", f"must be unique in the session, got {request_number} again"
+            )
 
     def push(self, event: SessionEvent) -> None:
         """Queue an event; a router that has left too many unread loses its session instead."""
@@ -47,7 +58,7 @@ class RouterSession:
         self._changed.set()
 
     @property
-    def is_told(self) -> bool:
+    def is_sent(self) -> bool:
         """Whether everything that was pushed is on its way."""
         return not self._unsent
 

@@ -1,4 +1,4 @@
-"""One worker of a group: its channel, its calls and its Execute stream."""
+"""The client of one worker: its channel, its calls and its Execute stream."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -31,11 +31,11 @@ ExecuteCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, worker_pb2.ExecuteRes
 Result = TypeVar("Result")
 
 _EXECUTE_METHOD = f"/{worker_pb2.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Execute"
-# What a worker may say that trying again cannot change.
+# Errors of a worker that another attempt cannot change.
 _ERRORS_BY_REASON: dict[str, type[QuireError]] = {
     error.reason: error for error in (ModelLoadError, ConfigError, StaleEpochError)
 }
-# What the connection says, rather than the worker.
+# Errors of the connection, not of the worker.
 _CONNECTION_CODES = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -46,27 +46,27 @@ _CONNECTION_CODES = frozenset(
 
 
 class WorkerFailedError(UnavailableError):
-    """A worker is there and failed in a way it did not foresee.
+    """A worker answered with an unforeseen error.
 
-    Once it has served, it is treated as lost, since a new start may cure it. A worker that fails
-    so before it ever served would do it again.
+    Once it has served, it counts as lost, since a new start may cure it. A worker that fails so
+    before it ever served would do it again.
     """
 
 
-class Rank:
-    """A worker as its scheduler sees it.
+class WorkerClient:
+    """A client of one worker.
 
-    Every method raises the QuireError that the worker sent, WorkerFailedError for a failure that it
-    did not foresee, and UnavailableError for a lost connection or a broken stream.
+    Every method raises the QuireError that the worker sent, WorkerFailedError for any other error
+    of the worker, and UnavailableError for a lost connection or a broken stream.
 
     Args:
-        rank: its number in the tensor-parallel group.
+        rank: of the worker among those that share the model.
         address: "host:port".
         may_be_late: whether to wait a few seconds for a worker that is just starting there.
         tls: certificate of this scheduler; None speaks in the clear.
 
     Attributes:
-        is_reachable: whether it answered when it was last asked for anything.
+        is_reachable: whether the worker answered the last call.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Rank:
         """Send a serialised ExecuteRequest; returns once it is on its way."""
         assert self._stream is not None, "the stream is open"
         try:
-            # A stream that has ended cannot be written to; reading says why it ended.
+            # A stream that has ended cannot be written to; a read raises the reason.
             with suppress(asyncio.InvalidStateError):
                 await self._stream.write(request)
         except grpc.aio.AioRpcError as error:
@@ -213,7 +213,7 @@ class Rank:
 
 async def answers(rank: int, address: str, tls: TlsFiles | None = None) -> bool:
     """Return whether a worker answers at `address`."""
-    worker = Rank(rank, address, may_be_late=False, tls=tls)
+    worker = WorkerClient(rank, address, may_be_late=False, tls=tls)
     try:
         await worker.describe()
     except UnavailableError:
@@ -224,12 +224,12 @@ async def answers(rank: int, address: str, tls: TlsFiles | None = None) -> bool:
 
 
 async def on_all(
-    ranks: Sequence[Rank], call: Callable[[Rank], Coroutine[Any, Any, Result]]
+    workers: Sequence[WorkerClient], call: Callable[[WorkerClient], Coroutine[Any, Any, Result]]
 ) -> list[Result]:
-    """Run `call` for every rank at once; a failure cancels the others, who may wait for it."""
-    if len(ranks) == 1:
-        return [await call(ranks[0])]
-    tasks = [asyncio.create_task(call(rank)) for rank in ranks]
+    """Run `call` for every worker at once; a failure cancels the others, which may wait for it."""
+    if len(workers) == 1:
+        return [await call(workers[0])]
+    tasks = [asyncio.create_task(call(worker)) for worker in workers]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -1,4 +1,4 @@
-"""How workers become a group: found, claimed, given the model and a cache, all under one epoch."""
+"""How workers are formed: found, claimed, given the model and a cache, all under one epoch."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from quire.v1 import worker_pb2
 from quire.version import __version__
 from quire.wire.common import model_info_from_proto
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.workers.client import Rank, on_all
+from scheduler_svc.workers.client import WorkerClient, on_all
 from scheduler_svc.workers.roster import Roster
 
 # 2020-01-01, so that epochs are short on the wire.
@@ -26,11 +26,11 @@ log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Formation:
-    """What a formed group is. What routers were told stays the same when it is formed again.
+class FormedWorkers:
+    """What a cell knows of its workers. Model and blocks stay when they are formed again.
 
     Attributes:
-        epoch: larger than any these workers have seen.
+        epoch: larger than any that these workers have seen.
         model: as loaded, with the max_model_len that its cache can hold.
         num_blocks: blocks of the cache, the same on every rank.
         num_host_blocks: blocks in the host's memory, the same on every rank.
@@ -46,171 +46,176 @@ class Formation:
     checkpoint_digest: bytes = b""
 
 
-class GroupFormer:
-    """Forms the group of a cell, as often as it is lost.
+class Formation:
+    """Forms the workers of a cell, again whenever one is lost.
 
     Args:
         config: which workers, and what to load into them.
         roster: where they are.
 
     Attributes:
-        scheduler_name: by which workers know who drives them; to be set before `form`.
-        ranks: the workers, in order of rank.
+        workers: in order of rank.
     """
 
     def __init__(self, config: SchedulerConfig, roster: Roster) -> None:
-        self.scheduler_name = ""
-        self.ranks = [
-            Rank(rank, address, tls=config.tls)
+        self.workers = [
+            WorkerClient(rank, address, tls=config.tls)
             for rank, address in enumerate(config.worker_addresses)
         ]
         self._config = config
         self._roster = roster
-        self._formation: Formation | None = None
+        self._formed: FormedWorkers | None = None
         self._loaded_model: ModelInfo | None = None
 
-    async def form(self) -> Formation:
+    async def form(self, scheduler_name: str) -> FormedWorkers:
         """Describe, load, profile (the first time) and allocate, under a new epoch.
 
         Waits for workers that have yet to announce themselves. Every sequence is unknown to the
         workers afterwards. Weights that they hold are kept.
 
+        Args:
+            scheduler_name: by which workers know who drives them, the same at every call.
+
         Raises:
             ConfigError: a worker is of another version or driven by another scheduler, or the
                 settings do not fit the cache.
-            ModelLoadError: the model cannot be served, or is another one on some rank.
+            ModelLoadError: the model cannot be served, or differs between the ranks.
             StaleEpochError: another scheduler took the workers over.
             WorkerFailedError: a worker failed in a way it did not foresee.
             UnavailableError: a worker cannot be reached; worth another attempt.
         """
         if self._config.waits_for_announcements:
-            await self._find_ranks()
-        epoch = await self._next_epoch()
-        loaded, digest = await self._load_model(epoch)
-        if self._formation is None:
+            await self._find_workers()
+        epoch = await self._next_epoch(scheduler_name)
+        loaded, digest = await self._load_model(epoch, scheduler_name)
+        if self._formed is None:
             num_blocks = await self._choose_num_blocks(epoch)
             model = self._fit_model_len(loaded, num_blocks)
-            formation = Formation(epoch, model, num_blocks, checkpoint_digest=digest)
-        elif (loaded, digest) != (self._loaded_model, self._formation.checkpoint_digest):
+            formed = FormedWorkers(epoch, model, num_blocks, checkpoint_digest=digest)
+        elif (loaded, digest) != (self._loaded_model, self._formed.checkpoint_digest):
             raise ModelLoadError(f"model {self._config.model} changed while it was served")
         else:
             # Not profiled again: a survivor's cache would count as used memory, and routers have
             # been told the limits.
-            formation = replace(self._formation, epoch=epoch)
+            formed = replace(self._formed, epoch=epoch)
         request = worker_pb2.InitCacheRequest(
             epoch=epoch,
             block_size=self._config.block_size,
-            num_blocks=formation.num_blocks,
+            num_blocks=formed.num_blocks,
             swap_space_bytes=self._config.swap_space_bytes,
             max_num_seqs=self._config.max_num_seqs,
             enforce_eager=self._config.enforce_eager,
         )
-        caches = await on_all(self.ranks, lambda rank: rank.init_cache(request))
+        caches = await on_all(self.workers, lambda worker: worker.init_cache(request))
         # Asked for no size, a worker takes a share of what is free: another one than before.
-        formation = replace(
-            formation,
+        formed = replace(
+            formed,
             num_host_blocks=min(cache.num_host_blocks for cache in caches),
             swap_block_us=max(cache.swap_block_us for cache in caches),
         )
-        self._formation, self._loaded_model = formation, loaded
-        return formation
+        self._formed, self._loaded_model = formed, loaded
+        return formed
 
-    async def _find_ranks(self) -> None:
+    async def _find_workers(self) -> None:
         """Connect to where the ranks have announced themselves."""
         addresses = await self._roster.complete()
-        for rank in self.ranks:
-            await rank.close()
+        for worker in self.workers:
+            await worker.close()
         # Channels of their own, which know nothing yet of a worker that was not there a moment ago.
-        self.ranks = [
-            Rank(rank, address, may_be_late=False, tls=self._config.tls)
+        self.workers = [
+            WorkerClient(rank, address, may_be_late=False, tls=self._config.tls)
             for rank, address in enumerate(addresses)
         ]
 
-    async def _describe(self, rank: Rank) -> worker_pb2.DescribeResponse:
+    async def _describe(self, worker: WorkerClient) -> worker_pb2.DescribeResponse:
         try:
-            return await rank.describe()
+            return await worker.describe()
         except UnavailableError:
-            self._roster.forget(rank.rank, rank.address)
+            self._roster.forget(worker.rank, worker.address)
             raise
 
-    async def _next_epoch(self) -> int:
-        """Return an epoch above the clock's and above any that a worker or this group has seen."""
-        descriptions = await on_all(self.ranks, self._describe_unclaimed)
-        for rank, description in zip(self.ranks, descriptions, strict=True):
+    async def _next_epoch(self, scheduler_name: str) -> int:
+        """Return an epoch above the clock's and above any that was used before."""
+        descriptions = await on_all(
+            self.workers, lambda worker: self._describe_unclaimed(worker, scheduler_name)
+        )
+        for worker, description in zip(self.workers, descriptions, strict=True):
             if description.version != __version__:
                 raise ConfigError(
-                    f"worker {rank.address} runs Quire {description.version}, this scheduler "
+                    f"worker {worker.address} runs Quire {description.version}, this scheduler "
                     f"{__version__}: both must run the same version"
                 )
             log.info(
                 "worker_found",
-                rank=rank.rank,
-                address=rank.address,
+                rank=worker.rank,
+                address=worker.address,
                 device=description.device,
                 isa=description.isa,
             )
         seen = [description.epoch for description in descriptions]
-        if self._formation is not None:
-            seen.append(self._formation.epoch)
+        if self._formed is not None:
+            seen.append(self._formed.epoch)
         milliseconds = int(1000 * (time.time() - EPOCH_ORIGIN_S))
         return max(milliseconds, max(seen) + 1)
 
-    async def _describe_unclaimed(self, rank: Rank) -> worker_pb2.DescribeResponse:
+    async def _describe_unclaimed(
+        self, worker: WorkerClient, scheduler_name: str
+    ) -> worker_pb2.DescribeResponse:
         """Describe a worker that no other scheduler drives.
 
-        One that has died lets go of its workers at once, one that hangs as soon as they notice. One
-        that is alive keeps them: by its epoch a newcomer would win, and take them over by mistake.
+        A dead scheduler releases its workers at once, a hung one after the keepalive timeout. One
+        that is alive keeps them: a newcomer has the larger epoch, and would take them by mistake.
         """
         deadline = time.monotonic() + CLAIM_PATIENCE_S
         while True:
-            description = await self._describe(rank)
+            description = await self._describe(worker)
             driver = description.scheduler_name
-            if driver in ("", self.scheduler_name):
+            if driver in ("", scheduler_name):
                 return description
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"worker {rank.address} is driven by the scheduler {driver}; stop that one "
+                    f"worker {worker.address} is driven by the scheduler {driver}; stop that one "
                     "first, or give this one other workers"
                 )
             await asyncio.sleep(CLAIM_POLL_S)
 
-    async def _load_model(self, epoch: int) -> tuple[ModelInfo, bytes]:
+    async def _load_model(self, epoch: int, scheduler_name: str) -> tuple[ModelInfo, bytes]:
         """Load the model into every rank; return what it is and the digest of its directory."""
         config = self._config
         meeting_address = ""
-        if len(self.ranks) > 1:
-            meeting_address = await self.ranks[0].open_rendezvous(epoch)
+        if len(self.workers) > 1:
+            meeting_address = await self.workers[0].open_rendezvous(epoch)
 
-        def load(rank: Rank) -> Coroutine[Any, Any, worker_pb2.LoadModelResponse]:
-            return rank.load_model(
+        def load(worker: WorkerClient) -> Coroutine[Any, Any, worker_pb2.LoadModelResponse]:
+            return worker.load_model(
                 worker_pb2.LoadModelRequest(
                     epoch=epoch,
                     model=config.model,
                     served_model_name=config.model_name,
                     dtype=config.dtype,
                     max_model_len=config.max_model_len,
-                    tensor_parallel_rank=rank.rank,
+                    tensor_parallel_rank=worker.rank,
                     tensor_parallel_size=config.num_ranks,
                     distributed_init_address=meeting_address,
-                    host=rank.host,
+                    host=worker.host,
                     distributed_timeout_ms=round(1e3 * config.distributed_timeout_s),
-                    scheduler_name=self.scheduler_name,
+                    scheduler_name=scheduler_name,
                     load_format=config.load_format,
                     invariant=config.invariant,
                     kv_cache_dtype=config.kv_cache_dtype,
                 )
             )
 
-        first, *others = await on_all(self.ranks, load)
-        for rank, response in zip(self.ranks[1:], others, strict=True):
+        first, *others = await on_all(self.workers, load)
+        for worker, response in zip(self.workers[1:], others, strict=True):
             same = (response.model, response.checkpoint_digest) == (
                 first.model,
                 first.checkpoint_digest,
             )
             if not same:
                 raise ModelLoadError(
-                    f"model {config.model} is another one on worker {rank.address} than on "
-                    f"{self.ranks[0].address}: all ranks must be given the same directory"
+                    f"workers {self.workers[0].address} and {worker.address} have different models "
+                    f"at {config.model}: all ranks must be given the same directory"
                 )
         return model_info_from_proto(first.model), first.checkpoint_digest
 
@@ -226,7 +231,7 @@ class GroupFormer:
             kv_cache_memory_bytes=config.kv_cache_memory_bytes,
             gpu_memory_utilization=config.gpu_memory_utilization,
         )
-        profiles = await on_all(self.ranks, lambda rank: rank.profile_cache(request))
+        profiles = await on_all(self.workers, lambda worker: worker.profile_cache(request))
         num_blocks = min(profile.num_blocks for profile in profiles)
         if num_blocks == 0:
             raise ConfigError(

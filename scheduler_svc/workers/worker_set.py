@@ -1,4 +1,4 @@
-"""The workers of a cell as one: formed under an epoch, driven in steps, formed again if lost."""
+"""All workers of a cell: formed under an epoch, sent steps, formed again if one is lost."""
 
 import asyncio
 import time
@@ -12,8 +12,8 @@ from quire.contract.steps import SchedulerOutputs, StepResult
 from quire.observe.log import get_logger
 from quire.wire.worker import execute_request_to_proto
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.workers.client import Rank, WorkerFailedError, answers, on_all
-from scheduler_svc.workers.formation import Formation, GroupFormer
+from scheduler_svc.workers.client import WorkerClient, WorkerFailedError, answers, on_all
+from scheduler_svc.workers.formation import Formation, FormedWorkers
 from scheduler_svc.workers.roster import Roster
 
 FIRST_BACKOFF_S = 0.1
@@ -24,7 +24,7 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ExecutedStep:
-    """A step that all ranks have run.
+    """A step that all workers have run.
 
     Attributes:
         result: of rank 0, which sampled.
@@ -56,18 +56,18 @@ class _SentStep:
     num_swapped_blocks: int
 
 
-class WorkerGroup:
-    """Fan-out to every rank, with step numbers and epochs.
+class WorkerSet:
+    """Sends each step to all workers of a cell, under an epoch and a step number.
 
     Args:
         config: which workers, and what to load into them.
-        on_lost: called when a rank ends its Execute stream, also between steps.
-        on_missing: called with the ranks that nobody has announced yet, whenever they change.
+        on_lost: called when a worker ends its Execute stream, also between steps.
+        on_missing: called with the ranks that have not announced themselves, whenever they change.
 
     Attributes:
-        roster: where the ranks are.
-        num_formations: how often the group has been formed.
-        is_lost: a rank has ended its stream since the group was formed.
+        roster: the address of each rank.
+        num_formations: how often the workers have been formed.
+        is_lost: whether a worker has ended its stream since then.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class WorkerGroup:
         self._on_lost = on_lost
         self._size = config.num_ranks
         self.roster = Roster(config, partial(answers, tls=config.tls), on_missing)
-        self._former = GroupFormer(config, self.roster)
-        self._formation: Formation | None = None
+        self._formation = Formation(config, self.roster)
+        self._formed: FormedWorkers | None = None
         self._step_id = 0
         self._in_flight: deque[_SentStep] = deque()
         self._received = 0.0
@@ -89,35 +89,42 @@ class WorkerGroup:
 
     # ---------------------------------------------------------------- forming
 
-    async def form_first(self, scheduler_name: str) -> Formation:
-        """Form the group, waiting for workers that are not there yet. Other errors are final.
+    async def form_first(self, scheduler_name: str) -> FormedWorkers:
+        """Form the workers, waiting for those that are not there yet. Other errors are final.
 
         Args:
             scheduler_name: by which workers know who drives them.
 
         Raises:
-            QuireError: another attempt cannot help; see GroupFormer.form.
+            QuireError: another attempt cannot help; see Formation.form.
         """
-        self._former.scheduler_name = scheduler_name
         return await self._form_patiently(
+            scheduler_name,
             lambda error: (
                 isinstance(error, WorkerFailedError) or not isinstance(error, UnavailableError)
-            )
+            ),
         )
 
-    async def form_again(self) -> Formation:
-        """Form the group again, however long it takes: requests wait meanwhile.
+    async def form_again(self, scheduler_name: str) -> FormedWorkers:
+        """Form the workers again, however long it takes: requests wait meanwhile.
+
+        Args:
+            scheduler_name: as of `form_first`.
 
         Raises:
             StaleEpochError: another scheduler took the workers over.
         """
-        return await self._form_patiently(lambda error: isinstance(error, StaleEpochError))
+        return await self._form_patiently(
+            scheduler_name, lambda error: isinstance(error, StaleEpochError)
+        )
 
-    async def _form_patiently(self, is_final: Callable[[QuireError], bool]) -> Formation:
+    async def _form_patiently(
+        self, scheduler_name: str, is_final: Callable[[QuireError], bool]
+    ) -> FormedWorkers:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
-                return await self.form()
+                return await self.form(scheduler_name)
             except QuireError as error:
                 if is_final(error):
                     raise
@@ -129,49 +136,52 @@ class WorkerGroup:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 
-    async def form(self) -> Formation:
-        """Form the group under a new epoch and open the Execute streams.
+    async def form(self, scheduler_name: str) -> FormedWorkers:
+        """Form the workers under a new epoch and open the Execute streams.
+
+        Args:
+            scheduler_name: by which workers know who drives them.
 
         Raises:
-            QuireError: see GroupFormer.form.
+            QuireError: see Formation.form.
         """
-        self.dissolve()
-        formation = self._formation = await self._former.form()
+        self.cancel_streams()
+        formed = self._formed = await self._formation.form(scheduler_name)
         self.num_formations += 1
         self._step_id = 0
         self._in_flight.clear()
         self.is_lost = False
-        for rank in self._ranks:
-            rank.open_stream(self._lost)
+        for worker in self._workers:
+            worker.open_stream(self._lost)
         log.info(
-            "group_formed",
-            epoch=formation.epoch,
-            model=formation.model.name,
-            max_model_len=formation.model.max_model_len,
-            num_blocks=formation.num_blocks,
-            num_host_blocks=formation.num_host_blocks,
+            "workers_formed",
+            epoch=formed.epoch,
+            model=formed.model.name,
+            max_model_len=formed.model.max_model_len,
+            num_blocks=formed.num_blocks,
+            num_host_blocks=formed.num_host_blocks,
         )
-        return formation
+        return formed
 
-    def dissolve(self) -> None:
+    def cancel_streams(self) -> None:
         """End the Execute streams."""
-        for rank in self._ranks:
-            rank.cancel_stream()
+        for worker in self._workers:
+            worker.cancel_stream()
 
     async def close(self) -> None:
         """End the streams and close the channels."""
-        for rank in self._ranks:
-            await rank.close()
+        for worker in self._workers:
+            await worker.close()
 
     @property
-    def _ranks(self) -> list[Rank]:
-        return self._former.ranks
+    def _workers(self) -> list[WorkerClient]:
+        return self._formation.workers
 
     @property
     def reachable(self) -> dict[int, bool]:
-        """Whether each rank answered when it was last asked for anything."""
+        """Whether each rank answered its last call."""
         return dict.fromkeys(range(self._size), False) | {
-            rank.rank: rank.is_reachable for rank in self._ranks
+            worker.rank: worker.is_reachable for worker in self._workers
         }
 
     def _lost(self) -> None:
@@ -181,17 +191,17 @@ class WorkerGroup:
     # ---------------------------------------------------------------- steps
 
     async def send(self, outputs: SchedulerOutputs) -> None:
-        """Send a step to every rank; it runs after those sent before.
+        """Send a step to every worker; it runs after those sent before.
 
         Mutates: outputs, which gets epoch and number of the step.
 
         Raises:
-            UnavailableError: a rank was lost; the group must be formed again.
+            UnavailableError: a worker was lost; they must be formed again.
         """
-        assert self._formation is not None, "the group is formed"
+        assert self._formed is not None, "the workers are formed"
         started = time.perf_counter()
         self._step_id += 1
-        outputs.epoch, outputs.step_id = self._formation.epoch, self._step_id
+        outputs.epoch, outputs.step_id = self._formed.epoch, self._step_id
         request = execute_request_to_proto(outputs).SerializeToString()
         self._in_flight.append(
             _SentStep(
@@ -203,26 +213,26 @@ class WorkerGroup:
                 len(outputs.blocks_to_swap_out) + len(outputs.blocks_to_swap_in),
             )
         )
-        await on_all(self._ranks, lambda rank: rank.send(request))
+        await on_all(self._workers, lambda worker: worker.send(request))
 
     async def receive(self) -> ExecutedStep:
-        """Wait until every rank has run the oldest step in flight.
+        """Wait until every worker has run the oldest step in flight.
 
         Raises:
-            UnavailableError: a rank was lost; the group must be formed again.
+            UnavailableError: a worker was lost; they must be formed again.
             StaleEpochError: another scheduler took the workers over.
         """
-        assert self._formation is not None, "the group is formed"
-        epoch, sent = self._formation.epoch, self._in_flight.popleft()
-        results = await on_all(self._ranks, Rank.receive)
+        assert self._formed is not None, "the workers are formed"
+        epoch, sent = self._formed.epoch, self._in_flight.popleft()
+        results = await on_all(self._workers, WorkerClient.receive)
         received = time.perf_counter()
         # A step that was sent ahead does not wait for the wire while the one before it runs.
         elapsed_us = round(1e6 * (received - max(sent.started, self._received)))
         self._received = received
-        for rank, result in zip(self._ranks, results, strict=True):
+        for worker, result in zip(self._workers, results, strict=True):
             if (result.epoch, result.step_id) != (epoch, sent.step_id):
                 raise UnavailableError(
-                    f"worker {rank.address} answered step {result.step_id} of epoch "
+                    f"worker {worker.address} answered step {result.step_id} of epoch "
                     f"{result.epoch}, not step {sent.step_id} of epoch {epoch}"
                 )
         return ExecutedStep(

@@ -236,7 +236,7 @@ async def test_no_log_metric_span_or_error_holds_a_word_of_prompt_or_answer(
             told = await asyncio.to_thread(pages, cluster)
         spans = "\n".join(map(str, collector.requests))
     logs = capfd.readouterr().err
-    assert "request_admitted" in logs
+    assert "request_queued" in logs
     assert "quire_" in told
     assert "gen_ai.usage.output_tokens" in spans
     for where, text in (("logs", logs), ("metrics", told), ("spans", spans)):

@@ -56,7 +56,7 @@ async def check_tokens(router: RouterDouble, number: int) -> None:
 async def test_the_group_forms_when_the_last_rank_is_there() -> None:
     missing: list[tuple[int, ...]] = []
     async with FakeWorker() as first, FakeWorker() as second, waiting_scheduler(2) as (server, at):
-        server._driver.roster._on_missing = missing.append
+        server._driver.workers.roster._on_missing = missing.append
         await announce(at, 1, second.address)
         await announce(at, 1, second.address)
         formed = asyncio.create_task(server.wait_until_serving())
@@ -117,7 +117,7 @@ async def test_an_announced_worker_that_vanished_before_the_group_formed_is_wait
         await announce(at, 0, first.address)
         await first.kill()
         await announce(at, 1, second.address)
-        while 0 in server._driver.roster._addresses:
+        while 0 in server._driver.workers.roster._addresses:
             await asyncio.sleep(0.01)
         async with FakeWorker() as restarted:
             await announce(at, 0, restarted.address)

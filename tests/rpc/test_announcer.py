@@ -47,7 +47,7 @@ async def test_a_refusal_is_logged_once_with_its_reason(monkeypatch: pytest.Monk
     asked = 0
 
     async with running_scheduler(wait=False, tensor_parallel_size=1) as (scheduler, address):
-        announce, enough = scheduler._driver.roster.announce, asyncio.Event()
+        announce, enough = scheduler._driver.workers.roster.announce, asyncio.Event()
 
         async def count(rank: int, address: str, version: str) -> None:
             nonlocal asked
@@ -56,7 +56,7 @@ async def test_a_refusal_is_logged_once_with_its_reason(monkeypatch: pytest.Monk
                 enough.set()
             await announce(rank, address, version)
 
-        monkeypatch.setattr(scheduler._driver.roster, "announce", count)
+        monkeypatch.setattr(scheduler._driver.workers.roster, "announce", count)
         with capture_logs() as lines:
             announcer = Announcer(address, 0, "127.0.0.1:9")
             await asyncio.wait_for(enough.wait(), 20)
@@ -98,7 +98,7 @@ async def test_a_worker_announces_the_host_it_was_told_to_and_its_own_port() -> 
         worker = WorkerServer(config, open_device("cpu"))
         try:
             port = (await worker.start()).rpartition(":")[2]
-            roster = scheduler._driver.roster
+            roster = scheduler._driver.workers.roster
             while not roster._addresses:
                 await asyncio.sleep(0.01)
             assert roster._addresses == {1: f"localhost:{port}"}

@@ -257,7 +257,7 @@ async def test_log_lines_of_a_call_have_the_name_of_its_key_and_never_the_key(ke
         await call(keyed.address, ABORT, ("authorization", "Bearer wrong-secret"))
     events = {(line.get("request_id"), line.get("api_key"), line["event"]) for line in lines}
     for key in ("alice", "bob"):
-        for event in ("request_admitted", "request_finished"):
+        for event in ("request_queued", "request_finished"):
             assert (f"of-{key}", key, event) in events
     assert "secret" not in repr(lines)
 

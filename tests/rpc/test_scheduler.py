@@ -13,7 +13,7 @@ from quire.rpc import open_channel
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from quire.wire.common import sampling_params_to_proto
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.workers.worker_set import WorkerGroup
+from scheduler_svc.workers.worker_set import WorkerSet
 from tests.fakes.fake_model import fake_generate
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
 from tests.rpc.router_double import open_session, running_scheduler
@@ -198,21 +198,22 @@ async def test_a_sequence_cancelled_right_after_the_last_of_the_others_ended(
         open_session(at) as router,
     ):
         driver = scheduler._driver
-        send = driver._group.send
+        send = driver.workers.send
 
-        async def cancel_and_send(orders: SchedulerOutputs) -> None:
-            if driver._unsent.finished:
+        async def cancel_and_send(outputs: SchedulerOutputs) -> None:
+            assert driver.cell is not None
+            if driver.cell._unsent.finished:
                 (session,) = driver._sessions
-                driver.cancel_sequence(session, 1, 0)
-            await send(orders)
+                driver.cell.cancel_sequence(session, 1, 0)
+            await send(outputs)
 
-        monkeypatch.setattr(driver._group, "send", cancel_and_send)
+        monkeypatch.setattr(driver.workers, "send", cancel_and_send)
         await router.send(scheduler_pb2.SessionRequest(submit=submit))
         await router.finish(1)
         assert router.finished == {1: common_pb2.FINISH_REASON_LENGTH}
         assert len(router.tokens[1]) == 3 + 2
         await router.until(lambda r: bool(r.states) and r.states[-1].num_free_blocks == 64)
-        assert not driver._routes._routes
+        assert driver.cell is not None and not driver.cell.num_unfinished
 
 
 async def test_the_end_of_a_session_aborts_its_requests() -> None:
@@ -466,14 +467,14 @@ async def test_a_worker_that_starts_late_is_waited_for() -> None:
 async def test_the_epoch_is_above_the_clock_and_what_workers_have_seen() -> None:
     config = {"model": "/m", "served_model_name": "m", "block_size": 4}
     async with FakeWorker() as worker:
-        group = WorkerGroup(SchedulerConfig(workers=(worker.address,), **config), lambda: None)  # type: ignore[arg-type]
+        workers = WorkerSet(SchedulerConfig(workers=(worker.address,), **config), lambda: None)  # type: ignore[arg-type]
         try:
-            first = (await group.form()).epoch
-            second = (await group.form()).epoch
+            first = (await workers.form("test")).epoch
+            second = (await workers.form("test")).epoch
             worker.epoch = far_future = 2**50
-            third = (await group.form()).epoch
+            third = (await workers.form("test")).epoch
         finally:
-            await group.close()
+            await workers.close()
     assert 100_000_000_000 < first < second < far_future < third
 
 

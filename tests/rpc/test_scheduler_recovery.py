@@ -14,7 +14,7 @@ from quire.rpc import open_channel
 from quire.v1 import scheduler_pb2_grpc, worker_pb2
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.sessions.session import RouterSession
-from scheduler_svc.workers.worker_set import WorkerGroup
+from scheduler_svc.workers.worker_set import WorkerSet
 from tests.fakes.fake_model import fake_generate
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
 from tests.rpc.router_double import RouterDouble, open_session, running_scheduler
@@ -207,21 +207,21 @@ async def test_a_step_on_a_lost_stream_says_so() -> None:
     async with FakeWorker() as worker:
         lost = asyncio.Event()
         config = SchedulerConfig(model="/m", served_model_name="m", workers=(worker.address,))
-        group = WorkerGroup(config, lost.set)
+        workers = WorkerSet(config, lost.set)
         try:
-            await group.form()
+            await workers.form("test")
             empty = SchedulerOutputs()
-            await group.send(empty)
-            assert (await group.receive()).result.step_id == 1
-            assert group.num_in_flight == 0
+            await workers.send(empty)
+            assert (await workers.receive()).result.step_id == 1
+            assert workers.num_in_flight == 0
             await worker.kill()
             await asyncio.wait_for(lost.wait(), 20)
-            assert group.is_lost
+            assert workers.is_lost
             with pytest.raises(UnavailableError, match=worker.address):
-                await group.send(empty)
-                await group.receive()
+                await workers.send(empty)
+                await workers.receive()
         finally:
-            await group.close()
+            await workers.close()
 
 
 # ---------------------------------------------------------------- slow routers

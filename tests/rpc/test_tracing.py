@@ -112,7 +112,7 @@ async def test_a_request_has_one_trace_id_where_nobody_records_spans(
     else:
         assert not sent.is_sampled
     of_request = [line for line in logs if line["event"].startswith("request_")]
-    assert [line["event"] for line in of_request] == ["request_admitted", "request_finished"]
+    assert [line["event"] for line in of_request] == ["request_queued", "request_finished"]
     assert {line["trace_id"] for line in of_request} == {sent.trace_id}
 
 

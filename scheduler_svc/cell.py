@@ -1,0 +1,235 @@
+"""What a scheduler serves once its workers are formed: the model, its requests, its blocks."""
+
+import secrets
+import time
+from collections.abc import Collection
+from dataclasses import replace
+
+from quire.contract.engine_options import PreemptionMode
+from quire.contract.errors import DrainingError, InvalidRequestError, OverloadedError
+from quire.contract.outputs import CellState, FinishReason
+from quire.contract.sessions import Queued, Refused, StepOutputs, Submission
+from quire.contract.steps import SchedulerOutputs
+from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.counters import Counters
+from scheduler_svc.policy.admission import check_vocabulary
+from scheduler_svc.policy.outstanding import outstanding_tokens
+from scheduler_svc.policy.progress import Progress
+from scheduler_svc.policy.scheduler import Scheduler
+from scheduler_svc.sessions.routes import Routes
+from scheduler_svc.sessions.session import RouterSession
+from scheduler_svc.traces import Traces
+from scheduler_svc.workers.formation import FormedWorkers
+from scheduler_svc.workers.worker_set import ExecutedStep
+
+RETRY_AFTER_MS = 1000
+
+
+class Cell:
+    """A scheduler, its counters and the way back from its groups to the routers' sessions.
+
+    No method waits, so that all may be called between steps and while the workers run one.
+
+    Args:
+        config: of the cell.
+        formed: the workers, as formed the first time.
+        is_draining: whether the cell refuses new requests.
+
+    Attributes:
+        model: the served model.
+        epoch: of the workers.
+        is_draining: whether the cell refuses new requests.
+        blocks: of the workers' cache.
+        scheduler: decides what each step computes.
+        counters: what the cell has done so far.
+    """
+
+    def __init__(self, config: SchedulerConfig, formed: FormedWorkers, is_draining: bool) -> None:
+        self.model = formed.model
+        self.epoch = formed.epoch
+        self.is_draining = is_draining
+        self.blocks = BlockSpaceManager(
+            config.block_size, formed.num_blocks, config.watermark, formed.num_host_blocks
+        )
+        self.scheduler = Scheduler(
+            self.blocks,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=formed.model.max_model_len,
+            eos_token_ids=formed.model.eos_token_ids,
+            enable_prefix_caching=config.enable_prefix_caching,
+            preemption_mode=PreemptionMode(config.preemption_mode),
+            priority_ageing_s=config.priority_ageing_s,
+        )
+        self.scheduler.preemption_costs.block_us = formed.swap_block_us
+        self.counters = Counters()
+        self._max_waiting = config.max_waiting
+        self._traces = Traces()
+        self._routes = Routes()
+        # What the last step brought and no session has been sent yet.
+        self._unsent = Progress()
+
+    # ---------------------------------------------------------------- requests
+
+    def submit(self, session: RouterSession, submission: Submission) -> None:
+        """Queue a request or refuse it, and send the session an event that says which."""
+        params = submission.sampling_params
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        try:
+            self._check(session, submission)
+            seeded = replace(submission, sampling_params=replace(params, seed=seed))
+            group_id, progress = self.scheduler.add(seeded, time.monotonic())
+        except (InvalidRequestError, OverloadedError, DrainingError) as error:
+            self.counters.num_refused[error.reason] += 1
+            self._traces.record_refused(submission, error.reason)
+            session.push(Refused(submission.request_number, error))
+            return
+        self.counters.num_queued += 1
+        self._traces.record_queued(group_id, submission)
+        self._traces.record_progress(progress)
+        session.push(Queued(submission.request_number, seed))
+        self._routes.add(group_id, session, submission.request_number)
+        self._routes.send(progress)
+
+    def _check(self, session: RouterSession, submission: Submission) -> None:
+        """Check what can be said before the scheduler looks at the request.
+
+        Raises:
+            InvalidRequestError: its number is taken, or a token is not in the vocabulary.
+            DrainingError: the cell refuses new requests.
+            OverloadedError: the queue is full.
+        """
+        session.check_number(submission.request_number)
+        if self.is_draining:
+            raise DrainingError("the cell is draining: it takes no new requests")
+        if len(self.scheduler.queues.waiting) >= self._max_waiting:
+            raise OverloadedError(
+                f"the waiting queue is full: max_waiting is {self._max_waiting}", RETRY_AFTER_MS
+            )
+        check_vocabulary(submission, self.model.vocab_size)
+
+    def cancel(self, session: RouterSession, request_number: int) -> None:
+        """Abort a request and send the session its end; no effect if it has already ended."""
+        group_id = session.groups.get(request_number)
+        if group_id is not None:
+            self._abort(group_id)
+            ended = StepOutputs()
+            ended.add_finished(request_number, 0, FinishReason.ABORT)
+            session.push(ended)
+
+    def cancel_sequence(
+        self, session: RouterSession, request_number: int, sequence_index: int
+    ) -> None:
+        """Abort one sequence of a request. Nothing is sent: the router has ended it itself."""
+        # The others may have ended with the last step, which could not be sent without the route.
+        self.send_outputs()
+        group_id = session.groups.get(request_number)
+        if group_id is None:
+            return
+        group_time = self.scheduler.abort_sequence(group_id, sequence_index, time.monotonic())
+        if group_time is not None:
+            self._traces.record_end(group_id, group_time, FinishReason.STOP.value)
+            self._routes.remove(group_id)
+
+    def abort_all(self, session: RouterSession) -> None:
+        """Abort all requests of a session; nothing is sent."""
+        for group_id in list(session.groups.values()):
+            self._abort(group_id)
+
+    def _abort(self, group_id: int) -> None:
+        group_time = self.scheduler.abort(group_id, time.monotonic())
+        self._traces.record_end(group_id, group_time, FinishReason.ABORT.value)
+        self._routes.remove(group_id)
+
+    # ---------------------------------------------------------------- steps
+
+    def schedule(self) -> SchedulerOutputs | None:
+        """Return the orders of the next step, or None if nothing can be computed now."""
+        started = time.perf_counter()
+        outputs = self.scheduler.schedule(time.monotonic())
+        self.counters.schedule_s += time.perf_counter() - started
+        if outputs is not None:
+            groups = set[int]()
+            if self._traces.wants_steps:
+                groups = self.scheduler.residency.group_ids_of(outputs)
+            outputs.traceparent = self._traces.start_step(outputs, groups)
+        return outputs
+
+    def update(self, executed: ExecutedStep) -> None:
+        """Take the result of the oldest step in flight; `send_outputs` sends what it brought."""
+        started = time.perf_counter()
+        progress = self._unsent = self.scheduler.update(executed.result, time.monotonic())
+        self.counters.schedule_s += time.perf_counter() - started
+        self._traces.end_step(executed)
+        self._traces.record_progress(progress)
+        self.counters.count_step(executed, len(progress.token_ids))
+        self.counters.count_ends(progress)
+        costs, result = self.scheduler.preemption_costs, executed.result
+        costs.observe_step(executed.num_tokens, result.model_us)
+        if executed.num_swapped_blocks:
+            costs.observe_swap(executed.num_swapped_blocks, result.swap_us)
+
+    def send_outputs(self) -> None:
+        """Send the sessions what the last step brought."""
+        progress, self._unsent = self._unsent, Progress()
+        self._routes.send(progress)
+
+    # ---------------------------------------------------------------- workers
+
+    def lose_workers(self) -> None:
+        """Queue all requests again, since the workers have lost what they held."""
+        self.scheduler.preempt_all(time.monotonic())
+        self._traces.fail_steps()
+
+    def take_workers(self, formed: FormedWorkers) -> None:
+        """Go on with workers that are formed again."""
+        self.blocks.set_num_host_blocks(formed.num_host_blocks)
+        self.epoch = formed.epoch
+
+    # ---------------------------------------------------------------- state
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended."""
+        return len(self._routes)
+
+    @property
+    def state(self) -> CellState:
+        """What routers are sent about the cell, as it is now."""
+        scheduler, blocks, counters = self.scheduler, self.blocks, self.counters
+        preemption, prefix_cache = scheduler.counters, scheduler.prefix_cache
+        return CellState(
+            epoch=self.epoch,
+            num_waiting=len(scheduler.queues.waiting),
+            num_running=len(scheduler.queues.running),
+            num_swapped=len(scheduler.residency.swapped_groups),
+            outstanding_tokens=outstanding_tokens(scheduler.queues, prefix_cache),
+            draining=self.is_draining,
+            block_size=blocks.block_size,
+            num_blocks=blocks.num_blocks,
+            num_free_blocks=blocks.num_free_blocks,
+            num_blocks_saved=blocks.num_blocks_saved,
+            num_idle_slots=scheduler.residency.num_idle_slots,
+            num_host_blocks=blocks.num_host_blocks,
+            num_free_host_blocks=blocks.num_free_host_blocks,
+            steps_total=counters.num_steps,
+            tokens_total=counters.num_tokens,
+            step_bytes_total=counters.step_bytes,
+            schedule_us_total=round(1e6 * counters.schedule_s),
+            wire_us_total=counters.wire_us,
+            model_us_total=counters.model_us,
+            sample_us_total=counters.sample_us,
+            swap_us_total=counters.swap_us,
+            preemptions_total=preemption.preemptions,
+            swapped_out_blocks_total=preemption.swapped_out_blocks,
+            swapped_in_blocks_total=preemption.swapped_in_blocks,
+            recomputed_tokens_total=preemption.recomputed_tokens,
+            prefix_cache_queries_total=prefix_cache.num_tokens_looked_up,
+            prefix_cache_hits_total=prefix_cache.num_tokens_found,
+        )
+
+    @property
+    def block_hashes(self) -> Collection[int]:
+        """Short hashes of the blocks that can be found in the prefix cache."""
+        return self.blocks.digest.keys
