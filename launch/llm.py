@@ -100,7 +100,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
-        include_time_account: bool = False,
+        include_time_breakdown: bool = False,
     ) -> list[RequestOutput]:
         """Continue prompts, all at once; the cluster batches them.
 
@@ -110,7 +110,7 @@ class LLM:
             sampling_params: for all, or one for each prompt; None for the defaults.
             use_tqdm: show a progress bar on the terminal.
             priority: of each prompt, in [-100, 100]; smaller goes first.
-            include_time_account: have each output say where its time went.
+            include_time_breakdown: have each output say where its time went.
 
         Returns:
             One output for each prompt, in their order.
@@ -140,7 +140,7 @@ class LLM:
             progress_bar(len(wanted), use_tqdm) as advance,
         ):
             futures: list[Future[RequestOutput]] = [
-                pool.submit(_run, client, *each, include_time_account, given_up)
+                pool.submit(_run, client, *each, include_time_breakdown, given_up)
                 for each in zip(wanted, params, priorities, strict=True)
             ]
             try:
@@ -257,13 +257,13 @@ def _run(
     prompt: ParsedPrompt,
     params: SamplingParams,
     priority: int,
-    include_time_account: bool,
+    include_time_breakdown: bool,
     given_up: threading.Event,
 ) -> RequestOutput:
     """Run one prompt to its end, with patience for a cluster that is full."""
     while True:
         try:
-            return _generate(client, prompt, params, priority, include_time_account)
+            return _generate(client, prompt, params, priority, include_time_breakdown)
         except OverloadedError as error:
             if given_up.wait(error.retry_after_ms / 1e3):
                 raise
@@ -274,7 +274,7 @@ def _generate(
     prompt: ParsedPrompt,
     params: SamplingParams,
     priority: int,
-    include_time_account: bool,
+    include_time_breakdown: bool,
 ) -> RequestOutput:
     if isinstance(prompt.content, str):
         text, ids = prompt.content, client.tokenize(prompt.content)
@@ -287,7 +287,7 @@ def _generate(
         params,
         priority=priority,
         cache_salt=prompt.cache_salt,
-        include_time_account=include_time_account,
+        include_time_breakdown=include_time_breakdown,
     )
     prompt_logprobs = None
     if params.prompt_logprobs is not None:
@@ -299,7 +299,7 @@ def _generate(
         outputs=tuple(_completion_output(each, params) for each in completions),
         finished=all(each.finish_reason != FinishReason.ABORT for each in completions),
         prompt_logprobs=prompt_logprobs,
-        time_account=completions[0].time_account,
+        time_breakdown=completions[0].time_breakdown,
     )
 
 

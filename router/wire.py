@@ -32,7 +32,7 @@ def generate_input_from_proto(message: inference_pb2.GenerateRequest) -> Generat
         sampling_params_from_proto(message.sampling_params),
         message.priority,
         message.cache_salt,
-        message.include_time_account,
+        message.include_time_breakdown,
     )
 
 
@@ -62,7 +62,7 @@ def submit_to_proto(number: int, stream: RequestStream) -> scheduler_pb2.Session
             priority=stream.request.priority,
             cache_salt=stream.request.cache_salt,
             traceparent=stream.span.context.traceparent,
-            include_time_account=stream.request.include_time_account,
+            include_time_breakdown=stream.request.include_time_breakdown,
         )
     )
 

@@ -8,7 +8,7 @@ from quire.observe.metrics.histogram import COUNT_BOUNDS, LATENCY_BOUNDS_S, Hist
 from scheduler_svc.policy.progress import Progress
 from scheduler_svc.workers.worker_set import ExecutedStep
 
-# Parts of a TimeAccount that a scheduler knows.
+# Parts of a TimeBreakdown that a scheduler knows.
 QUEUE_PHASES = ("queue_step", "queue_blocks", "queue_seqs", "queue_tokens")
 REQUEST_PHASES = (*QUEUE_PHASES, "not_ready", "preempted", "prefill", "decode")
 _TIMES_US = attrgetter(*(f"{phase}_us" for phase in REQUEST_PHASES))
@@ -77,7 +77,7 @@ class Counters:
         for finished in progress.finished:
             self.num_ended[finished.finish_reason] += 1
         for group_id in progress.ended_group_ids:
-            time = progress.times[group_id].account
+            time = progress.times[group_id].breakdown
             times_us = _TIMES_US(time)
             for phase, time_us in zip(REQUEST_PHASES, times_us, strict=True):
                 self.phase_us[phase] += time_us

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.contract.sessions import Submission
 from quire.contract.steps import SchedulerOutputs
-from quire.contract.time_account import TimeAccount
+from quire.contract.time_breakdown import TimeBreakdown
 from quire.observe.log import get_logger
 from quire.observe.tracing import Span, TraceContext, tracer, wall_ns
 from scheduler_svc.policy.progress import GroupTime, Phase, Progress
@@ -102,14 +102,14 @@ class Traces:
         if request is None:
             return
         self._sampled.pop(group_id, None)
-        time = time or GroupTime(TimeAccount())
+        time = time or GroupTime(TimeBreakdown())
         log.debug(
             "request_ended",
             request_id=request.request_id,
             trace_id=request.trace_id,
             reason=reason,
-            total_us=time.account.total_us,
-            **{name: us for name, us in time.account.parts.items() if us},
+            total_us=time.breakdown.total_us,
+            **{name: us for name, us in time.breakdown.parts.items() if us},
         )
         if request.span is None:
             return
@@ -118,7 +118,7 @@ class Traces:
                 _SPAN_NAMES[each.phase], request.span.context, start_ns=wall_ns(each.start_s)
             )
             phase.end(wall_ns(each.end_s))
-        for name, us in time.account.parts.items():
+        for name, us in time.breakdown.parts.items():
             if us:
                 request.span.set(f"quire.time.{name}", us)
         request.span.set("gen_ai.response.finish_reasons", [reason])

@@ -18,7 +18,7 @@ from quire.wire.common import (
     finish_reason_to_proto,
     model_info_to_proto,
     sampling_params_from_proto,
-    time_account_to_proto,
+    time_breakdown_to_proto,
     token_logprobs_to_proto,
 )
 
@@ -53,7 +53,7 @@ def submission_from_proto(message: scheduler_pb2.SubmitRequest, max_tokens: int)
         priority=message.priority,
         cache_salt=message.cache_salt,
         traceparent=message.traceparent,
-        include_time_breakdown=message.include_time_account,
+        include_time_breakdown=message.include_time_breakdown,
     )
 
 
@@ -105,11 +105,11 @@ def session_event_to_proto(event: SessionEvent) -> scheduler_pb2.SessionResponse
                     )
                     for number, each in event.prompt_logprobs
                 ],
-                time_accounts=[
-                    scheduler_pb2.RequestTimeAccount(
-                        request_number=number, time_account=time_account_to_proto(account)
+                time_breakdowns=[
+                    scheduler_pb2.RequestTimeBreakdown(
+                        request_number=number, time_breakdown=time_breakdown_to_proto(breakdown)
                     )
-                    for number, account in event.time_accounts
+                    for number, breakdown in event.time_breakdowns
                 ],
             )
             return scheduler_pb2.SessionResponse(step_outputs=outputs)

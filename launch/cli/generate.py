@@ -112,8 +112,8 @@ def generate(
     cache_salt: Annotated[
         str, typer.Option(help="Share cached prefixes within this salt only.")
     ] = "",
-    time_account: Annotated[
-        bool, typer.Option("--time-account", help="Say in the end where the time went.")
+    time_breakdown: Annotated[
+        bool, typer.Option("--time-breakdown", help="Print where the time went, in the end.")
     ] = False,
     server_name: Annotated[
         str | None,
@@ -168,7 +168,7 @@ def generate(
                 model=model,
                 priority=priority,
                 cache_salt=cache_salt,
-                include_time_account=time_account,
+                include_time_breakdown=time_breakdown,
             ):
                 printer.show(event)
     except QuireError as error:

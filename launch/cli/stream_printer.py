@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quire.contract.outputs import Delta, Event, Finished, TokenLogprobs
     from quire.contract.sampling_params import SamplingParams
-    from quire.contract.time_account import TimeAccount
+    from quire.contract.time_breakdown import TimeBreakdown
 
 
-# What the parts of a time account are called where a person reads them.
+# Labels of the parts of a time breakdown.
 _PARTS = {
     "router_us": "router: checks, choice of a cell",
     "tokenize_us": "router: tokenizing",
@@ -26,7 +26,7 @@ _PARTS = {
     "prefill_us": "prefill",
     "decode_us": "decode",
     "recovering_us": "recovering from the loss of a cell",
-    "unreported_us": "at a cell that gave no account",
+    "unreported_us": "at a cell that reported nothing",
     "delivery_us": "delivery",
 }
 
@@ -88,14 +88,14 @@ class StreamPrinter:
         if finished.cumulative_logprob is not None:
             parts.append(f"log-probability {finished.cumulative_logprob:.3f}")
         _say(f"[{', '.join(parts)}]")
-        if finished.time_account is not None:
-            _say(_time_account(finished.time_account))
+        if finished.time_breakdown is not None:
+            _say(_time_breakdown(finished.time_breakdown))
 
 
-def _time_account(account: TimeAccount) -> str:
+def _time_breakdown(breakdown: TimeBreakdown) -> str:
     """Return a line for each part that took any time, in the order in which they come about."""
-    rows = [(us, _PARTS[name]) for name, us in account.parts.items() if us]
-    rows.append((account.total_us, "in all"))
+    rows = [(us, _PARTS[name]) for name, us in breakdown.parts.items() if us]
+    rows.append((breakdown.total_us, "in all"))
     return "\n".join(f"{us / 1e3:>10.1f} ms  {what}" for us, what in rows)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from quire.contract.time_account import TimeAccount
+from quire.contract.time_breakdown import TimeBreakdown
 
 # What a sequence that decodes adds to a cell's outstanding tokens: how long it will go on is not
 # known, and a token of it takes less than a step of its own.
@@ -171,7 +171,7 @@ class Finished:
         stop_str: the stop string that ended the text, if one did.
         index: which of the n outputs.
         cumulative_logprob: sum over the output's tokens, where it is known.
-        time_account: of the whole request if it asked for it; with the last of its outputs to be
+        time_breakdown: of the whole request if it asked for it; with the last of its outputs to be
             told.
     """
 
@@ -180,7 +180,7 @@ class Finished:
     stop_str: str | None = None
     index: int = 0
     cumulative_logprob: float | None = None
-    time_account: TimeAccount | None = None
+    time_breakdown: TimeBreakdown | None = None
 
 
 Event = Started | Delta | Finished
@@ -202,7 +202,7 @@ class Completion:
         index: which of the n outputs.
         cumulative_logprob: sum over the output's tokens, where it is known.
         prompt_logprobs: of each token of the prompt but the first, if the request asked for them.
-        time_account: of the whole request, if it asked for it.
+        time_breakdown: of the whole request, if it asked for it.
     """
 
     request_id: str
@@ -216,7 +216,7 @@ class Completion:
     index: int = 0
     cumulative_logprob: float | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    time_account: TimeAccount | None = None
+    time_breakdown: TimeBreakdown | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ class RequestOutput:
         finished: False for one that was given up.
         prompt_logprobs: of each position of the prompt, by token id, None for the first; None if
             they were not asked for.
-        time_account: where the time of the request went, if that was asked for.
+        time_breakdown: where the time of the request went, if that was asked for.
     """
 
     request_id: str
@@ -279,7 +279,7 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     finished: bool
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
-    time_account: TimeAccount | None = None
+    time_breakdown: TimeBreakdown | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from quire.contract.errors import DrainingError, InvalidRequestError, Overloaded
 from quire.contract.outputs import CellState, FinishReason, Hypothesis, TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import PromptLogprobs
-from quire.contract.time_account import TimeAccount
+from quire.contract.time_breakdown import TimeBreakdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class StepOutputs:
         logprobs: parallel to `token_ids` if any of the requests asked for them, else empty.
         hypotheses: (request number, texts) of the beam searches that ended, best first.
         prompt_logprobs: (request number, what was computed of its prompt).
-        time_accounts: (request number, its time so far) of those who asked for it.
+        time_breakdowns: (request number, its time so far) of those who asked for it.
     """
 
     request_numbers: list[int] = field(default_factory=list)
@@ -86,7 +86,7 @@ class StepOutputs:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     hypotheses: list[tuple[int, list[Hypothesis]]] = field(default_factory=list)
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
-    time_accounts: list[tuple[int, TimeAccount]] = field(default_factory=list)
+    time_breakdowns: list[tuple[int, TimeBreakdown]] = field(default_factory=list)
 
     def add_finished(self, number: int, sequence_index: int, reason: FinishReason) -> None:
         """A sequence of a request ended."""

@@ -51,7 +51,7 @@ class GenerateOptions(TypedDict, total=False):
         model: "" for the only one that is served.
         priority: smaller goes first, in [-100, 100].
         cache_salt: share cached prefixes with requests of the same salt only.
-        include_time_account: have the answer say where its time went.
+        include_time_breakdown: have the answer say where its time went.
         timeout: seconds for the whole answer; None for no limit.
         traceparent: your span, as W3C Trace Context; the spans of the request become part of it.
     """
@@ -60,7 +60,7 @@ class GenerateOptions(TypedDict, total=False):
     model: str
     priority: int
     cache_salt: str
-    include_time_account: bool
+    include_time_breakdown: bool
     timeout: float | None
     traceparent: str
 
@@ -93,7 +93,7 @@ def generate_request(
         sampling_params=sampling_params_to_proto(sampling_params or SamplingParams()),
         priority=options.get("priority", 0),
         cache_salt=options.get("cache_salt", ""),
-        include_time_account=options.get("include_time_account", False),
+        include_time_breakdown=options.get("include_time_breakdown", False),
     )
     if isinstance(prompt, str):
         request.text = prompt

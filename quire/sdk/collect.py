@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from quire.contract.errors import UnavailableError
 from quire.contract.outputs import Completion, Delta, Event, Finished, Started, TokenLogprobs
-from quire.contract.time_account import TimeAccount
+from quire.contract.time_breakdown import TimeBreakdown
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Collector:
         self._started: Started | None = None
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._parts: dict[int, _Parts] = {}
-        self._time_account: TimeAccount | None = None
+        self._time_breakdown: TimeBreakdown | None = None
 
     def add(self, event: Event) -> None:
         """Take the next event."""
@@ -40,7 +40,7 @@ class Collector:
                     parts.logprobs.extend(event.logprobs)
             case Finished():
                 self._parts.setdefault(event.index, _Parts()).finished = event
-                self._time_account = event.time_account or self._time_account
+                self._time_breakdown = event.time_breakdown or self._time_breakdown
 
     def completions(self) -> list[Completion]:
         """Return the outputs, by index.
@@ -68,7 +68,7 @@ class Collector:
                     index=index,
                     cumulative_logprob=finished.cumulative_logprob,
                     prompt_logprobs=tuple(self._prompt_logprobs),
-                    time_account=self._time_account,
+                    time_breakdown=self._time_breakdown,
                 )
             )
         return completions

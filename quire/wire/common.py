@@ -17,7 +17,7 @@ from quire.contract.outputs import (
     TokenLogprobs,
 )
 from quire.contract.sampling_params import SamplingParams
-from quire.contract.time_account import TimeAccount
+from quire.contract.time_breakdown import TimeBreakdown
 from quire.v1 import common_pb2, inference_pb2
 
 _FINISH_TO_PROTO: dict[FinishReason, common_pb2.FinishReason.ValueType] = {
@@ -203,18 +203,18 @@ def cell_state_from_proto(message: common_pb2.CellState) -> CellState:
 
 
 # As for CellState.
-_TIME_ACCOUNT_FIELDS = tuple(TimeAccount.__dataclass_fields__)
+_TIME_BREAKDOWN_FIELDS = tuple(TimeBreakdown.__dataclass_fields__)
 
 
-def time_account_to_proto(account: TimeAccount) -> common_pb2.TimeAccount:
-    """Return the message of an account."""
-    fields = {name: getattr(account, name) for name in _TIME_ACCOUNT_FIELDS}
-    return common_pb2.TimeAccount(**fields)
+def time_breakdown_to_proto(breakdown: TimeBreakdown) -> common_pb2.TimeBreakdown:
+    """Return the message of a breakdown."""
+    fields = {name: getattr(breakdown, name) for name in _TIME_BREAKDOWN_FIELDS}
+    return common_pb2.TimeBreakdown(**fields)
 
 
-def time_account_from_proto(message: common_pb2.TimeAccount) -> TimeAccount:
-    """Return the account of a message."""
-    return TimeAccount(**{name: getattr(message, name) for name in _TIME_ACCOUNT_FIELDS})
+def time_breakdown_from_proto(message: common_pb2.TimeBreakdown) -> TimeBreakdown:
+    """Return the breakdown of a message."""
+    return TimeBreakdown(**{name: getattr(message, name) for name in _TIME_BREAKDOWN_FIELDS})
 
 
 def cell_status_to_proto(status: CellStatus) -> inference_pb2.CellStatus:
@@ -263,10 +263,10 @@ def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
                 stop_str=event.stop_str,
                 index=event.index,
                 cumulative_logprob=event.cumulative_logprob,
-                time_account=(
+                time_breakdown=(
                     None
-                    if event.time_account is None
-                    else time_account_to_proto(event.time_account)
+                    if event.time_breakdown is None
+                    else time_breakdown_to_proto(event.time_breakdown)
                 ),
             )
             return inference_pb2.GenerateResponse(finished=finished)
@@ -300,8 +300,8 @@ def event_from_proto(message: inference_pb2.GenerateResponse) -> Event:
                 finished.index,
                 finished.cumulative_logprob if finished.HasField("cumulative_logprob") else None,
                 (
-                    time_account_from_proto(finished.time_account)
-                    if finished.HasField("time_account")
+                    time_breakdown_from_proto(finished.time_breakdown)
+                    if finished.HasField("time_breakdown")
                     else None
                 ),
             )

@@ -18,7 +18,7 @@ from quire.wire.common import (
     cell_state_from_proto,
     finish_reason_from_proto,
     model_info_from_proto,
-    time_account_from_proto,
+    time_breakdown_from_proto,
     token_logprobs_from_proto,
 )
 from router.cells.choice import Assignment, CellChoice, ReportedLoad
@@ -254,10 +254,10 @@ class Cell:
         """Deliver the tokens of a step; unknown numbers were cancelled while the step ran."""
         streams = self._streams
         # First: tokens may end their requests.
-        for timed in outputs.time_accounts:
+        for timed in outputs.time_breakdowns:
             if timed.request_number in streams:
-                account = time_account_from_proto(timed.time_account)
-                streams[timed.request_number].ledger.heard(account)
+                breakdown = time_breakdown_from_proto(timed.time_breakdown)
+                streams[timed.request_number].ledger.heard(breakdown)
         for each in outputs.prompt_logprobs:
             if each.request_number in streams:
                 streams[each.request_number].push_prompt_logprobs(

@@ -238,7 +238,7 @@ class RequestStream:
 
     @property
     def _wants_account(self) -> bool:
-        return self.request.include_time_account
+        return self.request.include_time_breakdown
 
     def _visible_outputs(self) -> list[tuple[int, Output]]:
         """Return what the client may read now, with the index it knows each output by."""
@@ -278,7 +278,7 @@ class RequestStream:
             last = events[-1] if has_ended and events else None
             for event in events:
                 if event is last and isinstance(event, Finished) and self._wants_account:
-                    yield dataclasses.replace(event, time_account=self.ledger.account())
+                    yield dataclasses.replace(event, time_breakdown=self.ledger.breakdown())
                 else:
                     yield event
             if error is not None:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from quire.contract.time_account import TimeAccount
+from quire.contract.time_breakdown import TimeBreakdown
 
 
 class Part(StrEnum):
-    """What a request is at, here. Values are fields of TimeAccount."""
+    """What a request is at, here. Values are fields of TimeBreakdown."""
 
     ROUTER = "router_us"
     TOKENIZE = "tokenize_us"
@@ -42,7 +42,7 @@ class TimeLedger:
         self._part = Part.ROUTER
         self._parts_us: dict[str, int] = {}
         # The last word of the cell where the request is.
-        self._cell = TimeAccount()
+        self._cell = TimeBreakdown()
 
     @contextmanager
     def during(self, part: Part, at_least_us: int = 0) -> Iterator[None]:
@@ -66,11 +66,11 @@ class TimeLedger:
         """The request goes to a cell; if it was at another, that one turned it away."""
         self._leave_cell(Part.UNREPORTED)
         self._enter(Part.WIRE)
-        self._heard_us, self._cell = self._since_us, TimeAccount()
+        self._heard_us, self._cell = self._since_us, TimeBreakdown()
 
-    def heard(self, account: TimeAccount) -> None:
+    def heard(self, breakdown: TimeBreakdown) -> None:
         """The cell says where the time has gone there so far."""
-        self._heard_us, self._cell = self._clock(), account
+        self._heard_us, self._cell = self._clock(), breakdown
 
     def lost(self) -> None:
         """The cell does not run the request any more; what it did since its last word is lost."""
@@ -92,10 +92,10 @@ class TimeLedger:
         self._leave_cell(Part.DELIVERY)
         self._enter(Part.DELIVERY)
 
-    def account(self) -> TimeAccount:
+    def breakdown(self) -> TimeBreakdown:
         """Return where the time went, until now. The request must have ended."""
         self._enter(self._part)
-        return TimeAccount(total_us=self._since_us - self._arrived_us, **self._parts_us)
+        return TimeBreakdown(total_us=self._since_us - self._arrived_us, **self._parts_us)
 
     def _enter(self, part: Part, at_us: int | None = None) -> None:
         now = self._clock() if at_us is None else at_us

@@ -37,7 +37,7 @@ class GenerateInput:
         sampling_params: within their own bounds, which know nothing of the model's.
         priority: smaller goes first.
         cache_salt: cached prefixes are shared within a salt only.
-        include_time_account: say in the end where the time went.
+        include_time_breakdown: say in the end where the time went.
     """
 
     request_id: str
@@ -46,7 +46,7 @@ class GenerateInput:
     sampling_params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
-    include_time_account: bool = False
+    include_time_breakdown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ValidGenerateRequest:
         sampling_params: with max_tokens set, so that prompt and output fit the model's length.
         priority: smaller goes first.
         cache_salt: cached prefixes are shared within a salt only.
-        include_time_account: say in the end where the time went.
+        include_time_breakdown: say in the end where the time went.
     """
 
     request_id: str
@@ -69,7 +69,7 @@ class ValidGenerateRequest:
     sampling_params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
-    include_time_account: bool = False
+    include_time_breakdown: bool = False
 
 
 class Validator:
@@ -167,7 +167,7 @@ class Validator:
             await self._with_bad_words(params, model),
             request.priority,
             request.cache_salt,
-            request.include_time_account,
+            request.include_time_breakdown,
         )
 
     async def _with_bad_words(self, params: SamplingParams, model: ModelInfo) -> SamplingParams:

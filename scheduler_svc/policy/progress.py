@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from quire.contract.outputs import FinishReason, Hypothesis, TokenLogprobs
 from quire.contract.steps import PromptLogprobs
-from quire.contract.time_account import TimeAccount
+from quire.contract.time_breakdown import TimeBreakdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class GroupTime:
     """Where the time of a group that has ended went.
 
     Attributes:
-        account: how much went to each phase and to each reason to wait.
+        breakdown: how much went to each phase and to each reason to wait.
         intervals: its phases in order.
     """
 
-    account: TimeAccount
+    breakdown: TimeBreakdown
     intervals: tuple[Interval, ...] = ()
 
 
@@ -74,7 +74,7 @@ class Progress:
         hypotheses: (group, texts) of the beam searches that ended, best first.
         ended_group_ids: groups none of whose sequences goes on.
         times: of the groups that ended, by their ids.
-        accounts: of the groups that asked for theirs, if they got a token or ended, by their ids.
+        time_breakdowns: of the groups that asked for one and got a token or ended, by their ids.
     """
 
     group_ids: list[int] = field(default_factory=list)
@@ -86,4 +86,4 @@ class Progress:
     hypotheses: list[tuple[int, list[Hypothesis]]] = field(default_factory=list)
     ended_group_ids: list[int] = field(default_factory=list)
     times: dict[int, GroupTime] = field(default_factory=dict)
-    accounts: dict[int, TimeAccount] = field(default_factory=dict)
+    time_breakdowns: dict[int, TimeBreakdown] = field(default_factory=dict)

@@ -142,7 +142,7 @@ class Queues:
         self._ledger.wait_for(reason)
 
     def report_times(self, progress: Progress) -> None:
-        """Report the times of the groups with tokens that asked for them.
+        """Report the time breakdowns of the groups with tokens that asked for one.
 
         Mutates: progress.
         """

@@ -4,15 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from quire.contract.time_account import TimeAccount
+from quire.contract.time_breakdown import TimeBreakdown
 from scheduler_svc.policy.progress import GroupTime, Interval, Phase, Progress
 
-# Later phases of a group are in its account, but not listed: it may be preempted again and again.
+# Later phases of a group count, but are not listed: it may be preempted again and again.
 MAX_INTERVALS = 64
 
 
 class WaitReason(StrEnum):
-    """Why the first of the queue, and all behind it, wait. Values are fields of TimeAccount."""
+    """Why the first of the queue, and all behind it, wait. Values are fields of TimeBreakdown."""
 
     STEP = "queue_step_us"
     BLOCKS = "queue_blocks_us"
@@ -51,7 +51,7 @@ class _Entry:
 
 
 class TimeLedger:
-    """Accounts of all groups that have not ended.
+    """Time breakdowns of all groups that have not ended.
 
     All that wait do so for the reason for which the first of them does. So the queue as a whole has
     one sum for each reason, and a group that leaves it takes what these have grown by: a step costs
@@ -66,7 +66,7 @@ class TimeLedger:
         self._reason = WaitReason.STEP
         self._queue_s = dict.fromkeys(WaitReason, 0.0)
         self._entries: dict[int, _Entry] = {}
-        # Groups whose account is reported with each of their tokens.
+        # Groups whose breakdown is reported with each of their tokens.
         self._reported: set[int] = set()
         self.prefilling: set[int] = set()
 
@@ -87,7 +87,7 @@ class TimeLedger:
 
         Args:
             group_id: of the group.
-            include_time_breakdown: whether `report` includes its account with each of its tokens.
+            include_time_breakdown: whether `report` includes its breakdown with each of its tokens.
         """
         if include_time_breakdown:
             self._reported.add(group_id)
@@ -113,15 +113,15 @@ class TimeLedger:
     def close(self, group_id: int, progress: Progress) -> None:
         """Remove a group, which has ended, and report its time.
 
-        Mutates: progress, `times` and `accounts`.
+        Mutates: progress, `times` and `time_breakdowns`.
         """
-        account, entry = self.account(group_id), self._entries.pop(group_id)
+        breakdown, entry = self.breakdown(group_id), self._entries.pop(group_id)
         last = Interval(entry.phase, entry.since_s, self._now)
-        progress.times[group_id] = GroupTime(account, (*entry.intervals, last))
+        progress.times[group_id] = GroupTime(breakdown, (*entry.intervals, last))
         self.prefilling.discard(group_id)
         if group_id in self._reported:
             self._reported.remove(group_id)
-            progress.accounts[group_id] = account
+            progress.time_breakdowns[group_id] = breakdown
 
     def _enter(self, group_id: int, phase: Phase) -> None:
         entry = self._entries[group_id]
@@ -132,18 +132,18 @@ class TimeLedger:
         entry.phase, entry.since_s = phase, self._now
         entry.queue_s = tuple(self._queue_s.values())
 
-    # ------------------------------------------------------------------ accounts
+    # ------------------------------------------------------------------ breakdowns
 
     def report(self, progress: Progress) -> None:
-        """Report the accounts of the groups with tokens that asked for them.
+        """Report the time breakdowns of the groups with tokens that asked for one.
 
-        Mutates: progress, `accounts`.
+        Mutates: progress, `time_breakdowns`.
         """
         if self._reported:
             for group_id in self._reported.intersection(progress.group_ids):
-                progress.accounts[group_id] = self.account(group_id)
+                progress.time_breakdowns[group_id] = self.breakdown(group_id)
 
-    def account(self, group_id: int) -> TimeAccount:
+    def breakdown(self, group_id: int) -> TimeBreakdown:
         """Return where the time of a group has gone so far.
 
         The parts are rounded to microseconds; the largest one takes what that leaves over.
@@ -157,7 +157,7 @@ class TimeLedger:
         if parts_us:
             largest = max(parts_us, key=lambda part: parts_us[part])
             parts_us[largest] += total_us - sum(parts_us.values())
-        return TimeAccount(total_us=total_us, **parts_us)
+        return TimeBreakdown(total_us=total_us, **parts_us)
 
     def _parts_of_phase(self, entry: _Entry) -> Iterable[tuple[str, float]]:
         """Yield the parts, in seconds, of what has passed since a group's phase began."""
@@ -171,8 +171,8 @@ class TimeLedger:
                 yield _PART_OF_PHASE[Phase.PREEMPTED] if is_preempted else reason.value, grown
 
     def check_invariants(self, num_groups: int) -> None:
-        """Raise AssertionError unless there is an account for each of so many groups."""
-        assert len(self._entries) == num_groups, "groups and accounts differ in number"
+        """Raise AssertionError unless there is a breakdown for each of so many groups."""
+        assert len(self._entries) == num_groups, "groups and breakdowns differ in number"
         prefilling = {key for key, each in self._entries.items() if each.phase is Phase.PREFILL}
         assert self.prefilling == prefilling, "`prefilling` disagrees with the phases"
         assert self._reported <= self._entries.keys(), "an ended group is still reported"

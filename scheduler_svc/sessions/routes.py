@@ -62,10 +62,10 @@ class Routes:
             if found := step_of(group_id):
                 number, step = found
                 step.hypotheses.append((number, hypotheses))
-        for group_id, account in progress.accounts.items():
+        for group_id, breakdown in progress.time_breakdowns.items():
             if found := step_of(group_id):
                 number, step = found
-                step.time_accounts.append((number, account))
+                step.time_breakdowns.append((number, breakdown))
         for group_id in progress.ended_group_ids:
             if group_id in self._routes:
                 self.remove(group_id)

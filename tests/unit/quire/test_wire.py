@@ -19,7 +19,7 @@ from quire.contract.outputs import (
     TokenLogprobs,
 )
 from quire.contract.sampling_params import SamplingParams
-from quire.contract.time_account import TimeAccount
+from quire.contract.time_breakdown import TimeBreakdown
 from quire.v1 import common_pb2, inference_pb2
 from quire.wire import common as wire
 
@@ -71,7 +71,7 @@ token_logprobs = st.builds(
     u32,
     st.lists(st.text(max_size=5), max_size=5).map(tuple),
 )
-time_accounts = st.builds(TimeAccount, **{field.name: u64 for field in fields(TimeAccount)})
+time_breakdowns = st.builds(TimeBreakdown, **{field.name: u64 for field in fields(TimeBreakdown)})
 events = st.one_of(
     st.builds(Started, st.text(max_size=8), u32, u64),
     st.builds(
@@ -85,7 +85,7 @@ events = st.one_of(
         st.sampled_from(FinishReason),
         u32,
         st.none() | st.text(max_size=8),
-        time_account=st.none() | time_accounts,
+        time_breakdown=st.none() | time_breakdowns,
     ),
 )
 
@@ -128,12 +128,12 @@ def test_cell_state(state: CellState) -> None:
     assert names == {field.name for field in fields(CellState)}
 
 
-@given(time_accounts)
-def test_time_account(account: TimeAccount) -> None:
-    message = wire.time_account_to_proto(account)
-    assert wire.time_account_from_proto(message) == account
+@given(time_breakdowns)
+def test_time_breakdown(breakdown: TimeBreakdown) -> None:
+    message = wire.time_breakdown_to_proto(breakdown)
+    assert wire.time_breakdown_from_proto(message) == breakdown
     names = {field.name for field in message.DESCRIPTOR.fields}
-    assert names == {field.name for field in fields(TimeAccount)}
+    assert names == {field.name for field in fields(TimeBreakdown)}
 
 
 @given(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.contract.time_account import TimeAccount
+from quire.contract.time_breakdown import TimeBreakdown
 from router.requests.time_ledger import Part, TimeLedger
 
 
@@ -17,13 +17,13 @@ class Clock:
         return self.us
 
 
-def of_a_cell(**parts_us: int) -> TimeAccount:
-    return TimeAccount(total_us=sum(parts_us.values()), **parts_us)
+def of_a_cell(**parts_us: int) -> TimeBreakdown:
+    return TimeBreakdown(total_us=sum(parts_us.values()), **parts_us)
 
 
-def parts_of(account: TimeAccount) -> dict[str, int]:
-    assert sum(account.parts.values()) == account.total_us
-    return {name: us for name, us in account.parts.items() if us}
+def parts_of(breakdown: TimeBreakdown) -> dict[str, int]:
+    assert sum(breakdown.parts.values()) == breakdown.total_us
+    return {name: us for name, us in breakdown.parts.items() if us}
 
 
 def test_what_the_cell_does_not_account_for_is_the_wire() -> None:
@@ -40,9 +40,9 @@ def test_what_the_cell_does_not_account_for_is_the_wire() -> None:
     ledger.heard(of_a_cell(queue_step_us=20, prefill_us=60, decode_us=105))
     ledger.ended(is_told=True)
     clock.us += 7
-    account = ledger.account()
-    assert account.total_us == clock.us - 12_345
-    assert parts_of(account) == {
+    breakdown = ledger.breakdown()
+    assert breakdown.total_us == clock.us - 12_345
+    assert parts_of(breakdown) == {
         "router_us": 3,
         "tokenize_us": 10,
         "queue_step_us": 20,
@@ -69,7 +69,7 @@ def test_what_a_lost_cell_did_after_its_last_word_is_recovery() -> None:
     ledger.heard(of_a_cell(prefill_us=25))
     ledger.ended(is_told=True)
     expected = {"prefill_us": 65, "wire_us": 15, "recovering_us": 2000}
-    assert parts_of(ledger.account()) == expected
+    assert parts_of(ledger.breakdown()) == expected
 
 
 def test_waiting_for_the_first_cell_is_no_recovery() -> None:
@@ -82,7 +82,7 @@ def test_waiting_for_the_first_cell_is_no_recovery() -> None:
     ledger.submitted()  # to another: that one was full
     clock.us += 9
     ledger.ended(is_told=False)
-    assert parts_of(ledger.account()) == {"not_ready_us": 70, "unreported_us": 14}
+    assert parts_of(ledger.breakdown()) == {"not_ready_us": 70, "unreported_us": 14}
 
 
 def test_clocks_that_differ_make_no_part_negative() -> None:
@@ -92,7 +92,7 @@ def test_clocks_that_differ_make_no_part_negative() -> None:
     clock.us += 100
     ledger.heard(of_a_cell(queue_step_us=30, prefill_us=72))
     ledger.ended(is_told=True)
-    assert parts_of(ledger.account()) == {"queue_step_us": 30, "prefill_us": 70}
+    assert parts_of(ledger.breakdown()) == {"queue_step_us": 30, "prefill_us": 70}
 
 
 WHAT = ["tokenize", "submitted", "heard", "lost", "waits"]
@@ -124,6 +124,6 @@ def test_parts_always_add_up(happenings: list[tuple[int, str]], is_told: bool) -
                 ledger.waits_for_cell()
     ledger.ended(is_told)
     clock.us += 11
-    account = ledger.account()
-    assert sum(account.parts.values()) == account.total_us == clock.us - 12_345
-    assert all(us >= 0 for us in account.parts.values())
+    breakdown = ledger.breakdown()
+    assert sum(breakdown.parts.values()) == breakdown.total_us == clock.us - 12_345
+    assert all(us >= 0 for us in breakdown.parts.values())

@@ -9,7 +9,7 @@ from quire.contract.outputs import FinishReason, Hypothesis
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import Submission
 from quire.contract.steps import SchedulerOutputs, StepResult
-from quire.contract.time_account import TimeAccount
+from quire.contract.time_breakdown import TimeBreakdown
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.outstanding import outstanding_tokens
 from scheduler_svc.policy.progress import GroupTime, Progress
@@ -55,7 +55,7 @@ class Cell:
         ended: groups that have ended.
         now: time that is given to the scheduler, in seconds.
         times: of the groups that have ended.
-        accounts: of the groups that asked for theirs, as reported last.
+        time_breakdowns: of the groups that asked for theirs, as reported last.
 
     Args:
         max_steps_in_flight: 2 has each step scheduled before the result of the one before it.
@@ -94,7 +94,7 @@ class Cell:
         self.ended: set[int] = set()
         self.now = 0.0
         self.times: dict[int, GroupTime] = {}
-        self.accounts: dict[int, TimeAccount] = {}
+        self.time_breakdowns: dict[int, TimeBreakdown] = {}
         self.num_steps = 0
         self._max_steps_in_flight = max_steps_in_flight
         self._results: deque[StepResult] = deque()
@@ -171,7 +171,7 @@ class Cell:
         assert self.ended.isdisjoint(progress.ended_group_ids)
         self.ended.update(progress.ended_group_ids)
         self.times.update(progress.times)
-        self.accounts.update(progress.accounts)
+        self.time_breakdowns.update(progress.time_breakdowns)
 
     @property
     def outstanding_tokens(self) -> int:

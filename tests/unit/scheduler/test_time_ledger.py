@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.contract.engine_options import PreemptionMode
-from quire.contract.time_account import PARTS, TimeAccount
+from quire.contract.time_breakdown import PARTS, TimeBreakdown
 from scheduler_svc.policy.progress import GroupTime, Phase, Progress
 from scheduler_svc.policy.time_ledger import MAX_INTERVALS, TimeLedger
 from tests.unit.scheduler.factories import Cell, make_params, make_prompt
@@ -24,9 +24,9 @@ OURS = [
 ]
 
 
-def parts_of(account: TimeAccount) -> dict[str, int]:
+def parts_of(breakdown: TimeBreakdown) -> dict[str, int]:
     """The parts that are not empty."""
-    return {name: us for name, us in account.parts.items() if us}
+    return {name: us for name, us in breakdown.parts.items() if us}
 
 
 def run_by_the_second(cell: Cell) -> None:
@@ -54,7 +54,7 @@ def test_a_request_alone_prefills_then_decodes() -> None:
     cell.now = 0.5
     run_by_the_second(cell)
     # 20 tokens in steps of 8, 8 and 4; the last of them brings the first of five tokens.
-    assert parts_of(cell.times[group_id].account) == seconds(queue_step=0.5, prefill=3, decode=4)
+    assert parts_of(cell.times[group_id].breakdown) == seconds(queue_step=0.5, prefill=3, decode=4)
     phases = [(each.phase, each.start_s, each.end_s) for each in cell.times[group_id].intervals]
     assert phases == [
         (Phase.QUEUED, 0.0, 0.5),
@@ -71,7 +71,7 @@ def test_the_queue_says_what_it_waits_for() -> None:
         cell.add(make_prompt(10), params)
         second = cell.add(make_prompt(10, first=9), params)
         run_by_the_second(cell)
-        return parts_of(cell.times[second].account)
+        return parts_of(cell.times[second].breakdown)
 
     assert second_of_two(max_num_seqs=1) == seconds(queue_seqs=4, prefill=1, decode=3)
     assert second_of_two(num_blocks=4) == seconds(queue_blocks=4, prefill=1, decode=3)
@@ -86,8 +86,8 @@ def test_time_without_workers_is_the_cells() -> None:
     cell.lose_workers()
     cell.now += 10
     run_by_the_second(cell)
-    assert parts_of(cell.times[first].account) == seconds(prefill=2, not_ready=10, decode=1)
-    assert parts_of(cell.times[second].account) == seconds(queue_seqs=3, not_ready=10, prefill=1)
+    assert parts_of(cell.times[first].breakdown) == seconds(prefill=2, not_ready=10, decode=1)
+    assert parts_of(cell.times[second].breakdown) == seconds(queue_seqs=3, not_ready=10, prefill=1)
 
 
 def test_a_preempted_request_says_for_how_long() -> None:
@@ -97,9 +97,9 @@ def test_a_preempted_request_says_for_how_long() -> None:
     run_by_the_second(cell)
     assert cell.scheduler.counters.preemptions > 0
     second = cell.times[groups[1]]
-    assert second.account.preempted_us > 0
+    assert second.breakdown.preempted_us > 0
     assert Phase.PREEMPTED in [each.phase for each in second.intervals]
-    check(second, second.account.total_us / 1e6)
+    check(second, second.breakdown.total_us / 1e6)
 
 
 def test_tokens_bring_the_account_to_the_groups_that_asked() -> None:
@@ -107,20 +107,20 @@ def test_tokens_bring_the_account_to_the_groups_that_asked() -> None:
     asked = cell.add(make_prompt(4), make_params(max_tokens=3), include_time_breakdown=True)
     silent = cell.add(make_prompt(4), make_params(max_tokens=3))
     step(cell)
-    assert cell.accounts == {asked: TimeAccount(total_us=1_000_000, prefill_us=1_000_000)}
+    assert cell.time_breakdowns == {asked: TimeBreakdown(total_us=1_000_000, prefill_us=1_000_000)}
     assert cell.times == {}
     cell.scheduler.abort(asked)
     run_by_the_second(cell)
-    assert cell.times[silent].account.total_us == 3_000_000
-    assert cell.accounts[asked].total_us == 1_000_000
+    assert cell.times[silent].breakdown.total_us == 3_000_000
+    assert cell.time_breakdowns[asked].total_us == 1_000_000
 
 
 def test_the_last_account_is_that_of_the_whole_time() -> None:
     cell = Cell()
     asked = cell.add(make_prompt(4), make_params(max_tokens=3), include_time_breakdown=True)
     run_by_the_second(cell)
-    assert cell.accounts == {asked: cell.times[asked].account}
-    assert cell.accounts[asked].total_us == 3_000_000
+    assert cell.time_breakdowns == {asked: cell.times[asked].breakdown}
+    assert cell.time_breakdowns[asked].total_us == 3_000_000
 
 
 def test_a_long_history_is_cut_but_its_sum_is_not() -> None:
@@ -134,15 +134,15 @@ def test_a_long_history_is_cut_but_its_sum_is_not() -> None:
     ledger.close(1, progress)
     time = progress.times[1]
     assert len(time.intervals) == MAX_INTERVALS + 1
-    assert sum(time.account.parts.values()) == time.account.total_us == 100_500_000
+    assert sum(time.breakdown.parts.values()) == time.breakdown.total_us == 100_500_000
 
 
 def check(time: GroupTime, elapsed_s: float) -> None:
-    account = time.account
-    assert sum(account.parts.values()) == account.total_us
-    assert abs(account.total_us - 1e6 * elapsed_s) <= 1
-    assert all(us >= 0 for us in account.parts.values())
-    assert not {name for name in PARTS if getattr(account, name)} - set(OURS)
+    breakdown = time.breakdown
+    assert sum(breakdown.parts.values()) == breakdown.total_us
+    assert abs(breakdown.total_us - 1e6 * elapsed_s) <= 1
+    assert all(us >= 0 for us in breakdown.parts.values())
+    assert not {name for name in PARTS if getattr(breakdown, name)} - set(OURS)
     ends = [each.end_s for each in time.intervals]
     assert [each.start_s for each in time.intervals[1:]] == ends[:-1], "phases follow each other"
 

@@ -7,12 +7,12 @@ from quire.contract.outputs import CellState, FinishReason, Hypothesis, TokenLog
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import Queued, Refused, StepOutputs
 from quire.contract.steps import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
-from quire.contract.time_account import TimeAccount
+from quire.contract.time_breakdown import TimeBreakdown
 from quire.v1 import common_pb2, scheduler_pb2, worker_pb2
 from quire.wire.common import (
     sampling_params_from_proto,
     sampling_params_to_proto,
-    time_account_from_proto,
+    time_breakdown_from_proto,
     token_logprobs_from_proto,
 )
 from quire.wire.worker import (
@@ -130,7 +130,7 @@ def test_a_submission_is_read_in_full() -> None:
         priority=-3,
         cache_salt="tenant",
         traceparent=TRACEPARENT,
-        include_time_account=True,
+        include_time_breakdown=True,
         sampling_params=sampling_params_to_proto(PARAMS),
     )
     submission = submission_from_proto(message, max_tokens=2)
@@ -176,7 +176,7 @@ def test_session_events_become_their_messages() -> None:
             logprobs=LOGPROBS,
             hypotheses=[(6, [found])],
             prompt_logprobs=[(7, PromptLogprobs(5, LOGPROBS))],
-            time_accounts=[(2, TimeAccount(total_us=2**40, decode_us=2**40))],
+            time_breakdowns=[(2, TimeBreakdown(total_us=2**40, decode_us=2**40))],
         )
     ).step_outputs
     assert list(map(token_logprobs_from_proto, step.logprobs)) == LOGPROBS
@@ -189,9 +189,9 @@ def test_session_events_become_their_messages() -> None:
         common_pb2.FINISH_REASON_STOP,
         common_pb2.FINISH_REASON_ABORT,
     ]
-    (timed,) = step.time_accounts
+    (timed,) = step.time_breakdowns
     assert timed.request_number == 2
-    assert time_account_from_proto(timed.time_account) == TimeAccount(2**40, decode_us=2**40)
+    assert time_breakdown_from_proto(timed.time_breakdown) == TimeBreakdown(2**40, decode_us=2**40)
     (beams,), (prompt,) = step.beam_outputs, step.prompt_logprobs
     assert beams.request_number == 6
     assert hypothesis_from_proto(beams.hypotheses[0]) == found

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
-class TimeAccount:
+class TimeBreakdown:
     """Of one request, in microseconds. All fields but the first are parts of it.
 
     Attributes:
@@ -49,4 +49,4 @@ class TimeAccount:
         return {name: getattr(self, name) for name in PARTS}
 
 
-PARTS = tuple(each.name for each in fields(TimeAccount))[1:]
+PARTS = tuple(each.name for each in fields(TimeBreakdown))[1:]

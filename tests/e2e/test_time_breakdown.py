@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from launch.cli.main import app
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import Delta, Finished
-from quire.contract.time_account import TimeAccount
+from quire.contract.time_breakdown import TimeBreakdown
 from tests.e2e.conftest import StartCluster
 
 ONE = SamplingParams(seed=1, max_tokens=60, ignore_eos=True)
@@ -31,28 +31,28 @@ async def account_of(
     params: SamplingParams,
     prompt: str = "The list class",
     begun: asyncio.Event | None = None,
-) -> tuple[TimeAccount, int]:
+) -> tuple[TimeBreakdown, int]:
     """Where the time of a request went, and the microseconds that passed here."""
-    accounts, num_finished = [], 0
+    breakdowns, num_finished = [], 0
     started_ns = time.perf_counter_ns()
-    async for event in client.stream(prompt, params, include_time_account=True):
+    async for event in client.stream(prompt, params, include_time_breakdown=True):
         if begun is not None and isinstance(event, Delta):
             begun.set()
         if isinstance(event, Finished):
             num_finished += 1
-            accounts.append(event.time_account)
+            breakdowns.append(event.time_breakdown)
     elapsed_us = (time.perf_counter_ns() - started_ns) // 1000
     assert num_finished == params.n
-    assert accounts[:-1] == [None] * (params.n - 1), "it comes with the last output"
-    assert accounts[-1] is not None
-    return accounts[-1], elapsed_us
+    assert breakdowns[:-1] == [None] * (params.n - 1), "it comes with the last output"
+    assert breakdowns[-1] is not None
+    return breakdowns[-1], elapsed_us
 
 
-def check(account: TimeAccount, elapsed_us: int) -> None:
-    assert abs(sum(account.parts.values()) - account.total_us) < 1000
-    assert all(us >= 0 for us in account.parts.values())
+def check(breakdown: TimeBreakdown, elapsed_us: int) -> None:
+    assert abs(sum(breakdown.parts.values()) - breakdown.total_us) < 1000
+    assert all(us >= 0 for us in breakdown.parts.values())
     # The client's clock began before and ended after: it is the two hops between them longer.
-    assert account.total_us <= elapsed_us
+    assert breakdown.total_us <= elapsed_us
 
 
 async def test_parts_add_up_to_the_wall_time_under_load_and_preemption(
@@ -70,9 +70,9 @@ async def test_parts_add_up_to_the_wall_time_under_load_and_preemption(
 
         streams = [account_of(client, params) for params in KINDS * 4]
         found = await asyncio.gather(*streams)
-        for account, elapsed_us in found:
-            check(account, elapsed_us)
-            assert not account.unreported_us
+        for breakdown, elapsed_us in found:
+            check(breakdown, elapsed_us)
+            assert not breakdown.unreported_us
         waited_us = sum(a.queue_blocks_us + a.queue_seqs_us for a, _ in found)
         assert waited_us > 0, "forty sequences for thirty blocks"
         state = (await anext(client.watch_cluster()))[0].state
@@ -94,15 +94,15 @@ async def test_parts_add_up_when_the_scheduler_is_killed(start_cluster: StartClu
         await begun.wait()
         scheduler = next(each for each in cluster.services if each.name == "scheduler")
         os.kill(scheduler.pid, signal.SIGKILL)
-        for account, elapsed_us in await asyncio.gather(*streams):
-            check(account, elapsed_us)
-            assert account.recovering_us > 0
+        for breakdown, elapsed_us in await asyncio.gather(*streams):
+            check(breakdown, elapsed_us)
+            assert breakdown.recovering_us > 0
 
 
 async def test_the_command_says_where_the_time_went(start_cluster: StartCluster) -> None:
     async with start_cluster() as cluster:
         args = ["generate", "The list class", "--target", cluster.router.address]
-        args += ["--max-tokens", "8", "--ignore-eos", "--time-account"]
+        args += ["--max-tokens", "8", "--ignore-eos", "--time-breakdown"]
         result = await asyncio.to_thread(CliRunner().invoke, app, args)
     assert result.exit_code == 0, result.stderr
     lines = [line.split(" ms  ") for line in result.stderr.splitlines() if " ms  " in line]
