@@ -73,7 +73,7 @@ class Cell:
     # ---------------------------------------------------------------- requests
 
     def submit(self, session: RouterSession, submission: Submission) -> None:
-        """Queue a request or refuse it, and send the session an event that says which."""
+        """Queue a request, or refuse it, and send the session the event of it."""
         params = submission.sampling_params
         seed = secrets.randbits(64) if params.seed is None else params.seed
         try:
@@ -93,7 +93,7 @@ class Cell:
         self._routes.send(progress)
 
     def _check(self, session: RouterSession, submission: Submission) -> None:
-        """Check what can be said before the scheduler looks at the request.
+        """Check a request, all but the limits that the scheduler knows.
 
         Raises:
             InvalidRequestError: its number is taken, or a token is not in the vocabulary.

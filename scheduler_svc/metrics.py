@@ -26,17 +26,17 @@ class SchedulerCollector(Collector):
         self._driver = driver
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families; before the workers have met, only those about them."""
+        """Yield the families; before the workers are formed, only those about them."""
         driver = self._driver
         yield gauge(
             "quire_scheduler_worker_up",
-            "1 for a worker that answered when it was last asked for anything.",
+            "1 for a worker that answered its last call.",
             {(str(rank),): float(up) for rank, up in driver.workers.reachable.items()},
             ("rank",),
         )
         yield counter(
             "quire_scheduler_group_formations_total",
-            "How often the workers have been brought together.",
+            "How often the workers have been formed.",
             driver.workers.num_formations,
         )
         yield gauge(
@@ -220,7 +220,7 @@ def _steps(counters: Counters, state: CellState) -> Iterator[Metric]:
 
 
 class SchedulerAliases(Collector):
-    """What vLLM has a name for, under that name.
+    """Metrics under the names that vLLM has for them.
 
     Args:
         driver: of the cell.
@@ -230,7 +230,7 @@ class SchedulerAliases(Collector):
         self._driver = driver
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families; none before the workers have met."""
+        """Yield the families; none before the workers are formed."""
         cell = self._driver.cell
         if cell is None:
             return
@@ -267,7 +267,7 @@ class SchedulerAliases(Collector):
             yield histogram(f"vllm:{name}", documentation, {model: observed}, labels)
         yield gauge(
             "vllm:cache_config_info",
-            "1; the labels say how the cache is cut.",
+            "1; the labels are the sizes of the cache.",
             {(*model, str(state.block_size), str(state.num_blocks)): 1.0},
             ("model_name", "block_size", "num_gpu_blocks"),
         )

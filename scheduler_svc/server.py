@@ -1,4 +1,4 @@
-"""The scheduler process: a gRPC server for routers, and the driver of a worker group."""
+"""The scheduler process: a gRPC server for routers, and the driver of its workers."""
 
 import asyncio
 import gc
@@ -25,12 +25,12 @@ log = get_logger()
 
 
 class SchedulerServer:
-    """A running scheduler. Health says SERVING while its workers can run steps.
+    """A running scheduler. Its health is SERVING while its workers can run steps.
 
     Args:
         config: its settings.
-        on_missing: told which ranks have not announced themselves yet, whenever that changes; of
-            none at last, if it was told of some.
+        on_missing: called with the ranks that have not announced themselves, whenever they change,
+            down to none.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SchedulerServer:
         return await self._admin.start(port, host)
 
     async def start(self) -> str:
-        """Listen, begin to form the worker group, and return the address bound.
+        """Listen, begin to form the workers, and return the address bound.
 
         Raises:
             UnavailableError: the address cannot be bound.
@@ -78,15 +78,15 @@ class SchedulerServer:
         return address
 
     async def wait_until_serving(self) -> None:
-        """Return when the worker group has formed for the first time."""
+        """Return when the workers have been formed for the first time."""
         await self._driver.wait_serving()
 
     async def drain(self) -> None:
-        """Take nothing new and finish what there is, as far as time allows."""
+        """Refuse new requests and finish the others, as far as time allows."""
         await self._driver.drain()
 
     async def wait_until_drained(self) -> None:
-        """Return when the cell has been drained, whoever asked for it."""
+        """Return when the cell has been drained, by `drain` or by the Drain RPC."""
         await self._driver.drained.wait()
 
     async def run(self) -> None:
@@ -114,19 +114,19 @@ async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
 
     Args:
         config: its settings.
-        ready_fd: pipe on which to tell the parent process how the start went.
+        ready_fd: pipe on which to report to the parent process how the start went; None for none.
 
     Returns:
         The exit status of the process.
     """
     quire_log.configure("scheduler", config.log_level)
 
-    def tell_missing(ranks: tuple[int, ...]) -> None:
+    def report_missing(ranks: tuple[int, ...]) -> None:
         names = ", ".join(f"worker {rank}" for rank in ranks)
         if not announced:
             report(ready_fd, f"waiting for {names or 'the workers to load the model'}")
 
-    scheduler = SchedulerServer(config, tell_missing)
+    scheduler = SchedulerServer(config, report_missing)
     stopped = asyncio.create_task(stop_signal())
     drained = asyncio.create_task(scheduler.wait_until_drained())
     tasks: set[asyncio.Task[Any]] = {stopped, drained}
@@ -142,7 +142,7 @@ async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
         tasks |= {running, formed}
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if formed.done():
-            # What the start left behind lives as long as the process: keep the collector off it.
+            # Objects of the start live as long as the process: exempt them from collection.
             gc.collect()
             gc.freeze()
             announce(ready_fd, f"ready {address}")
@@ -152,7 +152,7 @@ async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
             stopped = asyncio.create_task(stop_signal())
             draining = asyncio.create_task(scheduler.drain())
             tasks |= {stopped, draining}
-            # A second signal is from somebody who will not wait.
+            # A second signal ends the wait.
             await asyncio.wait({stopped, running, drained}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             await running

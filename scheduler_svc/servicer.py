@@ -19,7 +19,7 @@ log = get_logger()
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Carries messages between streams and the driver."""
+    """Carries messages between streams and the cell."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -41,7 +41,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             await session.ended.wait()
             # At once: a router that does not read must not keep blocks.
             self._driver.close_session(session)
-            # A status may follow only a write that is over, be it because the router reads again.
+            # gRPC cannot send a status while a write is pending: wait for it.
             await writer
             if reader.done():
                 reader.result()
@@ -59,14 +59,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: scheduler_pb2.AnnounceWorkerRequest,
         context: grpc.aio.ServicerContext,
     ) -> scheduler_pb2.AnnounceWorkerResponse:
-        """Take note of where a worker is."""
+        """Record the address of a worker."""
         await self._driver.workers.roster.announce(request.rank, request.address, request.version)
         return scheduler_pb2.AnnounceWorkerResponse()
 
     async def Drain(  # noqa: N802 - the service's name for it
         self, request: scheduler_pb2.DrainRequest, context: grpc.aio.ServicerContext
     ) -> scheduler_pb2.DrainResponse:
-        """Drain the cell, then let the process end."""
+        """Drain the cell; the process ends afterwards."""
         return scheduler_pb2.DrainResponse(num_unfinished=await self._driver.drain())
 
     async def _write(self, session: RouterSession, context: grpc.aio.ServicerContext) -> None:

@@ -45,9 +45,9 @@ class Traces:
 
     def __init__(self) -> None:
         self._requests: dict[int, _Request] = {}
-        # Of the requests that are sampled, by group.
+        # Spans of the sampled requests, by group.
         self._sampled: dict[int, TraceContext] = {}
-        # Of the steps in flight, None for those that are not traced.
+        # Spans of the steps in flight, None for those that are not traced.
         self._steps: deque[Span | None] = deque()
 
     # ---------------------------------------------------------------- requests

@@ -27,7 +27,7 @@ def submission_from_proto(message: scheduler_pb2.SubmitRequest, max_tokens: int)
     """Read a submitted request.
 
     Args:
-        message: trusted in nothing.
+        message: not checked yet.
         max_tokens: more prompt and output tokens than this are refused unread.
 
     Raises:

@@ -10,8 +10,8 @@ class BlockAllocator:
     """Hands out blocks, counts their references and takes them back when the last one goes.
 
     A full block may be published under a hash of its contents and of all that came before them.
-    It keeps its contents after its last reference has gone, until its place is needed: blocks
-    without contents are handed out first, then published ones, the one unused for longest first.
+    It keeps its contents after its last reference has gone, until the block is needed: blocks
+    without contents are handed out first, then published ones, the least recently freed first.
 
     Invariant: a block is free exactly when its reference count is 0.
 
@@ -19,7 +19,7 @@ class BlockAllocator:
         num_blocks: block ids are in [0, num_blocks).
 
     Attributes:
-        ref_counts: how many block tables hold each block; others only read it.
+        ref_counts: how many block tables hold each block; only to be read.
         num_saved: blocks that would be needed beyond those in use if none were shared.
         digest: of the contents that can be found.
     """
@@ -30,7 +30,7 @@ class BlockAllocator:
         self._free = list(range(num_blocks - 1, -1, -1))
         self.ref_counts = [0] * num_blocks
         self.num_saved = 0
-        # Free, but published; in the order in which they became free.
+        # Free blocks that are published, in the order in which they became free.
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
@@ -38,12 +38,12 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody references."""
+        """Blocks that no table references."""
         return len(self._free) + len(self._evictable)
 
     @property
     def num_cached(self) -> int:
-        """Blocks among them that keep contents which can be found."""
+        """Free blocks whose contents can still be found."""
         return len(self._evictable)
 
     def allocate(self) -> int:
@@ -79,7 +79,7 @@ class BlockAllocator:
     # ------------------------------------------------------------------ contents
 
     def publish(self, block_id: int, content_hash: bytes, depth: int) -> None:
-        """Let the contents of a block in use be found; nothing happens if they can be already.
+        """Let the contents of a block in use be found; no effect if they already can.
 
         Args:
             block_id: the block.
@@ -105,7 +105,7 @@ class BlockAllocator:
             self.ref_counts[block_id] = 1
 
     def forget_contents(self) -> None:
-        """No contents can be found any more: the caches are new."""
+        """Forget all published contents: the caches are new."""
         self._free.extend(self._evictable)
         self._evictable.clear()
         self._hash_of.clear()
@@ -125,4 +125,4 @@ class BlockAllocator:
         assert not self._hash_of.keys() & set(self._free), "contents in a block without any"
         assert {h: b for b, h in self._hash_of.items()} == self._block_of, "contents disagree"
         findable = set(map(short_hash, self._block_of))
-        assert self.digest.keys <= findable, "routers are told of contents that cannot be found"
+        assert self.digest.keys <= findable, "the digest has contents that cannot be found"

@@ -11,7 +11,7 @@ from scheduler_svc.blocks.prefix_digest import PrefixDigest
 
 
 class AllocStatus(Enum):
-    """Whether a sequence can have its blocks: now, once others finish, or not in this cache."""
+    """Whether a sequence gets its blocks now, once others have ended, or never in this cache."""
 
     OK = auto()
     LATER = auto()
@@ -24,8 +24,8 @@ class AppendedSlots:
 
     Attributes:
         new_block_ids: appended at its end.
-        copies: (source, destination) of blocks that were shared and are this sequence's own now;
-            the contents must be copied, in this order, before anything is written.
+        copies: (source, destination) of blocks that were shared: the sequence has its own now. The
+            contents must be copied, in this order, before anything is written.
         first_copied: place of the first of them in the table; the others follow.
     """
 
@@ -44,8 +44,8 @@ class BlockSpaceManager:
     Args:
         block_size: slots of a block.
         num_blocks: blocks of the cache.
-        watermark: share of the cache, in [0, 1), that admission leaves free, so that a newcomer
-            does not force a preemption in the very next steps.
+        watermark: share of the cache, in [0, 1), that must stay free when a group starts, so that
+            it does not force a preemption in the very next steps.
         num_host_blocks: blocks in the host's memory, for sequences that are swapped out.
     """
 
@@ -72,7 +72,7 @@ class BlockSpaceManager:
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks among them that keep a prefix which can be found."""
+        """Free blocks that keep a prefix, which can still be found."""
         return self._allocator.num_cached
 
     @property
@@ -110,7 +110,7 @@ class BlockSpaceManager:
         return self._tables[sequence_id]
 
     def can_find(self, block_hash: bytes) -> bool:
-        """Say whether a block of this hash is published."""
+        """Return whether a block of this hash is published."""
         return self._allocator.find(block_hash) is not None
 
     def find_prefix(self, block_hashes: AbstractSequence[bytes]) -> list[int]:
@@ -130,20 +130,20 @@ class BlockSpaceManager:
     def can_allocate(
         self, num_tokens: int, prefix: AbstractSequence[int] = (), num_more_blocks: int = 0
     ) -> AllocStatus:
-        """Say whether a sequence of `num_tokens` may be admitted.
+        """Return whether a sequence of `num_tokens` may start.
 
-        The watermark protects sequences that run: in an empty cache there is nobody to protect, so
+        The watermark protects sequences that run. In an empty cache there is none to protect, so
         that one sequence may have all of it.
 
         Args:
             num_tokens: of the sequence.
             prefix: blocks from `find_prefix` that it will share.
-            num_more_blocks: that others of its group need besides.
+            num_more_blocks: that the other sequences of its group need.
         """
         num_needed = self.num_blocks_for(num_tokens) + num_more_blocks
         if num_needed > self.num_blocks:
             return AllocStatus.NEVER
-        # Shared blocks need no place of their own, but free ones among them stop being free.
+        # A shared block needs no free one, unless it is free itself.
         num_needed -= sum(self._ref_counts[block_id] > 0 for block_id in prefix)
         num_kept = self._watermark_blocks if self._tables else 0
         if num_needed + num_kept > self.num_free_blocks:
@@ -153,7 +153,7 @@ class BlockSpaceManager:
     def allocate(
         self, sequence_id: int, num_tokens: int, prefix: AbstractSequence[int] = ()
     ) -> None:
-        """Give a new sequence blocks for `num_tokens`; `can_allocate` must have said OK.
+        """Give a new sequence blocks for `num_tokens`; `can_allocate` must have returned OK.
 
         Args:
             sequence_id: has no blocks yet.
@@ -161,23 +161,23 @@ class BlockSpaceManager:
             prefix: blocks from `find_prefix`, which its table begins with.
         """
         assert sequence_id not in self._tables, f"sequence {sequence_id} has blocks already"
-        # All of the prefix before any new block, which might else take the place of one of them.
+        # The whole prefix first: a new block might else take the place of one of its blocks.
         for block_id in prefix:
             self._allocator.reuse(block_id)
         blocks = range(len(prefix), self.num_blocks_for(num_tokens))
         self._tables[sequence_id] = [*prefix, *(self._allocator.allocate() for _ in blocks)]
 
     def publish(self, sequence_id: int, index: int, content_hash: bytes) -> None:
-        """Let others find a full block of a sequence, the one at `index` of its table."""
+        """Let other sequences find a full block, the one at `index` of a sequence's table."""
         self._allocator.publish(self._tables[sequence_id][index], content_hash, index + 1)
 
     @property
     def digest(self) -> PrefixDigest:
-        """Which prefixes can be found, for routers."""
+        """Which prefixes can be found, as reported to routers."""
         return self._allocator.digest
 
     def forget_contents(self) -> None:
-        """No prefix can be found any more: the workers' caches are new."""
+        """Forget all published prefixes: the workers' caches are new."""
         self._allocator.forget_contents()
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -185,11 +185,11 @@ class BlockSpaceManager:
         return -(-num_tokens // self.block_size)
 
     def has_slots(self, sequence_id: int, start: int, end: int) -> bool:
-        """Say whether slots [start, end) of a sequence exist and are its own."""
+        """Return whether slots [start, end) of a sequence exist and are its own."""
         table = self._tables[sequence_id]
         if end > len(table) * self.block_size:
             return False
-        # Whatever follows a block that a sequence wrote to is its own.
+        # All blocks after one that a sequence wrote to are its own.
         return self._ref_counts[table[start // self.block_size]] == 1
 
     def num_blocks_to_append(self, ranges: AbstractSequence[tuple[int, int, int]]) -> int:
@@ -207,7 +207,7 @@ class BlockSpaceManager:
                 writers.update(table[first:end_block])
             num_needed += max(0, end_block - len(table))
         for block_id, num_writers in writers.items():
-            # If all who share a block write to it, the last one needs no copy.
+            # If all that share a block write to it, the last one needs no copy.
             num_needed += min(num_writers, self._ref_counts[block_id] - 1)
         return num_needed
 
@@ -222,7 +222,7 @@ class BlockSpaceManager:
         table = self._tables[sequence_id]
         first, end_block = start // self.block_size, self.num_blocks_for(end)
         copies = []
-        # Shared ones come first: whatever follows a block that a sequence wrote to is its own.
+        # Shared blocks come first: all blocks after one that a sequence wrote to are its own.
         for index in range(first, min(len(table), end_block)):
             shared = table[index]
             if self._ref_counts[shared] > 1:
@@ -243,20 +243,24 @@ class BlockSpaceManager:
 
     def free(self, sequence_id: int) -> None:
         """Drop a sequence's table; blocks that no other sequence holds become free."""
-        # Last block first: the stack of free blocks then hands them out in ascending order, and of
-        # published ones the end of a prefix goes before its beginning.
+        # Last block first: the stack of free blocks then hands them out in ascending order, and the
+        # end of a published prefix is reused before its beginning.
         for block_id in reversed(self._tables.pop(sequence_id)):
             self._allocator.free(block_id)
 
     # ------------------------------------------------------------------ host memory
 
     def set_num_host_blocks(self, num_host_blocks: int) -> None:
-        """Have another number of blocks in the host's memory, where no sequence may be."""
+        """Change the number of blocks in the host's memory. No sequence may be there."""
         assert not self._host_tables, "sequences are on the host"
         self._host_allocator = BlockAllocator(num_host_blocks)
 
     def num_blocks_held(self, lengths: Mapping[int, int]) -> int:
-        """Return how many distinct blocks hold the first tokens of sequences, by sequence id."""
+        """Return how many distinct blocks hold the first tokens of sequences.
+
+        Args:
+            lengths: how many tokens, by sequence id.
+        """
         return len(self._distinct_blocks(lengths))
 
     def swap_out(self, lengths: Mapping[int, int]) -> list[tuple[int, int]]:
@@ -275,7 +279,7 @@ class BlockSpaceManager:
         return list(moved.items())
 
     def num_blocks_to_swap_in(self, sequence_ids: Iterable[int]) -> int:
-        """Return how many blocks of the cache swapped sequences need to come back."""
+        """Return how many blocks of the cache it takes to bring swapped sequences back."""
         return len({block for each in sequence_ids for block in self._host_tables[each]})
 
     def swap_in(self, sequence_ids: Iterable[int]) -> list[tuple[int, int]]:
@@ -312,7 +316,14 @@ class BlockSpaceManager:
         moved: Mapping[int, int],
         allocator: BlockAllocator,
     ) -> dict[int, list[int]]:
-        """Return the tables that sequences have elsewhere, and count their references there."""
+        """Return the tables of moved sequences, and reference the blocks in them.
+
+        Args:
+            tables: the tables before.
+            lengths: tokens that are moved, by sequence id.
+            moved: new block by old block, each newly allocated.
+            allocator: of the new blocks.
+        """
         new_tables = {
             sequence_id: [
                 moved[block] for block in tables[sequence_id][: self.num_blocks_for(length)]
@@ -327,7 +338,7 @@ class BlockSpaceManager:
         return new_tables
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless every block is referenced exactly as often as tables say."""
+        """Raise AssertionError unless reference counts and tables agree."""
         both = self._tables.keys() & self._host_tables.keys()
         assert not both, f"sequences {both} are in the cache and on the host"
         _check_references(self._allocator, self._tables)

@@ -1,4 +1,4 @@
-"""Prefix caching: sequences begin with the blocks of a prefix that was computed before."""
+"""Prefix caching: a sequence begins with blocks of a prefix that was computed before."""
 
 from bisect import bisect_left
 from collections.abc import Collection
@@ -14,7 +14,7 @@ class PrefixCache:
 
     Args:
         block_manager: of the workers' cache.
-        enabled: False finds and publishes nothing.
+        enabled: whether to find and publish at all.
 
     Attributes:
         num_tokens_looked_up: of all sequences that took what was found for them.
@@ -45,14 +45,15 @@ class PrefixCache:
         Args:
             sequence: that waits.
             salt: of its group.
-            coming: hashes of blocks that will be published before it is admitted.
+            coming: hashes of blocks that will be published before it starts.
         """
         if not self._enabled:
             return 0
         num_blocks = (sequence.num_tokens - 1) // self._block_size
         self._extend_hashes(sequence, num_blocks, salt)
         hashes = sequence.block_hashes
-        # Where a block is, those before it are, all but always: queues are long, and this is quick.
+        # Binary search, since queues are long: if a block can be found, those before it nearly
+        # always can, too.
         num_found = bisect_left(
             range(num_blocks),
             True,
@@ -61,17 +62,22 @@ class PrefixCache:
         return num_found * self._block_size
 
     def take(self, sequence: Sequence, block_ids: AbstractSequence[int]) -> None:
-        """Count blocks that were found, and that the table begins with, as computed."""
+        """Count the found blocks, which the table begins with, as computed.
+
+        Mutates: sequence.
+        """
         sequence.num_computed_tokens = len(block_ids) * self._block_size
         sequence.num_published_blocks = len(block_ids)
         self.num_tokens_looked_up += sequence.num_tokens
         self.num_tokens_found += sequence.num_computed_tokens
 
     def publish(self, sequence: Sequence, salt: bytes) -> None:
-        """Let others find the full blocks of a running sequence, as far as their tokens are known.
+        """Let other sequences find the full blocks of a running one, as far as its ids are known.
 
-        Their contents may be computed by a step that is only scheduled: steps run in order, so they
-        are there before anybody who finds them reads them.
+        Their contents may be computed by a step that is only scheduled. Steps run in order, so they
+        are there before a sequence that finds them reads them.
+
+        Mutates: sequence.
         """
         num_tokens = min(sequence.num_computed_tokens, len(sequence.token_ids))
         num_blocks = num_tokens // self._block_size

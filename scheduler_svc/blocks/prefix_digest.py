@@ -1,9 +1,9 @@
-"""What routers are told of the prefix cache: which blocks can be found in it."""
+"""What a cell reports to routers about its prefix cache: which blocks can be found in it."""
 
 from quire.contract.block_hashes import is_reported_depth, short_hash
 from quire.contract.sessions import PrefixDigestDelta
 
-# Each takes some hundred bytes of every router's memory. What is published beyond is not told.
+# Each takes some hundred bytes of every router's memory. Blocks beyond these are not reported.
 MAX_REPORTED_BLOCKS = 16_384
 
 
@@ -11,7 +11,7 @@ class PrefixDigest:
     """Short hashes of the published blocks at reported depths, and how they change.
 
     Attributes:
-        keys: all of them; others only read it.
+        keys: all of them; only to be read.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class PrefixDigest:
         self._removed: set[int] = set()
 
     def add(self, content_hash: bytes, depth: int) -> None:
-        """A block can be found now.
+        """Add a block, which can be found now.
 
         Args:
             content_hash: of its contents and all before them.
@@ -39,7 +39,7 @@ class PrefixDigest:
             self._added.add(key)
 
     def remove(self, content_hash: bytes) -> None:
-        """A block cannot be found any more; it need not be one that was told."""
+        """Remove a block, which cannot be found any more; no effect if it was not reported."""
         key = short_hash(content_hash)
         if key not in self.keys:
             return
@@ -50,7 +50,7 @@ class PrefixDigest:
             self._removed.add(key)
 
     def clear(self) -> None:
-        """No block can be found any more."""
+        """Remove all blocks."""
         self._removed |= self.keys - self._added
         self._added.clear()
         self.keys.clear()

@@ -1,4 +1,4 @@
-"""Which sequences hold blocks, and every way in which they come by them or lose them."""
+"""Which sequences hold blocks, and every way in which they get or lose them."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,12 +12,12 @@ from scheduler_svc.sequences.sequence import Sequence, SequenceGroup, SequenceSt
 class Residency:
     """Where each sequence's keys and values are: in the cache, in the host's memory, or nowhere.
 
-    Whatever changes here changes for the workers too. Their orders collect until the next step
-    takes them, whatever that step computes.
+    Each change concerns the workers too: orders for them collect here until the next step takes
+    them.
 
     Args:
         block_manager: of the workers' cache.
-        prefix_cache: told of blocks before they are given up.
+        prefix_cache: blocks are published there before they are given up.
         counters: of the blocks moved.
 
     Attributes:
@@ -38,7 +38,7 @@ class Residency:
         self._blocks_to_swap_out: list[tuple[int, int]] = []
         self._blocks_to_swap_in: list[tuple[int, int]] = []
         self.groups: dict[int, SequenceGroup] = {}
-        # The same for those in the host's memory.
+        # By the id of each sequence that holds blocks of the host's memory.
         self._swapped: dict[int, SequenceGroup] = {}
 
     def move_orders_to(self, orders: SchedulerOutputs) -> None:
@@ -52,7 +52,7 @@ class Residency:
         orders.blocks_to_swap_in, self._blocks_to_swap_in = self._blocks_to_swap_in, []
 
     def forget_workers(self) -> None:
-        """The workers have lost all they held. No group may hold blocks any more."""
+        """Forget orders and prefixes: the workers have lost what they held. No group may run."""
         for orders in (
             self._released_sequence_ids,
             self._forks,
@@ -64,10 +64,10 @@ class Residency:
 
     @property
     def num_idle_slots(self) -> int:
-        """Slots of blocks in use that hold no token yet: what the cache wastes."""
+        """Slots of blocks in use that hold no token yet."""
         block_size = self._blocks.block_size
-        # Filled slots by block: sequences of a group may share one that is not full. All before the
-        # least computed of them are.
+        # Filled slots by block, since sequences of a group may share a block that is not full. All
+        # blocks before those of the least computed sequence are full.
         filled: dict[int, int] = {}
         for group in _distinct(self.groups):
             running = group.in_status(SequenceStatus.RUNNING)
@@ -80,7 +80,7 @@ class Residency:
         return len(filled) * block_size - sum(filled.values())
 
     def find(self, sequence_id: int) -> SequenceGroup | None:
-        """Return the group of a sequence that keeps what it has computed, here or on the host."""
+        """Return the group of a sequence that holds blocks, of the cache or of the host."""
         return self.groups.get(sequence_id) or self._swapped.get(sequence_id)
 
     def group_ids_of(self, outputs: SchedulerOutputs) -> set[int]:
@@ -95,35 +95,35 @@ class Residency:
     # ------------------------------------------------------------------ ways in
 
     def find_place(self, group: SequenceGroup) -> list[int] | None:
-        """Return the cached blocks that a waiting group begins with, or None if it has no room."""
+        """Return the cached blocks that a waiting group begins with, or None without room."""
         blocks, prefix, num_tokens = self._blocks, list[int](), 0
         swapped = group.in_status(SequenceStatus.SWAPPED)
         waiting = group.in_status(SequenceStatus.WAITING)
         num_more = blocks.num_blocks_to_swap_in(each.sequence_id for each in swapped)
         for sequence in swapped:
-            # What it has yet to compute, and perhaps a copy of a shared block.
+            # For what it has yet to compute, and perhaps a copy of a shared block.
             num_more += 1 + blocks.num_blocks_for(sequence.num_tokens)
             num_more -= blocks.num_blocks_for(sequence.num_computed_tokens)
         if not swapped:
             first = waiting.pop(0)
             num_tokens = first.num_tokens
-            # Log-probabilities of a prompt come from computing it.
+            # A prompt whose log-probabilities are wanted must be computed.
             if group.sampling_params.prompt_logprobs is None:
                 prefix = self._prefix_cache.find(first, group.cache_salt)
         for sequence in waiting:
             num_more += blocks.num_blocks_for(sequence.num_tokens)
             num_more -= sequence.num_shareable_tokens // blocks.block_size
         status = blocks.can_allocate(num_tokens, prefix, min(num_more, blocks.num_blocks))
-        # `add` refuses what can never fit, `max_num_tokens` ends what would outgrow the cache.
+        # Admission refuses groups that can never fit, and ends them before they outgrow the cache.
         assert status is not AllocStatus.NEVER, f"group {group.group_id} cannot fit"
         return prefix if status is AllocStatus.OK else None
 
     def start(self, group: SequenceGroup, prefix: list[int]) -> None:
-        """Let a waiting group run, in the place that was found for it.
+        """Give a group that starts the place that was found for it.
 
         Args:
-            group: its sequences come back from the host's memory; or else the first of them gets
-                blocks for all its tokens, even if a step computes only some.
+            group: its swapped sequences come back from the host's memory. If there are none, its
+                first sequence gets blocks for all its tokens, even if a step computes only some.
             prefix: what `find_place` returned.
         """
         swapped = group.in_status(SequenceStatus.SWAPPED)
@@ -140,7 +140,7 @@ class Residency:
             self._set_running(group, first)
 
     def fork_waiting(self, group: SequenceGroup) -> None:
-        """Let the sequences that wait for the prompt of their group share it, once it is there."""
+        """Let sequences that wait for the prompt of their group share it once it is computed."""
         waiting = group.in_status(SequenceStatus.WAITING)
         running = group.in_status(SequenceStatus.RUNNING)
         if not waiting or not running:
@@ -152,7 +152,13 @@ class Residency:
             self._share(group, parent, child, parent.num_shareable_tokens)
 
     def fork(self, group: SequenceGroup, parent: Sequence, child_id: int) -> Sequence:
-        """Add a sequence to a group that is all that its `parent` is, for the workers too."""
+        """Add a copy of a sequence to its group, on the workers too.
+
+        Args:
+            group: of the sequence.
+            parent: the sequence to copy.
+            child_id: of the copy.
+        """
         child = Sequence(child_id, parent.sequence_index, ())
         child.token_ids = list(parent.token_ids)
         child.num_prompt_tokens = parent.num_prompt_tokens
@@ -199,7 +205,7 @@ class Residency:
             self._swapped[sequence_id] = group
 
     def reset(self, group: SequenceGroup) -> None:
-        """Take all blocks from a group that no longer runs: it begins again, output kept."""
+        """Take all blocks from a group that no longer runs; it is computed again, output kept."""
         for sequence in group.sequences.values():
             self.free(group, sequence, SequenceStatus.WAITING)
 
@@ -225,7 +231,7 @@ class Residency:
         self._forget(sequence, status)
 
     def _forget(self, sequence: Sequence, status: SequenceStatus) -> None:
-        """Note that a sequence holds no blocks of the cache, and have the workers forget it."""
+        """Mark a sequence as without blocks of the cache, and have the workers forget it."""
         if sequence.is_mirrored:
             self._released_sequence_ids.append(sequence.sequence_id)
         self.groups.pop(sequence.sequence_id, None)
@@ -262,7 +268,9 @@ class Residency:
         assert resident == self.groups, "sequences and groups disagree"
         assert resident.keys() == self._blocks.sequence_ids, "blocks without a running sequence"
         assert swapped == self._swapped, "swapped sequences and groups disagree"
-        assert swapped.keys() == self._blocks.swapped_sequence_ids, "host blocks of nobody"
+        assert swapped.keys() == self._blocks.swapped_sequence_ids, (
+            "host blocks without a swapped sequence"
+        )
 
     def _check_running(self, sequence: Sequence) -> None:
         assert sequence.status is SequenceStatus.RUNNING

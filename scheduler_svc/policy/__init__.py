@@ -1,1 +1,1 @@
-"""Who runs in a step."""
+"""The policy: what each step computes."""

@@ -1,4 +1,4 @@
-"""From requests to groups: whether one can ever run here, and how long its sequences may become."""
+"""From requests to groups: checks against the limits of the cell, and the largest length."""
 
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as AbstractSequence
@@ -11,14 +11,14 @@ from scheduler_svc.sequences.sequence import Sequence, SequenceGroup
 
 
 class Admission:
-    """Makes a group of each request that can run here.
+    """Makes a group of each request that can ever run here.
 
     Args:
         block_manager: of the workers' cache.
         max_num_seqs: sequences that run at once.
         max_model_len: tokens, prompt and output, of one sequence.
         eos_token_ids: end-of-text ids of the model.
-        priority_ageing_s: how much later a group counts as come for each level of priority.
+        priority_ageing_s: how much later each level of priority counts as come, in seconds.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Admission:
         self._sequence_ids = count(1)
 
     def next_sequence_id(self) -> int:
-        """Return an id that no sequence has had."""
+        """Return an id that no sequence has had before."""
         return next(self._sequence_ids)
 
     def make_group(self, submission: Submission, now: float) -> SequenceGroup:

@@ -1,4 +1,4 @@
-"""Beam search over the sequences of a group: which live on, which fork, when it is over.
+"""Beam search over the sequences of a group: which go on, which fork, when it is over.
 
 The rules are those of `transformers`, so that both return the same texts with the same scores. A
 score is the sum of a text's log-probabilities over its length to the power of `length_penalty`;
@@ -31,7 +31,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class _Beam:
-    """What the search knows of a running sequence."""
+    """A running sequence of the search."""
 
     cumulative_logprob: float
     logprobs: tuple[TokenLogprobs, ...]
@@ -39,7 +39,7 @@ class _Beam:
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """A text that is complete."""
+    """A complete text and its score."""
 
     score: float
     hypothesis: Hypothesis
@@ -93,7 +93,7 @@ class BeamSearch:
         return len(self._candidates) == len(self._beams)
 
     def forget_reports(self) -> None:
-        """The beams will be computed again."""
+        """Drop the reports of this step: the beams will be computed again."""
         self._candidates.clear()
 
     def advance(
@@ -132,7 +132,7 @@ class BeamSearch:
         return continuations
 
     def rename(self, kept: Mapping[int, Continuation]) -> None:
-        """Say which sequence each continuation became; all others are dropped.
+        """Record which sequence each continuation became; all other beams are dropped.
 
         Args:
             kept: by sequence id, best first.
@@ -197,8 +197,8 @@ class BeamSearch:
     def _is_over(self, best_sum: float, num_tokens: int, max_num_tokens: int) -> bool:
         """Whether no running beam is expected to end better than the worst text found so far.
 
-        Sums only fall, but with a positive length penalty a longer text may score better: how far
-        that is looked ahead is what `early_stopping` says.
+        Sums only fall, but with a positive length penalty a longer text may score better. How far
+        to look ahead for that is set by `early_stopping`.
         """
         if len(self._finished) < self._width:
             return False

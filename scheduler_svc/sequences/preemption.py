@@ -1,4 +1,4 @@
-"""What becomes of a preempted group's keys and values: moved to the host, or computed again."""
+"""Ways, counters and measured costs of preemption."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ _LEAST_SPREAD_TOKENS = 4.0
 
 @dataclass(slots=True)
 class PreemptionCounters:
-    """What preemption has come to so far.
+    """Sums over all preemptions so far.
 
     Attributes:
-        preemptions: groups that had to give up their blocks.
-        swaps: those of them whose blocks were moved to the host's memory.
-        swapped_out_blocks: moved to the host's memory.
-        swapped_in_blocks: moved back.
-        recomputed_tokens: lost, to be computed again.
+        preemptions: how often a group had to give up its blocks.
+        swaps: how often its blocks were moved to the host's memory.
+        swapped_out_blocks: blocks moved to the host's memory.
+        swapped_in_blocks: blocks moved back.
+        recomputed_tokens: tokens lost, which are computed again.
     """
 
     preemptions: int = 0
@@ -47,7 +47,7 @@ class PreemptionCosts:
     _variance: float = 0.0
 
     def observe_step(self, num_tokens: int, model_us: float) -> None:
-        """Take the time of a step's forward pass."""
+        """Record the time of a step's forward pass."""
         self._weight = self._weight * _DECAY + 1
         share = 1 / self._weight
         tokens_off, us_off = num_tokens - self._mean_tokens, model_us - self._mean_us
@@ -57,7 +57,7 @@ class PreemptionCosts:
         self._variance = (1 - share) * (self._variance + share * tokens_off**2)
 
     def observe_swap(self, num_blocks: int, swap_us: float) -> None:
-        """Take the time it took to move blocks."""
+        """Record the time it took to move blocks."""
         measured = swap_us / num_blocks
         self.block_us = measured if not self.block_us else 0.8 * self.block_us + 0.2 * measured
 
@@ -69,10 +69,10 @@ class PreemptionCosts:
         return max(0.0, self._covariance / self._variance)
 
     def moving_is_cheaper(self, num_tokens: int, num_blocks: int, num_sequences: int) -> bool:
-        """Say whether to move a group's blocks out and in again rather than to compute its tokens.
+        """Return whether to move a group's blocks rather than to compute its tokens again.
 
-        Until both prices are known: move groups of several sequences, which share what is moved but
-        would each compute their own (Kwon et al. 2023, PagedAttention, section 4.5).
+        Until both prices are known, groups of several sequences are moved: they share what is moved
+        but would each compute their own (Kwon et al. 2023, PagedAttention, section 4.5).
         """
         if not self.block_us or not self.token_us:
             return num_sequences > 1

@@ -1,4 +1,4 @@
-"""The units that are scheduled: sequences, and the groups that one request's sequences form."""
+"""The units of scheduling: sequences, and the group of all sequences of a request."""
 
 from collections.abc import Iterable
 from enum import Enum, auto
@@ -22,7 +22,7 @@ class SequenceStatus(Enum):
 
 
 class Sequence:
-    """Tokens of one line of text and how far they are computed.
+    """The tokens of one output, prompt included, and how far they are computed.
 
     Token i has its key and value in the cache when i < num_computed_tokens; the step that computes
     the last token samples the next one. Until that step's result is in, the token is pending: the
@@ -38,10 +38,10 @@ class Sequence:
         num_computed_tokens: tokens that are computed, or will be once the steps already scheduled
             have run.
         num_pending_tokens: tokens that steps in flight sample.
-        num_published_blocks: first blocks of its table whose contents others can find.
-        block_hashes: of its first full blocks, as far as they were needed.
+        num_published_blocks: how many blocks, from the first, other sequences can find.
+        block_hashes: of its first full blocks, as far as they have been needed.
         status: see SequenceStatus.
-        is_mirrored: the workers hold it, or will once the orders given so far are carried out.
+        is_mirrored: whether the workers hold it, once the orders given so far are carried out.
     """
 
     __slots__ = (

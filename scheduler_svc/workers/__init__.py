@@ -1,1 +1,1 @@
-"""The workers of a cell, and how they are formed into one."""
+"""The workers of a cell: their addresses, their clients, their formation."""

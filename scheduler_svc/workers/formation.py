@@ -95,8 +95,8 @@ class Formation:
         elif (loaded, digest) != (self._loaded_model, self._formed.checkpoint_digest):
             raise ModelLoadError(f"model {self._config.model} changed while it was served")
         else:
-            # Not profiled again: a survivor's cache would count as used memory, and routers have
-            # been told the limits.
+            # Not profiled again: a survivor's cache would count as used memory, and routers
+            # already have the limits.
             formed = replace(self._formed, epoch=epoch)
         request = worker_pb2.InitCacheRequest(
             epoch=epoch,
@@ -107,7 +107,7 @@ class Formation:
             enforce_eager=self._config.enforce_eager,
         )
         caches = await on_all(self.workers, lambda worker: worker.init_cache(request))
-        # Asked for no size, a worker takes a share of what is free: another one than before.
+        # Without a configured size, a worker takes a share of what is free now.
         formed = replace(
             formed,
             num_host_blocks=min(cache.num_host_blocks for cache in caches),
@@ -117,11 +117,11 @@ class Formation:
         return formed
 
     async def _find_workers(self) -> None:
-        """Connect to where the ranks have announced themselves."""
+        """Connect to the addresses that the workers have announced."""
         addresses = await self._roster.complete()
         for worker in self.workers:
             await worker.close()
-        # Channels of their own, which know nothing yet of a worker that was not there a moment ago.
+        # New channels: an old one may still be in backoff from when the worker was not there.
         self.workers = [
             WorkerClient(rank, address, may_be_late=False, tls=self._config.tls)
             for rank, address in enumerate(addresses)
@@ -180,7 +180,7 @@ class Formation:
             await asyncio.sleep(CLAIM_POLL_S)
 
     async def _load_model(self, epoch: int, scheduler_name: str) -> tuple[ModelInfo, bytes]:
-        """Load the model into every rank; return what it is and the digest of its directory."""
+        """Load the model on every rank; return its description and the digest of its directory."""
         config = self._config
         meeting_address = ""
         if len(self.workers) > 1:
@@ -242,7 +242,7 @@ class Formation:
         return num_blocks
 
     def _fit_model_len(self, model: ModelInfo, num_blocks: int) -> ModelInfo:
-        """Return the model with a length that one sequence can reach in this cache."""
+        """Return the model, its max_model_len limited to what the cache can hold."""
         num_slots = num_blocks * self._config.block_size
         if model.max_model_len <= num_slots:
             return model

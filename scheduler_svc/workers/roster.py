@@ -1,4 +1,4 @@
-"""Where the ranks of a group are: as configured, or as the workers announce it themselves."""
+"""The addresses of the workers: configured, or announced by the workers themselves."""
 
 import asyncio
 import re
@@ -11,23 +11,22 @@ from scheduler_svc.config import SchedulerConfig
 
 # A DNS name and a port.
 MAX_ADDRESS_CHARACTERS = 253 + 6
-# No other scheme of gRPC's: a worker names a host, not a socket in the scheduler's file system.
+# Only hosts: another scheme of gRPC could name a socket in the scheduler's file system.
 ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 
 log = get_logger()
 
 
 class Roster:
-    """The address of each rank, as far as it is known.
+    """The known address of each rank.
 
-    Configured addresses stay. An announced one may be replaced by another once nothing answers
-    there, and is dropped when the worker turns out to be unreachable: it will announce itself
-    again if it lives.
+    Configured addresses stay. An announced one may be replaced once no worker answers there, and is
+    dropped when the worker is unreachable: it announces itself again if it lives.
 
     Args:
         config: addresses of the workers, or how many announce themselves.
-        answers: whether the worker of a rank (first argument) answers at an address.
-        on_missing: told which ranks are being waited for, whenever that changes, down to none.
+        answers: returns whether the worker of a rank (first argument) answers at an address.
+        on_missing: called with the ranks that are waited for, whenever they change, down to none.
     """
 
     def __init__(
@@ -45,24 +44,24 @@ class Roster:
 
     async def complete(self) -> tuple[str, ...]:
         """Return the address of every rank, waiting for those that are missing."""
-        told: tuple[int, ...] = ()
+        reported: tuple[int, ...] = ()
         while missing := tuple(sorted(set(range(self._size)) - self._addresses.keys())):
-            if missing != told:
+            if missing != reported:
                 log.warning("workers_missing", ranks=missing, tensor_parallel_size=self._size)
                 self._on_missing(missing)
-                told = missing
+                reported = missing
             self._changed.clear()
             await self._changed.wait()
-        if told:
+        if reported:
             self._on_missing(())
         return tuple(self._addresses[rank] for rank in range(self._size))
 
     async def announce(self, rank: int, address: str, version: str) -> None:
-        """Take note of where a worker says it is; the group uses it when it is formed next.
+        """Record the address of a worker, for the next time that the workers are formed.
 
         Args:
             rank: that it claims.
-            address: "host:port" at which it can be reached.
+            address: "host:port" of the worker.
             version: of Quire that it runs.
 
         Raises:
@@ -74,12 +73,12 @@ class Roster:
         while (holder := self._addresses.get(rank)) not in (None, address):
             if await self._answers(rank, holder):
                 raise RankTakenError(f"rank {rank} is held by the worker at {holder}")
-            # Meanwhile the rank may have been given to somebody else.
+            # Meanwhile the rank may have been given to another worker.
             if self._addresses.get(rank) == holder:
                 break
         if self._addresses.get(rank) == address:
             return
-        # A port may have belonged to another rank, which must be gone then.
+        # If another rank had this address before, its worker is gone.
         self._addresses = {
             each: where for each, where in self._addresses.items() if where != address
         }
