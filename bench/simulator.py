@@ -27,7 +27,7 @@ from simulator.fit import MeasuredStep, fit, fit_error
 from simulator.measure import measure_steps
 from simulator.metrics import FloatArray, Metrics
 from simulator.simulation import assumed_token_s, simulate
-from simulator.texts import Library, Request
+from simulator.texts import Library, SimulatedRequest
 from simulator.traffic import Traffic
 
 NUM_PROBES = 30
@@ -76,7 +76,7 @@ def traffic_of(config: SimulationConfig) -> Traffic:
     return Traffic(config.traffic, library, config.cell.max_model_len, token_s, config.seed)
 
 
-def requests_of(config: SimulationConfig) -> list[Request]:
+def requests_of(config: SimulationConfig) -> list[SimulatedRequest]:
     """Return the requests that a simulation of single turns makes."""
     traffic = traffic_of(config)
     num_intervals = round(config.traffic.duration_s / INTERVAL_S)
@@ -121,12 +121,14 @@ async def probe(client: AsyncClient) -> Lone:
     )
 
 
-async def load(client: AsyncClient, requests: list[Request], library: Library) -> list[Answer]:
+async def load(
+    client: AsyncClient, requests: list[SimulatedRequest], library: Library
+) -> list[Answer]:
     """Send every request at its time, whatever has become of the others."""
     prompts = [library.prompt(each) for each in requests]
     began = time.perf_counter()
 
-    async def send(request: Request, prompt: list[int]) -> Answer:
+    async def send(request: SimulatedRequest, prompt: list[int]) -> Answer:
         await asyncio.sleep(began + request.arrival_s - time.perf_counter())
         late_s = time.perf_counter() - began - request.arrival_s
         answer = await ask(client, prompt, request.num_output_tokens, request.request_id)

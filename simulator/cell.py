@@ -1,11 +1,11 @@
-"""A cell in simulated time: the real scheduler, and workers that only take as long."""
+"""A cell in simulated time: the real scheduler, and workers of which only the time is computed."""
 
 from collections import Counter, deque
 from dataclasses import dataclass
 from functools import cache
 
-from quire.contract import sessions
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Submission
 from quire.contract.steps import StepResult
 from router.cells.choice import ReportedLoad
 from scheduler_svc.blocks.manager import BlockSpaceManager
@@ -13,20 +13,20 @@ from scheduler_svc.policy.outstanding import outstanding_tokens
 from scheduler_svc.policy.progress import Progress
 from scheduler_svc.policy.scheduler import Scheduler
 from simulator.config import CellConfig
-from simulator.messages import Answered, CellEvents, Heartbeat, Submission, Usage
+from simulator.messages import Answered, CellEvents, Heartbeat, SimulatedSubmission, Usage
 from simulator.step_shapes import StepShapes
 from simulator.texts import FILLER_TOKEN, Library
 
 
 @dataclass(slots=True)
 class _StepInFlight:
-    """A step that the workers have.
+    """A step that the workers run.
 
     Attributes:
         sampling: sequences that get a token in it.
-        ends_s: when its result is back.
-        num_tokens: that it computes.
-        step_us: what it takes.
+        ends_s: when its result is back, in simulated seconds.
+        num_tokens: computed in it.
+        step_us: its duration.
     """
 
     sampling: list[int]
@@ -36,10 +36,10 @@ class _StepInFlight:
 
 
 class SimulatedCell:
-    """A scheduler that is driven as the service drives it, by a clock of its own.
+    """A scheduler that is driven as the service drives it, on a simulated clock.
 
-    Steps follow one another without a gap while one is always ahead; what is decided when a step
-    ends runs after the step that is then under way. Time moves in `run_until` only.
+    While a step is always ahead, steps follow one another without a gap: a step that is scheduled
+    when another ends runs after the one that is under way then. Time passes in `run_until` only.
 
     Args:
         cell_id: unique.
@@ -65,10 +65,10 @@ class SimulatedCell:
         )
         self.scheduler.preemption_costs.block_us = self._model.moved_block_us
         self._shapes = StepShapes()
-        self._arriving: deque[Submission] = deque()
+        self._arriving: deque[SimulatedSubmission] = deque()
         self._in_flight: deque[_StepInFlight] = deque()
         # By group id, of those that have not ended.
-        self._submissions: dict[int, Submission] = {}
+        self._submissions: dict[int, SimulatedSubmission] = {}
         self._first_token_s: dict[int, float] = {}
         self._without_token: set[int] = set()
         self._num_output_tokens: Counter[int] = Counter()
@@ -84,12 +84,12 @@ class SimulatedCell:
         """Requests that are on their way here, wait or run."""
         return len(self._arriving) + len(self._submissions)
 
-    def submit(self, submission: Submission) -> None:
-        """Let a request come; calls must be in order of `at_s`, which is not past."""
+    def submit(self, submission: SimulatedSubmission) -> None:
+        """Take a request that arrives at `at_s`, which is not past; calls must be in that order."""
         self._arriving.append(submission)
 
     def run_until(self, end_s: float) -> None:
-        """Let time pass."""
+        """Let time pass until `end_s`."""
         while True:
             if self._in_flight:
                 now = self._in_flight[0].ends_s
@@ -105,7 +105,7 @@ class SimulatedCell:
             else:
                 self._take_arrivals(now)
             self._send_steps(now)
-        # Those that come while a step runs are in the queue by now, and in the heartbeat.
+        # Requests that arrive while a step runs count in the heartbeat, too.
         self._take_arrivals(end_s)
         if not self._in_flight:
             self._send_steps(end_s)
@@ -115,7 +115,7 @@ class SimulatedCell:
             submission = self._arriving.popleft()
             request, num_before = submission.request, submission.num_output_tokens
             group_id, _ = self.scheduler.add(
-                sessions.Submission(
+                Submission(
                     self._library.prompt(request),
                     _sampling_params(request.num_output_tokens),
                     {0: [FILLER_TOKEN] * num_before} if num_before else None,
@@ -132,12 +132,12 @@ class SimulatedCell:
     def _send_steps(self, now: float) -> None:
         """Schedule until as many steps are in flight as may be."""
         while len(self._in_flight) < self._config.max_steps_in_flight:
-            orders = self.scheduler.schedule()
-            if orders is None:
+            outputs = self.scheduler.schedule()
+            if outputs is None:
                 if self._in_flight or not self.scheduler.has_unfinished:
                     return
-                continue  # what ran has given up its blocks, and is resumed by the next call
-            shape, sampling = self._shapes.measure(orders)
+                continue  # the groups that ran were preempted; the next call resumes them
+            shape, sampling = self._shapes.measure(outputs)
             step_us = self._model.step_us(shape)
             starts_s = now + self._model.dispatch_us / 1e6
             if self._in_flight:
@@ -155,7 +155,7 @@ class SimulatedCell:
         self._deliver(progress, now + self._model.answer_us / 1e6)
 
     def _deliver(self, progress: Progress, at_s: float) -> None:
-        """Note what clients have at `at_s`."""
+        """Record what clients receive at `at_s`."""
         self._num_tokens += len(progress.group_ids)
         self._num_output_tokens.update(progress.group_ids)
         if self._without_token:
@@ -170,13 +170,13 @@ class SimulatedCell:
             first_token_s = self._first_token_s.pop(group_id)
             self._answered.append(Answered(submission, first_token_s, at_s))
 
-    # ------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------ reports
 
     def heartbeat(self, with_digest: bool = True) -> Heartbeat:
-        """Return what the routers are told now; what has changed since, the next time.
+        """Return a heartbeat, with what has changed in the prefix cache since the last one.
 
         Args:
-            with_digest: False leaves out what the cache holds, for routers that do not ask.
+            with_digest: whether the policy of the routers needs what the cache holds.
         """
         load = ReportedLoad(
             outstanding_tokens(self.scheduler.queues, self.scheduler.prefix_cache),
@@ -187,14 +187,14 @@ class SimulatedCell:
         return Heartbeat(self.cell_id, load, self.num_requests, added, removed)
 
     def take_events(self) -> CellEvents:
-        """Return what became of requests since the last call."""
+        """Return what happened to requests since the last call."""
         events = CellEvents(self._started, self._answered, [])
         self._started, self._answered = [], []
         return events
 
     @property
     def usage(self) -> Usage:
-        """What has been done so far."""
+        """What the cell has done so far."""
         scheduler = self.scheduler
         return Usage(
             num_tokens_looked_up=scheduler.prefix_cache.num_tokens_looked_up,
@@ -206,8 +206,8 @@ class SimulatedCell:
             busy_s=self._busy_us / 1e6,
         )
 
-    def unfinished(self) -> list[Submission]:
-        """Return what another cell has to go on with if this one goes."""
+    def unfinished(self) -> list[SimulatedSubmission]:
+        """Return the unfinished requests as another cell continues them."""
         interrupted = [
             submission._replace(
                 num_output_tokens=self._num_output_tokens[group_id],
@@ -221,7 +221,7 @@ class SimulatedCell:
         ]
 
     def check_idle(self) -> None:
-        """Raise AssertionError unless nothing is here and every block is free."""
+        """Raise AssertionError unless no request is left and every block is free."""
         assert not self.num_requests and not self._in_flight, "requests are left"
         assert not self.scheduler.has_unfinished, "groups are left"
         assert self.blocks.num_free_blocks == self.blocks.num_blocks, "blocks are lost"

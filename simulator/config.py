@@ -1,4 +1,4 @@
-"""What is simulated."""
+"""The configuration of a simulation."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,40 +25,40 @@ class Lengths:
     high: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.mean <= self.high:
-            raise ConfigError(
-                f"mean: must be in [{self.low}, {self.high}] and low at least 1, got {self.mean}"
-            )
+        if self.low < 1:
+            raise ConfigError(f"low: must be at least 1, got {self.low}")
+        if not self.low <= self.mean <= self.high:
+            raise ConfigError(f"mean: must be in [{self.low}, {self.high}], got {self.mean}")
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficConfig:
-    """Who asks what, and when.
+    """Which requests arrive, and when.
 
     Conversations begin at a rate that goes up and down like a day, and in bursts that ask about one
     document. Each has a tenant's system prompt, perhaps a document of that tenant, and turns: the
-    prompt of a turn is all that was said before. Popularity of tenants and documents falls with
-    their rank (Zipf).
+    prompt of a turn holds all turns and answers before it. Popularity of tenants and documents
+    falls with their rank (Zipf).
 
     Attributes:
         streams: answers under way at the busiest moment, if every shared prefix is in a cache.
-        peak_rate: conversations that begin a second at the day's peak, without bursts; None for as
-            many as make `streams`.
-        duration_s: for which requests come in.
+        peak_rate: conversations per second that begin at the day's peak, without bursts; None for
+            the rate that makes `streams`.
+        duration_s: how long requests arrive.
         period_s: length of the day; it begins at night.
         night: rate at night, as a share of the peak's.
-        burst_factor: rate in a burst, as a multiple of what it would be.
+        burst_factor: rate in a burst, as a multiple of the rate without it.
         burst_s: mean length of a burst.
         burst_gap_s: mean time between bursts.
-        num_tenants: that have a system prompt each.
-        num_documents: that are asked about.
-        document_share: of the conversations that are about a document.
+        num_tenants: each with its own system prompt.
+        num_documents: documents that conversations are about.
+        document_share: share of the conversations that are about a document.
         zipf: exponent of popularity.
-        mean_turns: of a conversation.
+        mean_turns: mean number of turns of a conversation.
         think_s: mean time between an answer and the next turn.
         system_prompt: tokens of a tenant's system prompt.
         document: tokens of a document.
-        message: tokens of what a user says in a turn.
+        message: tokens that a user adds in a turn.
         answer: tokens of an answer.
     """
 
@@ -107,7 +107,7 @@ class CellConfig:
         max_model_len: tokens, prompt and output, of one sequence.
         max_steps_in_flight: 2 sends a step before the result of the one before it is back.
         enable_prefix_caching: let requests share the blocks of a prefix.
-        watermark: share of the cache that admission leaves free.
+        watermark: share of the cache that must stay free when a request starts.
     """
 
     cost_model: CostModel
@@ -123,7 +123,7 @@ class CellConfig:
 
 
 class OutageKind(StrEnum):
-    """How cells go: at once, or after what they run."""
+    """How cells end: at once, or after they have finished their requests."""
 
     KILL = "kill"
     DRAIN = "drain"
@@ -131,11 +131,11 @@ class OutageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Cells that go at the same time.
+    """Cells that end at the same time.
 
     Attributes:
-        kind: how.
-        num_cells: chosen by chance.
+        kind: how they end.
+        num_cells: how many, chosen at random.
         at_s: when.
     """
 
@@ -149,18 +149,18 @@ class SimulationConfig:
     """A cluster, its traffic and what happens to it.
 
     Attributes:
-        traffic: that arrives.
-        cell: what each of them is.
-        num_cells: behind the routers.
-        num_routers: that share the requests evenly.
+        traffic: requests that arrive.
+        cell: configuration of each cell.
+        num_cells: number of cells.
+        num_routers: number of routers; they share the requests evenly.
         outages: in any order.
         drain_timeout_s: after which a draining cell hands over what it still runs.
-        restart_s: after which a cell that went is back, with an empty cache.
-        warmup_s: requests that arrive before are not reported on.
+        restart_s: after which a cell that ended is back, with an empty cache.
+        warmup_s: requests that arrive earlier are left out of the figures.
         ttft_slo_s: time to the first token within which an answer is good.
         tpot_slo_s: time for each further token within which an answer is good.
-        heartbeat_s: how often cells report to the routers; nothing is seen between.
-        seed: of all chance.
+        heartbeat_s: interval between the reports of cells to routers.
+        seed: of all random choices.
     """
 
     traffic: TrafficConfig

@@ -46,10 +46,10 @@ class CostModel:
         context_us: of each token of context.
         pair_us: of each (query, key) pair of a prompt's chunk.
         moved_block_us: of each block moved between device and host.
-        dispatch_us: from the scheduler's decision to the worker's start, where it is not hidden
-            behind the step before.
+        dispatch_us: from the scheduler's decision to the worker's start, unless the step before
+            hides it.
         request_us: from a client's request to the scheduler's queue.
-        answer_us: from the end of a step to the client's having its tokens.
+        answer_us: from the end of a step until the client has its tokens.
     """
 
     name: str
@@ -70,7 +70,7 @@ class CostModel:
             if value < 0:
                 raise ConfigError(f"{field}: must be at least 0, got {value}")
         if not self.step_us(StepShape(1, 1, 1)) > 0:
-            raise ConfigError("base_us: a step must take time, got 0 for one token")
+            raise ConfigError("base_us: must make a step of one token longer than 0, got 0")
 
     @property
     def prices(self) -> Mapping[str, float]:
@@ -98,7 +98,7 @@ def load(path: Path) -> CostModel:
     """Read a cost model that `save` wrote.
 
     Raises:
-        ConfigError: the file is missing, no JSON, or lacks a field; names it.
+        ConfigError: the file is missing, is not JSON, or a field of it is missing or wrong.
     """
     try:
         values = json.loads(path.read_text())
@@ -106,11 +106,13 @@ def load(path: Path) -> CostModel:
         raise ConfigError(f"cost model {path}: cannot be read: {error}") from error
     known = {field.name: field for field in fields(CostModel)}
     if not isinstance(values, dict) or not values.keys() <= known.keys():
-        raise ConfigError(f"cost model {path}: an object with the fields {', '.join(known)}")
+        raise ConfigError(
+            f"cost model {path}: must be an object with fields among {', '.join(known)}"
+        )
     for name in ("name", "source", "base_us"):
         if name not in values:
-            raise ConfigError(f"cost model {path}: {name} is missing")
+            raise ConfigError(f"cost model {path}: {name}: must be given, got none")
     for name, value in values.items():
         if name.endswith("_us") and not isinstance(value, int | float):
-            raise ConfigError(f"cost model {path}: {name} must be a number, got {value!r}")
+            raise ConfigError(f"cost model {path}: {name}: must be a number, got {value!r}")
     return CostModel(**values)

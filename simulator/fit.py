@@ -28,11 +28,11 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """How far a model is off the steps it was held against, relative to what they took.
+    """Errors of a model on measured steps, relative to their times.
 
     Attributes:
         median: of the absolute errors.
-        p90: which a tenth of them exceed.
+        p90: 90th percentile of the absolute errors.
         bias: the mean error; positive where the model is too slow.
     """
 
@@ -42,7 +42,7 @@ class FitError:
 
 
 def fit(name: str, source: str, steps: Sequence[MeasuredStep]) -> CostModel:
-    """Return the prices under which the relative errors of `steps` have the least squares.
+    """Return the prices that minimise the squares of the relative errors of `steps`.
 
     Relative, so that short steps of few sequences count as much as long ones.
 
@@ -58,7 +58,7 @@ def fit(name: str, source: str, steps: Sequence[MeasuredStep]) -> CostModel:
 
 
 def fit_error(model: CostModel, steps: Sequence[MeasuredStep]) -> FitError:
-    """Hold a model against steps, best others than it was fitted to."""
+    """Return the errors of a model on steps, preferably other ones than it was fitted to."""
     errors = np.array([model.step_us(each.shape) / each.step_us - 1 for each in steps])
     return FitError(
         median=float(np.median(np.abs(errors))),
@@ -88,7 +88,7 @@ def _non_negative_least_squares(features: FloatArray, target: FloatArray) -> Flo
         target: [num_steps].
     """
     num_prices = features.shape[1]
-    # Columns of one size: else those of millions of pairs drown that of the constant.
+    # Scale the columns: else the column of pairs, in millions, drowns that of the constant.
     scale = np.maximum(np.abs(features).max(axis=0), 1e-30)
     scaled = features / scale
     best, least = np.zeros(num_prices), float(target @ target)

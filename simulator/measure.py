@@ -29,20 +29,20 @@ _NUM_OUTPUT_TOKENS = 10
 _REPETITIONS = 8
 
 
-def measure_steps(model: Path, say: Callable[[str], None]) -> list[MeasuredStep]:
+def measure_steps(model: Path, report: Callable[[str], None]) -> list[MeasuredStep]:
     """Run steps of different shapes on one CPU thread; return what each took.
 
-    The same steps are run several times, and the least counts: what else a machine does only adds.
+    The same steps are run several times, and the least time counts: other load only adds to it.
 
     Args:
         model: directory.
-        say: told what is being done.
+        report: called with a line about what is being done.
     """
-    say(f"loading {model.name}")
+    report(f"loading {model.name}")
     worker = _Worker(model)
     rounds = []
     for repetition in range(_REPETITIONS + 1):
-        say(f"measuring steps, round {repetition} of {_REPETITIONS}")
+        report(f"measuring steps, round {repetition} of {_REPETITIONS}")
         rounds.append(worker.run_grid())
     # The first round warms caches and allocators up.
     return [
@@ -52,7 +52,7 @@ def measure_steps(model: Path, say: Callable[[str], None]) -> list[MeasuredStep]
 
 
 class _Worker:
-    """A model and a scheduler, joined by their messages."""
+    """A model and a scheduler, connected by their messages."""
 
     def __init__(self, model: Path) -> None:
         device = CpuDevice()
@@ -95,12 +95,12 @@ class _Worker:
             self._scheduler.add(Submission(prompt, params))
 
     def _step(self) -> MeasuredStep:
-        orders = self._scheduler.schedule()
-        assert orders is not None, "there is always something to compute here"
-        shape, _ = self._shapes.measure(orders)
+        outputs = self._scheduler.schedule()
+        assert outputs is not None, "there is always something to compute here"
+        shape, _ = self._shapes.measure(outputs)
         self._step_id += 1
-        orders.epoch, orders.step_id = 1, self._step_id
-        message = execute_request_to_proto(orders).SerializeToString()
+        outputs.epoch, outputs.step_id = 1, self._step_id
+        message = execute_request_to_proto(outputs).SerializeToString()
         began = time.perf_counter()
         answer = self._execute(message)
         step_us = 1e6 * (time.perf_counter() - began)
@@ -109,6 +109,6 @@ class _Worker:
 
     def _execute(self, message: bytes) -> bytes:
         """Do what a worker does between two messages."""
-        orders = execute_request_from_proto(worker_pb2.ExecuteRequest.FromString(message))
-        result = self._runner.execute(orders).result()
+        outputs = execute_request_from_proto(worker_pb2.ExecuteRequest.FromString(message))
+        result = self._runner.execute(outputs).result()
         return step_result_to_proto(result).SerializeToString()

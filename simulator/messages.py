@@ -1,23 +1,23 @@
-"""What routers and cells tell each other; tuples, since most of it goes between processes."""
+"""Messages between routers and cells; tuples, since most of them go between processes."""
 
 from typing import NamedTuple
 
 from router.cells.choice import ReportedLoad
-from simulator.texts import Request
+from simulator.texts import SimulatedRequest
 
 
-class Submission(NamedTuple):
+class SimulatedSubmission(NamedTuple):
     """A request on its way to a cell.
 
     Attributes:
-        request: what is asked.
+        request: of the client.
         at_s: when it reaches the cell.
-        num_output_tokens: that other cells have computed before.
+        num_output_tokens: tokens that other cells have computed before.
         first_token_s: when the client had the first of them; None before any.
-        num_moves: cells that it was taken from.
+        num_moves: how often it was taken from a cell.
     """
 
-    request: Request
+    request: SimulatedRequest
     at_s: float
     num_output_tokens: int = 0
     first_token_s: float | None = None
@@ -25,27 +25,27 @@ class Submission(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A router's choice.
+    """A router's choice of a cell.
 
     Attributes:
-        cell_id: where it goes.
-        submission: what.
+        cell_id: the chosen cell.
+        submission: to be sent there.
     """
 
     cell_id: int
-    submission: Submission
+    submission: SimulatedSubmission
 
 
 class Answered(NamedTuple):
     """An answer that is complete.
 
     Attributes:
-        submission: as it came to the cell that completed it.
+        submission: as the cell that completed it received it.
         first_token_s: when the client had the first token.
         end_s: when the client had the last.
     """
 
-    submission: Submission
+    submission: SimulatedSubmission
     first_token_s: float
     end_s: float
 
@@ -54,13 +54,13 @@ class Usage(NamedTuple):
     """What a cell has done so far.
 
     Attributes:
-        num_tokens_looked_up: in its prefix cache.
-        num_tokens_found: there.
-        num_preemptions: of groups.
-        num_recomputed_tokens: because of them.
-        num_steps: of its workers.
-        num_tokens: sampled.
-        busy_s: of its workers.
+        num_tokens_looked_up: prompt tokens looked up in its prefix cache.
+        num_tokens_found: those of them that were there.
+        num_preemptions: groups preempted.
+        num_recomputed_tokens: tokens computed again after that.
+        num_steps: steps run.
+        num_tokens: tokens sampled.
+        busy_s: time that its workers computed.
     """
 
     num_tokens_looked_up: int = 0
@@ -77,15 +77,15 @@ class Usage(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """What a cell tells every router after each interval.
+    """What a cell reports to every router after each interval.
 
     Attributes:
-        cell_id: that says so.
-        load: what it has to do.
-        num_requests: running and waiting.
-        added: short hashes of blocks that can be found since the last heartbeat; none where the
-            policy asks for none.
-        removed: of those that cannot any more.
+        cell_id: of the cell.
+        load: how much work it has.
+        num_requests: requests that run, wait, or are on their way there.
+        added: short hashes of blocks that can be found since the last heartbeat; none if the
+            policy does not need them.
+        removed: of blocks that cannot be found any more.
     """
 
     cell_id: int
@@ -100,36 +100,36 @@ class CellEvents(NamedTuple):
 
     Attributes:
         started: ids of requests that have their first token.
-        answered: complete ones.
-        returned: that the cell will not finish; they need another.
+        answered: complete answers.
+        returned: requests that the cell will not finish; they need another cell.
     """
 
     started: list[int]
     answered: list[Answered]
-    returned: list[Submission]
+    returned: list[SimulatedSubmission]
 
 
 class RouterNews(NamedTuple):
-    """What a router hears at the beginning of an interval.
+    """What one router gets at the beginning of an interval.
 
     Attributes:
         started: ids of its requests that have their first token.
         ended: ids of its requests that are answered or were taken from their cell.
-        submissions: that it is to place, in order of their time.
+        submissions: requests to place, in order of their time.
     """
 
     started: list[int]
     ended: list[int]
-    submissions: list[Submission]
+    submissions: list[SimulatedSubmission]
 
 
 class IntervalStart(NamedTuple):
-    """What the routers of a process hear at the beginning of an interval.
+    """What the routers of a process get at the beginning of an interval.
 
     Attributes:
         start_s: of the interval.
         joined: cells that can be chosen from now on.
-        left: cells that cannot any more; they leave before others join.
+        left: cells that cannot be chosen any more; they leave before others join.
         heartbeats: of all cells, from the end of the interval before.
         news: by router.
     """
@@ -142,15 +142,15 @@ class IntervalStart(NamedTuple):
 
 
 class IntervalOrders(NamedTuple):
-    """What the cells of a process are told for an interval.
+    """What the cells of a process get for an interval.
 
     Attributes:
         end_s: of the interval.
-        placed: requests for them, in order of their time.
+        placed: requests for the cells, in order of their time.
         killed: cells that go at once.
-        drained: cells that take nothing new from now on.
+        drained: cells that refuse new requests from now on.
         started: cells that begin, empty.
-        drain_deadline_s: until when those of `drained` may finish what they run.
+        drain_deadline_s: until when the drained cells may finish what they run.
     """
 
     end_s: float
@@ -162,14 +162,14 @@ class IntervalOrders(NamedTuple):
 
 
 class IntervalResult(NamedTuple):
-    """What came of an interval in the cells of a process.
+    """What happened in an interval in the cells of a process.
 
     Attributes:
         heartbeats: of the cells that can be chosen.
-        events: of all of them.
-        gone: cells that are no more.
-        usage: of all there have been, summed.
-        num_requests: running and waiting, over all.
+        events: of all cells.
+        gone: cells that have ended.
+        usage: sum over all cells, those that are gone included.
+        num_requests: sum over all cells.
     """
 
     heartbeats: list[Heartbeat]

@@ -1,4 +1,4 @@
-"""What a run has shown."""
+"""The figures of a run."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,26 +18,26 @@ BIN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in figures. Of requests that arrived after the warm-up, unless it says otherwise.
+    """A run in figures, over the requests that arrived after the warm-up unless noted.
 
     Attributes:
         policy: of the routers.
         num_requests: in the whole run; every one was answered.
         goodput_per_s: answers per second of arrival that met both targets.
         answered_per_s: requests per second of arrival.
-        good_share: of the answers that met both targets.
-        tokens_per_s: sampled, while requests came in.
+        good_share: share of the answers that met both targets.
+        tokens_per_s: tokens sampled per second while requests arrived.
         ttft_ms: percentiles of the time to the first token.
         tpot_ms: percentiles of the time for each further token, the mean of an answer.
         prefix_hit_rate: share of prompt tokens that were found in a cache.
         preemptions: in the whole run.
-        recomputed_tokens: because of them.
+        recomputed_tokens: tokens computed again after preemptions, in the whole run.
         imbalance: of requests over cells: standard deviation over mean, averaged over time.
         peak_streams: most requests under way at once, in the whole run.
-        moved_requests: taken from a cell that went, in the whole run.
+        moved_requests: requests taken from a cell that ended, in the whole run.
         simulated_s: length of the run, until the last answer.
-        wall_s: that it took to compute.
-        cpu_s: of all processes together.
+        wall_s: seconds that it took to compute.
+        cpu_s: CPU seconds of all processes together.
     """
 
     policy: str
@@ -64,13 +64,13 @@ class Summary:
         return self.simulated_s / self.wall_s
 
     def as_dict(self) -> dict[str, object]:
-        """Return all of it as JSON knows it."""
+        """Return all fields as types of JSON."""
         return asdict(self) | {"simulated_s_per_wall_s": self.simulated_s_per_wall_s}
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A run over time, in bins of BIN_S seconds; NaN where nothing happened.
+    """A run over time, in bins of BIN_S seconds; NaN for bins without data.
 
     Attributes:
         time_s: beginning of each bin.
@@ -80,7 +80,7 @@ class Series:
         ttft_p50_ms: of the requests that arrived then.
         ttft_p99_ms: likewise.
         tpot_p99_ms: likewise.
-        hit_rate: of the prompts admitted then.
+        hit_rate: of the prompts started then.
     """
 
     time_s: FloatArray
@@ -93,7 +93,7 @@ class Series:
     hit_rate: FloatArray
 
     def as_dict(self) -> dict[str, list[float | None]]:
-        """Return all of it as JSON knows it."""
+        """Return all fields as types of JSON."""
         return {
             name: [None if np.isnan(each) else round(float(each), 4) for each in values]
             for name, values in asdict(self).items()
@@ -101,12 +101,12 @@ class Series:
 
 
 class Metrics:
-    """Collects what a run shows.
+    """Collects the figures of a run.
 
     Attributes:
         answers: request id, arrival, first token and end in seconds, tokens, moves of each.
-        wall_s: that the run took to compute.
-        cpu_s: of all processes together.
+        wall_s: seconds that the run took to compute.
+        cpu_s: CPU seconds of all processes together.
 
     Args:
         config: of the run.
@@ -120,9 +120,9 @@ class Metrics:
         self.config = config
         self.policy = policy
         self.bursts = bursts
-        # Of each answer: request, arrival, first token, end, tokens, moves.
+        # (request, arrival, first token, end, tokens, moves) of each answer.
         self.answers: list[tuple[int, float, float, float, int, int]] = []
-        # Of each interval.
+        # For each interval.
         self._end_s: list[float] = []
         self._num_arrivals: list[int] = []
         self._num_open: list[int] = []
@@ -156,7 +156,7 @@ class Metrics:
         results: Sequence[IntervalResult],
         num_open: int,
     ) -> None:
-        """Take what came of an interval."""
+        """Add the results of an interval."""
         self.answers += [
             (
                 each.submission.request.request_id,
@@ -189,7 +189,7 @@ class Metrics:
         day = np.flatnonzero(by_day)
         first, last = self._usage[max(day[0] - 1, 0)], self._usage[day[-1]]
         day_s = max(end_s[day[-1]] - end_s[max(day[0] - 1, 0)], config.heartbeat_s)
-        # Prompts are looked up until the last is admitted.
+        # Prompts are looked up until the last one starts.
         looked_up = self._usage[-1].num_tokens_looked_up - first.num_tokens_looked_up
         found = self._usage[-1].num_tokens_found - first.num_tokens_found
         imbalance = np.array(self._imbalance)[by_day]
@@ -249,7 +249,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """Of each answer: arrival, times, moves, and whether it met the targets."""
+    """Arrival, times, moves, and whether the targets were met, of each answer."""
 
     arrival_s: FloatArray
     ttft_s: FloatArray

@@ -1,4 +1,4 @@
-"""Which cells go, and when they are back."""
+"""Which cells end, and when they are back."""
 
 import random
 
@@ -6,11 +6,11 @@ from simulator.config import OutageKind, SimulationConfig
 
 
 class Outages:
-    """Takes cells away as the configuration says, and brings them back.
+    """Ends cells as configured, and brings them back.
 
     Attributes:
         joined: cells that routers can choose from now on.
-        left: cells that they cannot any more.
+        left: cells that they cannot choose any more.
 
     Args:
         config: of the cluster.
@@ -48,6 +48,6 @@ class Outages:
         return taken[OutageKind.KILL], taken[OutageKind.DRAIN], started
 
     def gone(self, cell_ids: list[int], now: float) -> None:
-        """Cells are no more; they are back after a while."""
+        """Record cells that have ended; they are back after `restart_s`."""
         for cell_id in cell_ids:
             self._back_at_s[cell_id] = now + self._config.restart_s

@@ -1,4 +1,4 @@
-"""Runs over time as a picture, if matplotlib is installed."""
+"""A picture of runs over time, if matplotlib is installed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +22,7 @@ def check_plottable(path: Path) -> None:
     """Raise ConfigError unless a picture of this name can be drawn.
 
     Raises:
-        ConfigError: matplotlib is missing; says how to install it. Or the name has no ending that
-            matplotlib writes.
+        ConfigError: matplotlib is missing, or it cannot write files with this ending.
     """
     try:
         import matplotlib  # noqa: F401
@@ -32,7 +31,7 @@ def check_plottable(path: Path) -> None:
             "--plot: matplotlib is not installed: pip install 'quire-serve[simulate]'"
         ) from None
     if path.suffix not in (".svg", ".png", ".pdf"):
-        raise ConfigError(f"--plot: a name that ends in .svg, .png or .pdf, got {path.name}")
+        raise ConfigError(f"--plot: must end in .svg, .png or .pdf, got {path.name}")
 
 
 def plot(runs: Sequence[Metrics], path: Path) -> None:

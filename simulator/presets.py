@@ -1,4 +1,4 @@
-"""Cells that can be simulated by name: a cost model, and the cache that goes with it."""
+"""Cells that can be simulated by name: a cost model and the cache that goes with it."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ class Preset:
     Attributes:
         name: of the preset.
         cell: that it describes.
-        streams_per_cell: that keep it busy, and not too busy for targets of a second and 50 ms.
+        streams_per_cell: answers under way that keep it busy and still meet 1 s and 50 ms.
     """
 
     name: str
@@ -70,13 +70,15 @@ def find_preset(name: str) -> Preset:
     """Return a preset by its name, or one with the cost model of a file.
 
     Raises:
-        ConfigError: there is none, or the file is no cost model.
+        ConfigError: no preset has this name, or the file holds no cost model.
     """
     presets = {each.name: each for each in (_gpu_preset(), _cpu_preset())}
     if name in presets:
         return presets[name]
     path = Path(name)
     if not path.exists():
-        raise ConfigError(f"--cost-model: one of {', '.join(presets)} or a file, got {name}")
+        raise ConfigError(
+            f"--cost-model: must be one of {', '.join(presets)} or a file, got {name}"
+        )
     base = presets["demo-cpu"]
     return replace(base, name=name, cell=replace(base.cell, cost_model=cost_model.load(path)))

@@ -23,15 +23,16 @@ class Shards(Protocol):
     num_shards: int
 
     def place(self, starts: Sequence[IntervalStart]) -> list[list[Placed]]:
-        """Let every shard place; parallel to the shards."""
+        """Let every shard place requests; arguments and results are parallel to the shards."""
 
     def run(self, orders: Sequence[IntervalOrders]) -> list[IntervalResult]:
-        """Let every shard run; parallel to the shards."""
+        """Let every shard run an interval; arguments and results are parallel to the shards."""
 
     def finish(self) -> float:
-        """Raise AssertionError unless nothing is left anywhere; return the CPU seconds it took.
+        """Check that no request is left; return the CPU seconds of the other processes.
 
-        Those of other processes than this one.
+        Raises:
+            AssertionError: a request is left.
         """
 
 
@@ -39,7 +40,7 @@ class Shards(Protocol):
 def open_shards(
     config: SimulationConfig, policy: RoutingPolicy, num_processes: int
 ) -> Iterator[Shards]:
-    """Make the shards of a simulation, one of them here if there is to be one process only."""
+    """Make the shards of a simulation; with one process, the shard runs in this one."""
     num_shards = min(num_processes, config.num_cells)
     if num_shards == 1:
         with _without_collection():
@@ -54,7 +55,7 @@ def open_shards(
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Collect no cyclic garbage: there is none, and looking for it among millions costs a third."""
+    """Suspend cyclic garbage collection: there is none, and the search costs a third."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -84,7 +85,7 @@ class _LocalShard:
 
 
 class _ProcessShards:
-    """Shards in child processes, each on a pipe that carries our own tuples only."""
+    """Shards in child processes, each on a pipe that carries only tuples of this package."""
 
     def __init__(self, config: SimulationConfig, policy: RoutingPolicy, num_shards: int) -> None:
         self.num_shards = num_shards

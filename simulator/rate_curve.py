@@ -14,8 +14,8 @@ class Burst:
 
     Attributes:
         start_s: first moment.
-        end_s: from which on it is over.
-        document_id: that everybody asks about.
+        end_s: first moment after it.
+        document_id: that the additional conversations are about.
     """
 
     start_s: float

@@ -10,7 +10,7 @@ from simulator.metrics import PERCENTILES, Summary
 
 
 def print_setting(console: Console, config: SimulationConfig) -> None:
-    """Say what is simulated, and what about it is not as in the world."""
+    """Print the configuration of the simulation."""
     traffic, cell = config.traffic, config.cell
     console.print(
         f"{config.num_cells:,} cells behind {config.num_routers} routers, "

@@ -1,4 +1,4 @@
-"""A cost model that is computed, for models and GPUs that are not at hand."""
+"""A cost model computed from data sheets, for models and GPUs that are not at hand."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ class Hardware:
     """The GPUs of one cell, from their data sheets.
 
     Attributes:
-        name: to be shown.
-        num_gpus: that share the model.
+        name: for reports.
+        num_gpus: GPUs that share the model.
         bytes_per_s: memory bandwidth of each.
         flops_per_s: of the dense layers' type, each.
         attention_flops_per_s: of the cache's type, each.
@@ -37,7 +37,7 @@ class ModelSize:
     """A dense decoder, as far as its speed depends on it.
 
     Attributes:
-        name: to be shown.
+        name: for reports.
         num_parameters: all are read in a step, and multiplied once for each token.
         bytes_per_parameter: of the weights.
         num_layers: with two all-reduces each.
@@ -68,10 +68,10 @@ LLAMA_405B_FP8 = ModelSize("Llama-3.1-405B, FP8 weights", 405e9, 1, 126, 128, 8,
 
 
 def roofline(model: ModelSize, hardware: Hardware, block_size: int) -> CostModel:
-    """Return what a step takes at least, were every kernel as good as the efficiencies say.
+    """Return the least times of a step, if every kernel reaches the assumed efficiencies.
 
-    Dense layers take what reading the weights takes, or multiplying, whichever is longer;
-    attention of decoding sequences is bound by reading the cache, that of prompts by multiplying.
+    Dense layers take as long as reading the weights or multiplying, whichever is longer. Attention
+    of decoding sequences is bound by reading the cache, that of prompts by multiplying.
 
     Args:
         model: to be run.

@@ -1,9 +1,9 @@
-"""A router in simulated time: the real policy, and what a router tells it."""
+"""A router in simulated time: the real policy, fed as a router feeds it."""
 
 import random
 
 from router.cells.choice import Assignment, CellChoice, RoutingPolicy
-from simulator.messages import Heartbeat, Placed, RouterNews, Submission
+from simulator.messages import Heartbeat, Placed, RouterNews, SimulatedSubmission
 from simulator.texts import FILLER_TOKEN, Library
 
 _NO_SALT = b""
@@ -14,7 +14,7 @@ class SimulatedRouter:
 
     Args:
         policy: how to choose.
-        seed: of its chance.
+        seed: of its random choices.
         block_size: of the cells' caches.
         library: of the texts that prompts are made of.
     """
@@ -24,20 +24,29 @@ class SimulatedRouter:
         self._block_size = block_size
         self._library = library
         self._assignments: dict[int, Assignment[int]] = {}
-        # Submissions that may not have reached their cell, and those for which there is none.
-        self._on_their_way: list[Submission] = []
-        self._unplaced: list[Submission] = []
+        # Submissions that may not have reached their cell, and those without any cell.
+        self._on_their_way: list[SimulatedSubmission] = []
+        self._unplaced: list[SimulatedSubmission] = []
 
     def join(self, cell_id: int) -> None:
-        """Choose a cell too from now on."""
+        """Add a cell to choose from."""
         self.choice.join(cell_id, self._block_size)
 
     def leave(self, cell_id: int) -> None:
-        """Do not choose a cell any more."""
+        """Remove a cell from those to choose from."""
         self.choice.leave(cell_id)
 
-    def hear(self, now: float, started: list[int], ended: list[int], told: list[Heartbeat]) -> None:
-        """Take what happened until `now`."""
+    def take_reports(
+        self, now: float, started: list[int], ended: list[int], heartbeats: list[Heartbeat]
+    ) -> None:
+        """Take what happened until `now`.
+
+        Args:
+            now: beginning of the interval, in seconds.
+            started: ids of requests that have their first token.
+            ended: ids of requests that are answered or were taken from their cell.
+            heartbeats: of the cells.
+        """
         choice, assignments = self.choice, self._assignments
         on_their_way, self._on_their_way = self._on_their_way, []
         for submission in on_their_way:
@@ -49,7 +58,7 @@ class SimulatedRouter:
             choice.computed(assignments[request_id])
         for request_id in ended:
             choice.ended(assignments.pop(request_id))
-        for heartbeat in told:
+        for heartbeat in heartbeats:
             if heartbeat.added or heartbeat.removed:
                 choice.update_digest(heartbeat.cell_id, heartbeat.added, heartbeat.removed)
             choice.report(heartbeat.cell_id, heartbeat.load)
@@ -77,5 +86,5 @@ class SimulatedRouter:
         return placed
 
     def check_idle(self) -> None:
-        """Raise AssertionError unless it has no request left."""
+        """Raise AssertionError if a request is left."""
         assert not self._assignments and not self._unplaced, "requests are left"

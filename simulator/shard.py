@@ -10,7 +10,7 @@ from simulator.messages import (
     IntervalResult,
     IntervalStart,
     Placed,
-    Submission,
+    SimulatedSubmission,
     Usage,
 )
 from simulator.router import SimulatedRouter
@@ -20,7 +20,7 @@ MAX_CELLS_COUNTED = 64
 
 
 class Shard:
-    """Routers and cells of one process, which know of the others by messages only.
+    """Routers and cells of one process; those of other processes are reached by messages only.
 
     An interval is one call of `place` on every shard, then one of `run` on every shard.
 
@@ -28,7 +28,7 @@ class Shard:
         config: of the whole cluster.
         policy: of the routers.
         index: of this shard.
-        num_shards: that there are; routers and cells are dealt out by their number.
+        num_shards: routers and cells are dealt out to them by number.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Shard:
     ) -> None:
         self._config = config
         self._library = Library(config.traffic, config.seed)
-        self._tells_digests = policy.reads_digests
+        self._needs_digests = policy.reads_digests
         self._routers = {
             router_id: SimulatedRouter(
                 policy, config.seed + router_id, config.cell.block_size, self._library
@@ -47,7 +47,7 @@ class Shard:
             cell_id: self._new_cell(cell_id)
             for cell_id in range(index, config.num_cells, num_shards)
         }
-        # When each draining cell has to be gone.
+        # When each draining cell must be gone, in seconds.
         self._draining: dict[int, float] = {}
         self._usage_of_gone = Usage()
 
@@ -55,11 +55,11 @@ class Shard:
         return SimulatedCell(cell_id, self._config.cell, self._library)
 
     def place(self, start: IntervalStart) -> list[Placed]:
-        """Let the routers hear what happened and place what has come."""
+        """Let the routers take the reports and place new requests."""
         placed: list[Placed] = []
         for router_id, router in self._routers.items():
             news = start.news[router_id]
-            router.hear(start.start_s, news.started, news.ended, start.heartbeats)
+            router.take_reports(start.start_s, news.started, news.ended, start.heartbeats)
             for cell_id in start.left:
                 router.leave(cell_id)
             for cell_id in start.joined:
@@ -68,11 +68,11 @@ class Shard:
         return placed
 
     def run(self, orders: IntervalOrders) -> IntervalResult:
-        """Let the cells live through an interval."""
+        """Let the cells run through an interval."""
         started: list[int] = []
         answered: list[Answered] = []
         gone: list[int] = []
-        returned: list[Submission] = []
+        returned: list[SimulatedSubmission] = []
         for cell_id in orders.started:
             self._cells[cell_id] = self._new_cell(cell_id)
         for cell_id in orders.killed:
@@ -98,7 +98,7 @@ class Shard:
         usage = sum((cell.usage for cell in self._cells.values()), start=self._usage_of_gone)
         return IntervalResult(
             heartbeats=[
-                cell.heartbeat(self._tells_digests)
+                cell.heartbeat(self._needs_digests)
                 for cell_id, cell in self._cells.items()
                 if cell_id not in self._draining
             ],
@@ -108,8 +108,8 @@ class Shard:
             num_requests=sum(cell.num_requests for cell in self._cells.values()),
         )
 
-    def _remove(self, cell_id: int) -> list[Submission]:
-        """Take a cell away; return what it leaves unfinished."""
+    def _remove(self, cell_id: int) -> list[SimulatedSubmission]:
+        """Remove a cell; return its unfinished requests."""
         cell = self._cells.pop(cell_id)
         self._usage_of_gone += cell.usage
         return cell.unfinished()

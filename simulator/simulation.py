@@ -1,4 +1,4 @@
-"""The loop over intervals: what routers and cells tell each other, and the clients beyond."""
+"""The loop over intervals: messages between routers and cells, and the clients beyond."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from simulator.messages import (
     IntervalStart,
     Placed,
     RouterNews,
-    Submission,
+    SimulatedSubmission,
 )
 from simulator.metrics import Metrics
 from simulator.outages import Outages
@@ -24,13 +24,13 @@ from simulator.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SimulationProgress:
     """How far a run has come.
 
     Attributes:
-        simulated_s: time that has passed in it.
+        simulated_s: simulated time that has passed.
         num_open: requests under way.
-        num_answered: so far.
+        num_answered: requests answered so far.
     """
 
     simulated_s: float
@@ -42,7 +42,7 @@ def simulate(
     config: SimulationConfig,
     policy: RoutingPolicy,
     num_processes: int = 1,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[SimulationProgress], None] = lambda _: None,
 ) -> Metrics:
     """Run a cluster under its traffic until the last request is answered.
 
@@ -85,7 +85,7 @@ class _Run:
         self._heartbeats: list[Heartbeat] = []
         self._started: list[int] = []
         self._answered: list[Answered] = []
-        self._returned: list[Submission] = []
+        self._returned: list[SimulatedSubmission] = []
         self.metrics = Metrics(config, policy, self._traffic.curve.bursts)
 
     @property
@@ -96,17 +96,17 @@ class _Run:
     def is_unfinished(self) -> bool:
         """Whether requests are under way or to come."""
         is_day = self._now < self._config.traffic.duration_s
-        # The routers have yet to hear of the last answers.
-        is_heard = not self._answered
-        return is_day or self._num_open > 0 or self._traffic.has_coming or not is_heard
+        # The last answers are reported to the routers in the interval after.
+        has_unreported = bool(self._answered)
+        return is_day or self._num_open > 0 or self._traffic.has_coming or has_unreported
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> SimulationProgress:
         """How far the run has come."""
-        return Progress(self._now, self._num_open, self.metrics.num_answered)
+        return SimulationProgress(self._now, self._num_open, self.metrics.num_answered)
 
     def interval(self) -> None:
-        """Let routers place what comes in the next interval, and the cells live through it."""
+        """Let routers place the requests of the next interval, and the cells run through it."""
         start_s, end_s = self._now, (self._num_intervals + 1) * self._config.heartbeat_s
         placed = self._place(start_s, end_s)
         self._run_cells(placed, end_s)
@@ -128,7 +128,7 @@ class _Run:
             news[request_id % num_routers].submissions.append(moved)
         arrivals = self._traffic.arrivals(start_s, end_s)
         for request in arrivals:
-            submission = Submission(request, request.arrival_s + delay_s)
+            submission = SimulatedSubmission(request, request.arrival_s + delay_s)
             news[request.request_id % num_routers].submissions.append(submission)
         self._num_open += len(arrivals)
         self.metrics.add_arrivals(len(arrivals))
@@ -180,10 +180,10 @@ class _Run:
 
 
 def assumed_token_s(config: SimulationConfig, library: Library) -> float:
-    """Return the time of an answer for each of its tokens, if all that is shared is cached.
+    """Return the time per token of an answer, in seconds, if all shared text is cached.
 
-    It is that of a step at `streams` evenly spread, in which each answer under way has a token,
-    and the messages of those that come meanwhile are computed.
+    It is the time of a step with `streams` evenly spread over the cells: one token of each answer
+    under way, and the messages of the requests that arrive meanwhile.
     """
     traffic, cell = config.traffic, config.cell
     per_cell = max(1, min(round(traffic.streams / config.num_cells), cell.max_num_seqs))

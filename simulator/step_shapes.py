@@ -1,4 +1,4 @@
-"""What each step computes, from the scheduler's orders: lengths as the workers know them."""
+"""What each step computes, from the scheduler's orders: with lengths as workers keep them."""
 
 import numpy as np
 
@@ -14,40 +14,40 @@ class StepShapes:
         # one more of the latter; ids are never used again, so these only grow.
         self._computed = np.zeros(1024, np.int64)
         self._known = np.zeros(1024, np.int64)
-        # Most steps decode the sequences of the one before, and nothing else: those are counted,
-        # and added to the lengths when another step comes.
+        # Most steps only decode the sequences of the step before. They are counted here, and added
+        # to the lengths when another kind of step comes.
         self._decoding: list[int] = []
         self._num_contexts = 0
         self._num_decodes = 0
 
-    def measure(self, orders: SchedulerOutputs) -> tuple[StepShape, list[int]]:
+    def measure(self, outputs: SchedulerOutputs) -> tuple[StepShape, list[int]]:
         """Return the shape of a step, and which of its sequences sample a token in it.
 
-        Mutates: the lengths: they are those after the step.
+        Mutates: the lengths, to those after the step.
         """
-        num_moved = len(orders.blocks_to_swap_out) + len(orders.blocks_to_swap_in)
-        if not orders.new_sequences and orders.sequence_ids == self._decoding:
+        num_moved = len(outputs.blocks_to_swap_out) + len(outputs.blocks_to_swap_in)
+        if not outputs.new_sequences and outputs.sequence_ids == self._decoding:
             num_sequences = len(self._decoding)
             self._num_decodes += 1
             self._num_contexts += num_sequences
             shape = StepShape(num_sequences, num_sequences, self._num_contexts, 0, num_moved)
-            return shape, orders.sequence_ids
+            return shape, outputs.sequence_ids
         self._settle()
-        for state in orders.new_sequences:
+        for state in outputs.new_sequences:
             self._make_room(state.sequence_id)
             self._computed[state.sequence_id] = state.num_computed_tokens
             self._known[state.sequence_id] = len(state.token_ids)
-        ids = np.array(orders.sequence_ids)
-        scheduled = np.array(orders.num_scheduled_tokens)
+        ids = np.array(outputs.sequence_ids)
+        scheduled = np.array(outputs.num_scheduled_tokens)
         before = self._computed[ids]
         after = before + scheduled
         self._computed[ids] = after
         known = self._known[ids]
         num_pairs = 0
         num_tokens = int(scheduled.sum())
-        sampling = orders.sequence_ids
+        sampling = outputs.sequence_ids
         if num_tokens > len(sampling):
-            # Query i of a chunk meets all tokens before it and itself.
+            # Query i of a chunk attends to all tokens before it and to itself.
             pairs = scheduled * before + scheduled * (scheduled + 1) // 2
             num_pairs = int(pairs[scheduled > 1].sum())
         samples = after >= known

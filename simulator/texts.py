@@ -1,6 +1,6 @@
 """Prompts of simulated requests.
 
-What tokens mean is nothing to a scheduler; only which prompts begin alike is. So each text (a
+A scheduler does not care what tokens mean, only which prompts begin alike. So each text (a
 tenant's system prompt, a document, a conversation) begins with its kind and number and goes on with
 one and the same token: two prompts have equal blocks exactly as far as they are made of the same
 texts. Answers are of that token too, so that a later turn finds them in the cache, as it should.
@@ -17,7 +17,7 @@ FILLER_TOKEN = 0
 _SYSTEM_PROMPT, _DOCUMENT, _CONVERSATION = 1, 2, 3
 
 
-class Request(NamedTuple):
+class SimulatedRequest(NamedTuple):
     """A turn of a conversation; a tuple, since many of them go between processes.
 
     Attributes:
@@ -53,17 +53,17 @@ class Library:
         self.document_lengths = draw_lengths(rng, config.document, config.num_documents)
 
     def owner(self, document_id: int) -> int:
-        """Return the tenant whose document it is: nobody else asks about it."""
+        """Return the tenant whose document it is: only its conversations are about it."""
         return document_id % len(self.system_prompt_lengths)
 
-    def num_prompt_tokens(self, request: Request) -> int:
+    def num_prompt_tokens(self, request: SimulatedRequest) -> int:
         """Return the length of a request's prompt."""
         num_shared = self.system_prompt_lengths[request.tenant_id]
         if request.document_id is not None:
             num_shared += self.document_lengths[request.document_id]
         return num_shared + request.num_conversation_tokens
 
-    def prompt(self, request: Request) -> list[int]:
+    def prompt(self, request: SimulatedRequest) -> list[int]:
         """Return the tokens of a request's prompt."""
         tenant, document = request.tenant_id, request.document_id
         tokens = _text(_SYSTEM_PROMPT, tenant, self.system_prompt_lengths[tenant])

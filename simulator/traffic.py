@@ -1,4 +1,4 @@
-"""Requests over time: conversations begin by themselves, their turns follow the answers."""
+"""Requests over time: conversations begin at random, their turns follow the answers."""
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from simulator.config import TrafficConfig
 from simulator.rate_curve import RateCurve
-from simulator.texts import Library, Request, draw_lengths
+from simulator.texts import Library, SimulatedRequest, draw_lengths
 
 FloatArray = npt.NDArray[np.float64]
 _SAMPLED_CONVERSATIONS = 4000
@@ -28,12 +28,12 @@ class Traffic:
     """Makes requests. The same seed makes the same conversations, whatever the cluster does.
 
     Args:
-        config: who asks what, and when.
+        config: which requests arrive, and when.
         library: of the texts.
         max_model_len: tokens of prompt and answer together; conversations end before.
-        token_s: time for which an answer is under way, for each of its tokens, as it is assumed in
-            order to have `config.streams` of them at the peak.
-        seed: of all chance.
+        token_s: assumed time of an answer for each of its tokens, in seconds; the rate that has
+            `config.streams` answers under way at the peak follows from it.
+        seed: of all random choices.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class Traffic:
             else config.peak_rate
         )
         self._conversations: dict[int, _Conversation] = {}
-        # (time, conversation, tenant, document), of turns whose time has not come.
+        # (time, conversation, tenant, document) of each turn whose time has not come.
         self._coming: list[tuple[float, int, int, int | None]] = []
         self._num_conversations = 0
         self._num_requests = 0
 
     @property
     def has_coming(self) -> bool:
-        """Whether turns are to come of conversations that have begun."""
+        """Whether conversations that have begun have turns left."""
         return bool(self._coming)
 
-    def arrivals(self, start_s: float, end_s: float) -> list[Request]:
+    def arrivals(self, start_s: float, end_s: float) -> list[SimulatedRequest]:
         """Return the requests that arrive in [start_s, end_s), in order of arrival."""
         self._begin_conversations(start_s, min(end_s, self._config.duration_s))
         requests = []
@@ -80,7 +80,7 @@ class Traffic:
             message, answer, _ = conversation.turns[0]
             conversation.num_tokens += message
             requests.append(
-                Request(
+                SimulatedRequest(
                     self._num_requests,
                     conversation_id,
                     tenant_id,
@@ -93,8 +93,8 @@ class Traffic:
             self._num_requests += 1
         return requests
 
-    def answered(self, request: Request, end_s: float) -> None:
-        """Let the next turn follow, unless the conversation or the time is over."""
+    def answered(self, request: SimulatedRequest, end_s: float) -> None:
+        """Schedule the next turn, unless the conversation or the day is over."""
         conversation = self._conversations[request.conversation_id]
         _, answer, think_s = conversation.turns.pop(0)
         conversation.num_tokens += answer
@@ -139,8 +139,8 @@ class Traffic:
     ) -> None:
         conversation_id = self._num_conversations
         self._num_conversations += 1
-        nothing = Request(0, conversation_id, tenant_id, document_id, 0, 0, time_s)
-        num_shared = self._library.num_prompt_tokens(nothing)
+        opening = SimulatedRequest(0, conversation_id, tenant_id, document_id, 0, 0, time_s)
+        num_shared = self._library.num_prompt_tokens(opening)
         lengths = accumulate(message + answer for message, answer, _ in turns)
         num_turns = sum(num_shared + length <= self._max_model_len for length in lengths)
         if num_turns:
@@ -163,9 +163,9 @@ class Traffic:
         return [turns[start:end] for start, end in pairwise(ends)]
 
     def _streams_at_peak(self, rng: np.random.Generator, token_s: float) -> float:
-        """Return how many answers are under way at most, if the curve's 1 is one a second.
+        """Return how many answers are under way at most at a peak rate of 1 conversation a second.
 
-        An answer is counted as under way from its turn on, for `token_s` times its length.
+        An answer counts as under way from its turn on, for `token_s` times its length.
         """
         step_s = _AGE_STEP_S
         num_steps = int(self._config.duration_s / step_s) + 1
@@ -183,7 +183,7 @@ class Traffic:
 
 
 def _zipf(count: int, exponent: float) -> FloatArray:
-    """Return the cumulated probabilities of ranks."""
+    """Return the cumulative probabilities of `count` items, the most popular first."""
     weights = np.arange(1, count + 1, dtype=np.float64) ** -exponent
     cumulated = weights.cumsum() / weights.sum()
     cumulated[-1] = 1.0

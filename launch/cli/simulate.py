@@ -12,7 +12,7 @@ from router.cells.choice import RoutingPolicy
 if TYPE_CHECKING:
     from launch.cli.console import Progress as ConsoleProgress
     from simulator.config import Outage, OutageKind, SimulationConfig
-    from simulator.simulation import Progress as SimulationProgress
+    from simulator.simulation import SimulationProgress
 
 TELL_INTERVAL_S = 2.0
 

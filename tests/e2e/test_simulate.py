@@ -53,9 +53,9 @@ def test_policies_are_printed_written_and_drawn_side_by_side(tmp_path: Path) -> 
         (["--cells", "0", "--streams", "9"], "num_cells: must be in [1, 100000], got 0"),
         (
             ["--cost-model", "none"],
-            "--cost-model: one of 405b-h100x8, demo-cpu or a file, got none",
+            "--cost-model: must be one of 405b-h100x8, demo-cpu or a file, got none",
         ),
-        (["--plot", "runs.txt"], "--plot: a name that ends in .svg, .png or .pdf, got runs.txt"),
+        (["--plot", "runs.txt"], "--plot: must end in .svg, .png or .pdf, got runs.txt"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments: list[str], message: str) -> None:

@@ -7,8 +7,8 @@ import pytest
 from simulator.cell import SimulatedCell
 from simulator.config import TrafficConfig
 from simulator.cost_model import CostModel
-from simulator.messages import Answered, Submission
-from simulator.texts import Library, Request
+from simulator.messages import Answered, SimulatedSubmission
+from simulator.texts import Library, SimulatedRequest
 from tests.unit.simulator.setups import CELL, COST_MODEL, TRAFFIC
 
 LIBRARY = Library(TRAFFIC, 1)
@@ -18,8 +18,8 @@ TEN_MS = CostModel(
 )
 
 
-def make_request(number: int, num_tokens: int, tokens: int = 40) -> Request:
-    return Request(number, number, 0, None, tokens, num_tokens, 0.0)
+def make_request(number: int, num_tokens: int, tokens: int = 40) -> SimulatedRequest:
+    return SimulatedRequest(number, number, 0, None, tokens, num_tokens, 0.0)
 
 
 def run(cell: SimulatedCell, until_s: float = 60.0) -> list[Answered]:
@@ -32,7 +32,7 @@ def run(cell: SimulatedCell, until_s: float = 60.0) -> list[Answered]:
 
 def test_steps_follow_one_another_without_a_gap() -> None:
     cell = SimulatedCell(0, replace(CELL, cost_model=TEN_MS), LIBRARY)
-    cell.submit(Submission(make_request(1, 5), 0.0123))
+    cell.submit(SimulatedSubmission(make_request(1, 5), 0.0123))
     (answered,) = run(cell)
     # The prompt takes one step, each further token one.
     assert answered.first_token_s == pytest.approx(0.0223)
@@ -47,9 +47,9 @@ def test_what_comes_while_steps_run_waits_for_those_that_are_sent(
 ) -> None:
     config = replace(CELL, cost_model=TEN_MS, max_steps_in_flight=max_steps_in_flight)
     cell = SimulatedCell(0, config, LIBRARY)
-    cell.submit(Submission(make_request(1, 20), 0.0))
+    cell.submit(SimulatedSubmission(make_request(1, 20), 0.0))
     # During the second step; with two in flight, the third is with the workers already.
-    cell.submit(Submission(make_request(2, 2), 0.015))
+    cell.submit(SimulatedSubmission(make_request(2, 2), 0.015))
     answers = {each.submission.request.request_id: each for each in run(cell)}
     assert answers[2].first_token_s == pytest.approx(first_token_s)
 
@@ -58,7 +58,7 @@ def test_a_step_takes_what_its_tokens_cost() -> None:
     cell = SimulatedCell(0, replace(CELL, max_num_batched_tokens=64), LIBRARY)
     request = make_request(1, 3, tokens=100)
     prompt = LIBRARY.num_prompt_tokens(request)
-    cell.submit(Submission(request, 0.0))
+    cell.submit(SimulatedSubmission(request, 0.0))
     (answered,) = run(cell)
     model, end_us = COST_MODEL, COST_MODEL.dispatch_us
     for start in range(0, prompt, 64):
@@ -76,7 +76,7 @@ def test_requests_that_share_a_prefix_compute_it_once() -> None:
     cell = SimulatedCell(0, CELL, LIBRARY)
     for number in range(10):
         request = make_request(number, 4)._replace(document_id=3)
-        cell.submit(Submission(request, number * 0.2))
+        cell.submit(SimulatedSubmission(request, number * 0.2))
     assert len(run(cell)) == 10
     shared = LIBRARY.system_prompt_lengths[0] + LIBRARY.document_lengths[3]
     found = cell.usage.num_tokens_found
@@ -91,7 +91,7 @@ def test_an_overfull_cell_preempts_and_answers_all_the_same() -> None:
     traffic = replace(TRAFFIC, num_tenants=1)
     cell = SimulatedCell(0, replace(CELL, num_blocks=40), Library(traffic, 1))
     for number in range(12):
-        cell.submit(Submission(make_request(number, 150), number * 0.001))
+        cell.submit(SimulatedSubmission(make_request(number, 150), number * 0.001))
     answers = run(cell)
     assert sorted(each.submission.request.request_id for each in answers) == list(range(12))
     assert cell.usage.num_preemptions > 0
@@ -102,9 +102,9 @@ def test_an_overfull_cell_preempts_and_answers_all_the_same() -> None:
 def test_another_cell_goes_on_with_what_one_leaves() -> None:
     first, second = (SimulatedCell(number, CELL, LIBRARY) for number in range(2))
     # One is under way when its cell goes, one has not begun, one has not arrived.
-    first.submit(Submission(make_request(1, 60), 0.0))
-    first.submit(Submission(make_request(2, 5, tokens=1500), 0.19))
-    first.submit(Submission(make_request(3, 5), 0.25))
+    first.submit(SimulatedSubmission(make_request(1, 60), 0.0))
+    first.submit(SimulatedSubmission(make_request(2, 5, tokens=1500), 0.19))
+    first.submit(SimulatedSubmission(make_request(3, 5), 0.25))
     first.run_until(0.2)
     started = first.take_events().started
     left = {each.request.request_id: each for each in first.unfinished()}

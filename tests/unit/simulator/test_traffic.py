@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from simulator.config import TrafficConfig
-from simulator.texts import Library, Request
+from simulator.texts import Library, SimulatedRequest
 from simulator.traffic import Traffic
 from tests.unit.simulator.setups import TRAFFIC
 
@@ -18,10 +18,10 @@ def make_traffic(config: TrafficConfig = TRAFFIC, seed: int = 3) -> Traffic:
     return Traffic(config, Library(config, seed), MAX_MODEL_LEN, TOKEN_S, seed)
 
 
-def run(traffic: Traffic, duration_s: float, token_s: float = TOKEN_S) -> list[Request]:
+def run(traffic: Traffic, duration_s: float, token_s: float = TOKEN_S) -> list[SimulatedRequest]:
     """Answer every request after as long as its answer takes."""
-    requests: list[Request] = []
-    under_way: list[tuple[float, Request]] = []
+    requests: list[SimulatedRequest] = []
+    under_way: list[tuple[float, SimulatedRequest]] = []
     for interval in range(round(10 * duration_s)):
         now = interval / 10
         under_way.sort()
@@ -78,7 +78,7 @@ def test_a_day_has_a_night_and_bursts_are_about_one_document() -> None:
 
 def test_a_turn_begins_with_all_that_was_said_before() -> None:
     library = Library(TRAFFIC, 3)
-    by_conversation: dict[int, list[Request]] = {}
+    by_conversation: dict[int, list[SimulatedRequest]] = {}
     for request in run(make_traffic(), 8):
         by_conversation.setdefault(request.conversation_id, []).append(request)
     num_later = 0
@@ -95,11 +95,11 @@ def test_a_turn_begins_with_all_that_was_said_before() -> None:
 def test_prompts_begin_alike_as_far_as_they_are_made_of_the_same_texts() -> None:
     library = Library(TRAFFIC, 3)
 
-    def common(first: Request, second: Request) -> int:
+    def common(first: SimulatedRequest, second: SimulatedRequest) -> int:
         pairs = zip(library.prompt(first), library.prompt(second), strict=False)
         return next(index for index, (a, b) in enumerate(pairs) if a != b)
 
-    request = Request(0, 1, 2, 10, 50, 5, 0.0)
+    request = SimulatedRequest(0, 1, 2, 10, 50, 5, 0.0)
     system = library.system_prompt_lengths[2]
     document = library.document_lengths[10]
     # A text begins with its kind, and then its number.
