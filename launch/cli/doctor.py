@@ -2,13 +2,14 @@
 
 import platform
 import sys
-from importlib.metadata import version
 
 import typer
 
 
 def doctor() -> None:
     """Print versions and the instruction set in use; check what must never change a bit."""
+    from importlib.metadata import version
+
     from quire import __version__
 
     typer.echo(f"quire      {__version__}")

@@ -1,6 +1,5 @@
 """`quire drain`: take a cell out of service without an error."""
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -18,6 +17,8 @@ def drain(
 
     Routers send what comes to other cells, and continue there what is not finished in time.
     """
+    import asyncio
+
     import grpc
 
     from quire.contract.errors import QuireError

@@ -1,7 +1,5 @@
 """`quire serve`: a whole cluster, on this machine or with workers on others."""
 
-import asyncio
-
 import typer
 
 from launch.cli.options import ModelArgument, Values, model_directory, takes_options
@@ -11,6 +9,8 @@ from launch.cluster.config import ClusterConfig
 @takes_options(ClusterConfig)
 def serve(options: Values, model: ModelArgument = None) -> None:
     """Serve a model: start workers, scheduler and router, keep them up, stop them on Ctrl-C."""
+    import asyncio
+
     from quire.contract.errors import QuireError
     from quire.observe import log
 
@@ -25,6 +25,8 @@ def serve(options: Values, model: ModelArgument = None) -> None:
 
 async def _serve(config: ClusterConfig) -> None:
     """Run a cluster until it fails or is interrupted."""
+    import asyncio
+
     from launch.cli.console import Progress, print_ready
     from launch.cluster.cluster import Cluster
     from quire.rpc import stop_signal

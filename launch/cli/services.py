@@ -1,6 +1,5 @@
 """`quire router`, `quire scheduler`, `quire worker`: one service in this process."""
 
-import asyncio
 import json
 import os
 import sys
@@ -46,6 +45,8 @@ def _run(
     # Read when grpc is imported: what it says below is for grpc's developers, is not JSON, and a
     # line of it for each failed handshake would let any stranger write into the log.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    import asyncio
+
     from launch.cluster.process import die_with_parent
     from quire import rpc
     from quire.contract.errors import QuireError
