@@ -45,7 +45,6 @@ class RoutingPolicy(StrEnum):
     PREFIX_AWARE = "prefix-aware", "by the prefixes in its cache and its load", True
     LEAST_LOADED = "least-loaded", "by load alone"
     ROUND_ROBIN = "round-robin", "one after the other"
-    BY_CHANCE = "by-chance", "any, by chance"
 
 
 class CellChoice(Generic[CellT]):
@@ -192,8 +191,6 @@ class CellChoice(Generic[CellT]):
         match self._policy:
             case RoutingPolicy.ROUND_ROBIN:
                 view = self._cells[self._num_placed % len(self._cells)]
-            case RoutingPolicy.BY_CHANCE:
-                view = self._cells[int(self._random() * len(self._cells))]
             case RoutingPolicy.LEAST_LOADED:
                 view = min(self._two_at_random(), key=lambda each: each.outstanding_tokens)
             case RoutingPolicy.PREFIX_AWARE:

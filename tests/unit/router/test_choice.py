@@ -240,17 +240,6 @@ def test_round_robin_takes_one_after_the_other() -> None:
     assert cells == ["cell 0", "cell 1", "cell 2"] * 2
 
 
-def test_chance_knows_no_load() -> None:
-    choice = make_placement(4, RoutingPolicy.BY_CHANCE)
-    choice.report("cell 0", ReportedLoad(10**6, FREE))
-    cells = Counter(
-        choice.place(prompt(1), b"").cell  # type: ignore[union-attr]
-        for _ in range(400)
-    )
-    assert set(cells) == {f"cell {number}" for number in range(4)}
-    assert min(cells.values()) > 60
-
-
 def test_least_loaded_spreads_evenly() -> None:
     choice = make_placement(20, RoutingPolicy.LEAST_LOADED)
     cells = Counter(
