@@ -235,5 +235,5 @@ def test_close_ends_every_process(tmp_path: Path) -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="model: must be a directory that exists"):
         LLM(tmp_path / "nowhere")
