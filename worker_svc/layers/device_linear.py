@@ -1,6 +1,6 @@
 """Linear layers where their weights are: oneDNN's on the CPU, cuBLAS's or our own on a GPU.
 
-What `--invariant` asks for is known here while layers are built.
+Whether `--invariant` was given is known here while layers are built.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,11 @@ class Linear(Protocol):
     """From [rows, in_features] to [rows, out_features]."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x W^T + b, in the dtype of x."""
+        """Return x W^T + b, [rows, out_features] in the dtype of x.
+
+        Args:
+            x: [rows, in_features].
+        """
 
 
 @contextmanager
@@ -46,12 +50,12 @@ def invariance(wanted: bool) -> Iterator[list[InvariantLinear]]:
 
 
 def is_invariance_wanted() -> bool:
-    """Whether layers that are built now are to give the same bits on any number of ranks."""
+    """Return whether layers built now must give the same bits on any number of ranks."""
     return _invariant.get()
 
 
 def are_rows_independent(device: torch.device) -> bool:
-    """Whether layers that are built now for a device keep a row's bits in any company."""
+    """Return whether the rows of layers built now for a device do not depend on each other."""
     return device.type == "cpu" or _invariant.get()
 
 
@@ -100,7 +104,14 @@ def _make_cpu_linear(
 def fixed_tile_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, total_features: int
 ) -> torch.Tensor:
-    """Return x W^T + b with the same bits for a row in any company; see ops.linear."""
+    """Return x W^T + b; a row's bits do not depend on the other rows (see ops.linear).
+
+    Args:
+        x: [rows, in_features].
+        weight: [out_features of this rank, in_features].
+        bias: [out_features of this rank] or None.
+        total_features: see make_linear.
+    """
     out = x.new_empty(x.shape[0], weight.shape[0])
     ops.linear(out, x, weight, bias, total_features)
     return out

@@ -21,12 +21,12 @@ from worker_svc.layers.invariant_linear import InvariantLinear
 from worker_svc.parallel.group import ParallelGroup
 
 MAX_RANKS = 8
-"""The narrower a share and the fewer the rows, the readier sums are cut: those between follow."""
+"""The fewer the features and rows, the likelier sums are cut: shares in between need no trial."""
 
 ROW_COUNTS = (2, 64)
 NUM_WEIGHT_ROWS = 64
 MAX_TRIED_FEATURES = 8192
-"""Sums of wider layers are cut less readily, and take memory to try."""
+"""Wider layers are less likely to have their sums cut, and take memory to try."""
 
 # One at a time: the number of threads that torch computes with belongs to the process.
 _trying = Lock()

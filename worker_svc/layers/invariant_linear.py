@@ -1,4 +1,4 @@
-"""y = x W^T + b, with the same bits for a row whatever rows come with it.
+"""y = x W^T + b, of which a row's bits do not depend on the other rows.
 
 oneDNN picks its code by the number of rows M. Measured with torch 2.13 on Zen 4: a bf16 row has one
 result for every M >= 2, an fp32 row one for every M that is a multiple of 4; smaller or odd M give
@@ -7,7 +7,7 @@ some shapes, which are multiplied in float32 (see `float32_products`). `worker_s
 violations on the machine at hand.
 
 Weights are packed once, as torch's own compiler does for inference: the same bits as the plain
-call, at M = 1 about twice its speed. Where packing is not to be had (no oneDNN, or fp16 on a CPU
+call, at M = 1 about twice its speed. Where packing is not possible (no oneDNN, or fp16 on a CPU
 without fp16 arithmetic) the plain call is used.
 """
 

@@ -106,7 +106,7 @@ class MergedColumnParallelLinear:
         sources: what to stack, in order.
         in_features: of the common input.
         bias: whether the stored layers have one.
-        transposed: stored as [in, out], as GPT-2 does.
+        transposed: whether the weights are stored as [in, out], as GPT-2's are.
     """
 
     def __init__(
@@ -137,12 +137,29 @@ class MergedColumnParallelLinear:
         self._linear = make_linear(weight, merged_bias, total_features)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [tokens, this rank's output features of every source, in order]."""
+        """Return [tokens, this rank's output features of every source, in order].
+
+        Args:
+            x: [tokens, in_features].
+        """
         return self._linear(x)
 
 
 class ColumnParallelLinear(MergedColumnParallelLinear):
-    """One layer of which each rank owns an equal share of the output features."""
+    """One layer of which each rank owns an equal share of the output features.
+
+    Args:
+        weights: scope of the layer.
+        name: of the layer in the checkpoint, e.g. "o_proj".
+        in_features: of the input.
+        out_features: over all ranks.
+        parallel: the group.
+        bias: whether it has one.
+        transposed: whether the weight is stored as [in, out].
+
+    Raises:
+        ModelLoadError: a tensor is missing or misshapen, or the ranks cannot share the layer.
+    """
 
     def __init__(
         self,
@@ -168,9 +185,9 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         heads: which heads.
         names: of three stored layers (query, key, value), or of one that holds all three.
         bias: whether they have one.
-        transposed: stored as [in, out].
-        grouped: the one layer holds, for each key/value head in turn, the query heads that read it,
-            the key and the value; else all queries, all keys, all values.
+        transposed: whether the weights are stored as [in, out].
+        grouped: whether the one layer holds, for each key/value head in turn, the query heads that
+            read it, the key and the value; else all queries, all keys, all values.
     """
 
     def __init__(
@@ -193,6 +210,9 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         """Return query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim].
 
         They are views of one buffer, with a token stride of all three together.
+
+        Args:
+            x: [tokens, hidden_size].
         """
         heads = self(x).view(x.shape[0], -1, self._head_dim)
         query, key, value = torch.split_with_sizes(heads, self._head_counts, dim=1)
@@ -237,6 +257,18 @@ class RowParallelLinear:
     """One layer of which each rank owns an equal share of the input features.
 
     The bias is added once, to the whole sum.
+
+    Args:
+        weights: scope of the layer.
+        name: of the layer in the checkpoint, e.g. "o_proj".
+        in_features: over all ranks.
+        out_features: of the result.
+        parallel: the group.
+        bias: whether it has one.
+        transposed: whether the weight is stored as [in, out].
+
+    Raises:
+        ModelLoadError: a tensor is missing or misshapen, or the ranks cannot share the layer.
     """
 
     def __init__(
@@ -254,7 +286,7 @@ class RowParallelLinear:
         columns = parallel.part(name, in_features)
         weight = _load(weights, source, in_features, columns, transposed)
         own_bias = weights.load(f"{name}.bias", (out_features,)) if bias else None
-        # Inside the product where that is whole: one rounding less.
+        # If the product is whole, it adds the bias itself: one rounding less.
         is_whole = parallel.size == 1 and not is_invariance_wanted()
         self._parallel = parallel
         self._partial_sums = PartialSums(name, weight, parallel, own_bias if is_whole else None)
@@ -271,7 +303,18 @@ class RowParallelLinear:
 
 
 class ReplicatedLinear:
-    """One layer that every rank computes in full."""
+    """One layer that every rank computes in full.
+
+    Args:
+        weights: scope of the layer.
+        name: of the layer in the checkpoint, e.g. "o_proj".
+        in_features: of the input.
+        out_features: of the result.
+        bias: whether it has one.
+
+    Raises:
+        ModelLoadError: a tensor is missing or misshapen.
+    """
 
     def __init__(
         self, weights: Weights, name: str, in_features: int, out_features: int, *, bias: bool
@@ -282,5 +325,9 @@ class ReplicatedLinear:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [tokens, out_features]."""
+        """Return [tokens, out_features].
+
+        Args:
+            x: [tokens, in_features].
+        """
         return self._linear(x)

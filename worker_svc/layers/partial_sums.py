@@ -24,7 +24,7 @@ class PartialSums:
         name: of the layer, for errors.
         weight: [out_features, this rank's input features].
         parallel: the group.
-        bias: [out_features], where there is one part in all.
+        bias: [out_features] if there is one part in all, else None.
 
     Attributes:
         num_parts: of this rank; 1 unless invariance is wanted.
@@ -62,8 +62,8 @@ class PartialSums:
 def add_up(parts: list[torch.Tensor], parallel: ParallelGroup, dtype: torch.dtype) -> torch.Tensor:
     """Return the sum of all parts of all ranks.
 
-    Sums of several parts are exchanged in float32: rounded, they would tell how many ranks there
-    are.
+    Sums of several parts are exchanged in float32: rounded before the exchange, they would depend
+    on the number of ranks.
 
     Args:
         parts: of this rank, each [rows, features].
@@ -80,7 +80,7 @@ def _num_parts(name: str, in_features: int, parallel: ParallelGroup) -> int:
     total = gcd(in_features, MAX_PARTS)
     if total % parallel.size != 0:
         raise ModelLoadError(
-            f"invariant: tensor_parallel_size must divide {total}, the parts in which the "
-            f"{in_features} input features of {name} are added up, got {parallel.size}"
+            f"tensor_parallel_size: must divide {total} with invariant, since the {in_features} "
+            f"input features of {name} are added up in as many parts, got {parallel.size}"
         )
     return total // parallel.size

@@ -19,7 +19,7 @@ class PlainMLP:
         activation: Hugging Face name.
         parallel: the group.
         bias: whether both layers have one.
-        transposed: both are stored as [in, out].
+        transposed: whether their weights are stored as [in, out].
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The residual stream, and how attention and MLP of a layer stand around it."""
+"""The residual stream, and layers that arrange attention and MLP around it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ MLP = Callable[[torch.Tensor], torch.Tensor]
 class ResidualStream:
     """The sum that layers read and add to, [rows, hidden_size].
 
-    The last summand is added only when a norm reads the stream: sum and norm are one kernel then.
+    The last summand is added only when the stream is read, so that a sum and the norm that reads it
+    can be one kernel.
 
     Args:
         value: what the first layer reads; becomes the stream's own memory.
@@ -39,7 +40,7 @@ class ResidualStream:
     def add(self, summand: torch.Tensor) -> None:
         """Add to the stream.
 
-        Mutates: `summand`, later.
+        Mutates: the stream and, when it is read, `summand`.
 
         Args:
             summand: [rows, hidden_size]; becomes the stream's own memory.
@@ -49,7 +50,10 @@ class ResidualStream:
         self._summand = summand
 
     def normed(self, norm: Norm) -> torch.Tensor:
-        """Return the norm of the stream, memory of its own."""
+        """Return the norm of the stream, memory of its own.
+
+        Mutates: the stream, to which the last summand is added.
+        """
         if self._summand is None:
             return norm(self._value)
         summand, self._summand = self._summand, None

@@ -166,24 +166,15 @@ class FallbackForCausalLM:
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        """Return the last hidden states [rows, hidden_size].
+        """Return the last hidden states [rows, hidden_size]; see CausalLM.
 
         Mutates: the caches of `metadata`.
-
-        Args:
-            input_ids: [rows] int64.
-            positions: [rows] int64.
-            metadata: of the step.
         """
         with self._interface.attending(metadata):
             return self._run_body(input_ids, positions)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [rows, vocab_size] float32.
-
-        Args:
-            hidden: of the rows that sample, [rows, hidden_size].
-        """
+        """Return logits [rows, vocab_size] float32; see CausalLM."""
         self._hidden.value = hidden.unsqueeze(0)
         placeholder = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=hidden.device)
         logits: torch.Tensor = self._head(input_ids=placeholder, use_cache=False).logits
