@@ -10,12 +10,12 @@ from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.blocks.prefix_cache import PrefixCache
 from scheduler_svc.blocks.residency import Residency
 from scheduler_svc.policy.admission import Admission
+from scheduler_svc.policy.beams import Beams
 from scheduler_svc.policy.preemptor import Preemptor
 from scheduler_svc.policy.progress import FinishedSequence, GroupTime, Progress
 from scheduler_svc.policy.queues import Queues
 from scheduler_svc.policy.step_builder import StepBuilder
 from scheduler_svc.policy.time_ledger import WaitReason
-from scheduler_svc.sequences.beam_search import Continuation
 from scheduler_svc.sequences.preemption import PreemptionCosts, PreemptionCounters
 from scheduler_svc.sequences.sequence import Sequence, SequenceGroup, SequenceStatus
 
@@ -91,8 +91,7 @@ class Scheduler:
         self._preemptor = Preemptor(
             block_manager, self.residency, preemption_mode, self.preemption_costs, self.counters
         )
-        # (sequence, token) that beams have chosen since the last step.
-        self._chosen_tokens: list[tuple[int, int]] = []
+        self._beams = Beams(self.queues, self.residency, self._admission.next_sequence_id)
 
     @property
     def has_unfinished(self) -> bool:
@@ -121,7 +120,7 @@ class Scheduler:
         outputs = step.outputs
         if not outputs.sequence_ids:
             return None
-        outputs.chosen_tokens, self._chosen_tokens = self._chosen_tokens, []
+        outputs.chosen_tokens = self._beams.take_chosen_tokens()
         self.residency.move_orders_to(outputs)
         return outputs
 
@@ -149,8 +148,10 @@ class Scheduler:
             if prefilling and group.group_id in prefilling:
                 self.queues.start_decode(group)
             if group.beam_search is not None:
-                if group.beam_search.report(sequence_id, result.logprobs[index]):
-                    self._advance_beams(group, progress)
+                has_all = group.beam_search.report(sequence_id, result.logprobs[index])
+                if has_all and not self._beams.advance(group):
+                    progress.hypotheses.append((group.group_id, group.beam_search.hypotheses()))
+                    self._end_group(group, progress)
                 continue
             sequence.token_ids.append(token_id)
             progress.group_ids.append(group.group_id)
@@ -355,7 +356,7 @@ class Scheduler:
             self._preempt_last(may_swap=False)
         for group in self.residency.swapped_groups:
             self.residency.reset(group)
-        self._chosen_tokens.clear()
+        self._beams.take_chosen_tokens()  # no step will carry them
         self.residency.forget_workers()
 
     # ------------------------------------------------------------------ ends
@@ -387,33 +388,6 @@ class Scheduler:
         """End a sequence; its blocks are free unless others share them."""
         self.residency.free(group, sequence)
         self.queues.end_sequence(group, sequence)
-
-    def _advance_beams(self, group: SequenceGroup, progress: Progress) -> None:
-        """Keep, fork and end the beams of a group as its search decides; all have reported."""
-        search, beams = group.beam_search, dict(group.sequences)
-        assert search is not None, "only groups of beams have a search"
-        continuations = search.advance(
-            {sequence_id: beam.token_ids for sequence_id, beam in beams.items()},
-            group.stop_token_ids,
-            group.max_num_tokens,
-        )
-        if not continuations:
-            progress.hypotheses.append((group.group_id, search.hypotheses()))
-            self._end_group(group, progress)
-            return
-        kept: dict[int, Continuation] = {}
-        for each in continuations:
-            # The first continuation of a beam goes on in its sequence, the others in copies.
-            beam = beams[each.sequence_id]
-            if each.sequence_id in kept:
-                beam = self.residency.fork(group, beam, self._admission.next_sequence_id())
-            kept[beam.sequence_id] = each
-        for sequence_id in beams.keys() - kept.keys():
-            self._end_sequence(group, beams[sequence_id])
-        for sequence_id, each in kept.items():
-            group.sequences[sequence_id].token_ids.append(each.token_id)
-            self._chosen_tokens.append((sequence_id, each.token_id))
-        search.rename(kept)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless queues, statuses, block tables and counts agree."""
