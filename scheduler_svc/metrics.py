@@ -41,7 +41,7 @@ class SchedulerCollector(Collector):
         )
         yield gauge(
             "quire_scheduler_epoch",
-            "Number of the group of workers; grows with each formation.",
+            "Epoch of the workers; grows with each formation.",
             0 if driver.cell is None else driver.cell.epoch,
         )
         yield gauge("quire_scheduler_sessions", "Routers that are connected.", driver.num_sessions)
@@ -176,7 +176,7 @@ def _cache(cell: Cell, state: CellState) -> Iterator[Metric]:
     )
     yield counter(
         "quire_scheduler_prefix_cache_queries_total",
-        "Tokens of admitted sequences, looked up in the prefix cache.",
+        "Tokens of sequences that started, looked up in the prefix cache.",
         state.prefix_cache_queries_total,
     )
     yield counter(
