@@ -9,6 +9,7 @@ from quire.contract.engine_options import PreemptionMode
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import Submission
 from quire.contract.steps import SchedulerOutputs
+from quire.contract.workers import LoadSpec
 from quire.v1 import worker_pb2
 from quire.wire.worker import (
     scheduler_outputs_from_proto,
@@ -20,7 +21,7 @@ from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
 from worker_svc.cache.engine import block_bytes
 from worker_svc.device.base import Device
-from worker_svc.loading.loader import LoadSpec, load_model
+from worker_svc.loading.loader import load_model
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps.pending import PendingStep
 from worker_svc.steps.runner import ModelRunner

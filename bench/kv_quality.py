@@ -15,10 +15,11 @@ from tokenizers import Tokenizer
 from launch.cluster.cluster import embedded_model
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import SchedulerOutputs, SequenceState
+from quire.contract.workers import LoadSpec
 from worker_svc.cache.engine import block_bytes
 from worker_svc.cache.format import KV_CACHE_DTYPES
 from worker_svc.device.base import CpuDevice, Device
-from worker_svc.loading.loader import LoadSpec, load_model
+from worker_svc.loading.loader import load_model
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps.runner import ModelRunner
 

@@ -9,14 +9,20 @@ from quire.contract.outputs import Delta, Event, TokenLogprobs
 from quire.observe.tracing import current_span
 from quire.rpc.access import caller_name
 from quire.v1 import inference_pb2, inference_pb2_grpc
-from quire.wire.common import cell_status_to_proto, event_to_proto, model_info_to_proto
+from quire.wire.inference import (
+    cluster_to_proto,
+    detokenize_input_from_proto,
+    event_to_proto,
+    generate_input_from_proto,
+    models_to_proto,
+    tokenize_input_from_proto,
+)
 from router.cells.pool import CellPool
 from router.requests.counters import Counters, RequestCounters
 from router.requests.stream import RequestStream
 from router.requests.time_ledger import TimeLedger
 from router.requests.validate import Validator
 from router.text.tokenize import TextCodec
-from router.wire import generate_input_from_proto
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -103,24 +109,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.TokenizeResponse:
         """Return the token ids of a text."""
-        add = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        token_ids = await self._validator.tokenize(request.model, request.text, add)
+        token_ids = await self._validator.tokenize(tokenize_input_from_proto(request))
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(  # noqa: N802
         self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.DetokenizeResponse:
         """Return the text of token ids."""
-        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        text = await self._validator.detokenize(request.model, request.token_ids, skip)
+        text = await self._validator.detokenize(detokenize_input_from_proto(request))
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.ListModelsResponse:
         """Return the models of the cells that are connected."""
-        models = [model_info_to_proto(model) for model in self._cells.models()]
-        return inference_pb2.ListModelsResponse(models=models)
+        return models_to_proto(self._cells.models())
 
     async def WatchCluster(  # type: ignore[override]  # noqa: N802
         self, request: inference_pb2.WatchClusterRequest, context: grpc.aio.ServicerContext
@@ -128,5 +131,4 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Stream the state of every cell."""
         async with aclosing(self._cells.watch()) as watch:
             async for statuses in watch:
-                cells = [cell_status_to_proto(status) for status in statuses]
-                await context.write(inference_pb2.WatchClusterResponse(cells=cells))
+                await context.write(cluster_to_proto(statuses))

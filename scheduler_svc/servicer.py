@@ -7,13 +7,17 @@ from contextlib import aclosing
 import grpc
 
 from quire.contract.errors import InvalidRequestError
-from quire.contract.sessions import Refused
+from quire.contract.sessions import Cancellation, Refused, Submission, Welcome
 from quire.observe.log import get_logger
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from quire.wire.scheduler import (
+    announcement_from_proto,
+    session_event_to_proto,
+    session_request_from_proto,
+)
 from scheduler_svc.cell import Cell
 from scheduler_svc.driver import Driver
 from scheduler_svc.sessions.session import RouterSession
-from scheduler_svc.wire import session_event_to_proto, submission_from_proto, welcome_to_proto
 
 log = get_logger()
 
@@ -60,7 +64,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext,
     ) -> scheduler_pb2.AnnounceWorkerResponse:
         """Record the address of a worker."""
-        await self._driver.workers.roster.announce(request.rank, request.address, request.version)
+        await self._driver.workers.roster.announce(announcement_from_proto(request))
         return scheduler_pb2.AnnounceWorkerResponse()
 
     async def Drain(  # noqa: N802 - the service's name for it
@@ -71,7 +75,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def _write(self, session: RouterSession, context: grpc.aio.ServicerContext) -> None:
         cell = await self._driver.wait_serving()
-        await context.write(welcome_to_proto(cell.model, cell.state, cell.block_hashes))
+        welcome = Welcome(cell.model, cell.state, cell.block_hashes)
+        await context.write(session_event_to_proto(welcome))
         async with aclosing(session.events()) as events:
             async for event in events:
                 await context.write(session_event_to_proto(event))
@@ -86,19 +91,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _receive(
         self, cell: Cell, session: RouterSession, request: scheduler_pb2.SessionRequest
     ) -> None:
-        match request.WhichOneof("message"):
-            case "submit":
-                number = request.submit.request_number
-                try:
-                    submission = submission_from_proto(request.submit, cell.model.max_model_len)
-                except InvalidRequestError as error:
-                    session.push(Refused(number, error))
-                else:
-                    self._driver.submit(session, submission)
-            case "cancel":
-                for number in request.cancel.request_numbers:
+        try:
+            message = session_request_from_proto(request)
+        except InvalidRequestError as error:
+            session.push(Refused(request.submit.request_number, error))
+            return
+        match message:
+            case Submission():
+                self._driver.submit(session, message)
+            case Cancellation():
+                for number in message.request_numbers:
                     cell.cancel(session, number)
-                for name in request.cancel.sequences:
-                    cell.cancel_sequence(session, name.request_number, name.sequence_index)
-            case unknown:
-                log.warning("unknown_session_message", message=unknown)
+                for number, sequence_index in message.sequences:
+                    cell.cancel_sequence(session, number, sequence_index)
+            case None:
+                log.warning("unknown_session_message")

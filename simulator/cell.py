@@ -183,7 +183,7 @@ class SimulatedCell:
             self.blocks.num_free_blocks,
         )
         delta = self.blocks.digest.take_delta()
-        added, removed = (delta.added, delta.removed) if with_digest else ((), ())
+        added, removed = (tuple(delta.added), tuple(delta.removed)) if with_digest else ((), ())
         return Heartbeat(self.cell_id, load, self.num_requests, added, removed)
 
     def take_events(self) -> CellEvents:

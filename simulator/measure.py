@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import Submission
-from quire.v1 import worker_pb2
+from quire.contract.workers import LoadSpec
 from quire.wire.worker import (
     execute_request_from_proto,
     execute_request_to_proto,
@@ -18,7 +18,7 @@ from scheduler_svc.policy.scheduler import Scheduler
 from simulator.fit import MeasuredStep
 from simulator.step_shapes import StepShapes
 from worker_svc.device.base import CpuDevice
-from worker_svc.loading.loader import LoadSpec, load_model
+from worker_svc.loading.loader import load_model
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps.runner import ModelRunner
 
@@ -100,15 +100,13 @@ class _Worker:
         shape, _ = self._shapes.measure(outputs)
         self._step_id += 1
         outputs.epoch, outputs.step_id = 1, self._step_id
-        message = execute_request_to_proto(outputs).SerializeToString()
+        request = execute_request_to_proto(outputs)
+        message = request.SerializeToString()
+        # What a worker does between two messages.
         began = time.perf_counter()
-        answer = self._execute(message)
+        received = execute_request_from_proto(request.FromString(message))
+        response = step_result_to_proto(self._runner.execute(received).result())
+        answer = response.SerializeToString()
         step_us = 1e6 * (time.perf_counter() - began)
-        self._scheduler.update(step_result_from_proto(worker_pb2.StepResult.FromString(answer)))
+        self._scheduler.update(step_result_from_proto(response.FromString(answer)))
         return MeasuredStep(shape, step_us)
-
-    def _execute(self, message: bytes) -> bytes:
-        """Do what a worker does between two messages."""
-        outputs = execute_request_from_proto(worker_pb2.ExecuteRequest.FromString(message))
-        result = self._runner.execute(outputs).result()
-        return step_result_to_proto(result).SerializeToString()

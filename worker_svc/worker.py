@@ -2,26 +2,28 @@
 
 import gc
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from quire.contract.errors import ConfigError
-from quire.contract.outputs import ModelInfo
 from quire.contract.steps import MirroredSequence, SchedulerOutputs
+from quire.contract.workers import (
+    CacheProfile,
+    CacheSpec,
+    HostCache,
+    LoadSpec,
+    Meeting,
+    ProfileSpec,
+    WorkerDescription,
+)
 from quire.observe.log import get_logger
 from quire.version import __version__
-from worker_svc.cache.profile import (
-    CacheProfile,
-    ProfileSpec,
-    choose_swap_space_bytes,
-    profile_cache,
-    warm_up,
-)
+from worker_svc.cache.profile import choose_swap_space_bytes, profile_cache, warm_up
 from worker_svc.device.base import CpuDevice, Device
 from worker_svc.layers.float32_products import agree_on_float32
-from worker_svc.loading.loader import LoadedModel, LoadSpec, load_model
-from worker_svc.parallel.communicator import Meeting, ProcessCommunicator
+from worker_svc.loading.loader import LoadedModel, load_model
+from worker_svc.parallel.communicator import ProcessCommunicator
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps.pending import PendingStep
 from worker_svc.steps.runner import ModelRunner
@@ -29,46 +31,6 @@ from worker_svc.steps.runner import ModelRunner
 log = get_logger()
 
 EXIT_DEVICE_LOST = 70
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDescription:
-    """What a worker is and holds.
-
-    Attributes:
-        version: of the software.
-        device: "cpu", "cuda:0" ...
-        isa: instruction set the kernels run on.
-        model: None until one is loaded.
-        num_blocks: 0 until the cache is allocated.
-        weight_bytes: memory of this rank's slice of the weights.
-        rank: in the group that shares the model; None until one is loaded.
-        cache_bytes: memory of its cache.
-        host_cache_bytes: memory of the host for swapped blocks.
-    """
-
-    version: str
-    device: str
-    isa: str
-    model: ModelInfo | None
-    num_blocks: int
-    weight_bytes: int
-    rank: int | None = None
-    cache_bytes: int = 0
-    host_cache_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class HostCache:
-    """Where swapped blocks go.
-
-    Attributes:
-        num_blocks: that fit there.
-        block_us: measured time to move one block one way; 0 without blocks.
-    """
-
-    num_blocks: int
-    block_us: float
 
 
 class Worker:
@@ -119,10 +81,22 @@ class Worker:
             model=None if loaded is None else loaded.info,
             num_blocks=0 if cache is None else cache.num_blocks,
             weight_bytes=0 if loaded is None else loaded.weight_bytes,
-            rank=None if loaded is None else loaded.spec.tensor_parallel_rank,
-            cache_bytes=0 if cache is None else cache.num_blocks * cache.block_bytes,
-            host_cache_bytes=0 if cache is None else cache.num_host_blocks * cache.block_bytes,
         )
+
+    @property
+    def rank(self) -> int | None:
+        """Its rank in the group that shares the model; None until one is loaded."""
+        loaded = self._loaded
+        return None if loaded is None else loaded.spec.tensor_parallel_rank
+
+    @property
+    def cache_bytes(self) -> tuple[int, int]:
+        """Memory of its cache, and memory of the host for swapped blocks."""
+        runner = self._runner
+        if runner is None:
+            return 0, 0
+        cache = runner.cache_engine
+        return cache.num_blocks * cache.block_bytes, cache.num_host_blocks * cache.block_bytes
 
     def open_rendezvous(self, host: str) -> str:
         """Await the other ranks at an address of this machine; return "host:port".
@@ -190,23 +164,8 @@ class Worker:
         agree_on_float32(loaded.cpu_linears, loaded.parallel)
         return profile_cache(loaded, spec)
 
-    def init_cache(
-        self,
-        block_size: int,
-        num_blocks: int,
-        swap_space_bytes: int | None = 0,
-        max_num_seqs: int | None = None,
-        *,
-        enforce_eager: bool = False,
-    ) -> HostCache:
+    def init_cache(self, spec: CacheSpec) -> HostCache:
         """Allocate the cache, forget every sequence and get ready to execute.
-
-        Args:
-            block_size: tokens of a block.
-            num_blocks: of the cache.
-            swap_space_bytes: host memory for swapped blocks; None takes a share of what is free.
-            max_num_seqs: of a step; a GPU needs it to capture its steps as graphs.
-            enforce_eager: whether it is not to.
 
         Raises:
             ConfigError: no model is loaded, or the cache does not fit.
@@ -216,13 +175,13 @@ class Worker:
         agree_on_float32(loaded.cpu_linears, loaded.parallel)
         runner = ModelRunner(
             loaded,
-            block_size,
-            num_blocks,
-            choose_swap_space_bytes(swap_space_bytes),
-            max_num_seqs,
-            enforce_eager=enforce_eager,
+            spec.block_size,
+            spec.num_blocks,
+            choose_swap_space_bytes(spec.swap_space_bytes),
+            spec.max_num_seqs,
+            enforce_eager=spec.enforce_eager,
         )
-        warm_up(loaded, runner.cache_engine.caches, block_size)
+        warm_up(loaded, runner.cache_engine.caches, spec.block_size)
         runner.capture_graphs()
         self._runner = runner
         # What lives now lives as long as the process: collections need not walk it again.
@@ -233,8 +192,8 @@ class Worker:
         )
         log.info(
             "cache_allocated",
-            num_blocks=num_blocks,
-            block_size=block_size,
+            num_blocks=spec.num_blocks,
+            block_size=spec.block_size,
             num_host_blocks=host_cache.num_blocks,
         )
         return host_cache

@@ -1,10 +1,16 @@
 """What a router and the scheduler of a cell send each other in a session."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quire.contract.errors import DrainingError, InvalidRequestError, OverloadedError
-from quire.contract.outputs import CellState, FinishReason, Hypothesis, TokenLogprobs
+from quire.contract.outputs import (
+    CellState,
+    FinishReason,
+    Hypothesis,
+    ModelInfo,
+    TokenLogprobs,
+)
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import PromptLogprobs
 from quire.contract.time_breakdown import TimeBreakdown
@@ -26,6 +32,9 @@ class Submission:
         cache_salt: cached prefixes are shared within a salt only.
         traceparent: W3C Trace Context; "" for none.
         include_time_breakdown: report with every token where the time has gone.
+
+    Raises:
+        InvalidRequestError: there are outputs without a seed.
     """
 
     prompt_token_ids: Sequence[int]
@@ -37,6 +46,41 @@ class Submission:
     cache_salt: str = ""
     traceparent: str = ""
     include_time_breakdown: bool = False
+
+    def __post_init__(self) -> None:
+        if self.outputs and self.sampling_params.seed is None:
+            raise InvalidRequestError("seed", "must be given with output_token_ids, got none")
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """What a router no longer wants; one message may hold many requests.
+
+    Attributes:
+        request_numbers: whole requests.
+        sequences: (request number, sequence index) of single sequences; their requests go on.
+    """
+
+    request_numbers: list[int] = field(default_factory=list)
+    sequences: list[tuple[int, int]] = field(default_factory=list)
+
+
+RouterMessage = Submission | Cancellation
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The first message of a session: the cell can take requests.
+
+    Attributes:
+        model: that is served.
+        cell_state: of the cell.
+        block_hashes: short hashes of the blocks that can be found in the prefix cache.
+    """
+
+    model: ModelInfo
+    cell_state: CellState
+    block_hashes: Collection[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +148,23 @@ class PrefixDigestDelta:
         removed: of blocks that cannot be found any more; none of them is in `added`.
     """
 
-    added: tuple[int, ...]
-    removed: tuple[int, ...]
+    added: Sequence[int]
+    removed: Sequence[int]
 
 
-SessionEvent = Queued | Refused | StepOutputs | CellState | PrefixDigestDelta
+SessionEvent = Welcome | Queued | Refused | StepOutputs | CellState | PrefixDigestDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Where a worker is, as it reports to the scheduler of its cell.
+
+    Attributes:
+        rank: of the worker, in [0, tensor_parallel_size).
+        address: "host:port" at which the scheduler reaches it.
+        version: of its software.
+    """
+
+    rank: int
+    address: str
+    version: str

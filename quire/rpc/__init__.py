@@ -1,7 +1,7 @@
 """What the services share about gRPC: channels, servers, health, reflection, errors, stopping."""
 
 from quire.rpc.channels import open_channel, open_sync_channel
-from quire.rpc.errors import ERROR_DOMAIN, ErrorInterceptor, status_of
+from quire.rpc.errors import ErrorInterceptor
 from quire.rpc.health import until_serving
 from quire.rpc.options import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, server_options
 from quire.rpc.server import Server
@@ -11,7 +11,6 @@ from quire.security.tls import TlsFiles, open_tls
 
 __all__ = [
     "CHANNEL_OPTIONS",
-    "ERROR_DOMAIN",
     "MAX_MESSAGE_BYTES",
     "ErrorInterceptor",
     "Role",
@@ -23,7 +22,6 @@ __all__ = [
     "open_tls",
     "report",
     "server_options",
-    "status_of",
     "stop_signal",
     "until_serving",
 ]

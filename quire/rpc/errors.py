@@ -6,44 +6,71 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import DecodeError
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import code_pb2, status_pb2
 from grpc_status import rpc_status
 
-from quire.contract.errors import InvalidRequestError, OverloadedError, QuireError
+from quire.contract.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    PermissionDeniedError,
+    QuireError,
+    RequestExistsError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from quire.observe.log import failure_of, get_logger
 from quire.observe.tracing import current_span
 from quire.rpc.handlers import around, behavior_of, rebuild
+from quire.security.handshake import explain
+from quire.wire.errors import error_from_status, error_to_status
 
-ERROR_DOMAIN = "quire"
 # Calls of clients; calls between our own services carry no texts.
 WITH_TEXTS = "/quire.v1.InferenceService/"
 
 log = get_logger()
 
 
-def status_of(error: QuireError) -> status_pb2.Status:
-    """Return an error as google.rpc.Status: ErrorInfo, and BadRequest or RetryInfo if they fit."""
-    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN)
-    details: list[Any] = [info]
-    if isinstance(error, InvalidRequestError):
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.description
-        )
-        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if isinstance(error, OverloadedError):
-        delay = duration_pb2.Duration()
-        delay.FromMilliseconds(error.retry_after_ms)
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    packed = []
-    for detail in details:
-        wrapped = any_pb2.Any()
-        wrapped.Pack(detail)
-        packed.append(wrapped)
-    return status_pb2.Status(
-        code=code_pb2.Code.Value(error.code), message=error.message, details=packed
-    )
+# Of statuses that no service of ours made: the connection's, a proxy's, or a later version's.
+_BY_CODE: dict[grpc.StatusCode, type[QuireError]] = {
+    grpc.StatusCode.NOT_FOUND: ModelNotFoundError,
+    grpc.StatusCode.ALREADY_EXISTS: RequestExistsError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+    # Not by us: a server, or what stands before it, gave the call up.
+    grpc.StatusCode.CANCELLED: UnavailableError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.FAILED_PRECONDITION: ConfigError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+}
+
+
+def sent_error(error: grpc.RpcError) -> QuireError | None:
+    """Return the error that a service of ours ended a call with; None if none of ours did.
+
+    Args:
+        error: of a synchronous or an asyncio call.
+    """
+    status = rpc_status.from_call(error)
+    return None if status is None else error_from_status(status)
+
+
+def error_from_rpc(error: grpc.RpcError) -> QuireError:
+    """Return the error that a failed call means: as it was raised, or else by the status code.
+
+    Args:
+        error: of a synchronous or an asyncio call.
+    """
+    sent = sent_error(error)
+    if sent is not None:
+        return sent
+    code, message = error.code(), explain(error.details() or error.code().name)
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # Not our queue but the transport: the message is larger than the server reads.
+        return InvalidRequestError("request", message)
+    return _BY_CODE.get(code, QuireError)(message)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -94,7 +121,7 @@ async def _abort(
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, QuireError):
-        status = status_of(error)
+        status = error_to_status(error)
     elif isinstance(error, DecodeError):
         status = status_pb2.Status(
             code=code_pb2.INTERNAL, message="the request is not a well-formed protobuf message"

@@ -11,23 +11,29 @@ from typing import Self, Unpack, cast
 
 import grpc
 
+from quire.contract.inputs import DetokenizeInput, TokenizeInput
 from quire.contract.outputs import CellStatus, Completion, Event, ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from quire.rpc import Role, open_channel, open_sync_channel
 from quire.rpc.access import call_metadata
+from quire.rpc.errors import error_from_rpc
 from quire.sdk.calls import (
     GenerateOptions,
     Prompt,
-    detokenize_request,
-    error_from_rpc,
-    generate_request,
+    generate_input,
     open_tls,
-    tokenize_request,
     trace_metadata,
 )
 from quire.sdk.collect import Collector
 from quire.v1 import inference_pb2, inference_pb2_grpc
-from quire.wire.common import cell_status_from_proto, event_from_proto, model_info_from_proto
+from quire.wire.inference import (
+    cluster_from_proto,
+    detokenize_input_to_proto,
+    event_from_proto,
+    generate_input_to_proto,
+    models_from_proto,
+    tokenize_input_to_proto,
+)
 
 
 class AsyncClient:
@@ -113,7 +119,7 @@ class AsyncClient:
             DeadlineExceededError: `timeout` has passed.
         """
         call = self._stub.Generate(
-            generate_request(prompt, sampling_params, options),
+            generate_input_to_proto(generate_input(prompt, sampling_params, options)),
             timeout=options.get("timeout"),
             metadata=(*self._metadata, *trace_metadata(options)),
         )
@@ -138,7 +144,7 @@ class AsyncClient:
         self, text: str, *, add_special_tokens: bool = True, model: str = ""
     ) -> list[int]:
         """Return the token ids of a text."""
-        request = tokenize_request(text, add_special_tokens, model)
+        request = tokenize_input_to_proto(TokenizeInput(text, model, add_special_tokens))
         try:
             return list((await self._stub.Tokenize(request, metadata=self._metadata)).token_ids)
         except grpc.aio.AioRpcError as error:
@@ -148,7 +154,7 @@ class AsyncClient:
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = ""
     ) -> str:
         """Return the text of token ids."""
-        request = detokenize_request(token_ids, skip_special_tokens, model)
+        request = detokenize_input_to_proto(DetokenizeInput(token_ids, model, skip_special_tokens))
         try:
             return str((await self._stub.Detokenize(request, metadata=self._metadata)).text)
         except grpc.aio.AioRpcError as error:
@@ -162,14 +168,14 @@ class AsyncClient:
             )
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from None
-        return [model_info_from_proto(model) for model in response.models]
+        return models_from_proto(response)
 
     async def watch_cluster(self) -> AsyncGenerator[list[CellStatus], None]:
         """Yield the state of every cell, at once and after changes, until closed."""
         call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest(), metadata=self._metadata)
         try:
             async for response in call:
-                yield [cell_status_from_proto(cell) for cell in response.cells]
+                yield cluster_from_proto(response)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from None
         finally:
@@ -254,7 +260,7 @@ class Client:
     ) -> Generator[Event, None, None]:
         """Yield Started, Deltas and Finished; arguments and errors as in `AsyncClient.stream`."""
         call = self._stub.Generate(
-            generate_request(prompt, sampling_params, options),
+            generate_input_to_proto(generate_input(prompt, sampling_params, options)),
             timeout=options.get("timeout"),
             metadata=(*self._metadata, *trace_metadata(options)),
         )
@@ -276,7 +282,7 @@ class Client:
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True, model: str = "") -> list[int]:
         """Return the token ids of a text."""
-        request = tokenize_request(text, add_special_tokens, model)
+        request = tokenize_input_to_proto(TokenizeInput(text, model, add_special_tokens))
         try:
             return list(self._stub.Tokenize(request, metadata=self._metadata).token_ids)
         except grpc.RpcError as error:
@@ -286,7 +292,7 @@ class Client:
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = ""
     ) -> str:
         """Return the text of token ids."""
-        request = detokenize_request(token_ids, skip_special_tokens, model)
+        request = detokenize_input_to_proto(DetokenizeInput(token_ids, model, skip_special_tokens))
         try:
             return str(self._stub.Detokenize(request, metadata=self._metadata).text)
         except grpc.RpcError as error:
@@ -300,14 +306,14 @@ class Client:
             )
         except grpc.RpcError as error:
             raise error_from_rpc(error) from None
-        return [model_info_from_proto(model) for model in response.models]
+        return models_from_proto(response)
 
     def watch_cluster(self) -> Iterator[list[CellStatus]]:
         """Yield the state of every cell, at once and after changes, until closed."""
         call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest(), metadata=self._metadata)
         try:
             for response in call:
-                yield [cell_status_from_proto(cell) for cell in response.cells]
+                yield cluster_from_proto(response)
         except grpc.RpcError as error:
             raise error_from_rpc(error) from None
         finally:

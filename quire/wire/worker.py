@@ -13,14 +13,133 @@ from quire.contract.steps import (
     StepGap,
     StepResult,
 )
+from quire.contract.workers import (
+    DEFAULT_DISTRIBUTED_TIMEOUT_S,
+    CacheProfile,
+    CacheSpec,
+    HostCache,
+    LoadRequest,
+    LoadResponse,
+    LoadSpec,
+    Meeting,
+    ProfileSpec,
+    WorkerDescription,
+)
 from quire.v1 import common_pb2, worker_pb2
 from quire.wire.common import (
+    model_info_from_proto,
+    model_info_to_proto,
     sampling_params_from_proto,
     token_logprobs_from_proto,
     token_logprobs_to_proto,
+    token_sequences_to_proto,
 )
+from quire.wire.fields import fields_of, from_fields
 
 _MAX_US = 2**32 - 1
+
+
+# ---------------------------------------------------------------- before the first step
+
+
+def description_to_proto(description: WorkerDescription) -> worker_pb2.DescribeResponse:
+    """Return the message of a worker's description."""
+    model = None if description.model is None else model_info_to_proto(description.model)
+    return worker_pb2.DescribeResponse(**fields_of(description) | {"model": model})
+
+
+def description_from_proto(message: worker_pb2.DescribeResponse) -> WorkerDescription:
+    """Return the description of a message."""
+    model = model_info_from_proto(message.model) if message.HasField("model") else None
+    return from_fields(WorkerDescription, message, model=model)
+
+
+def load_request_to_proto(request: LoadRequest) -> worker_pb2.LoadModelRequest:
+    """Return the message of an order to load a model."""
+    meeting = request.meeting
+    return worker_pb2.LoadModelRequest(
+        epoch=meeting.epoch,
+        served_model_name=request.served_model_name,
+        distributed_init_address=meeting.address,
+        host=meeting.host,
+        distributed_timeout_ms=round(1e3 * meeting.timeout_s),
+        scheduler_name=request.scheduler_name,
+        **fields_of(request.spec),
+    )
+
+
+def load_request_from_proto(message: worker_pb2.LoadModelRequest) -> LoadRequest:
+    """Return the order of a message.
+
+    Raises:
+        ModelLoadError: a value is out of bounds.
+        InvalidRequestError: the timeout is out of bounds.
+    """
+    timeout_s = message.distributed_timeout_ms / 1e3 or DEFAULT_DISTRIBUTED_TIMEOUT_S
+    return LoadRequest(
+        from_fields(LoadSpec, message),
+        message.served_model_name,
+        Meeting(message.distributed_init_address, message.host, message.epoch, timeout_s),
+        message.scheduler_name,
+    )
+
+
+def load_response_to_proto(response: LoadResponse) -> worker_pb2.LoadModelResponse:
+    """Return the message of what was loaded."""
+    return worker_pb2.LoadModelResponse(
+        model=model_info_to_proto(response.model), checkpoint_digest=response.checkpoint_digest
+    )
+
+
+def load_response_from_proto(message: worker_pb2.LoadModelResponse) -> LoadResponse:
+    """Return what was loaded."""
+    return LoadResponse(model_info_from_proto(message.model), message.checkpoint_digest)
+
+
+def profile_spec_to_proto(epoch: int, spec: ProfileSpec) -> worker_pb2.ProfileCacheRequest:
+    """Return the message that asks how much cache fits beside the largest step."""
+    return worker_pb2.ProfileCacheRequest(epoch=epoch, **fields_of(spec))
+
+
+def profile_spec_from_proto(message: worker_pb2.ProfileCacheRequest) -> ProfileSpec:
+    """Return the largest step of a message.
+
+    Raises:
+        ConfigError: a value is out of bounds.
+    """
+    return from_fields(ProfileSpec, message)
+
+
+def cache_profile_to_proto(profile: CacheProfile) -> worker_pb2.ProfileCacheResponse:
+    """Return the message of a profile."""
+    return worker_pb2.ProfileCacheResponse(**fields_of(profile))
+
+
+def cache_profile_from_proto(message: worker_pb2.ProfileCacheResponse) -> CacheProfile:
+    """Return the profile of a message."""
+    return from_fields(CacheProfile, message)
+
+
+def cache_spec_to_proto(epoch: int, spec: CacheSpec) -> worker_pb2.InitCacheRequest:
+    """Return the message that orders a cache."""
+    return worker_pb2.InitCacheRequest(epoch=epoch, **fields_of(spec))
+
+
+def cache_spec_from_proto(message: worker_pb2.InitCacheRequest) -> CacheSpec:
+    """Return the cache that a message orders."""
+    return from_fields(CacheSpec, message)
+
+
+def host_cache_to_proto(cache: HostCache) -> worker_pb2.InitCacheResponse:
+    """Return the message of where swapped blocks go."""
+    return worker_pb2.InitCacheResponse(
+        num_host_blocks=cache.num_blocks, swap_block_us=cache.block_us
+    )
+
+
+def host_cache_from_proto(message: worker_pb2.InitCacheResponse) -> HostCache:
+    """Return where swapped blocks go."""
+    return HostCache(message.num_host_blocks, message.swap_block_us)
 
 
 # ---------------------------------------------------------------- SchedulerOutputs
@@ -151,9 +270,7 @@ def _worker_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams
         frequency_penalty=params.frequency_penalty,
         logit_bias=params.logit_bias,
         allowed_token_ids=params.allowed_token_ids,
-        bad_words_token_ids=[
-            common_pb2.TokenSequence(token_ids=ids) for ids in params.bad_words_token_ids
-        ],
+        bad_words_token_ids=token_sequences_to_proto(params.bad_words_token_ids),
         # Beams report what the search goes by, which has these in it.
         logprobs=None if params.use_beam_search else params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
@@ -244,23 +361,10 @@ def step_result_from_proto(message: worker_pb2.StepResult) -> StepResult:
 def mirror_to_proto(sequences: Iterable[MirroredSequence]) -> worker_pb2.MirrorResponse:
     """Return the message of the sequences that a worker holds."""
     return worker_pb2.MirrorResponse(
-        sequences=[
-            worker_pb2.MirroredSequence(
-                sequence_id=sequence.sequence_id,
-                num_tokens=sequence.num_tokens,
-                num_computed_tokens=sequence.num_computed_tokens,
-                block_ids=sequence.block_ids,
-            )
-            for sequence in sequences
-        ]
+        sequences=[worker_pb2.MirroredSequence(**fields_of(each)) for each in sequences]
     )
 
 
 def mirror_from_proto(message: worker_pb2.MirrorResponse) -> list[MirroredSequence]:
     """Return the sequences of a message."""
-    return [
-        MirroredSequence(
-            each.sequence_id, each.num_tokens, each.num_computed_tokens, tuple(each.block_ids)
-        )
-        for each in message.sequences
-    ]
+    return [from_fields(MirroredSequence, each) for each in message.sequences]

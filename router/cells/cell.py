@@ -10,20 +10,23 @@ import grpc
 
 from quire.contract.errors import DrainingError, OverloadedError
 from quire.contract.outputs import CellState, CellStatus, ModelInfo
+from quire.contract.sessions import (
+    Cancellation,
+    PrefixDigestDelta,
+    Queued,
+    Refused,
+    RouterMessage,
+    SessionEvent,
+    StepOutputs,
+    Welcome,
+)
 from quire.observe.log import failure_of, get_logger
 from quire.rpc import Role, TlsFiles, open_channel
 from quire.security.handshake import handshake_failure
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
-from quire.wire.common import (
-    cell_state_from_proto,
-    finish_reason_from_proto,
-    model_info_from_proto,
-    time_breakdown_from_proto,
-    token_logprobs_from_proto,
-)
+from quire.wire.scheduler import session_event_from_proto, session_request_to_proto
 from router.cells.choice import Assignment, CellChoice, ReportedLoad
 from router.requests.stream import RequestStream
-from router.wire import hypothesis_from_proto, refusal_from_proto, submit_to_proto
 
 # How long to wait for a connection before the log has the reason that there is none.
 CONNECT_S = 5.0
@@ -98,7 +101,7 @@ class Cell:
         # Set when it connects, before anything can be submitted.
         self._choice: CellChoice[Cell]
         # At most one submit and one cancel per open request.
-        self._outgoing: deque[scheduler_pb2.SessionRequest] = deque()
+        self._outgoing: deque[RouterMessage] = deque()
         self._has_outgoing = asyncio.Event()
 
     @property
@@ -114,7 +117,7 @@ class Cell:
         self._assignments[number] = assignment
         self._computing.add(number)
         stream.ledger.submitted()
-        self._send(submit_to_proto(number, stream))
+        self._send(stream.submission(number))
 
     def cancel(self, stream: RequestStream) -> None:
         """Have the scheduler drop a request, if it runs there, and ignore its further tokens."""
@@ -126,15 +129,17 @@ class Cell:
 
     def _cancel_sequence(self, number: int, sequence_index: int) -> None:
         """Have the scheduler drop one sequence of a request."""
-        self._cancellation().sequences.add(request_number=number, sequence_index=sequence_index)
+        self._cancellation().sequences.append((number, sequence_index))
 
-    def _cancellation(self) -> scheduler_pb2.CancelRequests:
+    def _cancellation(self) -> Cancellation:
         """Return the message that will name what to drop: the last one if it is not sent yet."""
-        if not self._outgoing or self._outgoing[-1].WhichOneof("message") != "cancel":
-            self._send(scheduler_pb2.SessionRequest(cancel=scheduler_pb2.CancelRequests()))
-        return self._outgoing[-1].cancel
+        last = self._outgoing[-1] if self._outgoing else None
+        if not isinstance(last, Cancellation):
+            last = Cancellation()
+            self._send(last)
+        return last
 
-    def _send(self, message: scheduler_pb2.SessionRequest) -> None:
+    def _send(self, message: RouterMessage) -> None:
         self._outgoing.append(message)
         self._has_outgoing.set()
 
@@ -182,7 +187,7 @@ class Cell:
         writer = asyncio.create_task(self._write(call))
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
-                self._receive(message)
+                self._receive(session_event_from_proto(message))
         finally:
             writer.cancel()
             call.cancel()
@@ -193,34 +198,32 @@ class Cell:
             await self._has_outgoing.wait()
             self._has_outgoing.clear()
             while self._outgoing:
-                await call.write(self._outgoing.popleft())
+                await call.write(session_request_to_proto(self._outgoing.popleft()))
 
-    def _receive(self, message: scheduler_pb2.SessionResponse) -> None:
-        match message.WhichOneof("message"):
-            case "step_outputs":
-                self._step(message.step_outputs)
-            case "admitted":
-                number = message.admitted.request_number
+    def _receive(self, event: SessionEvent | None) -> None:
+        match event:
+            case StepOutputs():
+                self._step(event)
+            case Queued(number, seed):
                 if number in self._streams:
                     self._choice.admitted(self._assignments[number])
-                    self._streams[number].admit(message.admitted.seed)
-            case "refused":
-                self._refuse(message.refused)
-            case "cell_state":
-                self._report(cell_state_from_proto(message.cell_state))
-            case "prefix_digest_delta":
-                delta = message.prefix_digest_delta
-                self._choice.update_digest(self, delta.added, delta.removed)
-            case "welcome":
-                self._connect(message.welcome)
+                    self._streams[number].admit(seed)
+            case Refused():
+                self._refuse(event)
+            case CellState():
+                self._report(event)
+            case PrefixDigestDelta():
+                self._choice.update_digest(self, event.added, event.removed)
+            case Welcome():
+                self._connect(event)
 
-    def _connect(self, welcome: scheduler_pb2.Welcome) -> None:
-        self.model = model_info_from_proto(welcome.model)
+    def _connect(self, welcome: Welcome) -> None:
+        self.model = welcome.model
         self.connected = True
         self._refusal = ""
-        log.info("scheduler_connected", address=self.address, epoch=welcome.epoch)
+        log.info("scheduler_connected", address=self.address, epoch=welcome.cell_state.epoch)
         self._choice = self._owner.cell_connected(self)
-        state = cell_state_from_proto(welcome.cell_state)
+        state = welcome.cell_state
         if not state.draining:
             self._choice.join(self, state.block_size)
             self._choice.update_digest(self, welcome.block_hashes, ())
@@ -250,21 +253,19 @@ class Cell:
         self._owner.cell_disconnected(self)
         self._owner.streams_lost(lost)
 
-    def _step(self, outputs: scheduler_pb2.StepOutputs) -> None:
+    def _step(self, outputs: StepOutputs) -> None:
         """Deliver the tokens of a step; unknown numbers were cancelled while the step ran."""
         streams = self._streams
         # First: tokens may end their requests.
-        for timed in outputs.time_breakdowns:
-            if timed.request_number in streams:
-                breakdown = time_breakdown_from_proto(timed.time_breakdown)
-                streams[timed.request_number].ledger.heard(breakdown)
-        for each in outputs.prompt_logprobs:
-            if each.request_number in streams:
-                streams[each.request_number].push_prompt_logprobs(
-                    each.first_position, list(map(token_logprobs_from_proto, each.logprobs))
-                )
-        indices = outputs.sequence_indices or itertools.repeat(0)
-        tokens = zip(outputs.request_numbers, indices, outputs.token_ids, strict=False)
+        for number, account in outputs.time_breakdowns:
+            if number in streams:
+                streams[number].ledger.heard(account)
+        for number, part in outputs.prompt_logprobs:
+            if number in streams:
+                streams[number].push_prompt_logprobs(part.first_position, part.logprobs)
+        tokens = zip(
+            outputs.request_numbers, outputs.sequence_indices, outputs.token_ids, strict=True
+        )
         for place, (number, sequence_index, token_id) in enumerate(tokens):
             stream = streams.get(number)
             if stream is None:
@@ -272,36 +273,36 @@ class Cell:
             if number in self._computing:
                 self._computing.remove(number)
                 self._choice.computed(self._assignments[number])
-            logprobs = (
-                token_logprobs_from_proto(outputs.logprobs[place]) if outputs.logprobs else None
-            )
+            logprobs = outputs.logprobs[place] if outputs.logprobs else None
             if stream.push_token(sequence_index, token_id, logprobs):
                 if stream.ended:
                     self.cancel(stream)
                 else:
                     self._cancel_sequence(number, sequence_index)
-        indices = outputs.finished_sequence_indices or itertools.repeat(0)
-        ends = zip(outputs.finished_request_numbers, indices, outputs.finish_reasons, strict=False)
+        ends = zip(
+            outputs.finished_request_numbers,
+            outputs.finished_sequence_indices,
+            outputs.finish_reasons,
+            strict=True,
+        )
         for number, sequence_index, reason in ends:
             if number in streams:
-                streams[number].finish_sequence(sequence_index, finish_reason_from_proto(reason))
+                streams[number].finish_sequence(sequence_index, reason)
                 self._forget_ended(number)
-        for beams in outputs.beam_outputs:
-            if beams.request_number in streams:
-                streams[beams.request_number].finish_beams(
-                    map(hypothesis_from_proto, beams.hypotheses)
-                )
-                self._forget_ended(beams.request_number)
+        for number, hypotheses in outputs.hypotheses:
+            if number in streams:
+                streams[number].finish_beams(hypotheses)
+                self._forget_ended(number)
 
     def _forget_ended(self, number: int) -> None:
         if self._streams[number].ended:
             self._forget(number)
 
-    def _refuse(self, refused: scheduler_pb2.Refused) -> None:
+    def _refuse(self, refused: Refused) -> None:
         if refused.request_number not in self._streams:
             return
         stream = self._forget(refused.request_number)
-        error = refusal_from_proto(refused)
+        error = refused.error
         if isinstance(error, DrainingError):
             # The refusal may come before the state that reports draining; else the request would
             # come back here.

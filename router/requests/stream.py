@@ -18,6 +18,7 @@ from quire.contract.outputs import (
     TokenLogprobs,
 )
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Submission
 from quire.observe.log import get_logger
 from quire.observe.tracing import Span
 from router.requests.output import Output
@@ -102,6 +103,35 @@ class RequestStream:
         prompt = self.request.prompt_token_ids
         output = next(iter(self.unfinished_outputs.values()), ())
         return (*prompt, *output) if output else prompt
+
+    def submission(self, request_number: int) -> Submission:
+        """Return what starts the request, or continues it after the tokens it has already.
+
+        The sampling parameters are without the fields that only the router reads.
+        """
+        params = dataclasses.replace(
+            self.sampling_params,
+            stop=(),
+            include_stop_str_in_output=False,
+            skip_special_tokens=True,
+            spaces_between_special_tokens=True,
+            bad_words=(),
+            truncate_prompt_tokens=None,
+        )
+        if params.width > params.n and params.logprobs is None:
+            params = dataclasses.replace(params, logprobs=0)  # to rank the outputs by
+        outputs = self.unfinished_outputs.items()
+        return Submission(
+            self.request.prompt_token_ids,
+            params,
+            {index: tuple(token_ids) for index, token_ids in outputs} or None,
+            request_number=request_number,
+            request_id=self.request_id,
+            priority=self.request.priority,
+            cache_salt=self.request.cache_salt,
+            traceparent=self.span.context.traceparent,
+            include_time_breakdown=self.request.include_time_breakdown,
+        )
 
     def admit(self, seed: int) -> None:
         """The scheduler took the request; with a seed it will keep, wherever it continues.

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from quire.contract.errors import InvalidRequestError
+from quire.contract.inputs import DetokenizeInput, GenerateInput, TokenizeInput
 from quire.contract.outputs import ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import child
@@ -24,29 +25,6 @@ MAX_PRIORITY = 100
 MAX_BEAM_ENTRIES = 2**22
 # Looking a model up takes less unless there is no cell that has it.
 WAIT_US = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateInput:
-    """A Generate request as it came, in domain types.
-
-    Attributes:
-        request_id: "" for none.
-        model: "" for the served one.
-        prompt: text or token ids; "" for none.
-        sampling_params: within their own bounds, which know nothing of the model's.
-        priority: smaller goes first.
-        cache_salt: cached prefixes are shared within a salt only.
-        include_time_breakdown: say in the end where the time went.
-    """
-
-    request_id: str
-    model: str
-    prompt: str | Sequence[int]
-    sampling_params: SamplingParams
-    priority: int = 0
-    cache_salt: str = ""
-    include_time_breakdown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,23 +164,21 @@ class Validator:
         except InvalidRequestError as error:
             raise InvalidRequestError("bad_words", f"as tokens: {error.description}") from error
 
-    async def tokenize(self, model: str, text: str, add_special_tokens: bool) -> Sequence[int]:
+    async def tokenize(self, request: TokenizeInput) -> Sequence[int]:
         """Check a Tokenize request and return its token ids; raises as `generate`."""
-        self._check_bytes("text", text)
-        await self._find_model(model)
-        return await self._codec.encode(text, add_special_tokens)
+        self._check_bytes("text", request.text)
+        await self._find_model(request.model)
+        return await self._codec.encode(request.text, request.add_special_tokens)
 
-    async def detokenize(
-        self, model: str, token_ids: Sequence[int], skip_special_tokens: bool
-    ) -> str:
+    async def detokenize(self, request: DetokenizeInput) -> str:
         """Check a Detokenize request and return its text; raises as `generate`."""
-        info = await self._find_model(model)
+        info, token_ids = await self._find_model(request.model), request.token_ids
         if len(token_ids) > info.max_model_len:
             raise InvalidRequestError(
                 "token_ids", f"at most {info.max_model_len} tokens, got {len(token_ids)}"
             )
         _check_ids("token_ids", token_ids, info)
-        return await self._codec.decode(token_ids, skip_special_tokens)
+        return await self._codec.decode(token_ids, request.skip_special_tokens)
 
     def _check_bytes(self, field: str, text: str) -> None:
         # A character is at least one byte: counting characters first spares encoding a text that is

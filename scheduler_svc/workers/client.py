@@ -7,8 +7,6 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from quire.contract.addresses import split_address
 from quire.contract.errors import (
@@ -19,10 +17,29 @@ from quire.contract.errors import (
     UnavailableError,
 )
 from quire.contract.steps import StepGap, StepResult
+from quire.contract.workers import (
+    CacheProfile,
+    CacheSpec,
+    HostCache,
+    LoadRequest,
+    LoadResponse,
+    ProfileSpec,
+    WorkerDescription,
+)
 from quire.rpc import Role, TlsFiles, open_channel
+from quire.rpc.errors import sent_error
 from quire.security.handshake import explain
 from quire.v1 import worker_pb2, worker_pb2_grpc
-from quire.wire.worker import execute_response_from_proto
+from quire.wire.worker import (
+    cache_profile_from_proto,
+    cache_spec_to_proto,
+    description_from_proto,
+    execute_response_from_proto,
+    host_cache_from_proto,
+    load_request_to_proto,
+    load_response_from_proto,
+    profile_spec_to_proto,
+)
 
 DESCRIBE_TIMEOUT_S = 5.0
 
@@ -32,9 +49,7 @@ Result = TypeVar("Result")
 
 _EXECUTE_METHOD = f"/{worker_pb2.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Execute"
 # Errors of a worker that another attempt cannot change.
-_ERRORS_BY_REASON: dict[str, type[QuireError]] = {
-    error.reason: error for error in (ModelLoadError, ConfigError, StaleEpochError)
-}
+_FINAL_ERRORS = (ModelLoadError, ConfigError, StaleEpochError)
 # Errors of the connection, not of the worker.
 _CONNECTION_CODES = frozenset(
     {
@@ -89,15 +104,15 @@ class WorkerClient:
         )
         self._stream: ExecuteCall | None = None
 
-    async def describe(self) -> worker_pb2.DescribeResponse:
+    async def describe(self) -> WorkerDescription:
         """Ask what the worker is."""
-        response: worker_pb2.DescribeResponse = await self._call(
+        response = await self._call(
             self._stub.Describe,
             worker_pb2.DescribeRequest(),
             wait_for_ready=self._may_be_late,
             timeout=DESCRIBE_TIMEOUT_S,
         )
-        return response
+        return description_from_proto(response)
 
     @property
     def host(self) -> str:
@@ -112,28 +127,20 @@ class WorkerClient:
         )
         return response.distributed_init_address
 
-    async def load_model(
-        self, request: worker_pb2.LoadModelRequest
-    ) -> worker_pb2.LoadModelResponse:
+    async def load_model(self, request: LoadRequest) -> LoadResponse:
         """Load this rank's slice; takes as long as it takes, while pings watch the connection."""
-        response: worker_pb2.LoadModelResponse = await self._call(self._stub.LoadModel, request)
-        return response
+        message = load_request_to_proto(request)
+        return load_response_from_proto(await self._call(self._stub.LoadModel, message))
 
-    async def profile_cache(
-        self, request: worker_pb2.ProfileCacheRequest
-    ) -> worker_pb2.ProfileCacheResponse:
+    async def profile_cache(self, epoch: int, spec: ProfileSpec) -> CacheProfile:
         """Ask how many blocks fit."""
-        response: worker_pb2.ProfileCacheResponse = await self._call(
-            self._stub.ProfileCache, request
-        )
-        return response
+        message = profile_spec_to_proto(epoch, spec)
+        return cache_profile_from_proto(await self._call(self._stub.ProfileCache, message))
 
-    async def init_cache(
-        self, request: worker_pb2.InitCacheRequest
-    ) -> worker_pb2.InitCacheResponse:
+    async def init_cache(self, epoch: int, spec: CacheSpec) -> HostCache:
         """Allocate the cache; the worker forgets every sequence."""
-        response: worker_pb2.InitCacheResponse = await self._call(self._stub.InitCache, request)
-        return response
+        message = cache_spec_to_proto(epoch, spec)
+        return host_cache_from_proto(await self._call(self._stub.InitCache, message))
 
     async def _call(
         self, method: Callable[..., Any], request: Message, **options: Any
@@ -200,11 +207,9 @@ class WorkerClient:
 
     def _error(self, error: grpc.aio.AioRpcError) -> QuireError:
         text = f"{error.code().name}: {explain(error.details() or '')}"
-        status = rpc_status.from_call(error)
-        for packed in status.details if status else ():
-            info = error_details_pb2.ErrorInfo()
-            if packed.Unpack(info) and info.reason in _ERRORS_BY_REASON:
-                return _ERRORS_BY_REASON[info.reason](error.details() or text)
+        sent = sent_error(error)
+        if isinstance(sent, _FINAL_ERRORS):
+            return sent
         if error.code() in _CONNECTION_CODES:
             self.is_reachable = False
             return UnavailableError(f"worker {self.address} is unreachable ({text})")

@@ -8,10 +8,17 @@ from typing import Any
 
 from quire.contract.errors import ConfigError, ModelLoadError, UnavailableError
 from quire.contract.outputs import ModelInfo
+from quire.contract.workers import (
+    CacheSpec,
+    LoadRequest,
+    LoadResponse,
+    LoadSpec,
+    Meeting,
+    ProfileSpec,
+    WorkerDescription,
+)
 from quire.observe.log import get_logger
-from quire.v1 import worker_pb2
 from quire.version import __version__
-from quire.wire.common import model_info_from_proto
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.workers.client import WorkerClient, on_all
 from scheduler_svc.workers.roster import Roster
@@ -98,20 +105,19 @@ class Formation:
             # Not profiled again: a survivor's cache would count as used memory, and routers
             # already have the limits.
             formed = replace(self._formed, epoch=epoch)
-        request = worker_pb2.InitCacheRequest(
-            epoch=epoch,
+        spec = CacheSpec(
             block_size=self._config.block_size,
             num_blocks=formed.num_blocks,
             swap_space_bytes=self._config.swap_space_bytes,
             max_num_seqs=self._config.max_num_seqs,
             enforce_eager=self._config.enforce_eager,
         )
-        caches = await on_all(self.workers, lambda worker: worker.init_cache(request))
+        caches = await on_all(self.workers, lambda worker: worker.init_cache(epoch, spec))
         # Without a configured size, a worker takes a share of what is free now.
         formed = replace(
             formed,
-            num_host_blocks=min(cache.num_host_blocks for cache in caches),
-            swap_block_us=max(cache.swap_block_us for cache in caches),
+            num_host_blocks=min(cache.num_blocks for cache in caches),
+            swap_block_us=max(cache.block_us for cache in caches),
         )
         self._formed, self._loaded_model = formed, loaded
         return formed
@@ -127,7 +133,7 @@ class Formation:
             for rank, address in enumerate(addresses)
         ]
 
-    async def _describe(self, worker: WorkerClient) -> worker_pb2.DescribeResponse:
+    async def _describe(self, worker: WorkerClient) -> WorkerDescription:
         try:
             return await worker.describe()
         except UnavailableError:
@@ -160,7 +166,7 @@ class Formation:
 
     async def _describe_unclaimed(
         self, worker: WorkerClient, scheduler_name: str
-    ) -> worker_pb2.DescribeResponse:
+    ) -> WorkerDescription:
         """Describe a worker that no other scheduler drives.
 
         A dead scheduler releases its workers at once, a hung one after the keepalive timeout. One
@@ -186,52 +192,41 @@ class Formation:
         if len(self.workers) > 1:
             meeting_address = await self.workers[0].open_rendezvous(epoch)
 
-        def load(worker: WorkerClient) -> Coroutine[Any, Any, worker_pb2.LoadModelResponse]:
-            return worker.load_model(
-                worker_pb2.LoadModelRequest(
-                    epoch=epoch,
-                    model=config.model,
-                    served_model_name=config.model_name,
-                    dtype=config.dtype,
-                    max_model_len=config.max_model_len,
-                    tensor_parallel_rank=worker.rank,
-                    tensor_parallel_size=config.num_ranks,
-                    distributed_init_address=meeting_address,
-                    host=worker.host,
-                    distributed_timeout_ms=round(1e3 * config.distributed_timeout_s),
-                    scheduler_name=scheduler_name,
-                    load_format=config.load_format,
-                    invariant=config.invariant,
-                    kv_cache_dtype=config.kv_cache_dtype,
-                )
+        def load(worker: WorkerClient) -> Coroutine[Any, Any, LoadResponse]:
+            spec = LoadSpec(
+                model=config.model,
+                dtype=config.dtype,
+                max_model_len=config.max_model_len,
+                tensor_parallel_rank=worker.rank,
+                tensor_parallel_size=config.num_ranks,
+                load_format=config.load_format,
+                invariant=config.invariant,
+                kv_cache_dtype=config.kv_cache_dtype,
             )
+            meeting = Meeting(meeting_address, worker.host, epoch, config.distributed_timeout_s)
+            return worker.load_model(LoadRequest(spec, config.model_name, meeting, scheduler_name))
 
         first, *others = await on_all(self.workers, load)
         for worker, response in zip(self.workers[1:], others, strict=True):
-            same = (response.model, response.checkpoint_digest) == (
-                first.model,
-                first.checkpoint_digest,
-            )
-            if not same:
+            if response != first:
                 raise ModelLoadError(
                     f"workers {self.workers[0].address} and {worker.address} have different models "
                     f"at {config.model}: all ranks must be given the same directory"
                 )
-        return model_info_from_proto(first.model), first.checkpoint_digest
+        return first.model, first.checkpoint_digest
 
     async def _choose_num_blocks(self, epoch: int) -> int:
         config = self._config
         if config.num_gpu_blocks_override is not None:
             return config.num_gpu_blocks_override
-        request = worker_pb2.ProfileCacheRequest(
-            epoch=epoch,
+        spec = ProfileSpec(
             block_size=config.block_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
             kv_cache_memory_bytes=config.kv_cache_memory_bytes,
             gpu_memory_utilization=config.gpu_memory_utilization,
         )
-        profiles = await on_all(self.workers, lambda worker: worker.profile_cache(request))
+        profiles = await on_all(self.workers, lambda worker: worker.profile_cache(epoch, spec))
         num_blocks = min(profile.num_blocks for profile in profiles)
         if num_blocks == 0:
             raise ConfigError(

@@ -5,6 +5,7 @@ import re
 from collections.abc import Awaitable, Callable
 
 from quire.contract.errors import ConfigError, InvalidRequestError, RankTakenError
+from quire.contract.sessions import Announcement
 from quire.observe.log import get_logger
 from quire.version import __version__
 from scheduler_svc.config import SchedulerConfig
@@ -56,20 +57,16 @@ class Roster:
             self._on_missing(())
         return tuple(self._addresses[rank] for rank in range(self._size))
 
-    async def announce(self, rank: int, address: str, version: str) -> None:
+    async def announce(self, announcement: Announcement) -> None:
         """Record the address of a worker, for the next time that the workers are formed.
-
-        Args:
-            rank: that it claims.
-            address: "host:port" of the worker.
-            version: of Quire that it runs.
 
         Raises:
             InvalidRequestError: no such rank, or no such address.
             ConfigError: it runs another version, or workers are configured by address.
             RankTakenError: another worker holds the rank and answers.
         """
-        self._check(rank, address, version)
+        self._check(announcement)
+        rank, address = announcement.rank, announcement.address
         while (holder := self._addresses.get(rank)) not in (None, address):
             if await self._answers(rank, holder):
                 raise RankTakenError(f"rank {rank} is held by the worker at {holder}")
@@ -91,7 +88,8 @@ class Roster:
         if self._is_announced and self._addresses.get(rank) == address:
             del self._addresses[rank]
 
-    def _check(self, rank: int, address: str, version: str) -> None:
+    def _check(self, announcement: Announcement) -> None:
+        rank, address, version = announcement.rank, announcement.address, announcement.version
         if not self._is_announced:
             raise ConfigError(
                 "workers: this scheduler was given their addresses, it takes no announcements"

@@ -9,9 +9,9 @@ from bench.engine import Engine
 from bench.gpu import LLAMA_3_8B, Bench, copy_rate
 from quire.contract.engine_options import PreemptionMode
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.workers import LoadSpec
 from tests.factories import CONFIGS, save_model
 from worker_svc.device.cuda import CudaDevice
-from worker_svc.loading.loader import LoadSpec
 
 PROMPTS = [list(range(start, start + 20)) for start in (3, 30, 57, 84)]
 ROOMY, TIGHT = 60, 9

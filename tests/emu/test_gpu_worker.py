@@ -10,6 +10,7 @@ import torch
 
 from bench.kv_quality import divergence
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.workers import CacheSpec, LoadSpec, ProfileSpec
 from tests.emu.emulated_device import EmulatedDevice, on_the_same_gpu
 from tests.emu.emulated_torch import EmulatedGraph
 from tests.factories import CONFIGS, FALLBACKS, random_model, save_model
@@ -17,9 +18,7 @@ from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
 from tests.models.test_against_transformers import reference_tokens
 from worker_svc.cache.mover_gpu import StreamBlockMover
-from worker_svc.cache.profile import ProfileSpec
 from worker_svc.device.cuda import CudaDevice
-from worker_svc.loading.loader import LoadSpec
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps.gpu_inputs import GpuInputs
 from worker_svc.steps.graphs import DecodeGraphs
@@ -324,7 +323,7 @@ def test_a_worker_over_its_life(emulated_gpu: EmulatedDevice, tmp_path: Path) ->
     profile = worker.profile_cache(ProfileSpec(16, 64, 4, gpu_memory_utilization=0.5))
     # Of 1 GiB: half, less what is taken, less what a step takes.
     assert profile.num_blocks == min(((512 - 124 - 1) << 20) // profile.block_bytes, 4 * 256 // 16)
-    assert worker.init_cache(16, 20, 1 << 20, max_num_seqs=4).block_us > 0
+    assert worker.init_cache(CacheSpec(16, 20, 1 << 20, max_num_seqs=4)).block_us > 0
     runner = worker._runner
     assert runner is not None
     driver = Driver(runner)

@@ -9,8 +9,9 @@ import torch
 from quire.contract.outputs import TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import PromptLogprobs, SchedulerOutputs, SequenceState
+from quire.contract.workers import LoadSpec
 from worker_svc.device.base import Device
-from worker_svc.loading.loader import LoadSpec, load_model
+from worker_svc.loading.loader import load_model
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.sampling.sampler import Sampled
 from worker_svc.steps.batch import Batch

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from quire.contract.errors import ModelLoadError
+from quire.contract.workers import LoadSpec
 from tests.factories import CONFIGS, VARIANTS, llama_config, save_model
 from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
 from worker_svc.cache import profile
 from worker_svc.cache.engine import allocate_caches
-from worker_svc.loading.loader import LoadSpec, load_model
+from worker_svc.loading.loader import load_model
 from worker_svc.parallel.group import ParallelGroup
 
 PROMPTS = ([5, 9, 77, 30, 31, 8, 100, 12, 60, 3], [4, 128])

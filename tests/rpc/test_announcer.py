@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from quire.contract import sessions
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.server import SchedulerServer
 from tests.fakes.fake_worker import FakeWorker
@@ -49,12 +50,12 @@ async def test_a_refusal_is_logged_once_with_its_reason(monkeypatch: pytest.Monk
     async with running_scheduler(wait=False, tensor_parallel_size=1) as (scheduler, address):
         announce, enough = scheduler._driver.workers.roster.announce, asyncio.Event()
 
-        async def count(rank: int, address: str, version: str) -> None:
+        async def count(announcement: sessions.Announcement) -> None:
             nonlocal asked
             asked += 1
             if asked == 3:
                 enough.set()
-            await announce(rank, address, version)
+            await announce(announcement)
 
         monkeypatch.setattr(scheduler._driver.workers.roster, "announce", count)
         with capture_logs() as lines:

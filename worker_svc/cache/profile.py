@@ -1,12 +1,12 @@
 """How much cache fits: memory that is left after the largest step has been run once."""
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from quire.contract.errors import ConfigError
+from quire.contract.workers import CacheProfile, ProfileSpec
 from worker_svc.cache.engine import allocate_caches, block_bytes, check_block_size
 from worker_svc.device.memory import available_memory_bytes
 from worker_svc.layers.attention import KVCaches
@@ -17,55 +17,6 @@ SWAP_SHARE_OF_FREE_MEMORY = 0.125
 MAX_DEFAULT_SWAP_BYTES = 2 * 2**30
 WARM_UP_MAX_TOKENS = 64
 WARM_UP_MAX_S = 1.0
-DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileSpec:
-    """The largest step and what the operator wants to spend on cache.
-
-    Attributes:
-        block_size: tokens of a block.
-        max_num_batched_tokens: most tokens of a step.
-        max_num_seqs: most sequences of a step.
-        kv_cache_memory_bytes: of cache to use; None takes a share of the memory.
-        gpu_memory_utilization: share of a GPU's memory for weights, activations and cache together.
-
-    Raises:
-        ConfigError: a value is out of bounds; names field, limit and value.
-    """
-
-    block_size: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = DEFAULT_GPU_MEMORY_UTILIZATION
-
-    def __post_init__(self) -> None:
-        check_block_size(self.block_size)
-        if self.max_num_batched_tokens < 1:
-            raise ConfigError(
-                f"max_num_batched_tokens: must be at least 1, got {self.max_num_batched_tokens}"
-            )
-        if self.max_num_seqs < 1:
-            raise ConfigError(f"max_num_seqs: must be at least 1, got {self.max_num_seqs}")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                f"gpu_memory_utilization: must be in (0, 1], got {self.gpu_memory_utilization}"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class CacheProfile:
-    """How much cache fits.
-
-    Attributes:
-        num_blocks: blocks that fit.
-        block_bytes: bytes of one, over all layers of this rank.
-    """
-
-    num_blocks: int
-    block_bytes: int
 
 
 def profile_cache(loaded: LoadedModel, spec: ProfileSpec) -> CacheProfile:
@@ -74,8 +25,10 @@ def profile_cache(loaded: LoadedModel, spec: ProfileSpec) -> CacheProfile:
     Never more than all sequences of a step could fill at the model's full length.
 
     Raises:
-        ConfigError: not one sequence of full length fits, or more is asked for than is free.
+        ConfigError: the kernels do not serve the block size, not one block fits, or more is asked
+            for than is free.
     """
+    check_block_size(spec.block_size)
 
     def largest_step() -> None:
         _run_dummy_step(

@@ -7,7 +7,8 @@ import torch
 
 from quire.contract.errors import ModelLoadError
 from quire.contract.outputs import ModelInfo
-from worker_svc.cache.format import KV_CACHE_DTYPES, resolve_kv_cache_dtype
+from quire.contract.workers import LoadSpec
+from worker_svc.cache.format import resolve_kv_cache_dtype
 from worker_svc.device.base import CpuDevice, Device
 from worker_svc.layers.device_linear import invariance
 from worker_svc.layers.invariant_linear import InvariantLinear
@@ -19,65 +20,11 @@ from worker_svc.models.interface import CausalLM
 from worker_svc.models.registry import FAMILIES, find_family
 from worker_svc.parallel.group import ParallelGroup
 
-LOAD_FORMATS = ("safetensors", "dummy")
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSpec:
-    """Which slice of which model, and how.
-
-    Attributes:
-        model: path of a Hugging Face model directory.
-        dtype: "auto" takes what the model's configuration says, else one of DTYPES.
-        max_model_len: limit on tokens of one sequence; None takes the model's own.
-        tensor_parallel_rank: of this worker.
-        tensor_parallel_size: number of workers that share each layer.
-        load_format: "safetensors", or "dummy" for weights that are made up: only the configuration
-            is read.
-        invariant: whether a token's bits depend neither on the number of ranks nor, on a GPU
-            either, on its company; on the CPU they never depend on that.
-        kv_cache_dtype: of the paged cache: "auto" for the model's own, "fp8" on a GPU or "int8" on
-            the CPU.
-
-    Raises:
-        ModelLoadError: a value is out of bounds; names field, limit and value.
-    """
-
-    model: str
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    tensor_parallel_rank: int = 0
-    tensor_parallel_size: int = 1
-    load_format: str = "safetensors"
-    invariant: bool = False
-    kv_cache_dtype: str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.dtype != "auto" and self.dtype not in DTYPES:
-            raise ModelLoadError(
-                f"dtype: must be one of auto, {', '.join(DTYPES)}, got {self.dtype!r}"
-            )
-        if self.load_format not in LOAD_FORMATS:
-            raise ModelLoadError(
-                f"load_format: must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}"
-            )
-        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            raise ModelLoadError(
-                f"kv_cache_dtype: must be one of auto, {', '.join(KV_CACHE_DTYPES)}, "
-                f"got {self.kv_cache_dtype!r}"
-            )
-        if self.max_model_len is not None and self.max_model_len < 1:
-            raise ModelLoadError(f"max_model_len: must be at least 1, got {self.max_model_len}")
-        if not 0 <= self.tensor_parallel_rank < self.tensor_parallel_size:
-            raise ModelLoadError(
-                f"tensor_parallel_rank: must be in [0, tensor_parallel_size), got "
-                f"{self.tensor_parallel_rank} of {self.tensor_parallel_size}"
-            )
 
 
 @dataclass(frozen=True, slots=True)

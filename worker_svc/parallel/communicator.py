@@ -9,7 +9,6 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -17,38 +16,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from quire.contract.errors import ConfigError, InvalidRequestError, UnavailableError
+from quire.contract.errors import ConfigError, UnavailableError
+from quire.contract.workers import DEFAULT_DISTRIBUTED_TIMEOUT_S, Meeting
 from worker_svc.loading.hf_config import one_line
 
-DEFAULT_TIMEOUT_S = 30.0
-
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where, when and how long the ranks of a group meet.
-
-    Attributes:
-        address: "host:port" where rank 0 awaits the others; unused by a group of one.
-        host: address of this worker, as the others reach it.
-        epoch: ranks meet only those of the same one.
-        timeout_s: how long to wait for the others, to meet and in every exchange.
-
-    Raises:
-        InvalidRequestError: the timeout is out of bounds.
-    """
-
-    address: str = ""
-    host: str = "127.0.0.1"
-    epoch: int = 0
-    timeout_s: float = DEFAULT_TIMEOUT_S
-
-    def __post_init__(self) -> None:
-        if not 0 < self.timeout_s <= 3600:
-            raise InvalidRequestError(
-                "distributed_timeout_ms", f"must be in [1, 3600000], got {1e3 * self.timeout_s:g}"
-            )
 
 
 class MeetingPlace:
@@ -82,7 +54,7 @@ class MeetingPlace:
                 port,
                 is_master=True,
                 wait_for_workers=False,
-                timeout=timedelta(seconds=DEFAULT_TIMEOUT_S),
+                timeout=timedelta(seconds=DEFAULT_DISTRIBUTED_TIMEOUT_S),
                 master_listen_fd=listener.detach(),
             )
             self._address_of_host[host] = f"{host}:{port}"

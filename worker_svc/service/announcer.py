@@ -6,11 +6,13 @@ from typing import cast
 
 import grpc
 
+from quire.contract.sessions import Announcement
 from quire.observe.log import get_logger
 from quire.rpc import Role, TlsFiles, open_channel
 from quire.security.handshake import handshake_failure
-from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from quire.v1 import scheduler_pb2_grpc
 from quire.version import __version__
+from quire.wire.scheduler import announcement_to_proto
 
 INTERVAL_S = 2.0
 # Of a scheduler that is not there: it may be just starting.
@@ -38,9 +40,7 @@ class Announcer:
     ) -> None:
         self._tls = tls
         self._scheduler = scheduler
-        self._request = scheduler_pb2.AnnounceWorkerRequest(
-            rank=rank, address=address, version=__version__
-        )
+        self._announcement = Announcement(rank, address, __version__)
         self._heard = ""
         self._task = asyncio.create_task(self._run())
 
@@ -61,9 +61,9 @@ class Announcer:
 
     async def _announce(self, stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub") -> float:
         """Announce once and return how long to wait before the next time, in seconds."""
-        where = {"scheduler": self._scheduler, "rank": self._request.rank}
+        where = {"scheduler": self._scheduler, "rank": self._announcement.rank}
         try:
-            await stub.AnnounceWorker(self._request, timeout=TIMEOUT_S)
+            await stub.AnnounceWorker(announcement_to_proto(self._announcement), timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             unreachable = error.code() is grpc.StatusCode.UNAVAILABLE
             details = error.details() or ""
@@ -75,7 +75,7 @@ class Announcer:
                 log.warning("announcement_failed", **where, error=reason)
             return RETRY_INTERVAL_S if unreachable else INTERVAL_S
         if self._is_news("accepted"):
-            log.info("announced", **where, address=self._request.address)
+            log.info("announced", **where, address=self._announcement.address)
         return INTERVAL_S
 
     def _is_news(self, answer: str) -> bool:

@@ -34,12 +34,13 @@ class WorkerCollector(Collector):
         yield from self._steps()
 
     def _holdings(self) -> Iterator[Metric]:
-        held = self._worker.describe()
+        held, rank = self._worker.describe(), self._worker.rank
+        cache_bytes, host_cache_bytes = self._worker.cache_bytes
         model = "" if held.model is None else held.model.name
         yield gauge(
             "quire_worker_info",
             "1; the labels say what the worker computes on, and for which model as which rank.",
-            {(held.device, held.isa, model, "" if held.rank is None else str(held.rank)): 1.0},
+            {(held.device, held.isa, model, "" if rank is None else str(rank)): 1.0},
             ("device", "isa", "model", "rank"),
         )
         yield gauge(
@@ -57,8 +58,8 @@ class WorkerCollector(Collector):
             "What the worker has allocated, by use.",
             {
                 ("weights",): held.weight_bytes,
-                ("kv_cache",): held.cache_bytes,
-                ("kv_cache_host",): held.host_cache_bytes,
+                ("kv_cache",): cache_bytes,
+                ("kv_cache_host",): host_cache_bytes,
             },
             ("use",),
         )

@@ -5,21 +5,26 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar, TypeVarTuple
 
 import grpc
 
 from quire.contract.errors import QuireError, StaleEpochError
 from quire.contract.steps import SchedulerOutputs, StepGap, StepResult
+from quire.contract.workers import LoadResponse
 from quire.v1 import worker_pb2, worker_pb2_grpc
-from quire.wire.common import model_info_to_proto
 from quire.wire.worker import (
+    cache_profile_to_proto,
+    cache_spec_from_proto,
+    description_to_proto,
     execute_request_from_proto,
     execute_response_to_proto,
+    host_cache_to_proto,
+    load_request_from_proto,
+    load_response_to_proto,
     mirror_to_proto,
+    profile_spec_from_proto,
 )
-from worker_svc.service import wire
 from worker_svc.service.counters import WorkerAccount
 from worker_svc.service.epochs import EpochGuard, StepStream
 from worker_svc.service.traces import log_new_sequences, record_step
@@ -91,9 +96,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.DescribeResponse:
         """What this worker is and holds."""
-        return wire.description_to_proto(
-            self._worker.describe(), self.epochs.highest, self.epochs.driver_name
+        description = replace(
+            self._worker.describe(),
+            epoch=self.epochs.highest,
+            scheduler_name=self.epochs.driver_name,
         )
+        return description_to_proto(description)
 
     async def OpenRendezvous(  # noqa: N802
         self, request: worker_pb2.OpenRendezvousRequest, context: grpc.aio.ServicerContext
@@ -109,40 +117,27 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Load this rank's slice of a model."""
         self.epochs.admit(request.epoch)
         self.epochs.scheduler_name = request.scheduler_name
-        spec, meeting = wire.load_spec_from_proto(request), wire.meeting_from_proto(request)
-        loaded = await self._run(self._worker.load_model, spec, request.served_model_name, meeting)
-        return worker_pb2.LoadModelResponse(
-            model=model_info_to_proto(loaded.info),
-            checkpoint_digest=loaded.checkpoint_digest,
+        load = load_request_from_proto(request)
+        loaded = await self._run(
+            self._worker.load_model, load.spec, load.served_model_name, load.meeting
         )
+        return load_response_to_proto(LoadResponse(loaded.info, loaded.checkpoint_digest))
 
     async def ProfileCache(  # noqa: N802
         self, request: worker_pb2.ProfileCacheRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.ProfileCacheResponse:
         """Say how much cache fits."""
         self.epochs.admit(request.epoch)
-        spec = wire.profile_spec_from_proto(request)
-        return wire.cache_profile_to_proto(await self._run(self._worker.profile_cache, spec))
+        spec = profile_spec_from_proto(request)
+        return cache_profile_to_proto(await self._run(self._worker.profile_cache, spec))
 
     async def InitCache(  # noqa: N802
         self, request: worker_pb2.InitCacheRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.InitCacheResponse:
         """Allocate the cache."""
         self.epochs.admit(request.epoch)
-        swap_space = request.swap_space_bytes if request.HasField("swap_space_bytes") else None
-        host = await self._run(
-            partial(
-                self._worker.init_cache,
-                request.block_size,
-                request.num_blocks,
-                swap_space,
-                request.max_num_seqs or None,
-                enforce_eager=request.enforce_eager,
-            )
-        )
-        return worker_pb2.InitCacheResponse(
-            num_host_blocks=host.num_blocks, swap_block_us=host.block_us
-        )
+        host_cache = await self._run(self._worker.init_cache, cache_spec_from_proto(request))
+        return host_cache_to_proto(host_cache)
 
     async def Mirror(  # noqa: N802
         self, request: worker_pb2.MirrorRequest, context: grpc.aio.ServicerContext

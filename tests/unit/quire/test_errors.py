@@ -6,8 +6,8 @@ from google.rpc import code_pb2, error_details_pb2
 from grpc_status import rpc_status
 
 from quire.contract import errors
-from quire.rpc import status_of
-from quire.sdk.calls import error_from_rpc
+from quire.rpc.errors import error_from_rpc
+from quire.wire.errors import error_to_status
 
 EXAMPLES = [
     errors.InvalidRequestError("top_p", "must be in (0, 1], got 2.0"),
@@ -40,7 +40,7 @@ class FailedCall(grpc.RpcError):
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_error_comes_back_as_itself(error: errors.QuireError) -> None:
-    status = rpc_status.to_status(status_of(error))
+    status = rpc_status.to_status(error_to_status(error))
     back = error_from_rpc(FailedCall(status.code, status.details, status.trailing_metadata))
     assert type(back) is type(error)
     assert back.message == error.message
@@ -55,8 +55,14 @@ def test_every_error_has_a_code_and_a_reason(kind: type[errors.QuireError]) -> N
     assert kind.__doc__
 
 
+def test_every_reason_is_one_class() -> None:
+    """The class is read from it."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    assert len({kind.reason for kind in kinds}) == len(kinds)
+
+
 def test_reason_travels_as_error_info() -> None:
-    status = status_of(errors.ModelLoadError("model: /m has no safetensors"))
+    status = error_to_status(errors.ModelLoadError("model: /m has no safetensors"))
     info = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info)
     assert (info.reason, info.domain) == ("MODEL_UNUSABLE", "quire")

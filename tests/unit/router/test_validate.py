@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from quire.contract.errors import InvalidRequestError
+from quire.contract.inputs import GenerateInput
 from quire.contract.outputs import ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from router.requests.time_ledger import TimeLedger
-from router.requests.validate import GenerateInput, Validator
+from router.requests.validate import Validator
 
 MODEL = ModelInfo("m", "LlamaForCausalLM", "float32", 100, 16, (1,), 0)
 
@@ -43,7 +44,7 @@ def make() -> tuple[Validator, WordCodec]:
 def request(
     prompt: str | Sequence[int] = "a b c", request_id: str = "", **params: object
 ) -> GenerateInput:
-    return GenerateInput(request_id, "", prompt, SamplingParams(**params))
+    return GenerateInput(prompt, SamplingParams(**params), request_id)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from quire.contract.errors import ConfigError, InvalidRequestError, UnavailableError
-from worker_svc.parallel.communicator import Meeting, ProcessCommunicator, interface_of
+from quire.contract.workers import Meeting
+from worker_svc.parallel.communicator import ProcessCommunicator, interface_of
 
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.contract.errors import ModelLoadError
+from quire.contract.workers import LoadSpec
 from tests.factories import (
     CONFIGS,
     EOS_TOKEN_ID,
@@ -25,7 +26,7 @@ from tests.factories import (
 )
 from tests.models.driver import Driver, load_runner
 from worker_svc.loading.dummy_weights import DummyCheckpoint
-from worker_svc.loading.loader import LoadedModel, LoadSpec, load_model
+from worker_svc.loading.loader import LoadedModel, load_model
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps.runner import ModelRunner
 

@@ -6,8 +6,8 @@ import weakref
 import pytest
 
 from launch.cluster.cluster import embedded_model
+from quire.contract.workers import CacheSpec, LoadSpec
 from worker_svc.device.base import CpuDevice
-from worker_svc.loading.loader import LoadSpec
 from worker_svc.worker import EXIT_DEVICE_LOST, Worker
 
 
@@ -17,7 +17,7 @@ def test_a_new_cache_takes_the_place_of_the_one_before() -> None:
     worker.load_model(LoadSpec(str(embedded_model())), "demo")
     caches = []
     for _ in range(3):
-        assert worker.init_cache(16, 32, swap_space_bytes=2**20).num_blocks > 0
+        assert worker.init_cache(CacheSpec(16, 32, swap_space_bytes=2**20)).num_blocks > 0
         runner = worker._runner
         assert runner is not None
         caches.append(weakref.ref(runner.cache_engine.caches.keys[0]))

@@ -1,0 +1,219 @@
+"""To and from the messages of inference.proto."""
+
+from collections.abc import Iterable, Sequence
+
+from quire.contract.errors import InvalidRequestError
+from quire.contract.inputs import DetokenizeInput, GenerateInput, TokenizeInput
+from quire.contract.outputs import CellStatus, Delta, Event, Finished, ModelInfo, Started
+from quire.v1 import inference_pb2
+from quire.wire.common import (
+    cell_state_from_proto,
+    cell_state_to_proto,
+    finish_reason_from_proto,
+    finish_reason_to_proto,
+    model_info_from_proto,
+    model_info_to_proto,
+    sampling_params_from_proto,
+    sampling_params_to_proto,
+    time_breakdown_from_proto,
+    time_breakdown_to_proto,
+    token_logprobs_from_proto,
+    token_logprobs_to_proto,
+)
+
+# ---------------------------------------------------------------- from clients
+
+
+def generate_input_to_proto(request: GenerateInput) -> inference_pb2.GenerateRequest:
+    """Return the message of a request.
+
+    Raises:
+        InvalidRequestError: a token id is negative or absurdly large: no message can hold it.
+    """
+    message = inference_pb2.GenerateRequest(
+        request_id=request.request_id,
+        model=request.model,
+        sampling_params=sampling_params_to_proto(request.sampling_params),
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        include_time_breakdown=request.include_time_breakdown,
+    )
+    if isinstance(request.prompt, str):
+        message.text = request.prompt
+    else:
+        message.token_ids.ids.extend(_checked_ids("prompt", request.prompt))
+    return message
+
+
+def generate_input_from_proto(message: inference_pb2.GenerateRequest) -> GenerateInput:
+    """Return the request of a message.
+
+    Raises:
+        InvalidRequestError: a sampling parameter is out of bounds.
+    """
+    prompt: str | Sequence[int] = message.text
+    if message.WhichOneof("prompt") == "token_ids":
+        prompt = message.token_ids.ids
+    return GenerateInput(
+        prompt,
+        sampling_params_from_proto(message.sampling_params),
+        message.request_id,
+        message.model,
+        message.priority,
+        message.cache_salt,
+        message.include_time_breakdown,
+    )
+
+
+def tokenize_input_to_proto(request: TokenizeInput) -> inference_pb2.TokenizeRequest:
+    """Return the message of a text to be tokenized."""
+    return inference_pb2.TokenizeRequest(
+        model=request.model, text=request.text, add_special_tokens=request.add_special_tokens
+    )
+
+
+def tokenize_input_from_proto(message: inference_pb2.TokenizeRequest) -> TokenizeInput:
+    """Return the text of a message."""
+    add = message.add_special_tokens if message.HasField("add_special_tokens") else True
+    return TokenizeInput(message.text, message.model, add)
+
+
+def detokenize_input_to_proto(request: DetokenizeInput) -> inference_pb2.DetokenizeRequest:
+    """Return the message of token ids to be detokenized.
+
+    Raises:
+        InvalidRequestError: a token id is negative or absurdly large: no message can hold it.
+    """
+    return inference_pb2.DetokenizeRequest(
+        model=request.model,
+        token_ids=_checked_ids("token_ids", request.token_ids),
+        skip_special_tokens=request.skip_special_tokens,
+    )
+
+
+def detokenize_input_from_proto(message: inference_pb2.DetokenizeRequest) -> DetokenizeInput:
+    """Return the token ids of a message."""
+    skip = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
+    return DetokenizeInput(message.token_ids, message.model, skip)
+
+
+def _checked_ids(field: str, token_ids: Sequence[int]) -> Sequence[int]:
+    for token_id in token_ids:
+        if not 0 <= token_id < 2**32:
+            raise InvalidRequestError(field, f"token ids must be in [0, 2**32), got {token_id}")
+    return token_ids
+
+
+# ---------------------------------------------------------------- to clients
+
+
+def models_to_proto(models: Iterable[ModelInfo]) -> inference_pb2.ListModelsResponse:
+    """Return the message of the models that are served."""
+    return inference_pb2.ListModelsResponse(models=map(model_info_to_proto, models))
+
+
+def models_from_proto(message: inference_pb2.ListModelsResponse) -> list[ModelInfo]:
+    """Return the models of a message."""
+    return list(map(model_info_from_proto, message.models))
+
+
+def cluster_to_proto(cells: Iterable[CellStatus]) -> inference_pb2.WatchClusterResponse:
+    """Return the message of the cells that a router knows."""
+    return inference_pb2.WatchClusterResponse(cells=map(cell_status_to_proto, cells))
+
+
+def cluster_from_proto(message: inference_pb2.WatchClusterResponse) -> list[CellStatus]:
+    """Return the cells of a message."""
+    return list(map(cell_status_from_proto, message.cells))
+
+
+def cell_status_to_proto(status: CellStatus) -> inference_pb2.CellStatus:
+    """Return the message of a cell as a router sees it."""
+    return inference_pb2.CellStatus(
+        address=status.address,
+        connected=status.connected,
+        model=None if status.model is None else model_info_to_proto(status.model),
+        state=cell_state_to_proto(status.state),
+    )
+
+
+def cell_status_from_proto(message: inference_pb2.CellStatus) -> CellStatus:
+    """Return the cell of a message."""
+    return CellStatus(
+        address=message.address,
+        connected=message.connected,
+        model=model_info_from_proto(message.model) if message.HasField("model") else None,
+        state=cell_state_from_proto(message.state),
+    )
+
+
+def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
+    """Return the response that carries an event of a Generate stream."""
+    match event:
+        case Started():
+            started = inference_pb2.GenerateStarted(
+                request_id=event.request_id,
+                num_prompt_tokens=event.num_prompt_tokens,
+                seed=event.seed,
+            )
+            return inference_pb2.GenerateResponse(started=started)
+        case Delta():
+            delta = inference_pb2.GenerateDelta(
+                text=event.text,
+                token_ids=event.token_ids,
+                logprobs=map(token_logprobs_to_proto, event.logprobs),
+                index=event.index,
+                prompt_logprobs=map(token_logprobs_to_proto, event.prompt_logprobs),
+            )
+            return inference_pb2.GenerateResponse(delta=delta)
+        case Finished():
+            finished = inference_pb2.GenerateFinished(
+                finish_reason=finish_reason_to_proto(event.finish_reason),
+                num_output_tokens=event.num_output_tokens,
+                stop_str=event.stop_str,
+                index=event.index,
+                cumulative_logprob=event.cumulative_logprob,
+                time_breakdown=(
+                    None
+                    if event.time_breakdown is None
+                    else time_breakdown_to_proto(event.time_breakdown)
+                ),
+            )
+            return inference_pb2.GenerateResponse(finished=finished)
+
+
+def event_from_proto(message: inference_pb2.GenerateResponse) -> Event:
+    """Return the event that a response carries.
+
+    Raises:
+        ValueError: the response carries none that is known here.
+    """
+    match message.WhichOneof("event"):
+        case "started":
+            started = message.started
+            return Started(started.request_id, started.num_prompt_tokens, started.seed)
+        case "delta":
+            delta = message.delta
+            return Delta(
+                delta.text,
+                tuple(delta.token_ids),
+                tuple(map(token_logprobs_from_proto, delta.logprobs)),
+                delta.index,
+                tuple(map(token_logprobs_from_proto, delta.prompt_logprobs)),
+            )
+        case "finished":
+            finished = message.finished
+            return Finished(
+                finish_reason_from_proto(finished.finish_reason),
+                finished.num_output_tokens,
+                finished.stop_str if finished.HasField("stop_str") else None,
+                finished.index,
+                finished.cumulative_logprob if finished.HasField("cumulative_logprob") else None,
+                (
+                    time_breakdown_from_proto(finished.time_breakdown)
+                    if finished.HasField("time_breakdown")
+                    else None
+                ),
+            )
+        case other:
+            raise ValueError(f"unknown event {other!r} in a GenerateResponse")

@@ -1,0 +1,295 @@
+"""To and from the messages of scheduler.proto."""
+
+from quire.contract.errors import DrainingError, InvalidRequestError, OverloadedError
+from quire.contract.outputs import CellState, Hypothesis
+from quire.contract.sessions import (
+    Announcement,
+    Cancellation,
+    PrefixDigestDelta,
+    Queued,
+    Refused,
+    RouterMessage,
+    SessionEvent,
+    StepOutputs,
+    Submission,
+    Welcome,
+)
+from quire.contract.steps import PromptLogprobs
+from quire.v1 import scheduler_pb2
+from quire.wire.common import (
+    cell_state_from_proto,
+    cell_state_to_proto,
+    finish_reason_from_proto,
+    finish_reason_to_proto,
+    model_info_from_proto,
+    model_info_to_proto,
+    sampling_params_from_proto,
+    sampling_params_to_proto,
+    time_breakdown_from_proto,
+    time_breakdown_to_proto,
+    token_logprobs_from_proto,
+    token_logprobs_to_proto,
+)
+from quire.wire.fields import fields_of, from_fields
+
+# ---------------------------------------------------------------- from routers
+
+
+def session_request_to_proto(message: RouterMessage) -> scheduler_pb2.SessionRequest:
+    """Return the message of what a router sends in a session."""
+    if isinstance(message, Submission):
+        return scheduler_pb2.SessionRequest(submit=submission_to_proto(message))
+    cancel = scheduler_pb2.CancelRequests(
+        request_numbers=message.request_numbers,
+        sequences=[
+            scheduler_pb2.SequenceName(request_number=number, sequence_index=index)
+            for number, index in message.sequences
+        ],
+    )
+    return scheduler_pb2.SessionRequest(cancel=cancel)
+
+
+def session_request_from_proto(message: scheduler_pb2.SessionRequest) -> RouterMessage | None:
+    """Return what a router sent in a session; None for what is not known here.
+
+    Raises:
+        InvalidRequestError: a value of a submission is out of bounds.
+    """
+    match message.WhichOneof("message"):
+        case "submit":
+            return submission_from_proto(message.submit)
+        case "cancel":
+            cancel = message.cancel
+            sequences = [(each.request_number, each.sequence_index) for each in cancel.sequences]
+            return Cancellation(list(cancel.request_numbers), sequences)
+        case _:
+            return None
+
+
+def submission_to_proto(submission: Submission) -> scheduler_pb2.SubmitRequest:
+    """Return the message of a submission."""
+    return scheduler_pb2.SubmitRequest(
+        request_number=submission.request_number,
+        request_id=submission.request_id,
+        prompt_token_ids=submission.prompt_token_ids,
+        outputs=[
+            scheduler_pb2.SequenceOutput(sequence_index=index, token_ids=token_ids)
+            for index, token_ids in (submission.outputs or {}).items()
+        ],
+        sampling_params=sampling_params_to_proto(submission.sampling_params),
+        priority=submission.priority,
+        cache_salt=submission.cache_salt,
+        traceparent=submission.traceparent,
+        include_time_breakdown=submission.include_time_breakdown,
+    )
+
+
+def submission_from_proto(message: scheduler_pb2.SubmitRequest) -> Submission:
+    """Return the submission of a message.
+
+    Raises:
+        InvalidRequestError: a sampling parameter is out of bounds, or the seed is missing.
+    """
+    return Submission(
+        request_number=message.request_number,
+        request_id=message.request_id,
+        prompt_token_ids=list(message.prompt_token_ids),
+        outputs={each.sequence_index: list(each.token_ids) for each in message.outputs} or None,
+        sampling_params=sampling_params_from_proto(message.sampling_params),
+        priority=message.priority,
+        cache_salt=message.cache_salt,
+        traceparent=message.traceparent,
+        include_time_breakdown=message.include_time_breakdown,
+    )
+
+
+# ---------------------------------------------------------------- to routers
+
+
+def session_event_to_proto(event: SessionEvent) -> scheduler_pb2.SessionResponse:
+    """Return the message of what a scheduler sends in a session."""
+    match event:
+        case StepOutputs():
+            return scheduler_pb2.SessionResponse(step_outputs=step_outputs_to_proto(event))
+        case CellState():
+            return scheduler_pb2.SessionResponse(cell_state=cell_state_to_proto(event))
+        case PrefixDigestDelta():
+            delta = scheduler_pb2.PrefixDigestDelta(added=event.added, removed=event.removed)
+            return scheduler_pb2.SessionResponse(prefix_digest_delta=delta)
+        case Queued():
+            queued = scheduler_pb2.Admitted(request_number=event.request_number, seed=event.seed)
+            return scheduler_pb2.SessionResponse(admitted=queued)
+        case Refused():
+            return scheduler_pb2.SessionResponse(refused=refused_to_proto(event))
+        case Welcome():
+            welcome = scheduler_pb2.Welcome(
+                epoch=event.cell_state.epoch,
+                model=model_info_to_proto(event.model),
+                cell_state=cell_state_to_proto(event.cell_state),
+                block_hashes=event.block_hashes,
+            )
+            return scheduler_pb2.SessionResponse(welcome=welcome)
+
+
+def session_event_from_proto(message: scheduler_pb2.SessionResponse) -> SessionEvent | None:
+    """Return what a scheduler sent in a session; None for what is not known here."""
+    match message.WhichOneof("message"):
+        case "step_outputs":
+            return step_outputs_from_proto(message.step_outputs)
+        case "cell_state":
+            return cell_state_from_proto(message.cell_state)
+        case "prefix_digest_delta":
+            delta = message.prefix_digest_delta
+            return PrefixDigestDelta(tuple(delta.added), tuple(delta.removed))
+        case "admitted":
+            return Queued(message.admitted.request_number, message.admitted.seed)
+        case "refused":
+            return refused_from_proto(message.refused)
+        case "welcome":
+            welcome = message.welcome
+            return Welcome(
+                model_info_from_proto(welcome.model),
+                cell_state_from_proto(welcome.cell_state),
+                tuple(welcome.block_hashes),
+            )
+        case _:
+            return None
+
+
+def step_outputs_to_proto(outputs: StepOutputs) -> scheduler_pb2.StepOutputs:
+    """Return the message of what a step brought; indices are left out where all are 0."""
+    return scheduler_pb2.StepOutputs(
+        request_numbers=outputs.request_numbers,
+        token_ids=outputs.token_ids,
+        logprobs=map(token_logprobs_to_proto, outputs.logprobs),
+        finished_request_numbers=outputs.finished_request_numbers,
+        finish_reasons=map(finish_reason_to_proto, outputs.finish_reasons),
+        sequence_indices=_unless_all_zero(outputs.sequence_indices),
+        finished_sequence_indices=_unless_all_zero(outputs.finished_sequence_indices),
+        beam_outputs=[
+            scheduler_pb2.BeamOutputs(
+                request_number=number, hypotheses=map(hypothesis_to_proto, hypotheses)
+            )
+            for number, hypotheses in outputs.hypotheses
+        ],
+        prompt_logprobs=[
+            scheduler_pb2.RequestPromptLogprobs(
+                request_number=number,
+                first_position=part.first_position,
+                logprobs=map(token_logprobs_to_proto, part.logprobs),
+            )
+            for number, part in outputs.prompt_logprobs
+        ],
+        time_breakdowns=[
+            scheduler_pb2.RequestTimeBreakdown(
+                request_number=number, time_breakdown=time_breakdown_to_proto(account)
+            )
+            for number, account in outputs.time_breakdowns
+        ],
+    )
+
+
+def step_outputs_from_proto(message: scheduler_pb2.StepOutputs) -> StepOutputs:
+    """Return what a step brought."""
+    numbers, finished = list(message.request_numbers), list(message.finished_request_numbers)
+    return StepOutputs(
+        request_numbers=numbers,
+        sequence_indices=list(message.sequence_indices) or [0] * len(numbers),
+        token_ids=list(message.token_ids),
+        finished_request_numbers=finished,
+        finished_sequence_indices=list(message.finished_sequence_indices) or [0] * len(finished),
+        finish_reasons=list(map(finish_reason_from_proto, message.finish_reasons)),
+        logprobs=list(map(token_logprobs_from_proto, message.logprobs)),
+        hypotheses=[
+            (each.request_number, list(map(hypothesis_from_proto, each.hypotheses)))
+            for each in message.beam_outputs
+        ],
+        prompt_logprobs=[
+            (
+                each.request_number,
+                PromptLogprobs(
+                    each.first_position, list(map(token_logprobs_from_proto, each.logprobs))
+                ),
+            )
+            for each in message.prompt_logprobs
+        ],
+        time_breakdowns=[
+            (each.request_number, time_breakdown_from_proto(each.time_breakdown))
+            for each in message.time_breakdowns
+        ],
+    )
+
+
+def _unless_all_zero(indices: list[int]) -> list[int]:
+    return indices if any(indices) else []
+
+
+def hypothesis_to_proto(hypothesis: Hypothesis) -> scheduler_pb2.Hypothesis:
+    """Return the message of a text that a beam search has found."""
+    return scheduler_pb2.Hypothesis(
+        token_ids=hypothesis.token_ids,
+        cumulative_logprob=hypothesis.cumulative_logprob,
+        finish_reason=finish_reason_to_proto(hypothesis.finish_reason),
+        logprobs=map(token_logprobs_to_proto, hypothesis.logprobs),
+    )
+
+
+def hypothesis_from_proto(message: scheduler_pb2.Hypothesis) -> Hypothesis:
+    """Return a text that a beam search has found."""
+    return Hypothesis(
+        tuple(message.token_ids),
+        message.cumulative_logprob,
+        finish_reason_from_proto(message.finish_reason),
+        tuple(map(token_logprobs_from_proto, message.logprobs)),
+    )
+
+
+def refused_to_proto(refused: Refused) -> scheduler_pb2.Refused:
+    """Return the message of a refusal."""
+    match refused.error:
+        case OverloadedError() as error:
+            return scheduler_pb2.Refused(
+                request_number=refused.request_number,
+                reason=scheduler_pb2.REFUSAL_REASON_QUEUE_FULL,
+                message=error.message,
+                retry_after_ms=error.retry_after_ms,
+            )
+        case DrainingError() as error:
+            return scheduler_pb2.Refused(
+                request_number=refused.request_number,
+                reason=scheduler_pb2.REFUSAL_REASON_DRAINING,
+                message=error.message,
+            )
+        case InvalidRequestError() as error:
+            return scheduler_pb2.Refused(
+                request_number=refused.request_number,
+                reason=scheduler_pb2.REFUSAL_REASON_INVALID,
+                field=error.field,
+                message=error.description,
+            )
+
+
+def refused_from_proto(message: scheduler_pb2.Refused) -> Refused:
+    """Return the refusal of a message; a reason that is unknown here reads as INVALID."""
+    error: OverloadedError | InvalidRequestError | DrainingError
+    match message.reason:
+        case scheduler_pb2.REFUSAL_REASON_QUEUE_FULL:
+            error = OverloadedError(message.message, message.retry_after_ms)
+        case scheduler_pb2.REFUSAL_REASON_DRAINING:
+            error = DrainingError(message.message)
+        case _:
+            error = InvalidRequestError(message.field, message.message)
+    return Refused(message.request_number, error)
+
+
+# ---------------------------------------------------------------- from workers
+
+
+def announcement_to_proto(announcement: Announcement) -> scheduler_pb2.AnnounceWorkerRequest:
+    """Return the message of an announcement."""
+    return scheduler_pb2.AnnounceWorkerRequest(**fields_of(announcement))
+
+
+def announcement_from_proto(message: scheduler_pb2.AnnounceWorkerRequest) -> Announcement:
+    """Return the announcement of a message."""
+    return from_fields(Announcement, message)

@@ -1,0 +1,75 @@
+"""Random objects of common.proto survive the wire; the two sides have the same fields."""
+
+import struct
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+
+from quire.contract.errors import InvalidRequestError
+from quire.contract.outputs import CellState, FinishReason, ModelInfo
+from quire.contract.sampling_params import SamplingParams
+from quire.contract.time_breakdown import TimeBreakdown
+from quire.v1 import common_pb2
+from quire.wire import common as wire
+from tests.unit.quire.wire_strategies import (
+    cell_states,
+    model_infos,
+    sampling_params,
+    time_breakdowns,
+)
+
+
+@given(sampling_params)
+def test_sampling_params(params: SamplingParams) -> None:
+    message = wire.sampling_params_to_proto(params)
+    parsed = common_pb2.SamplingParams.FromString(message.SerializeToString())
+    assert wire.sampling_params_from_proto(parsed) == params
+
+
+def test_absent_sampling_params_are_the_defaults() -> None:
+    assert wire.sampling_params_from_proto(common_pb2.SamplingParams()) == SamplingParams()
+
+
+def test_sampling_params_have_the_fields_of_their_message() -> None:
+    names = {field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields}
+    assert names == {field.name for field in fields(SamplingParams)}
+
+
+def test_sampling_params_from_a_client_are_checked() -> None:
+    (nan,) = struct.unpack("<f", b"\x00\x00\xc0\x7f")
+    with pytest.raises(InvalidRequestError, match="temperature"):
+        wire.sampling_params_from_proto(common_pb2.SamplingParams(temperature=nan))
+
+
+@given(model_infos)
+def test_model_info(info: ModelInfo) -> None:
+    message = wire.model_info_to_proto(info)
+    assert wire.model_info_from_proto(message) == info
+    names = {field.name for field in message.DESCRIPTOR.fields}
+    assert names == {field.name for field in fields(ModelInfo)}
+
+
+@given(cell_states)
+def test_cell_state(state: CellState) -> None:
+    message = wire.cell_state_to_proto(state)
+    assert wire.cell_state_from_proto(message) == state
+    names = {field.name for field in message.DESCRIPTOR.fields}
+    assert names == {field.name for field in fields(CellState)}
+
+
+@given(time_breakdowns)
+def test_time_breakdown(account: TimeBreakdown) -> None:
+    message = wire.time_breakdown_to_proto(account)
+    assert wire.time_breakdown_from_proto(message) == account
+    names = {field.name for field in message.DESCRIPTOR.fields}
+    assert names == {field.name for field in fields(TimeBreakdown)}
+
+
+def test_every_finish_reason_has_its_number() -> None:
+    numbers = {wire.finish_reason_to_proto(reason) for reason in FinishReason}
+    assert numbers == set(common_pb2.FinishReason.values()) - {0}
+    for reason in FinishReason:
+        number = wire.finish_reason_to_proto(reason)
+        assert wire.finish_reason_from_proto(number) is reason
+    assert wire.finish_reason_from_proto(99) is FinishReason.ERROR
