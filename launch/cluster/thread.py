@@ -32,6 +32,11 @@ class ClusterThread:
         """Where the router listens."""
         return self._cluster.router.address
 
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster, which the thread starts, keeps and stops."""
+        return self._cluster
+
     def stop(self) -> None:
         """Stop every service, and the thread."""
         self._call(self._cluster.stop())

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from quire import AsyncClient, SamplingParams
 from quire.rpc import open_channel
 from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from tests.e2e.conftest import StartCluster
+from tests.e2e.conftest import SharedClusters
 
 GENERATE = "/quire.v1.InferenceService/Generate"
 
@@ -95,10 +95,11 @@ BAD_REQUESTS: dict[str, tuple[Message, grpc.StatusCode, tuple[str, ...]]] = {
 
 
 async def test_bad_requests_are_named_and_leave_other_streams_alone(
-    start_cluster: StartCluster,
+    shared_clusters: SharedClusters,
 ) -> None:
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=120, ignore_eos=True)
-    async with start_cluster() as cluster, AsyncClient(cluster.router.address) as client:
+    cluster = shared_clusters.get()
+    async with AsyncClient(cluster.router.address) as client:
         pids = [service.pid for service in cluster.services]
         alone = await client.generate("The with statement", params)
 

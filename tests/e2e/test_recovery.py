@@ -10,7 +10,7 @@ import pytest
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import Completion, Delta
 from quire.sdk.collect import Collector
-from tests.e2e.conftest import StartCluster
+from tests.e2e.conftest import SharedClusters
 
 PARAMS = [
     SamplingParams(temperature=t, seed=seed, max_tokens=200, ignore_eos=True)
@@ -65,12 +65,10 @@ async def collect(
     [("worker 0", {}), ("scheduler", {}), ("worker 0", {"kv_cache_dtype": "int8"})],
 )
 async def test_killing_a_service_changes_no_token(
-    start_cluster: StartCluster, victim: str, options: dict[str, str]
+    shared_clusters: SharedClusters, victim: str, options: dict[str, str]
 ) -> None:
-    async with (
-        start_cluster(**options) as cluster,
-        AsyncClient(cluster.router.address) as client,
-    ):
+    cluster = shared_clusters.get(**options)
+    async with AsyncClient(cluster.router.address) as client:
         expected = [await collect(client, index) for index in range(len(PROMPTS))]
         assert [len(outputs) for outputs in expected] == [1] * 5 + [3, 2, 2]
         assert [len(outputs[0].token_ids) for outputs in expected[:5]] == [200] * 5

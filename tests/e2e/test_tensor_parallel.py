@@ -8,22 +8,20 @@ import pytest
 
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import Delta
-from tests.e2e.conftest import StartCluster
+from tests.e2e.conftest import SharedClusters, StartCluster
 
 PROMPTS = ("The list class", "Return a copy of the string", "A function definition")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 async def test_two_ranks_give_the_tokens_of_one(
-    temperature: float, start_cluster: StartCluster
+    temperature: float, shared_clusters: SharedClusters
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=32, ignore_eos=True)
     answers = []
     for size in (1, 2):
-        async with (
-            start_cluster(dtype="float32", tensor_parallel_size=size) as cluster,
-            AsyncClient(cluster.router.address) as client,
-        ):
+        cluster = shared_clusters.get(dtype="float32", tensor_parallel_size=size)
+        async with AsyncClient(cluster.router.address) as client:
             answers.append([(await client.generate(p, params)).token_ids for p in PROMPTS])
     assert answers[0] == answers[1]
 
@@ -46,14 +44,12 @@ async def test_with_invariance_1_2_and_4_ranks_give_the_same_bits(
 
 @pytest.mark.parametrize("victim", ["worker 0", "worker 1", "scheduler"])
 async def test_killing_any_of_them_changes_no_token(
-    victim: str, start_cluster: StartCluster
+    victim: str, shared_clusters: SharedClusters
 ) -> None:
     """The rank that is left meets the one that comes back."""
     params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
-    async with (
-        start_cluster(tensor_parallel_size=2) as cluster,
-        AsyncClient(cluster.router.address) as client,
-    ):
+    cluster = shared_clusters.get(tensor_parallel_size=2)
+    async with AsyncClient(cluster.router.address) as client:
         expected = (await client.generate(PROMPTS[0], params)).token_ids
         service = next(service for service in cluster.services if service.name == victim)
         tokens: list[int] = []

@@ -11,7 +11,7 @@ from launch.cli.main import app
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import Delta, Finished
 from quire.contract.time_breakdown import TimeBreakdown
-from tests.e2e.conftest import StartCluster
+from tests.e2e.conftest import SharedClusters, StartCluster
 
 ONE = SamplingParams(seed=1, max_tokens=60, ignore_eos=True)
 KINDS = (
@@ -80,8 +80,9 @@ async def test_parts_add_up_to_the_wall_time_under_load_and_preemption(
         assert sum(a.preempted_us for a, _ in found) > 0
 
 
-async def test_parts_add_up_when_the_scheduler_is_killed(start_cluster: StartCluster) -> None:
-    async with start_cluster() as cluster, AsyncClient(cluster.router.address) as client:
+async def test_parts_add_up_when_the_scheduler_is_killed(shared_clusters: SharedClusters) -> None:
+    cluster = shared_clusters.get()
+    async with AsyncClient(cluster.router.address) as client:
         long = SamplingParams(seed=7, max_tokens=400, ignore_eos=True)
         beams = SamplingParams(
             n=2, best_of=2, use_beam_search=True, temperature=0.0, max_tokens=200, ignore_eos=True
@@ -99,11 +100,11 @@ async def test_parts_add_up_when_the_scheduler_is_killed(start_cluster: StartClu
             assert breakdown.recovering_us > 0
 
 
-async def test_the_command_says_where_the_time_went(start_cluster: StartCluster) -> None:
-    async with start_cluster() as cluster:
-        args = ["generate", "The list class", "--target", cluster.router.address]
-        args += ["--max-tokens", "8", "--ignore-eos", "--time-breakdown"]
-        result = await asyncio.to_thread(CliRunner().invoke, app, args)
+async def test_the_command_says_where_the_time_went(shared_clusters: SharedClusters) -> None:
+    address = shared_clusters.get().router.address
+    args = ["generate", "The list class", "--target", address]
+    args += ["--max-tokens", "8", "--ignore-eos", "--time-breakdown"]
+    result = await asyncio.to_thread(CliRunner().invoke, app, args)
     assert result.exit_code == 0, result.stderr
     lines = [line.split(" ms  ") for line in result.stderr.splitlines() if " ms  " in line]
     by_name = {name: float(ms) for ms, name in lines}

@@ -1,12 +1,18 @@
 """Compiles a kernel in which a bug is planted with a driver that must notice it."""
 
+import hashlib
 import os
+import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = ROOT / "tests" / "emu"
+# Objects by the hash of all that they are made of. What no run of this many days used is removed.
+CACHE = ROOT / "build" / "planted_bugs"
+KEPT_DAYS = 30
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas")
 
 
@@ -24,6 +30,9 @@ class Builder:
         self, directory: Path, driver: str, kernel: Sequence[str], sources: Sequence[str]
     ) -> None:
         self._compiler = os.environ.get("CXX", "c++")
+        command = [self._compiler, "--version"]
+        self._version = subprocess.run(command, capture_output=True, check=True).stdout
+        _remove_unused()
         self._directory = directory
         self._driver = EMULATOR / driver
         self._kernel = kernel
@@ -49,16 +58,32 @@ class Builder:
         return program
 
     def _compile(self, source: Path, directory: Path, *options: str) -> Path:
+        """Return the object of a source, compiled unless an earlier run compiled the same."""
         target = directory / f"{source.name}.o"
         includes = (EMULATOR / "include", EMULATOR, ROOT / "csrc")
-        subprocess.run(
-            [
-                *(self._compiler, *FLAGS, *options, *(f"-I{include}" for include in includes)),
-                *("-x", "c++", "-c", source, "-o", target),
-            ],
-            check=True,
-        )
-        return target
+        command = [self._compiler, *FLAGS, *options, *(f"-I{include}" for include in includes)]
+        # Without line numbers and paths: the same text in another folder is the same object.
+        text = subprocess.run(
+            [*command, "-E", "-P", "-x", "c++", source], capture_output=True, check=True
+        ).stdout
+        parts = (self._version, repr((self._compiler, FLAGS)).encode(), text)
+        cached = CACHE / f"{hashlib.sha256(b''.join(parts)).hexdigest()}.o"
+        if cached.exists():
+            cached.touch()
+        else:
+            subprocess.run([*command, "-x", "c++", "-c", source, "-o", target], check=True)
+            CACHE.mkdir(parents=True, exist_ok=True)
+            own = CACHE / f"{cached.name}.{os.getpid()}"
+            shutil.copy(target, own)
+            own.rename(cached)
+        return cached
+
+
+def _remove_unused() -> None:
+    oldest = time.time() - KEPT_DAYS * 86_400
+    for each in CACHE.glob("*"):
+        if each.stat().st_mtime < oldest:
+            each.unlink(missing_ok=True)
 
 
 def run(program: Path) -> "subprocess.CompletedProcess[str]":

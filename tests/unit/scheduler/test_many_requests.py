@@ -13,7 +13,7 @@ from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
 from tests.depth import budget
 
-NUM_REQUESTS = budget("requests through the scheduler", test=20_000, deep=100_000)
+NUM_REQUESTS = budget("requests through the scheduler", test=10_000, deep=100_000)
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 4096
@@ -102,6 +102,6 @@ def test_all_end_with_what_they_asked_for_and_none_starves(max_steps_in_flight: 
     assert num_finished == NUM_REQUESTS
     # At most 2,000 are ahead of a request, some 100 run at once, each for 24 steps at most.
     assert longest < MAX_WAITING / 100 * 24, "a request was overtaken again and again"
-    assert scheduler.counters.preemptions > 100
+    assert scheduler.counters.preemptions > NUM_REQUESTS / 1000
     assert scheduler.prefix_cache.num_tokens_found > 0
     assert blocks.num_free_blocks == blocks.num_blocks
