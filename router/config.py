@@ -95,7 +95,7 @@ class RouterConfig(ServiceOptions):
     )
     recovery_timeout_s: float = option(
         60.0,
-        "How long an admitted request waits for a scheduler, after its own was lost.",
+        "How long a queued request waits for a scheduler, after its own was lost.",
         unit="seconds",
         bounds=Bounds(0, 3600),
         internal=True,

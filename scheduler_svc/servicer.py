@@ -94,7 +94,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         try:
             message = session_request_from_proto(request)
         except InvalidRequestError as error:
-            session.push(Refused(request.submit.request_number, error))
+            session.push(Refused(request.submission.request_number, error))
             return
         match message:
             case Submission():

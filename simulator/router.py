@@ -51,7 +51,7 @@ class SimulatedRouter:
         on_their_way, self._on_their_way = self._on_their_way, []
         for submission in on_their_way:
             if submission.at_s <= now:
-                choice.admitted(assignments[submission.request.request_id])
+                choice.queued(assignments[submission.request.request_id])
             else:
                 self._on_their_way.append(submission)
         for request_id in started:

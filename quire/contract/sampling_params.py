@@ -144,11 +144,6 @@ class SamplingParams:
         """Sequences that run for the request."""
         return self.n if self.best_of is None else self.best_of
 
-    @property
-    def is_ranked(self) -> bool:
-        """Whether outputs are known only when all of them are complete, best first."""
-        return self.use_beam_search or self.width > self.n
-
     def _check_beam_search(self) -> None:
         if self.width < 2:
             raise InvalidRequestError(
@@ -162,11 +157,6 @@ class SamplingParams:
             raise InvalidRequestError(
                 "stop", "must be empty with use_beam_search; stop_token_ids end its texts"
             )
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most probable token is taken every time."""
-        return self.temperature == 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,15 +38,15 @@ from quire.wire.fields import fields_of, from_fields
 def session_request_to_proto(message: RouterMessage) -> scheduler_pb2.SessionRequest:
     """Return the message of what a router sends in a session."""
     if isinstance(message, Submission):
-        return scheduler_pb2.SessionRequest(submit=submission_to_proto(message))
-    cancel = scheduler_pb2.CancelRequests(
+        return scheduler_pb2.SessionRequest(submission=submission_to_proto(message))
+    cancel = scheduler_pb2.Cancellation(
         request_numbers=message.request_numbers,
         sequences=[
             scheduler_pb2.SequenceName(request_number=number, sequence_index=index)
             for number, index in message.sequences
         ],
     )
-    return scheduler_pb2.SessionRequest(cancel=cancel)
+    return scheduler_pb2.SessionRequest(cancellation=cancel)
 
 
 def session_request_from_proto(message: scheduler_pb2.SessionRequest) -> RouterMessage | None:
@@ -56,19 +56,19 @@ def session_request_from_proto(message: scheduler_pb2.SessionRequest) -> RouterM
         InvalidRequestError: a value of a submission is out of bounds.
     """
     match message.WhichOneof("message"):
-        case "submit":
-            return submission_from_proto(message.submit)
-        case "cancel":
-            cancel = message.cancel
+        case "submission":
+            return submission_from_proto(message.submission)
+        case "cancellation":
+            cancel = message.cancellation
             sequences = [(each.request_number, each.sequence_index) for each in cancel.sequences]
             return Cancellation(list(cancel.request_numbers), sequences)
         case _:
             return None
 
 
-def submission_to_proto(submission: Submission) -> scheduler_pb2.SubmitRequest:
+def submission_to_proto(submission: Submission) -> scheduler_pb2.Submission:
     """Return the message of a submission."""
-    return scheduler_pb2.SubmitRequest(
+    return scheduler_pb2.Submission(
         request_number=submission.request_number,
         request_id=submission.request_id,
         prompt_token_ids=submission.prompt_token_ids,
@@ -84,7 +84,7 @@ def submission_to_proto(submission: Submission) -> scheduler_pb2.SubmitRequest:
     )
 
 
-def submission_from_proto(message: scheduler_pb2.SubmitRequest) -> Submission:
+def submission_from_proto(message: scheduler_pb2.Submission) -> Submission:
     """Return the submission of a message.
 
     Raises:
@@ -117,8 +117,8 @@ def session_event_to_proto(event: SessionEvent) -> scheduler_pb2.SessionResponse
             delta = scheduler_pb2.PrefixDigestDelta(added=event.added, removed=event.removed)
             return scheduler_pb2.SessionResponse(prefix_digest_delta=delta)
         case Queued():
-            queued = scheduler_pb2.Admitted(request_number=event.request_number, seed=event.seed)
-            return scheduler_pb2.SessionResponse(admitted=queued)
+            queued = scheduler_pb2.Queued(request_number=event.request_number, seed=event.seed)
+            return scheduler_pb2.SessionResponse(queued=queued)
         case Refused():
             return scheduler_pb2.SessionResponse(refused=refused_to_proto(event))
         case Welcome():
@@ -141,8 +141,8 @@ def session_event_from_proto(message: scheduler_pb2.SessionResponse) -> SessionE
         case "prefix_digest_delta":
             delta = message.prefix_digest_delta
             return PrefixDigestDelta(tuple(delta.added), tuple(delta.removed))
-        case "admitted":
-            return Queued(message.admitted.request_number, message.admitted.seed)
+        case "queued":
+            return Queued(message.queued.request_number, message.queued.seed)
         case "refused":
             return refused_from_proto(message.refused)
         case "welcome":

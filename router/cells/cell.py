@@ -63,7 +63,7 @@ class CellOwner(Protocol):
         """A new request found a cell's queue full."""
 
     def stream_postponed(self, stream: RequestStream, retry_after_ms: int) -> None:
-        """An admitted request found its new scheduler's queue full."""
+        """A request that was queued before found its new scheduler's queue full."""
 
 
 class Cell:
@@ -206,8 +206,8 @@ class Cell:
                 self._step(event)
             case Queued(number, seed):
                 if number in self._streams:
-                    self._choice.admitted(self._assignments[number])
-                    self._streams[number].admit(seed)
+                    self._choice.queued(self._assignments[number])
+                    self._streams[number].mark_queued(seed)
             case Refused():
                 self._refuse(event)
             case CellState():
@@ -310,7 +310,7 @@ class Cell:
             self._owner.streams_lost([stream])
         elif not isinstance(error, OverloadedError):
             stream.fail(error)
-        elif stream.admitted:
+        elif stream.was_queued:
             self._owner.stream_postponed(stream, error.retry_after_ms)
         else:
             self._owner.stream_refused(stream, self, error)

@@ -212,9 +212,9 @@ class CellChoice(Generic[CellT]):
             self.num_placed_by_load += 1
         return assignment
 
-    def admitted(self, assignment: Assignment[CellT]) -> None:
+    def queued(self, assignment: Assignment[CellT]) -> None:
         """The cell has queued a request: its next report counts it."""
-        assignment.view.admitted(assignment)
+        assignment.view.queued(assignment)
 
     def computed(self, assignment: Assignment[CellT]) -> None:
         """A request has its first token: its prompt is computed."""

@@ -40,7 +40,7 @@ class Assignment(Generic[CellT]):
         prefill_tokens: that the cell has to compute before the first token.
         decode_tokens: that what follows is counted as.
         is_unreported: no report of the cell can have the request yet.
-        is_admitted: the next report has it.
+        is_queued: the next report has it.
         is_computed: it has its first token, or wants none any more.
         is_ended: it is there no more.
     """
@@ -52,7 +52,7 @@ class Assignment(Generic[CellT]):
     prefill_tokens: int
     decode_tokens: int
     is_unreported: bool = True
-    is_admitted: bool = False
+    is_queued: bool = False
     is_computed: bool = False
     is_ended: bool = False
 
@@ -148,10 +148,10 @@ class CellLoad(Generic[CellT]):
         self.unreported_tokens += assignment.prefill_tokens + assignment.decode_tokens
         return assignment
 
-    def admitted(self, assignment: Assignment[CellT]) -> None:
+    def queued(self, assignment: Assignment[CellT]) -> None:
         """The cell has queued a request: its next report counts it."""
-        if assignment.is_unreported and not assignment.is_admitted:
-            assignment.is_admitted = True
+        if assignment.is_unreported and not assignment.is_queued:
+            assignment.is_queued = True
             self.being_reported.append(assignment)
 
     def computed(self, assignment: Assignment[CellT]) -> None:

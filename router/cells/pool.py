@@ -247,7 +247,7 @@ class CellPool:
             return
         stream.ledger.waits_for_cell()
         config = self._config
-        limit_s = config.recovery_timeout_s if stream.admitted else config.connect_timeout_s
+        limit_s = config.recovery_timeout_s if stream.was_queued else config.connect_timeout_s
         self._wait(stream, limit_s, self._give_up, stream, limit_s)
 
     def _reason(self, stream: RequestStream) -> SubmissionReason:
@@ -315,7 +315,7 @@ class CellPool:
             stream.fail(error)
 
     def stream_postponed(self, stream: RequestStream, retry_after_ms: int) -> None:
-        """Try again later, as often as it takes: what was admitted is not turned away."""
+        """Try again later, as often as it takes: what was queued once is not refused."""
         stream.ledger.lost()
         self._wait(stream, retry_after_ms / 1e3, self._place, stream)
 

@@ -33,8 +33,8 @@ log = get_logger()
 class RequestStream:
     """The state of one request at the router: all that is needed to start it again elsewhere.
 
-    One side is fed by the scheduler's session (`admit`, `push_token`, `finish`, `fail`; none of
-    them waits), the other is read by the client (`events`), and holds up nobody.
+    One side is fed by the scheduler's session (`mark_queued`, `push_token`, `finish`, `fail`; none
+    of them waits), the other is read by the client (`events`), and holds up nobody.
 
     With best_of, all sequences are kept back until the last one has ended, and the most probable
     ones are given out: here, because a stop string, which may end any of them, is seen here.
@@ -60,7 +60,7 @@ class RequestStream:
         self.span = span
         describe_request(self.span, request)
         self.sampling_params: SamplingParams = request.sampling_params
-        self.admitted = False
+        self.was_queued = False
         self.ended = False
         self._make_detokenizer = make_detokenizer
         params = request.sampling_params
@@ -133,14 +133,14 @@ class RequestStream:
             include_time_breakdown=self.request.include_time_breakdown,
         )
 
-    def admit(self, seed: int) -> None:
+    def mark_queued(self, seed: int) -> None:
         """The scheduler took the request; with a seed it will keep, wherever it continues.
 
-        Mutates: nothing when it was admitted before, by a scheduler that was lost.
+        Mutates: nothing when it was queued before, by a scheduler that was lost.
         """
-        if self.admitted:
+        if self.was_queued:
             return
-        self.admitted = True
+        self.was_queued = True
         self.sampling_params = dataclasses.replace(self.sampling_params, seed=seed)
         self._start(seed)
         self._log.info(
@@ -213,7 +213,7 @@ class RequestStream:
         """End all sequences that go on."""
         if self.ended:
             return
-        if not self.admitted:
+        if not self.was_queued:
             # Aborted before a scheduler took it. Its stream starts all the same; without tokens,
             # any seed gives the same ones.
             self._start(self.sampling_params.seed or 0)

@@ -22,7 +22,7 @@ def fake_next_token(
     token_ids: Sequence[int], params: SamplingParams, vocab_size: int, sequence_index: int = 0
 ) -> int:
     """Return the token after `token_ids`; of nothing else but seed and index (unless greedy)."""
-    seed, index = (0, 0) if params.is_greedy else (params.seed, sequence_index)
+    seed, index = (0, 0) if params.temperature == 0.0 else (params.seed, sequence_index)
     assert seed is not None, "a sampled sequence reaches the worker with a seed"
     return zlib.crc32(array("Q", [seed, index, *token_ids]).tobytes()) % vocab_size
 

@@ -184,16 +184,16 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def _read(self, session: FakeSession, messages) -> None:
         async for message in messages:
-            if message.WhichOneof("message") == "submit":
-                self._submit(session, message.submit)
+            if message.WhichOneof("message") == "submission":
+                self._submit(session, message.submission)
             else:
-                for number in message.cancel.request_numbers:
+                for number in message.cancellation.request_numbers:
                     request = session.running.pop(number, None)
                     if request is not None:
                         self.cancelled.append(request.request_id)
             await self._notify()
 
-    def _submit(self, session: FakeSession, submit: scheduler_pb2.SubmitRequest) -> None:
+    def _submit(self, session: FakeSession, submit: scheduler_pb2.Submission) -> None:
         if self._refusals:
             refused = self._refusals.popleft()
             refused.request_number = submit.request_number
@@ -215,8 +215,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         assert not request.output or params.HasField("seed"), "resumed without a seed"
         self.submitted.append(request)
         session.running[request.number] = request
-        admitted = scheduler_pb2.Admitted(request_number=request.number, seed=request.seed)
-        session.outgoing.put_nowait(scheduler_pb2.SessionResponse(admitted=admitted))
+        queued = scheduler_pb2.Queued(request_number=request.number, seed=request.seed)
+        session.outgoing.put_nowait(scheduler_pb2.SessionResponse(queued=queued))
 
     def _may_step(self, session: FakeSession) -> bool:
         return bool(session.running) and (self._free.is_set() or self._allowed_steps > 0)

@@ -68,8 +68,8 @@ class RouterDouble:
                     assert self.welcome is None
                     self.welcome = message.welcome
                     self.block_hashes = set(message.welcome.block_hashes)
-                case "admitted":
-                    self.seeds[message.admitted.request_number] = message.admitted.seed
+                case "queued":
+                    self.seeds[message.queued.request_number] = message.queued.seed
                 case "refused":
                     self.refused[message.refused.request_number] = message.refused
                 case "step_outputs":
@@ -85,7 +85,7 @@ class RouterDouble:
     def _take(self, step: scheduler_pb2.StepOutputs) -> None:
         self.steps.append(step)
         for number, token_id in zip(step.request_numbers, step.token_ids, strict=True):
-            assert number in self.seeds, "tokens come after Admitted"
+            assert number in self.seeds, "tokens come after Queued"
             assert number not in self.finished, "tokens end with the request"
             self.tokens.setdefault(number, []).append(token_id)
         for number, reason in zip(step.finished_request_numbers, step.finish_reasons, strict=True):
@@ -104,7 +104,7 @@ class RouterDouble:
         params: SamplingParams,
         output_token_ids: Sequence[int] = (),
     ) -> None:
-        request = scheduler_pb2.SubmitRequest(
+        request = scheduler_pb2.Submission(
             request_number=number,
             request_id=f"request-{number}",
             prompt_token_ids=prompt,
@@ -115,11 +115,11 @@ class RouterDouble:
             ),
             sampling_params=sampling_params_to_proto(params),
         )
-        await self.send(scheduler_pb2.SessionRequest(submit=request))
+        await self.send(scheduler_pb2.SessionRequest(submission=request))
 
     async def cancel(self, *numbers: int) -> None:
-        cancel = scheduler_pb2.CancelRequests(request_numbers=numbers)
-        await self.send(scheduler_pb2.SessionRequest(cancel=cancel))
+        cancel = scheduler_pb2.Cancellation(request_numbers=numbers)
+        await self.send(scheduler_pb2.SessionRequest(cancellation=cancel))
 
     async def send(self, request: scheduler_pb2.SessionRequest) -> None:
         await self.call.write(request)

@@ -186,7 +186,7 @@ async def test_a_sequence_cancelled_right_after_the_last_of_the_others_ended(
         scheduler_pb2.SequenceOutput(sequence_index=index, token_ids=[5] * count)
         for index, count in enumerate((1, 6))
     ]
-    submit = scheduler_pb2.SubmitRequest(
+    submit = scheduler_pb2.Submission(
         request_number=1,
         prompt_token_ids=[5, 6],
         outputs=outputs,
@@ -208,7 +208,7 @@ async def test_a_sequence_cancelled_right_after_the_last_of_the_others_ended(
             await send(outputs)
 
         monkeypatch.setattr(driver.workers, "send", cancel_and_send)
-        await router.send(scheduler_pb2.SessionRequest(submit=submit))
+        await router.send(scheduler_pb2.SessionRequest(submission=submit))
         await router.finish(1)
         assert router.finished == {1: common_pb2.FINISH_REASON_LENGTH}
         assert len(router.tokens[1]) == 3 + 2
@@ -296,14 +296,14 @@ async def test_invalid_submits_are_refused_with_field_limit_and_value(
     request_fields: dict[str, list[int]], field: str, parts: list[str]
 ) -> None:
     params = common_pb2.SamplingParams(seed=1, max_tokens=3, ignore_eos=True)
-    bad = scheduler_pb2.SubmitRequest(request_number=7, sampling_params=params, **request_fields)
+    bad = scheduler_pb2.Submission(request_number=7, sampling_params=params, **request_fields)
     async with (
         FakeWorker() as worker,
         running_scheduler(worker.address) as (_, at),
         open_session(at) as router,
     ):
         await router.submit(1, [5], LONG)
-        await router.send(scheduler_pb2.SessionRequest(submit=bad))
+        await router.send(scheduler_pb2.SessionRequest(submission=bad))
         await router.until(lambda r: 7 in r.refused)
         refusal = router.refused[7]
         assert refusal.reason == scheduler_pb2.REFUSAL_REASON_INVALID
@@ -326,7 +326,7 @@ async def test_invalid_submits_are_refused_with_field_limit_and_value(
 async def test_sampling_params_are_not_trusted(
     params: common_pb2.SamplingParams, field: str
 ) -> None:
-    bad = scheduler_pb2.SubmitRequest(
+    bad = scheduler_pb2.Submission(
         request_number=2**64 - 1, prompt_token_ids=[5], sampling_params=params
     )
     async with (
@@ -334,7 +334,7 @@ async def test_sampling_params_are_not_trusted(
         running_scheduler(worker.address) as (_, at),
         open_session(at) as router,
     ):
-        await router.send(scheduler_pb2.SessionRequest(submit=bad))
+        await router.send(scheduler_pb2.SessionRequest(submission=bad))
         await router.until(lambda r: 2**64 - 1 in r.refused)
         assert router.refused[2**64 - 1].field == field
 

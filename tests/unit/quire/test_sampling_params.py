@@ -79,11 +79,6 @@ def test_limits_are_allowed(field: str, value: object) -> None:
     assert getattr(SamplingParams(**{field: value}), field) == value
 
 
-def test_greedy_is_temperature_zero() -> None:
-    assert SamplingParams(temperature=0.0).is_greedy
-    assert not SamplingParams(temperature=1e-6).is_greedy
-
-
 def test_min_tokens_may_not_exceed_max_tokens() -> None:
     assert SamplingParams(min_tokens=5, max_tokens=5).min_tokens == 5
     with pytest.raises(InvalidRequestError, match=r"min_tokens: must be in \[0, 5\], got 6"):

@@ -13,20 +13,20 @@ from quire.wire import scheduler as wire
     ("message", "field"),
     [
         (
-            scheduler_pb2.SubmitRequest(
+            scheduler_pb2.Submission(
                 prompt_token_ids=[1], outputs=[scheduler_pb2.SequenceOutput(token_ids=[1])]
             ),
             "seed",
         ),
         (
-            scheduler_pb2.SubmitRequest(sampling_params=common_pb2.SamplingParams(min_p=2)),
+            scheduler_pb2.Submission(sampling_params=common_pb2.SamplingParams(min_p=2)),
             "min_p",
         ),
     ],
 )
-def test_a_bad_submission_names_its_field(message: scheduler_pb2.SubmitRequest, field: str) -> None:
+def test_a_bad_submission_names_its_field(message: scheduler_pb2.Submission, field: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        wire.session_request_from_proto(scheduler_pb2.SessionRequest(submit=message))
+        wire.session_request_from_proto(scheduler_pb2.SessionRequest(submission=message))
     assert caught.value.field == field
 
 

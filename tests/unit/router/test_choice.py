@@ -154,7 +154,7 @@ def test_an_expectation_that_was_met_outlives_the_request() -> None:
     choice = make_placement(1)
     placed = choice.place(prompt(1), b"")
     assert placed is not None
-    choice.admitted(placed)
+    choice.queued(placed)
     choice.computed(placed)
     choice.update_digest("cell 0", digest(prompt(1)), [])
     choice.report("cell 0", ReportedLoad(TOKENS_OF_DECODING, FREE))
@@ -176,7 +176,7 @@ def test_tokens_of_a_request_are_counted_once() -> None:
     # A report that the cell sent before it heard of the request.
     choice.report("cell 0", ReportedLoad(0, FREE))
     assert outstanding(choice, "cell 0") == expected
-    choice.admitted(placed)
+    choice.queued(placed)
     choice.report("cell 0", ReportedLoad(expected, FREE))
     assert outstanding(choice, "cell 0") == expected
     choice.computed(placed)
@@ -196,7 +196,7 @@ def test_requests_that_end_unreported_leave_nothing_behind() -> None:
         placed = choice.place(prompt(1), b"")
         assert placed is not None
         if admitted:
-            choice.admitted(placed)
+            choice.queued(placed)
         choice.ended(placed)
         assert outstanding(choice, "cell 0") == 0
         choice.report("cell 0", ReportedLoad(0, FREE))
@@ -280,7 +280,7 @@ def test_any_run_of_events_keeps_the_index_right() -> None:
             case 2 if open_requests:
                 choice.ended(open_requests.pop(rng.randrange(len(open_requests))))
             case 3 if open_requests:
-                choice.admitted(rng.choice(open_requests))
+                choice.queued(rng.choice(open_requests))
             case 4 if open_requests:
                 choice.computed(rng.choice(open_requests))
             case 5:

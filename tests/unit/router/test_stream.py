@@ -64,7 +64,7 @@ async def read(stream: RequestStream) -> list[Event]:
 
 async def test_what_was_not_read_is_one_delta() -> None:
     stream = make()
-    stream.admit(9)
+    stream.mark_queued(9)
     push(stream, "abc")
     stream.finish(FinishReason.LENGTH)
     assert await read(stream) == [
@@ -77,7 +77,7 @@ async def test_what_was_not_read_is_one_delta() -> None:
 async def test_a_reader_that_keeps_up_gets_every_token() -> None:
     stream = make()
     events = stream.events()
-    stream.admit(9)
+    stream.mark_queued(9)
     assert await anext(events) == Started("id", 2, 9)
     for character in "ab":
         push(stream, character)
@@ -92,7 +92,7 @@ async def test_a_reader_that_keeps_up_gets_every_token() -> None:
 async def test_end_that_comes_during_a_yield_follows_the_delta() -> None:
     stream = make()
     events = stream.events()
-    stream.admit(9)
+    stream.mark_queued(9)
     push(stream, "a")
     assert await anext(events) == Started("id", 2, 9)
     assert await anext(events) == Delta("a", (97,))
@@ -109,7 +109,7 @@ async def test_stop_string_ends_the_stream_with_the_token_that_completed_it(
     include: bool, text: str
 ) -> None:
     stream = make("STOP", include=include)
-    stream.admit(1)
+    stream.mark_queued(1)
     assert push(stream, "abSTOP")
     _, delta, finished = await read(stream)
     assert delta == Delta(text, tuple(map(ord, "abSTOP")))
@@ -118,7 +118,7 @@ async def test_stop_string_ends_the_stream_with_the_token_that_completed_it(
 
 async def test_held_text_goes_out_at_the_end() -> None:
     stream = make("STOP")
-    stream.admit(1)
+    stream.mark_queued(1)
     assert not push(stream, "abST")
     stream.finish(FinishReason.LENGTH)
     _, delta, finished = await read(stream)
@@ -128,7 +128,7 @@ async def test_held_text_goes_out_at_the_end() -> None:
 
 async def test_half_a_character_at_the_end_may_complete_a_stop_string() -> None:
     stream = make("b\ufffd")
-    stream.admit(1)
+    stream.mark_queued(1)
     push(stream, "ab\0")
     stream.finish(FinishReason.LENGTH)
     _, delta, finished = await read(stream)
@@ -138,8 +138,8 @@ async def test_half_a_character_at_the_end_may_complete_a_stop_string() -> None:
 
 async def test_admitted_twice_starts_once_and_keeps_its_seed() -> None:
     stream = make()
-    stream.admit(9)
-    stream.admit(10)
+    stream.mark_queued(9)
+    stream.mark_queued(10)
     stream.finish(FinishReason.ABORT)
     assert stream.sampling_params.seed == 9
     assert await read(stream) == [Started("id", 2, 9), Finished(FinishReason.ABORT, 0)]
@@ -147,7 +147,7 @@ async def test_admitted_twice_starts_once_and_keeps_its_seed() -> None:
 
 async def test_an_error_comes_after_what_was_produced() -> None:
     stream = make()
-    stream.admit(9)
+    stream.mark_queued(9)
     push(stream, "a")
     stream.fail(UnavailableError("gone"))
     stream.finish(FinishReason.LENGTH)
@@ -166,7 +166,7 @@ async def test_aborted_before_admission_starts_and_finishes() -> None:
 
 async def test_a_stop_string_is_not_looked_for_before_min_tokens() -> None:
     stream = make("b", min_tokens=2)
-    stream.admit(1)
+    stream.mark_queued(1)
     assert not push(stream, "bba")
     assert push(stream, "b")
     assert await read(stream) == [
@@ -179,7 +179,7 @@ async def test_a_stop_string_is_not_looked_for_before_min_tokens() -> None:
 @pytest.mark.parametrize("asked", [None, 0, 2])
 async def test_logprobs_go_to_those_who_asked(asked: int | None) -> None:
     stream = make(logprobs=asked)
-    stream.admit(1)
+    stream.mark_queued(1)
     positions = [TokenLogprobs((97,), (-0.5,), 1), TokenLogprobs((98,), (-1.5,), 3)]
     for token, logprobs in zip(b"ab", positions, strict=True):
         stream.push_token(0, token, logprobs)
@@ -190,7 +190,7 @@ async def test_logprobs_go_to_those_who_asked(asked: int | None) -> None:
 
 async def test_each_of_n_outputs_has_its_own_text_and_end() -> None:
     stream = make("X", n=2)
-    stream.admit(9)
+    stream.mark_queued(9)
     stream.push_token(0, ord("a"))
     stream.push_token(1, ord("b"))
     assert stream.push_token(1, ord("X")), "its text completed a stop string"
@@ -212,7 +212,7 @@ async def test_each_of_n_outputs_has_its_own_text_and_end() -> None:
 
 async def test_best_of_shows_the_most_probable_in_the_end() -> None:
     stream = make("X", n=2, best_of=3)
-    stream.admit(9)
+    stream.mark_queued(9)
     for index, character, logprob in ((0, "a", -2.0), (1, "b", -1.0), (2, "c", -3.0)):
         stream.push_token(index, ord(character), TokenLogprobs((ord(character),), (logprob,), 1))
     # The third would have been the best but for what it says before its stop string.
@@ -231,7 +231,7 @@ async def test_best_of_shows_the_most_probable_in_the_end() -> None:
 
 async def test_texts_of_a_beam_search_come_at_once() -> None:
     stream = make(n=2, best_of=4, use_beam_search=True, temperature=0)
-    stream.admit(9)
+    stream.mark_queued(9)
     assert stream.unfinished_outputs == {}
     logprobs = TokenLogprobs((97,), (-1.5,), 1)
     stream.finish_beams(
@@ -251,7 +251,7 @@ async def test_texts_of_a_beam_search_come_at_once() -> None:
 
 async def test_an_aborted_beam_search_has_n_empty_outputs() -> None:
     stream = make(n=2, best_of=4, use_beam_search=True, temperature=0)
-    stream.admit(9)
+    stream.mark_queued(9)
     stream.finish(FinishReason.ABORT)
     assert await read(stream) == [
         Started("id", 2, 9),
@@ -262,7 +262,7 @@ async def test_an_aborted_beam_search_has_n_empty_outputs() -> None:
 
 async def test_log_probabilities_of_the_prompt_come_once() -> None:
     stream = make(prompt_logprobs=0)
-    stream.admit(9)
+    stream.mark_queued(9)
     first, second, third = (TokenLogprobs((token,), (-1.0,), 1) for token in (5, 6, 7))
     stream.push_prompt_logprobs(1, [first, second])
     stream.push_prompt_logprobs(1, [first, second, third])  # again, after a preemption
