@@ -19,7 +19,14 @@ project_copyright = "the Quire authors"
 root_doc = "docs/index"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
-include_patterns = ["README.md", "SECURITY.md", "docs/**.md", "deploy/**.md"]
+include_patterns = [
+    "README.md",
+    "SECURITY.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/**.md",
+    "deploy/**.md",
+]
 exclude_patterns = ["build", ".*", "**/node_modules"]
 nitpicky = False
 
