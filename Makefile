@@ -1,12 +1,23 @@
-# Everything runs in .venv, which the first target that needs it makes.
+# Everything runs in .venv, which the first target that needs it makes: with what it takes to run (.ready), or to work on
+# Quire too (.dev).
 SHELL := bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt tools/bootstrap.sh \
 	$(shell find cmake csrc protos -type f 2>/dev/null)
 
+# Kernels are built anew for another QUIRE_CUDA than they were built for, if one is given.
+ifneq ($(and $(QUIRE_CUDA),$(filter-out $(shell cat .venv/.cuda 2>/dev/null),$(QUIRE_CUDA))),)
+BUILD_INPUTS += FORCE
+endif
+FORCE:
+
+# To run Quire, and to work on it.
 .venv/.ready: $(BUILD_INPUTS)
 	@tools/bootstrap.sh
+
+.venv/.dev: $(BUILD_INPUTS)
+	@tools/bootstrap.sh dev
 
 # Every target that help lists.
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
@@ -14,24 +25,24 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt tools/bootstrap.sh \
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: .venv/.ready ## Make .venv, install and build
+setup: .venv/.dev ## Make .venv, install and build
 
 demo: .venv/.ready ## Start a cluster on the embedded model, stream three completions, stop
 	@$(BIN)/python examples/demo.py
 
-test: .venv/.ready ## Run the tests of everything that a change could break, in lanes side by side
+test: .venv/.dev ## Run the tests of everything that a change could break, in lanes side by side
 	@$(BIN)/python -m tools.lanes test
 
-test-deep: .venv/.ready ## Run what takes longer: kernels under sanitizers, bugs planted in kernels, all cases of the tests
+test-deep: .venv/.dev ## Run what takes longer: kernels under sanitizers, bugs planted in kernels, all cases of the tests
 	@$(BIN)/python -m tools.lanes deep
 
-test-nightly: .venv/.ready ## Run the kernels in every order of the emulator's threads; writes tests/nightly.md
+test-nightly: .venv/.dev ## Run the kernels in every order of the emulator's threads; writes tests/nightly.md
 	@$(BIN)/python -m tools.lanes nightly --record tests/nightly.md
 
 test-compose: images ## Run the containers of deploy/compose.yaml on this machine's engine, and disturb them
 	@$(BIN)/python -m pytest -m compose --durations=15 tests/compose
 
-lint: .venv/.ready ## Check style, types, protos and the dependency rule
+lint: .venv/.dev ## Check style, types, protos and the dependency rule
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -39,34 +50,34 @@ lint: .venv/.ready ## Check style, types, protos and the dependency rule
 	$(BIN)/buf lint
 	$(BIN)/lint-imports
 
-format: .venv/.ready ## Rewrite the sources in the house style
+format: .venv/.dev ## Rewrite the sources in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 
-images: .venv/.ready ## Build the images of the services (IMAGE_TAG=dev, IMAGE_REGISTRY=, BASE_IMAGE=, TARGETS=); no step needs a network
+images: .venv/.dev ## Build the images of the services (IMAGE_TAG=dev, IMAGE_REGISTRY=, BASE_IMAGE=, TARGETS=); no step needs a network
 	@tools/images.sh $(TARGETS)
 
-lock: .venv/.ready ## Pin anew what the images hold, and fetch it into build/wheelhouse
+lock: .venv/.dev ## Pin anew what the images hold, and fetch it into build/wheelhouse
 	@$(BIN)/python tools/lock.py resolve $(NAMES)
 	@$(BIN)/python tools/lock.py fetch $(NAMES)
 
 smoke: ## Check a running router from outside: TARGET=HOST:PORT, and TLS_DIR=, SERVER_NAME=, API_KEY= as it needs
 	@TLS_DIR='$(TLS_DIR)' SERVER_NAME='$(SERVER_NAME)' deploy/smoke.sh $(TARGET)
 
-monitoring-check: .venv/.ready ## Check what Prometheus and Grafana are given, and test its rules; needs promtool
+monitoring-check: .venv/.dev ## Check what Prometheus and Grafana are given, and test its rules; needs promtool
 	@promtool check config deploy/monitoring/prometheus.yml deploy/monitoring/prometheus.compose.yml
 	@promtool test rules tests/monitoring/*.test.yml
 	@$(BIN)/python -m pytest -q tests/monitoring
 
-deploy: .venv/.ready ## Render and check OVERLAY= with IMAGE_TAG= [IMAGE_REGISTRY= NAMESPACE= COMPONENTS=]; APPLY=1 puts it onto a cluster
+deploy: .venv/.dev ## Render and check OVERLAY= with IMAGE_TAG= [IMAGE_REGISTRY= NAMESPACE= COMPONENTS=]; APPLY=1 puts it onto a cluster
 	@$(BIN)/python -m tools.deploy --overlay "$(OVERLAY)" --tag "$(IMAGE_TAG)" --registry "$(IMAGE_REGISTRY)" \
 		--namespace "$(or $(NAMESPACE),quire)" --components $(COMPONENTS) $(if $(filter 1,$(APPLY)),--apply)
 
-test-manifests: .venv/.ready ## Run the pods of the Kubernetes manifests with a container engine
+test-manifests: .venv/.dev ## Run the pods of the Kubernetes manifests with a container engine
 	@$(BIN)/python -m pytest -q -m manifests tests/manifests
 
-docs: .venv/.ready ## Build the documentation into build/docs; a dead link ends it
+docs: .venv/.dev ## Build the documentation into build/docs; a dead link ends it
 	@$(BIN)/sphinx-build -q -W --keep-going -c docs . build/docs
 	@echo build/docs/docs/index.html
 
@@ -79,21 +90,21 @@ bench-sched: .venv/.ready ## Cost of scheduling and of the step message
 bench-cells: .venv/.ready ## Several cells behind routers: prefix hits and latency by routing policy, and a cell drained in mid-run
 	@$(BIN)/python -m bench.cells
 
-bench-kv: .venv/.ready ## KV cache: share that holds tokens, savings by sharing, cost of preemption and of fewer bits
+bench-kv: .venv/.dev ## KV cache: share that holds tokens, savings by sharing, cost of preemption and of fewer bits
 	@$(BIN)/python bench/kv.py
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m bench.sharing
 	@$(BIN)/python -m bench.kv_quality
 
-bench-tp: .venv/.ready ## One model on 1, 2 and 4 workers: memory, speed, and what the same bits on all cost
+bench-tp: .venv/.dev ## One model on 1, 2 and 4 workers: memory, speed, and what the same bits on all cost
 	@$(BIN)/python -m bench.tensor_parallel
 
-bench-simulator: .venv/.ready ## The simulator beside a real cluster under the same requests, and its error
+bench-simulator: .venv/.dev ## The simulator beside a real cluster under the same requests, and its error
 	@$(BIN)/python -m bench.simulator
 
 bench-scale: .venv/.ready ## CPU time and bytes of one more token, request, router or cell
 	@$(BIN)/python -m bench.scale
 
-bench-kernels: .venv/.ready ## Paged attention against the memory bandwidth of the same process
+bench-kernels: .venv/.dev ## Paged attention against the memory bandwidth of the same process
 	@$(BIN)/python bench/kernels_cpu.py
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
 		$(BIN)/python -m bench.kernels_gpu; \

@@ -110,7 +110,7 @@ def check_kernels(capability: str, steps: dict[str, Any]) -> None:
         BUILD.relative_to(ROOT),
         "-DQUIRE_KERNELS_ONLY=ON",
         f"-DCMAKE_CUDA_ARCHITECTURES={capability}-real",
-        env={"PYTHON": sys.executable},
+        env={"PYTHON": sys.executable, "QUIRE_CUDA": "1"},
     )
     if not steps["build"]["ok"]:
         return

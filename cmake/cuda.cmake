@@ -1,6 +1,17 @@
-# Compiles csrc/cuda and csrc/seed into _C. Quietly does nothing without such files or without nvcc.
-file(GLOB_RECURSE QUIRE_CUDA_SOURCES CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/csrc/*.cu")
-if(NOT QUIRE_CUDA_SOURCES)
+# Compiles csrc/cuda and csrc/seed into _C, where a GPU is visible and nvcc is found. QUIRE_CUDA=1 asks for it on any
+# machine that has nvcc, QUIRE_CUDA=0 refuses: variables of the environment.
+set(wanted "$ENV{QUIRE_CUDA}")
+if(wanted STREQUAL "")
+  file(GLOB gpus /dev/nvidia[0-9]*)
+  if(NOT gpus)
+    execute_process(COMMAND nvidia-smi -L RESULT_VARIABLE status OUTPUT_VARIABLE gpus ERROR_QUIET)
+  endif()
+  if(NOT gpus MATCHES "nvidia|GPU ")
+    message(STATUS "CUDA kernels: not built, no GPU is visible (QUIRE_CUDA=1 builds them all the same)")
+    return()
+  endif()
+elseif(NOT wanted)
+  message(STATUS "CUDA kernels: not built, QUIRE_CUDA is ${wanted}")
   return()
 endif()
 
@@ -17,6 +28,10 @@ endif()
 include(CheckLanguage)
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
+  if(wanted)
+    message(FATAL_ERROR "QUIRE_CUDA: ${wanted} needs nvcc, and there is none here")
+  endif()
+  message(STATUS "CUDA kernels: not built, there is no nvcc")
   return()
 endif()
 
@@ -25,6 +40,7 @@ enable_language(CUDA)
 set_target_properties(_C PROPERTIES
   CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CUDA_STANDARD 17
   CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Static)
+file(GLOB_RECURSE QUIRE_CUDA_SOURCES CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/csrc/*.cu")
 target_sources(_C PRIVATE ${QUIRE_CUDA_SOURCES} seed/bindings.cpp)
 # No contraction, as on the CPU: where a fused multiply-add is meant, it is written.
 target_compile_options(_C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-fmad=false>)

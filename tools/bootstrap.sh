@@ -1,8 +1,16 @@
 #!/usr/bin/env bash
-# Makes .venv and installs Quire into it, editable, with what tests and lint need. Idempotent.
-# Prerequisites: Python >= 3.11 with headers, and a C++17 compiler; CMake and ninja come as build requirements.
+# Makes .venv and installs Quire into it, editable: bootstrap.sh [dev]. With dev, also what tests, lint and documentation
+# need. Idempotent. pip writes to build/setup.log, the compilers to build/setup-build.log; both are shown on failure.
+# Prerequisites: Python >= 3.11 with headers, and a C++17 compiler; CMake and ninja come from pyproject.toml.
+# QUIRE_CUDA=1 builds the CUDA kernels, 0 does not, and later runs do likewise; without it they are built where a GPU and
+# nvcc are found (cmake/cuda.cmake).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+what=${1:-run}
+mkdir -p build
+log=build/setup.log
+build_log=build/setup-build.log
+: >"$log"
 
 fail() {
   printf 'error: %s\n' "$1" >&2
@@ -32,17 +40,78 @@ echo 'int main() { if constexpr (true) return 0; }' |
   "$compiler" -std=c++17 -x c++ -fsyntax-only - 2>/dev/null ||
   fail "$compiler cannot compile C++17: apt-get install g++"
 
-export PIP_DISABLE_PIP_VERSION_CHECK=1
-[ -x .venv/bin/python ] || {
-  echo "== making .venv"
-  "$python" -m venv .venv
-}
-pip() { .venv/bin/python -m pip --quiet "$@"; }
+running=
+trap '[ -z "$running" ] || kill $running 2>/dev/null || true' EXIT
 
-echo "== installing (torch first, so that nothing else chooses its build)"
-pip install --upgrade 'pip>=25.1'
-.venv/bin/python -c 'import torch' 2>/dev/null || pip install 'torch==2.13.0'
-pip install --group dev
-echo "== building the kernels and the protobuf stubs"
-pip install --editable .
+# await PID LOG TEXT: waits for a process; on a terminal the last line of its log is shown meanwhile.
+await() {
+  local began=$SECONDS last
+  [ -t 1 ] || printf '== %s\n' "$3"
+  if [ -t 1 ]; then
+    while kill -0 "$1" 2>/dev/null; do
+      last=$(tail -n 5 "$2" | sed -n 's/^[[:space:]]*\([^[:space:]]\)/\1/p' | tail -n 1)
+      printf '\r\033[K%.*s' "$(($(tput cols 2>/dev/null || echo 80) - 1))" "== $3, $((SECONDS - began)) s: $last"
+      sleep 0.5
+    done
+    printf '\r\033[K'
+  fi
+  if wait "$1"; then
+    printf '== %s: %d s\n' "$3" "$((SECONDS - began))"
+  else
+    tail -n 30 "$2" >&2
+    fail "$3 failed, see $2"
+  fi
+}
+
+# stage TEXT COMMAND...
+stage() {
+  local text=$1
+  shift
+  "$@" >>"$log" 2>&1 &
+  running+=" $!"
+  await "$!" "$log" "$text"
+}
+
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+export PATH="$PWD/.venv/bin:$PATH"
+# Modules are compiled as they are first imported: most of those installed never are.
+pip() { .venv/bin/python -m pip --no-color "$1" --no-compile --progress-bar off "${@:2}"; }
+
+[ -x .venv/bin/python ] || stage 'making .venv' "$python" -m venv .venv
+
+# The requirements of a list in pyproject.toml, one a line: older versions of pip cannot read groups.
+requirements() {
+  .venv/bin/python - "$@" <<'PYTHON'
+import sys, tomllib
+
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)
+groups = {
+    "build": project["build-system"]["requires"] + project["dependency-groups"]["build"],
+    "run": project["project"]["dependencies"],
+    "dev": [each for each in project["dependency-groups"]["dev"] if isinstance(each, str)],
+}
+print(*(line for name in sys.argv[1:] for line in groups[name]), sep="\n")
+PYTHON
+}
+
+mapfile -t build_requirements < <(requirements build)
+stage 'installing what the build needs' pip install "${build_requirements[@]}"
+
+# The compilers need none of the packages that are installed meanwhile.
+if [ -n "${QUIRE_CUDA:-}" ]; then echo "$QUIRE_CUDA" >.venv/.cuda; fi
+if [ -e .venv/.cuda ]; then export QUIRE_CUDA=$(cat .venv/.cuda); fi
+pip install --verbose --no-build-isolation --no-deps --editable . >"$build_log" 2>&1 &
+build=$!
+running+=" $build"
+
+groups=(run)
+if [ "$what" = dev ]; then groups+=(dev); fi
+mapfile -t packages < <(requirements "${groups[@]}")
+# Of the versions that would do, the one that was tested; a torch that is here already stays.
+.venv/bin/python -c 'import torch' 2>/dev/null || packages+=('torch==2.13.0')
+stage 'installing packages' pip install "${packages[@]}"
+await "$build" "$build_log" 'building kernels and protobuf stubs'
+
 touch .venv/.ready
+if [ "$what" = dev ]; then touch .venv/.dev; fi
