@@ -25,7 +25,8 @@ from bench.engine import Engine, Run
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.workers import LoadSpec
 from worker_svc.cache.engine import block_bytes
-from worker_svc.device.base import Device, open_device
+from worker_svc.device.base import Device
+from worker_svc.device.open import open_device
 
 LLAMA_3_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -18,7 +18,8 @@ from quire.contract.steps import SchedulerOutputs, SequenceState
 from quire.contract.workers import LoadSpec
 from worker_svc.cache.engine import block_bytes
 from worker_svc.cache.format import KV_CACHE_DTYPES
-from worker_svc.device.base import CpuDevice, Device
+from worker_svc.device.base import Device
+from worker_svc.device.cpu import CpuDevice
 from worker_svc.loading.loader import load_model
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps.runner import ModelRunner

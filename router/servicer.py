@@ -44,7 +44,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._cells = cells
         self._counters = counters
 
-    async def Generate(  # type: ignore[override]  # noqa: N802
+    async def Generate(  # type: ignore[override]
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Stream the events of a request; a client that goes away takes its request with it."""
@@ -99,33 +99,33 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def _position_with_texts(self, position: TokenLogprobs) -> TokenLogprobs:
         return replace(position, texts=tuple(map(self._codec.token_text, position.token_ids)))
 
-    async def Abort(  # noqa: N802
+    async def Abort(
         self, request: inference_pb2.AbortRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.AbortResponse:
         """End a request that runs here."""
         return inference_pb2.AbortResponse(aborted=self._cells.abort(request.request_id))
 
-    async def Tokenize(  # noqa: N802
+    async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.TokenizeResponse:
         """Return the token ids of a text."""
         token_ids = await self._validator.tokenize(tokenize_input_from_proto(request))
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
-    async def Detokenize(  # noqa: N802
+    async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.DetokenizeResponse:
         """Return the text of token ids."""
         text = await self._validator.detokenize(detokenize_input_from_proto(request))
         return inference_pb2.DetokenizeResponse(text=text)
 
-    async def ListModels(  # noqa: N802
+    async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.ListModelsResponse:
         """Return the models of the cells that are connected."""
         return models_to_proto(self._cells.models())
 
-    async def WatchCluster(  # type: ignore[override]  # noqa: N802
+    async def WatchCluster(  # type: ignore[override]
         self, request: inference_pb2.WatchClusterRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Stream the state of every cell."""

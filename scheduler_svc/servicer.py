@@ -29,7 +29,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._driver = driver
 
     # Not a generator as the stub declares: one that is stuck in a write could not be ended.
-    async def Session(  # type: ignore[override]  # noqa: N802 - the service's name for it
+    async def Session(  # type: ignore[override]
         self,
         request_iterator: AsyncIterator[scheduler_pb2.SessionRequest],
         context: grpc.aio.ServicerContext,
@@ -58,7 +58,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             await asyncio.gather(reader, writer, return_exceptions=True)
             log.info("session_closed", peer=context.peer())
 
-    async def AnnounceWorker(  # noqa: N802 - the service's name for it
+    async def AnnounceWorker(
         self,
         request: scheduler_pb2.AnnounceWorkerRequest,
         context: grpc.aio.ServicerContext,
@@ -67,7 +67,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         await self._driver.workers.roster.announce(announcement_from_proto(request))
         return scheduler_pb2.AnnounceWorkerResponse()
 
-    async def Drain(  # noqa: N802 - the service's name for it
+    async def Drain(
         self, request: scheduler_pb2.DrainRequest, context: grpc.aio.ServicerContext
     ) -> scheduler_pb2.DrainResponse:
         """Drain the cell; the process ends afterwards."""

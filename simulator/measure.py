@@ -17,7 +17,7 @@ from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
 from simulator.fit import MeasuredStep
 from simulator.step_shapes import StepShapes
-from worker_svc.device.base import CpuDevice
+from worker_svc.device.cpu import CpuDevice
 from worker_svc.loading.loader import load_model
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps.runner import ModelRunner

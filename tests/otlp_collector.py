@@ -63,7 +63,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self.address = ""
         self.requests: list[trace_service_pb2.ExportTraceServiceRequest] = []
 
-    def Export(  # noqa: N802
+    def Export(
         self,
         request: trace_service_pb2.ExportTraceServiceRequest,
         context: grpc.ServicerContext,

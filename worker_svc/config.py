@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a worker reports that announces itself, and to which scheduler.
+    """How a worker announces itself.
 
     Attributes:
-        scheduler: its address, "host:port".
-        rank: that this worker claims.
-        host: at which the scheduler and the other ranks reach this worker.
+        scheduler: address of the scheduler, "host:port".
+        rank: rank that this worker claims.
+        host: host at which the scheduler and the other ranks reach this worker.
 
     Raises:
         ConfigError: a value is out of bounds; names field, limit and value.
@@ -44,7 +44,7 @@ class Announcement:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig(DeviceOptions, ServiceOptions):
-    """How a worker listens and computes; which model it serves is the scheduler's business.
+    """How a worker listens and computes; the scheduler chooses the model.
 
     Raises:
         ConfigError: a value is out of bounds; names field, limit and value.
@@ -83,7 +83,7 @@ class WorkerConfig(DeviceOptions, ServiceOptions):
 
     @property
     def announcement(self) -> Announcement | None:
-        """What this worker reports to its scheduler; None if the scheduler has its address.
+        """How this worker announces itself; None if the scheduler is given its address.
 
         Raises:
             ConfigError: a value is out of bounds.
@@ -95,7 +95,7 @@ class WorkerConfig(DeviceOptions, ServiceOptions):
 
     @cached_property
     def tls(self) -> "TlsFiles | None":
-        """Certificate of this worker; None speaks in the clear, to the scheduler too.
+        """Certificate of this worker; None listens and connects without TLS.
 
         Raises:
             ConfigError: its files cannot be used.

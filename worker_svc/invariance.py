@@ -22,7 +22,7 @@ SHAPES: tuple[tuple[int, int], ...] = (
     (4096, 256),
     (768, 3072),
 )
-"""(in_features, out_features): usual, odd, and those that tempt a library to split its sums."""
+"""(in_features, out_features): usual ones, odd ones, and some whose sums libraries split."""
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -38,14 +38,14 @@ RANK_COUNTS: tuple[int, ...] = (2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A row that changed with its company, or with the number of ranks.
+    """A row whose bits changed with the rows beside it, or with the number of ranks.
 
     Attributes:
         dtype: "float32", "bfloat16" or "float16".
-        in_features: of the layer.
-        out_features: of the layer.
+        in_features: input features of the layer.
+        out_features: output features of the layer.
         num_rows: rows computed together that gave other bits than the reference.
-        num_ranks: over which the output features were cut.
+        num_ranks: ranks that shared the output features.
     """
 
     dtype: str
@@ -61,7 +61,7 @@ def check_linear_invariance(
     shapes: Sequence[tuple[int, int]] = SHAPES,
     row_counts: Sequence[int] = ROW_COUNTS,
 ) -> list[Violation]:
-    """Compare rows computed in every company with the same rows in one large batch, bit by bit.
+    """Compare rows in batches of every size with the same rows in one large batch, bit by bit.
 
     Args:
         dtype: float32, bfloat16 or float16.

@@ -1,4 +1,4 @@
-"""The worker behind the service: a model, its cache and its sequences, driven from one thread."""
+"""The worker behind the service: a model, its cache and its sequences, used from one thread."""
 
 import gc
 import os
@@ -20,7 +20,8 @@ from quire.contract.workers import (
 from quire.observe.log import get_logger
 from quire.version import __version__
 from worker_svc.cache.profile import choose_swap_space_bytes, profile_cache, warm_up
-from worker_svc.device.base import CpuDevice, Device
+from worker_svc.device.base import Device
+from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers.float32_products import agree_on_float32
 from worker_svc.loading.loader import LoadedModel, load_model
 from worker_svc.parallel.communicator import ProcessCommunicator
@@ -39,21 +40,21 @@ class Worker:
     Every method but `describe` must be called from the same thread.
 
     Args:
-        device: to compute on; None for the CPU.
-        num_threads: of kernels and dense layers; None takes one per available core.
+        device: device to compute on; None for the CPU.
+        num_threads: threads of kernels and dense layers; None takes one per available core.
     """
 
     def __init__(self, device: Device | None = None, num_threads: int | None = None) -> None:
         self._device = device or CpuDevice()
         self._num_threads = num_threads
-        # Outlives every group: layers keep it, whichever ranks are at its other ends.
+        # Layers keep it for life; it joins one group of ranks after the other.
         self._communicator = ProcessCommunicator(self._device.torch_device)
         self._loaded: LoadedModel | None = None
         self._runner: ModelRunner | None = None
 
     @property
     def torch_device(self) -> torch.device:
-        """Where it computes."""
+        """The device on which it computes, as torch names it."""
         return self._device.torch_device
 
     def start_thread(self) -> None:
@@ -65,13 +66,13 @@ class Worker:
         self._device.start_waiting_thread()
 
     def exit_if_device_is_lost(self) -> None:
-        """End the process if its device is of no use any more: whoever starts it again helps."""
+        """Exit if the device has failed for good; the supervisor must restart the process."""
         if self._device.is_lost():
             log.error("device_lost", device=self._device.name)
             os._exit(EXIT_DEVICE_LOST)
 
     def describe(self) -> WorkerDescription:
-        """Return what this worker is and holds; may be called from any thread."""
+        """Describe this worker and what it holds; may be called from any thread."""
         loaded, runner = self._loaded, self._runner
         cache = None if runner is None else runner.cache_engine
         return WorkerDescription(
@@ -111,24 +112,24 @@ class Worker:
     ) -> LoadedModel:
         """Meet the other ranks and load this rank's slice, unless it is loaded already.
 
-        Another model, and its cache, are dropped first.
+        Mutates: another model, and its cache, are dropped first.
 
         Args:
             spec: which slice of which model.
-            served_model_name: name that requests use.
-            meeting: where to meet the other ranks; None where there are none.
+            served_model_name: name that requests use; empty takes the directory's path.
+            meeting: where to meet the other ranks; None if there are none.
 
         Raises:
             ModelLoadError: the directory cannot be served.
-            UnavailableError: the other ranks did not come.
+            UnavailableError: the other ranks did not come in time.
         """
         name = served_model_name or spec.model
         if spec.tensor_parallel_size > 1 and not self._device.is_immediate:
-            # NCCL does not let go of a group while graphs have captured its operations.
+            # NCCL cannot abort a group while graphs hold its captured operations.
             self._runner = None
             gc.collect()
-        # Anew each time: another rank may be back after its death, or hang in a step that this one
-        # was never told of.
+        # Join again each time: another rank may have restarted, or hang in a step that this one has
+        # not received.
         rank, size = spec.tensor_parallel_rank, spec.tensor_parallel_size
         self._communicator.join(rank, size, meeting or Meeting())
         if self._loaded is not None and self._loaded.spec == spec:
@@ -153,13 +154,13 @@ class Worker:
         return loaded
 
     def profile_cache(self, spec: ProfileSpec) -> CacheProfile:
-        """Run the largest step and say how many blocks fit beside it.
+        """Run the largest step and return how many blocks fit beside it.
 
         Raises:
             ConfigError: no model is loaded, or none fit.
         """
         loaded = self._require_model()
-        # The cache of before would count as taken.
+        # The old cache would count as taken memory.
         self._runner = None
         agree_on_float32(loaded.cpu_linears, loaded.parallel)
         return profile_cache(loaded, spec)
@@ -184,7 +185,7 @@ class Worker:
         warm_up(loaded, runner.cache_engine.caches, spec.block_size)
         runner.capture_graphs()
         self._runner = runner
-        # What lives now lives as long as the process: collections need not walk it again.
+        # All objects of now live as long as the process: collections need not visit them.
         gc.collect()
         gc.freeze()
         host_cache = HostCache(
@@ -208,7 +209,7 @@ class Worker:
         return self._require_runner().execute(outputs)
 
     def mirror(self) -> list[MirroredSequence]:
-        """Return what is known of every sequence held; nothing before there is a cache."""
+        """Return a summary of every sequence held; empty before there is a cache."""
         return [] if self._runner is None else self._runner.mirror.sequences()
 
     def reset(self) -> None:
@@ -218,10 +219,10 @@ class Worker:
 
     def _require_model(self) -> LoadedModel:
         if self._loaded is None:
-            raise ConfigError("no model is loaded; LoadModel comes first")
+            raise ConfigError("model: must be loaded first, by LoadModel")
         return self._loaded
 
     def _require_runner(self) -> ModelRunner:
         if self._runner is None:
-            raise ConfigError("no cache is allocated; InitCache comes first")
+            raise ConfigError("cache: must be allocated first, by InitCache")
         return self._runner

@@ -44,7 +44,7 @@ def doctor() -> None:
 def _gpu() -> str:
     """Say which GPU a worker would take, or why it takes none."""
     from quire.contract.errors import ConfigError
-    from worker_svc.device.base import open_device
+    from worker_svc.device.open import open_device
 
     try:
         device = open_device("cuda")

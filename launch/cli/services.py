@@ -89,7 +89,7 @@ def worker(options: Values, ready_fd: ReadyFd = None) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         # What its C++ half warns of, such as peers without a name, is not JSON, and no concern.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        from worker_svc.device.base import open_device
+        from worker_svc.device.open import open_device
         from worker_svc.service.server import serve
 
         # Opened here, where a device that is not there is reported in one line.

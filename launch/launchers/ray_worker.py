@@ -79,7 +79,7 @@ class RayWorker:
 
     async def _serve(self, config: "WorkerConfig") -> str:
         from quire.observe import log
-        from worker_svc.device.base import open_device
+        from worker_svc.device.open import open_device
         from worker_svc.service.server import WorkerServer
 
         log.configure("worker", config.log_level)

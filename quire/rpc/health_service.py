@@ -9,7 +9,7 @@ from grpc_health.v1 import health, health_pb2
 class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]
     """Answers Check, Watch and List."""
 
-    async def List(  # noqa: N802
+    async def List(
         self, request: health_pb2.HealthListRequest, context: grpc.aio.ServicerContext
     ) -> Any:
         """Return the state of every service of this server."""

@@ -145,7 +145,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     # The service.
 
-    async def Session(self, request_iterator, context: grpc.aio.ServicerContext):  # noqa: N802
+    async def Session(self, request_iterator, context: grpc.aio.ServicerContext):
         session = FakeSession()
         self._sessions.append(session)
         self.num_sessions += 1

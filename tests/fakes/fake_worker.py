@@ -128,7 +128,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     # ------------------------------------------------------------ unary calls
 
-    async def Describe(  # noqa: N802
+    async def Describe(
         self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.DescribeResponse:
         return worker_pb2.DescribeResponse(
@@ -139,14 +139,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             scheduler_name=self.scheduler_name,
         )
 
-    async def OpenRendezvous(  # noqa: N802
+    async def OpenRendezvous(
         self, request: worker_pb2.OpenRendezvousRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.OpenRendezvousResponse:
         self._obey(request)
         self.rendezvous = f"{request.host}:9"
         return worker_pb2.OpenRendezvousResponse(distributed_init_address=self.rendezvous)
 
-    async def LoadModel(  # noqa: N802
+    async def LoadModel(
         self, request: worker_pb2.LoadModelRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.LoadModelResponse:
         self._obey(request)
@@ -162,13 +162,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             model.max_model_len = request.max_model_len
         return worker_pb2.LoadModelResponse(model=model, checkpoint_digest=self._checkpoint_digest)
 
-    async def ProfileCache(  # noqa: N802
+    async def ProfileCache(
         self, request: worker_pb2.ProfileCacheRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.ProfileCacheResponse:
         self._obey(request)
         return worker_pb2.ProfileCacheResponse(num_blocks=self._num_blocks, block_bytes=64)
 
-    async def InitCache(  # noqa: N802
+    async def InitCache(
         self, request: worker_pb2.InitCacheRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.InitCacheResponse:
         self._obey(request)
@@ -185,7 +185,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     # ------------------------------------------------------------ steps
 
-    async def Execute(  # noqa: N802
+    async def Execute(
         self,
         requests: AsyncIterator[worker_pb2.ExecuteRequest],
         context: grpc.aio.ServicerContext,
@@ -223,7 +223,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             )
             yield execute_response_to_proto(result)
 
-    async def Mirror(  # noqa: N802
+    async def Mirror(
         self, request: worker_pb2.MirrorRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.MirrorResponse:
         self._obey(request)
@@ -238,7 +238,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             for sequence_id, sequence in sequences.items()
         )
 
-    async def Reset(  # noqa: N802
+    async def Reset(
         self, request: worker_pb2.ResetRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.ResetResponse:
         self._obey(request)

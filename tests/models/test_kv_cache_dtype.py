@@ -43,5 +43,7 @@ def test_blocks_are_swapped_as_they_are(tmp_path: Path) -> None:
 
 def test_what_the_device_does_not_serve_is_refused(tmp_path: Path) -> None:
     save_model(tmp_path, CONFIGS["llama"]())
-    with pytest.raises(ModelLoadError, match="kv_cache_dtype: cpu serves auto, int8, got 'fp8'"):
+    with pytest.raises(
+        ModelLoadError, match="kv_cache_dtype: must be one of auto, int8 on cpu, got 'fp8'"
+    ):
         load_runner(tmp_path, kv_cache_dtype="fp8")

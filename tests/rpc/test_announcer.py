@@ -11,7 +11,7 @@ from scheduler_svc.server import SchedulerServer
 from tests.fakes.fake_worker import FakeWorker
 from tests.rpc.router_double import running_scheduler
 from worker_svc.config import WorkerConfig
-from worker_svc.device.base import open_device
+from worker_svc.device.open import open_device
 from worker_svc.service.announcer import Announcer
 from worker_svc.service.server import WorkerServer
 

@@ -136,7 +136,7 @@ async def test_a_gap_re_forms_the_group() -> None:
     class Forgetful(FakeWorker):
         """Loses its place once, at step 10."""
 
-        async def Execute(self, requests, context):  # type: ignore[no-untyped-def]  # noqa: N802
+        async def Execute(self, requests, context):  # type: ignore[no-untyped-def]
             async for response in super().Execute(requests, context):
                 if self.num_steps == 10:
                     gap = worker_pb2.StepGap(expected_step_id=3, received_step_id=10)

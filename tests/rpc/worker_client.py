@@ -11,7 +11,7 @@ import grpc
 from quire.rpc import open_channel
 from quire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from worker_svc.config import WorkerConfig
-from worker_svc.device.base import CpuDevice
+from worker_svc.device.cpu import CpuDevice
 from worker_svc.service.server import WorkerServer
 
 BLOCK_SIZE = 8

@@ -1,8 +1,8 @@
-"""Scales of float8 caches: how large the keys and values of each head are, seen on a made-up text.
+"""Scales of float8 caches: the size of each head's keys and values, measured on a made-up text.
 
-A scale is a power of two that leaves values twice as large as any that was seen in range; what is
-larger still is cut off. float8 has its precision at every magnitude, so room costs next to nothing.
-Text and arithmetic are fixed: a worker that comes back finds the scales that it had.
+A scale is a power of two that keeps values up to twice the largest measured one in range; larger
+ones are cut off. The precision of float8 is relative, so this room costs next to nothing. Text and
+arithmetic are fixed: a worker that restarts computes the same scales.
 """
 
 import numpy as np
@@ -46,8 +46,8 @@ def calibrate(loaded: LoadedModel) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _scales(cache: torch.Tensor) -> torch.Tensor:
-    """Return the scale of each head of a cache [blocks, kv_heads, block_size, head_dim]."""
+    """Return scales [kv_heads] float32 of a cache [blocks, kv_heads, block_size, head_dim]."""
     largest = cache.float().abs().amax(dim=(0, 2, 3)).cpu()
     exponents = (largest * _ROOM / _LARGEST).log2().ceil()
-    # A head that is always zero, or not finite, has no size.
+    # A head that is always zero, or not finite, has no size: its scale is 1.
     return torch.where(exponents.isfinite(), exponents, 0.0).exp2()

@@ -17,10 +17,10 @@ from worker_svc.device.cuda import CudaDevice
 from worker_svc.layers.attention import KVCaches
 from worker_svc.loading.loader import LoadedModel
 
-# What the attention kernels serve; powers of two between them.
+# The attention kernels serve powers of two between these.
 MIN_BLOCK_SIZE = 8
 MAX_BLOCK_SIZE = 256
-# More than this many times the cache cannot be waiting for it for long.
+# More host blocks than this for each block of the cache would only wait.
 MAX_HOST_BLOCKS_PER_BLOCK = 4
 MEASURED_BLOCKS = 16
 
@@ -29,7 +29,7 @@ def check_block_size(block_size: int) -> None:
     """Check that the kernels serve blocks of this many tokens.
 
     Raises:
-        ConfigError: they do not; names the values they serve.
+        ConfigError: they do not.
     """
     in_range = MIN_BLOCK_SIZE <= block_size <= MAX_BLOCK_SIZE
     if not in_range or block_size & (block_size - 1):
@@ -47,9 +47,9 @@ def block_bytes(loaded: LoadedModel, block_size: int) -> int:
 
 
 def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KVCaches:
-    """Return zeroed caches.
+    """Return zeroed caches; see empty_caches for shapes.
 
-    They are written once here, so that no step pays for the page faults.
+    They are written once here, so that no step pays for page faults.
 
     Raises:
         ConfigError: there is not enough memory.
@@ -63,8 +63,8 @@ def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KV
     except (RuntimeError, MemoryError) as error:
         total = num_blocks * block_bytes(loaded, block_size)
         raise ConfigError(
-            f"num_blocks: {num_blocks} blocks of {block_size} tokens take {total} bytes, "
-            "more than there is memory for"
+            f"num_blocks: must fit the memory, got {num_blocks} blocks of {block_size} tokens, "
+            f"{total} bytes"
         ) from error
 
 
@@ -80,8 +80,8 @@ def _empty_caches(
 class CacheEngine:
     """Owns the caches and moves blocks within and between them.
 
-    On a CPU host memory is taken from the operating system only when blocks are moved there; beside
-    a GPU it is pinned, and taken at once.
+    With a CPU, the operating system provides host memory when blocks are first moved there; with a
+    GPU it is pinned, and taken at once.
 
     Args:
         loaded: the model.
@@ -92,13 +92,13 @@ class CacheEngine:
     Attributes:
         block_size: tokens of a block.
         num_blocks: blocks of each layer.
-        block_bytes: of a block, over all layers of this rank.
+        block_bytes: bytes of a block, over all layers of this rank.
         num_host_blocks: blocks of each layer in host memory.
-        caches: of every layer.
-        mover: of blocks.
+        caches: caches of every layer.
+        mover: moves blocks.
 
     Raises:
-        ConfigError: sizes that the kernels do not serve, or more than there is memory for.
+        ConfigError: the kernels do not serve these sizes, or there is not enough memory.
     """
 
     def __init__(
@@ -133,12 +133,12 @@ class CacheEngine:
         Mutates: the caches.
 
         Args:
-            swap_out: [num_pairs, 2] block and host block.
-            swap_in: [num_pairs, 2] host block and block.
-            copy: [num_pairs, 2] source and destination, applied in order.
+            swap_out: [num_pairs, 2] int64 block and host block.
+            swap_in: [num_pairs, 2] int64 host block and block.
+            copy: [num_pairs, 2] int64 source and destination, applied in order.
 
         Raises:
-            InvalidRequestError: there is no such block.
+            InvalidRequestError: a block number is out of bounds.
         """
         limits = np.array([self.num_blocks, self.num_host_blocks])
         _check_pairs("blocks_to_swap_out", swap_out, limits)
@@ -147,15 +147,18 @@ class CacheEngine:
         self.mover.start(swap_out, swap_in, copy)
 
     def measure_block_us(self) -> float:
-        """Return the time to move one block one way; 0 without host blocks. Changes no contents."""
+        """Return the microseconds to move one block one way; 0 without host blocks.
+
+        The contents of the caches stay.
+        """
         if not self.num_host_blocks:
             return 0.0
-        # Several, since to start a move costs something too.
+        # Several blocks, since starting a move has a cost of its own.
         count = min(MEASURED_BLOCKS, self.num_host_blocks, self.num_blocks)
         pairs = np.arange(count).repeat(2).reshape(count, 2)
         nothing = pairs[:0]
         times = []
-        for _ in range(5):  # the first ones wait for memory
+        for _ in range(5):  # the first moves wait for memory
             self.mover.start(pairs, nothing, nothing)
             times.append(self.mover.finish()())
         return min(times) / count

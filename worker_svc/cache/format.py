@@ -1,4 +1,4 @@
-"""What the paged cache holds: the model's own type, or a byte for each element."""
+"""The element types of the paged cache: the model's own type, or one byte."""
 
 import torch
 
@@ -6,7 +6,7 @@ from quire.contract.errors import ModelLoadError
 from worker_svc.device.base import Device
 
 KV_CACHE_DTYPES: dict[str, torch.dtype] = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
-# Behind each row of int8: the float32 that its elements are multiples of.
+# Each row of int8 ends with its scale, a float32 that the elements are multiples of.
 _INT8_SCALE_BYTES = 4
 
 
@@ -14,23 +14,24 @@ def resolve_kv_cache_dtype(name: str, dtype: torch.dtype, device: Device) -> tor
     """Return the type of a cache's elements.
 
     Args:
-        name: "auto" for that of the model, "fp8" or "int8".
-        dtype: of the model.
-        device: that is to serve it.
+        name: "auto" for the type of the model, "fp8" or "int8".
+        dtype: type of the model.
+        device: device of the cache.
 
     Raises:
-        ModelLoadError: the device does not serve it; says what it serves.
+        ModelLoadError: the device does not serve the type.
     """
     if name == "auto":
         return dtype
     if KV_CACHE_DTYPES[name] not in device.kv_cache_dtypes:
         served = [each for each, held in KV_CACHE_DTYPES.items() if held in device.kv_cache_dtypes]
         raise ModelLoadError(
-            f"kv_cache_dtype: {device.name} serves {', '.join(['auto', *served])}, got {name!r}"
+            f"kv_cache_dtype: must be one of {', '.join(['auto', *served])} on {device.name}, "
+            f"got {name!r}"
         )
     return KV_CACHE_DTYPES[name]
 
 
 def row_size(head_dim: int, dtype: torch.dtype) -> int:
-    """Return the elements of a cache's row: of one token and head."""
+    """Return the elements of a row of the cache, which holds one token of one head."""
     return head_dim + (_INT8_SCALE_BYTES if dtype is torch.int8 else 0)

@@ -18,8 +18,8 @@ class BlockMover:
     """A thread that copies memory; the kernels it calls release the interpreter.
 
     Args:
-        caches: of the model.
-        host_caches: of the same layout, for swapped blocks.
+        caches: caches of the model.
+        host_caches: caches of the same layout, for swapped blocks.
     """
 
     def __init__(self, caches: KVCaches, host_caches: KVCaches) -> None:
@@ -30,15 +30,15 @@ class BlockMover:
                 strict=True,
             )
         )
-        # Not `caches` itself, which knows this mover: a cycle would keep the memory of a cache that
-        # nobody uses any more until it is collected, and what is frozen never is.
+        # Not `caches` itself, which refers to this mover: only a garbage collection frees a cycle,
+        # and objects that were frozen are never collected.
         self._keys, self._values = caches.keys, caches.values
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="block-mover")
-        # Of each layer, the time in microseconds that its move took; empty when all is still.
+        # For each layer, the microseconds that its move took; empty when nothing moves.
         self._moves: list[Future[float]] = []
 
     def start(self, swap_out: IntArray, swap_in: IntArray, copy: IntArray) -> None:
-        """Begin to move [n, 2] pairs of blocks, in this order; what was begun before is done first.
+        """Begin to move pairs [n, 2] int64 of blocks, in this order, after the moves before.
 
         Mutates: the caches; those of a layer must not be touched before `await_layer`.
         """
@@ -46,7 +46,7 @@ class BlockMover:
         orders = [torch.from_numpy(pairs) for pairs in (swap_out, swap_in, copy)]
         if len(swap_out) == len(swap_in) == 0:
             if len(copy) > 0:
-                # A block or two: not worth a thread.
+                # One or two blocks are not worth a thread.
                 ops.copy_blocks(self._keys, self._values, orders[2])
             return
         self._moves = [
@@ -56,16 +56,16 @@ class BlockMover:
 
     @property
     def is_moving(self) -> bool:
-        """Whether layers must be awaited."""
+        """Whether layers must wait for blocks."""
         return bool(self._moves)
 
     def await_layer(self, layer: int) -> None:
-        """Return when the blocks of a layer are where they should be."""
+        """Wait until the blocks of a layer are in place."""
         if self._moves:
             self._moves[layer].result()
 
     def finish(self) -> Callable[[], int]:
-        """Wait for all layers; return what tells the microseconds that moving took."""
+        """Wait for all layers; return a function that returns the microseconds of the moves."""
         moves, self._moves = self._moves, []
         elapsed_us = round(sum(move.result() for move in moves))
         return lambda: elapsed_us

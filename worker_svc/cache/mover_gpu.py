@@ -1,7 +1,7 @@
 """Moves blocks between a GPU and pinned host memory on a stream of their own, layer by layer.
 
-Moving layer 5 overlaps computing layer 4: the compute stream waits, for each layer, for the event
-that its blocks are where they should be.
+Moving layer 5 overlaps computing layer 4: before each layer the compute stream waits for the event
+that the blocks of the layer are in place.
 """
 
 from collections.abc import Callable
@@ -18,22 +18,22 @@ class StreamBlockMover:
     """A stream that copies memory.
 
     Args:
-        device: with the stream.
-        caches: of the model.
-        host_caches: of the same layout in pinned memory, for swapped blocks.
+        device: the GPU.
+        caches: caches of the model.
+        host_caches: caches of the same layout in pinned memory, for swapped blocks.
     """
 
     def __init__(self, device: CudaDevice, caches: KVCaches, host_caches: KVCaches) -> None:
         self._device = device
-        # Not `caches` itself, which knows this mover.
+        # Not `caches` itself, which refers to this mover.
         self._keys, self._values = caches.keys, caches.values
         self._host_keys, self._host_values = host_caches.keys, host_caches.values
-        # Of each layer, when its move is done; empty when nothing moves.
+        # For each layer, the event that its blocks are in place; empty when nothing moves.
         self._done: list[Event] = []
         self._times: tuple[Event, Event] | None = None
 
     def start(self, swap_out: IntArray, swap_in: IntArray, copy: IntArray) -> None:
-        """Begin to move [n, 2] pairs of blocks, in this order; what was begun before is done first.
+        """Begin to move pairs [n, 2] int64 of blocks, in this order, after the moves before.
 
         Mutates: the caches; those of a layer must not be touched before `await_layer`.
         """
@@ -41,12 +41,12 @@ class StreamBlockMover:
         copies = torch.from_numpy(copy)
         if len(swap_out) == len(swap_in) == 0:
             if len(copy) > 0:
-                # A block or two: not worth another stream.
+                # One or two blocks are not worth another stream.
                 ops.copy_blocks(self._keys, self._values, copies)
             return
         device = self._device
         out, back = torch.from_numpy(swap_out), torch.from_numpy(swap_in)
-        device.copy_stream.wait_stream(device.compute_stream)  # what is moved has been computed
+        device.copy_stream.wait_stream(device.compute_stream)  # the blocks have been computed
         started = device.new_event(timing=True)
         with device.on_stream(device.copy_stream):
             started.record(device.copy_stream)
@@ -68,22 +68,22 @@ class StreamBlockMover:
 
     @property
     def is_moving(self) -> bool:
-        """Whether layers must be awaited."""
+        """Whether layers must wait for blocks."""
         return bool(self._done)
 
     def await_layer(self, layer: int) -> None:
-        """Let what is started from now on find the blocks of a layer where they should be."""
+        """Make work that is started from now on wait for the blocks of a layer."""
         if self._done:
             self._device.compute_stream.wait_event(self._done[layer])
 
     def await_all(self) -> None:
-        """Let what is started from now on find all blocks where they should be."""
+        """Make work that is started from now on wait for all blocks."""
         if self._done:
             self._device.compute_stream.wait_event(self._done[-1])
             self._done = []
 
     def finish(self) -> Callable[[], int]:
-        """End the step's moves; return what waits for them and tells the microseconds they took."""
+        """End the moves; return a function that waits for them and returns their microseconds."""
         self.await_all()
         times, self._times = self._times, None
         if times is None:

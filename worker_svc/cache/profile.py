@@ -1,4 +1,4 @@
-"""How much cache fits: memory that is left after the largest step has been run once."""
+"""How much cache fits: the memory that the largest step leaves."""
 
 import time
 
@@ -8,7 +8,7 @@ import torch
 from quire.contract.errors import ConfigError
 from quire.contract.workers import CacheProfile, ProfileSpec
 from worker_svc.cache.engine import allocate_caches, block_bytes, check_block_size
-from worker_svc.device.memory import available_memory_bytes
+from worker_svc.device.host_memory import available_memory_bytes
 from worker_svc.layers.attention import KVCaches
 from worker_svc.loading.loader import LoadedModel
 from worker_svc.steps.prompt_step import run_prompts
@@ -22,11 +22,11 @@ WARM_UP_MAX_S = 1.0
 def profile_cache(loaded: LoadedModel, spec: ProfileSpec) -> CacheProfile:
     """Run the largest step and return the number of blocks that fit beside it.
 
-    Never more than all sequences of a step could fill at the model's full length.
+    Never more than the sequences of a step fill at the model's full length.
 
     Raises:
-        ConfigError: the kernels do not serve the block size, not one block fits, or more is asked
-            for than is free.
+        ConfigError: the kernels do not serve the block size, not one block fits, or the size asked
+            for is not free.
     """
     check_block_size(spec.block_size)
 
@@ -47,12 +47,12 @@ def profile_cache(loaded: LoadedModel, spec: ProfileSpec) -> CacheProfile:
         budget = spec.kv_cache_memory_bytes
         if budget > memory.free_bytes:
             raise ConfigError(
-                f"kv_cache_memory_bytes: {budget} is more than the {memory.free_bytes} bytes that "
-                "are free"
+                "kv_cache_memory_bytes: must be at most the free memory, "
+                f"{memory.free_bytes} bytes, got {budget}"
             )
     if budget < bytes_per_block:
         raise ConfigError(
-            f"kv_cache_memory_bytes: {budget} is less than one block, {bytes_per_block} bytes"
+            f"kv_cache_memory_bytes: must hold a block, {bytes_per_block} bytes, got {budget} bytes"
         )
     blocks_per_sequence = -(-loaded.info.max_model_len // spec.block_size)
     most_useful = spec.max_num_seqs * blocks_per_sequence
@@ -63,10 +63,10 @@ def choose_swap_space_bytes(asked: int | None) -> int:
     """Return how much host memory swapped blocks may take.
 
     Args:
-        asked: by the operator; None takes a share of the memory that is free.
+        asked: bytes that the operator wants; None takes a share of the free memory.
 
     Raises:
-        ConfigError: more is asked for than is free.
+        ConfigError: so much is not free.
     """
     if asked == 0:
         return 0
@@ -74,12 +74,14 @@ def choose_swap_space_bytes(asked: int | None) -> int:
     if asked is None:
         return min(int(free * SWAP_SHARE_OF_FREE_MEMORY), MAX_DEFAULT_SWAP_BYTES)
     if asked > free:
-        raise ConfigError(f"swap_space: {asked} bytes are more than the {free} that are free")
+        raise ConfigError(
+            f"swap_space: must be at most the free memory, {free} bytes, got {asked} bytes"
+        )
     return asked
 
 
 def warm_up(loaded: LoadedModel, caches: KVCaches, block_size: int) -> None:
-    """Run decode steps of the usual sizes, so that serving finds every code path prepared.
+    """Run decode steps of the usual sizes, so that libraries prepare every code path.
 
     Writes nothing to the caches.
     """
@@ -90,7 +92,7 @@ def warm_up(loaded: LoadedModel, caches: KVCaches, block_size: int) -> None:
     for num_tokens in sorted(sizes):
         _run_dummy_step(loaded, caches, block_size, num_tokens, num_tokens)
         is_late = torch.tensor([time.monotonic() > deadline], dtype=torch.int32).to(device)
-        # By rank 0's clock: a rank that went on alone would wait for the others in vain.
+        # By rank 0's clock: a rank that went on alone would wait for the others for ever.
         if loaded.parallel.broadcast(is_late).item():
             break
 
@@ -102,10 +104,10 @@ def _run_dummy_step(
 
     Args:
         loaded: the model.
-        caches: at least one block.
+        caches: caches of at least one block.
         block_size: tokens of a block.
-        num_tokens: shared out evenly over the sequences, none past the model's length.
-        num_seqs: at most this many sequences.
+        num_tokens: tokens, shared evenly by the sequences; each is cut at the model's length.
+        num_seqs: limit on the sequences.
     """
     num_seqs = min(num_seqs, num_tokens)
     share, rest = divmod(num_tokens, num_seqs)

@@ -17,15 +17,15 @@ def empty_caches(
     num_blocks: int,
     empty: Callable[..., torch.Tensor] = torch.empty,
 ) -> KVCaches:
-    """Return caches of this rank's heads, whose contents mean nothing yet.
+    """Return uninitialised caches [blocks, kv_heads, block_size, row_size] of this rank's heads.
 
     Args:
-        num_layers: how many caches.
-        heads: of every layer.
-        dtype: of keys and values, which rows of int8 follow by their scale.
+        num_layers: number of caches.
+        heads: heads of every layer.
+        dtype: type of keys and values.
         block_size: tokens of a block.
-        num_blocks: of each layer.
-        empty: makes a tensor of a shape and a dtype, where it is to be.
+        num_blocks: blocks of each layer.
+        empty: makes a tensor of a shape and a dtype where the cache belongs.
     """
     shape = (num_blocks, heads.num_kv_heads, block_size, row_size(heads.head_dim, dtype))
     keys, values = ([empty(shape, dtype=dtype) for _ in range(num_layers)] for _ in range(2))

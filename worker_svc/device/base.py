@@ -1,10 +1,8 @@
-"""Where a worker computes: how a step's arrays get there, and what comes of it back.
+"""What a worker needs of a device: to place a step's arrays, to fetch results, to mark moments.
 
-A GPU does later what it is told now, so that what is fetched from it is waited for, not there.
+A GPU runs work some time after it was started, so a result that is fetched must be waited for.
 """
 
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,28 +10,16 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import torch
 
-from quire.observe.log import get_logger
-from worker_svc import ops
-from worker_svc.device.memory import available_memory_bytes
-from worker_svc.layers.invariant_linear import padded_rows
-
-log = get_logger()
-
 Array = npt.NDArray[Any]
-
-
-# Of the host's memory, for the cache of a worker on the CPU.
-CACHE_SHARE_OF_FREE_MEMORY = 0.25
-MAX_DEFAULT_CACHE_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """What the largest step leaves.
+    """The memory that the largest step leaves.
 
     Attributes:
-        free_bytes: that a cache could take.
-        default_bytes: that it takes unless somebody asks for another size.
+        free_bytes: memory that a cache could take.
+        default_bytes: memory that it takes unless the operator sets its size.
     """
 
     free_bytes: int
@@ -44,7 +30,7 @@ class Fetched(Protocol):
     """Tensors on their way to the host."""
 
     def wait(self) -> list[Array]:
-        """Return them, once they are there; from any thread, any number of times."""
+        """Wait for them and return them; from any thread, any number of times."""
 
 
 class Device(Protocol):
@@ -52,8 +38,8 @@ class Device(Protocol):
 
     Attributes:
         name: "cpu", "cuda:0" ...
-        torch_device: for tensors.
-        is_immediate: whether what it is told is done on return.
+        torch_device: where tensors are made.
+        is_immediate: whether work is done when the call that starts it returns.
     """
 
     name: str
@@ -62,7 +48,7 @@ class Device(Protocol):
 
     @property
     def kv_cache_dtypes(self) -> tuple[torch.dtype, ...]:
-        """Types that a cache may hold beside the model's own."""
+        """Types that a cache may hold, apart from the model's own."""
 
     @property
     def isa(self) -> str:
@@ -76,127 +62,34 @@ class Device(Protocol):
         """
 
     def start_waiting_thread(self) -> None:
-        """Prepare the calling thread to wait for what is computed here, and for nothing else."""
+        """Prepare the calling thread to wait for results; it starts no work."""
 
     def is_lost(self) -> bool:
-        """Whether nothing can be computed here any more, in this process."""
+        """Whether this process can never compute on the device again."""
 
     def place(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """Return the arrays as tensors here; they may be changed once this has returned."""
+        """Return arrays as tensors on the device, of the same shapes and dtypes, by name.
+
+        On a GPU they are copies, and the arrays may be changed once this has returned.
+        """
 
     def fetch(self, tensors: Sequence[torch.Tensor]) -> Fetched:
-        """Begin to copy tensors to the host, as they are after all that was started before."""
+        """Begin to copy tensors to the host, after all work that was started before."""
 
     def mark(self) -> Any:
-        """Return the moment when all that was started before is done, for `elapsed_us`."""
+        """Return the moment when all work that was started before is done, for `elapsed_us`."""
 
     def elapsed_us(self, start: Any, end: Any) -> int:
         """Return the microseconds between two moments that have passed."""
 
     def padded_rows(self, num_rows: int, dtype: torch.dtype) -> int:
-        """Return how many rows to compute so that linear layers are invariant and quick."""
+        """Return the number of rows to compute so that linear layers are invariant and quick."""
 
     def profile_memory(self, largest_step: Callable[[], None], utilization: float) -> MemoryProfile:
-        """Run the largest step and see how much memory it leaves for the cache.
+        """Run the largest step and return the memory that it leaves for the cache.
 
         Args:
-            largest_step: runs it.
-            utilization: share of a GPU's memory for weights, activations and cache together.
+            largest_step: runs the step.
+            utilization: share of a GPU's memory for weights, activations and cache together, in
+                (0, 1].
         """
-
-
-class CpuDevice:
-    """The host's own processor, which does at once what it is told.
-
-    Attributes:
-        name: "cpu".
-        torch_device: for tensors.
-        is_immediate: True.
-    """
-
-    def __init__(self) -> None:
-        self.name = "cpu"
-        self.torch_device = torch.device("cpu")
-        self.is_immediate = True
-
-    @property
-    def kv_cache_dtypes(self) -> tuple[torch.dtype, ...]:
-        """See Device."""
-        return (torch.int8,)
-
-    @property
-    def isa(self) -> str:
-        """See Device."""
-        return ops.isa()
-
-    def start_thread(self, num_threads: int | None) -> None:
-        """See Device: torch counts threads for each thread that calls it."""
-        count = num_threads or len(os.sched_getaffinity(0))
-        torch.set_num_threads(count)
-        ops.set_num_threads(count)
-
-    def start_waiting_thread(self) -> None:
-        """See Device."""
-
-    def is_lost(self) -> bool:
-        """See Device."""
-        return False
-
-    def place(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """See Device; the tensors share the arrays' memory."""
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-    def fetch(self, tensors: Sequence[torch.Tensor]) -> Fetched:
-        """See Device."""
-        return _Here([tensor.numpy() for tensor in tensors])
-
-    def mark(self) -> int:
-        """See Device."""
-        return time.perf_counter_ns()
-
-    def elapsed_us(self, start: int, end: int) -> int:
-        """See Device."""
-        return (end - start) // 1000
-
-    def padded_rows(self, num_rows: int, dtype: torch.dtype) -> int:
-        """See Device."""
-        return padded_rows(num_rows, dtype)
-
-    def profile_memory(self, largest_step: Callable[[], None], utilization: float) -> MemoryProfile:
-        """See Device: a share of what is free then, since other programs live here as well.
-
-        Raises:
-            ConfigError: the machine does not say how much is free.
-        """
-        largest_step()
-        free = available_memory_bytes()
-        default = min(int(free * CACHE_SHARE_OF_FREE_MEMORY), MAX_DEFAULT_CACHE_BYTES)
-        return MemoryProfile(free, default)
-
-
-class _Here:
-    def __init__(self, arrays: list[Array]) -> None:
-        self._arrays = arrays
-
-    def wait(self) -> list[Array]:
-        return self._arrays
-
-
-def open_device(name: str) -> Device:
-    """Return a device by its name.
-
-    Args:
-        name: "cpu", "cuda" or "cuda:N"; "auto" or "auto:N" for that GPU if there is one.
-
-    Raises:
-        ConfigError: there is none of this name here; says why.
-    """
-    from worker_svc.device.cuda import CudaDevice
-
-    kind, _, index = name.partition(":")
-    if kind == "auto" and torch.cuda.device_count() > 0 and not ops.has_cuda():
-        log.warning("gpu_unused", reason="the kernels were built without CUDA; install with nvcc")
-        kind = "cpu"
-    if kind == "cpu" or (kind == "auto" and torch.cuda.device_count() == 0):
-        return CpuDevice()
-    return CudaDevice.open(int(index or 0))

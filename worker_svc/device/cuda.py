@@ -13,9 +13,9 @@ from quire.contract.errors import ConfigError
 from worker_svc import ops
 from worker_svc.device.base import Array, MemoryProfile
 
-# Of two steps under way and one that is written; a step uploads a few times.
+# For two steps under way and one that is written; a step uploads a few times.
 UPLOAD_BUFFERS = 12
-# Which converts float8 in hardware.
+# The first that converts float8 in hardware.
 FLOAT8_CAPABILITY = (8, 9)
 LEAST_CAPABILITY = (8, 0)
 _ALIGNMENT = 16
@@ -25,7 +25,7 @@ class Event(Protocol):
     """A moment of a stream."""
 
     def record(self, stream: Any = None) -> None:
-        """Let the event be the moment when all that the stream has now is done."""
+        """Set the event to the moment when all work that the stream has now is done."""
 
     def synchronize(self) -> None:
         """Wait for the moment."""
@@ -45,14 +45,14 @@ class CudaDevice:
     """One GPU of this machine.
 
     Args:
-        index: which.
+        index: number of the GPU.
 
     Attributes:
         name: "cuda:0" ...
-        torch_device: for tensors.
+        torch_device: where tensors are made.
         is_immediate: False.
-        compute_stream: of the model.
-        copy_stream: of what moves between device and host beside it.
+        compute_stream: the stream on which the model computes.
+        copy_stream: the stream on which blocks move between device and host beside the model.
     """
 
     def __init__(self, index: int) -> None:
@@ -65,30 +65,30 @@ class CudaDevice:
 
     @classmethod
     def open(cls, index: int) -> "CudaDevice":
-        """Return a GPU that is there and that the kernels were compiled for.
+        """Return a GPU after checking that torch and the kernels can use it.
 
         Raises:
-            ConfigError: it is not, they were not, or torch cannot use it; says which.
+            ConfigError: they cannot; the message says why.
         """
         if torch.version.cuda is None:
             raise ConfigError(
-                f"device: cuda needs a torch with CUDA; this one is {torch.__version__}"
+                f"device: must be cpu with a torch without CUDA, got cuda and {torch.__version__}"
             )
         count = torch.cuda.device_count()
         if index >= count:
-            raise ConfigError(f"device: no cuda:{index}, this machine has {count} usable GPUs")
+            raise ConfigError(f"device: must be one of {count} usable GPUs, got cuda:{index}")
         if not ops.has_cuda():
             raise ConfigError(
-                "device: the kernels were built without CUDA; install with nvcc there"
+                "device: must be cpu with kernels built without CUDA, got cuda; install with nvcc"
             )
         if torch.cuda.get_device_capability(index) < LEAST_CAPABILITY:
-            raise ConfigError(f"device: cuda:{index} is older than the kernels serve, sm_80")
+            raise ConfigError(f"device: must be sm_80 or newer, got an older GPU as cuda:{index}")
         return cls(index)
 
-    # ---------------------------------------------------------------- the device's own things
+    # ---------------------------------------------------------------- beyond Device
 
     def make_torch_device(self, index: int) -> torch.device:
-        """Return torch's name for it."""
+        """Return torch's device for a GPU."""
         return torch.device("cuda", index)
 
     @property
@@ -104,23 +104,23 @@ class CudaDevice:
         return f"sm_{major}{minor}"
 
     def new_stream(self) -> Any:
-        """Return a stream of its own."""
+        """Return a new stream."""
         return torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
 
     def new_event(self, *, timing: bool = False) -> Event:
-        """Return an event; only one with timing has a time."""
+        """Return an event; `elapsed_time` needs events with timing."""
         event: Event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
         return event
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return host memory that the device copies to and from by itself."""
+        """Return pinned host memory, which the device reads and writes without the CPU."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def pinned_for_long(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return pinned memory of exactly this size; torch's own is rounded to a power of two.
 
         Raises:
-            ConfigError: the system does not give so much.
+            ConfigError: the system does not pin so much memory.
         """
         tensor = torch.empty(tuple(shape), dtype=dtype)
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -128,17 +128,18 @@ class CudaDevice:
             status = int(runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
             if status != 0:
                 raise ConfigError(
-                    f"swap_space: {tensor.nbytes} bytes cannot be pinned (CUDA error {status})"
+                    f"swap_space: must be memory that can be pinned, got CUDA error {status} for "
+                    f"{tensor.nbytes} bytes"
                 )
             weakref.finalize(tensor, runtime.cudaHostUnregister, tensor.data_ptr())
         return tensor
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Start what torch and our kernels are told in the block on a stream."""
+        """Run the work that torch and our kernels start in the block on a stream."""
         return _OnStream(stream)
 
     def capture(self, work: Callable[[], None], pool: Any) -> Graph:
-        """Return the work that a function starts, without doing it.
+        """Return the work that a function starts, as a graph; the work is not done.
 
         Args:
             work: starts work of fixed shapes and addresses, and waits for nothing.
@@ -157,16 +158,16 @@ class CudaDevice:
         return torch.cuda.graph_pool_handle()
 
     def synchronize(self) -> None:
-        """Wait for all that was started."""
+        """Wait for all work that was started."""
         torch.cuda.synchronize(self.torch_device)
 
     def memory_bytes(self) -> tuple[int, int]:
-        """Return how much of the device's memory is free, torch's own reserve included, and all."""
+        """Return the free bytes of the device, torch's own reserve included, and all its bytes."""
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self.torch_device)
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """Return the most memory that torch takes while a function runs, above what it holds."""
+        """Return the most bytes that torch takes while a function runs, beyond those it holds."""
         held = torch.cuda.memory_allocated(self.torch_device)
         torch.cuda.reset_peak_memory_stats(self.torch_device)
         work()
@@ -186,7 +187,7 @@ class CudaDevice:
         torch.cuda.set_device(self.torch_device)
 
     def is_lost(self) -> bool:
-        """See Device: an error of a kernel stays for as long as its process lives."""
+        """See Device; an error of a kernel stays for as long as the process lives."""
         try:
             self.synchronize()
         except RuntimeError:
@@ -249,12 +250,12 @@ class CudaDevice:
         return round(1000 * start.elapsed_time(end))
 
     def padded_rows(self, num_rows: int, dtype: torch.dtype) -> int:
-        """See Device: nothing is gained by padding here."""
+        """See Device; padding gains nothing on a GPU."""
         return num_rows
 
     def profile_memory(self, largest_step: Callable[[], None], utilization: float) -> MemoryProfile:
         """See Device."""
-        largest_step()  # libraries take their share at their first call
+        largest_step()  # libraries take their memory at their first call
         peak = self.peak_bytes(largest_step)
         free, total = self.memory_bytes()
         free -= peak
@@ -284,7 +285,12 @@ _DTYPES = {
 
 
 class PinnedCopies:
-    """Copies in pinned memory, to be read once an event has come."""
+    """Copies in pinned memory, complete once an event has come.
+
+    Args:
+        copies: the copies.
+        done: the event.
+    """
 
     def __init__(self, copies: list[torch.Tensor], done: Event) -> None:
         self._copies = copies

@@ -1,4 +1,4 @@
-"""A digest of a model directory, by which ranks find out that they were given different models."""
+"""A digest of a model directory, which shows that ranks were given different models."""
 
 import os
 from hashlib import sha256
@@ -11,14 +11,13 @@ SAMPLE_BYTES = 4096
 def digest_checkpoint(directory: Path, *, reads_weights: bool) -> bytes:
     """Return a digest of a model's configuration and, in samples, of its weights.
 
-    Each rank reads only its slice, so no rank could say in reasonable time what the whole of the
-    weights is. Of every file, its size and evenly spaced samples count, the first and the last
-    bytes among them: so names, shapes and types of the tensors do, and weights that were trained
-    further are told from those of before.
+    Each rank reads only its slice, so reading all weights would take too long. The digest covers
+    the size of every file and evenly spaced samples, the first and the last bytes among them: thus
+    names, shapes and types of the tensors. Weights that were trained further have another digest.
 
     Args:
-        directory: of the model.
-        reads_weights: whether there are any; made-up ones have no file.
+        directory: directory of the model.
+        reads_weights: whether it has weights; dummy weights have no file.
     """
     digest = sha256()
     names = ["config.json", "generation_config.json"]

@@ -1,4 +1,4 @@
-"""Weights made up on the spot, for benchmarks of models whose checkpoint is not at hand."""
+"""Random weights, for benchmarks of models without a checkpoint."""
 
 import zlib
 
@@ -6,21 +6,21 @@ import torch
 
 
 class DummyCheckpoint:
-    """Holds every tensor that is asked for, of any shape.
+    """Returns random values for every tensor, of any shape.
 
     A tensor depends on its name and shape alone, so that ranks cut their parts from the same one.
-    Matrices keep the size of what they multiply, norms leave it, so that logits stay finite.
+    Matrices and norms keep the size of their inputs, so that logits stay finite.
 
     Args:
         device: of the model.
     """
 
     def __init__(self, device: torch.device) -> None:
-        # Billions of numbers are made where they are needed, if there are generators there.
+        # A GPU generates billions of numbers by itself; other devices copy those of the CPU.
         self._device = device if device.type == "cuda" else torch.device("cpu")
 
     def has(self, name: str) -> bool:
-        """Return True: whatever a family may look for is there."""
+        """Return True: every tensor exists."""
         return True
 
     def read(self, name: str, shape: tuple[int, ...], part: tuple[range, ...]) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Typed access to the config.json of a Hugging Face model directory.
 
-Read here rather than through transformers: start-up stays short, and every complaint is one line
-that names the file and the key.
+Read here and not through transformers: start-up stays short, and every error is one line that names
+the file and the key.
 """
 
 import json
@@ -36,7 +36,7 @@ class HfConfig:
 
     @property
     def directory(self) -> Path:
-        """Where the file lies."""
+        """The directory of the file."""
         return Path(self._origin).parent
 
     def __contains__(self, key: str) -> bool:
@@ -48,11 +48,11 @@ class HfConfig:
         return list(self._values)
 
     def spelling(self, *keys: str) -> str:
-        """Return the first of several names of one key that is present, else the first."""
+        """Return the first of several names of one key that is present, or else the first name."""
         return next((key for key in keys if key in self), keys[0])
 
     def error(self, key: str, problem: str) -> ModelLoadError:
-        """Return the error that says what is wrong with a key of this object."""
+        """Return the error for a problem with a key of this object."""
         return ModelLoadError(f"{self._origin}: {key}: {problem}")
 
     def integer(self, key: str, default: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""From a model directory to a model: which family, which dtype, which limits, this rank's slice."""
+"""From a model directory to a model: its family, dtype, limits, and this rank's slice."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,8 @@ from quire.contract.errors import ModelLoadError
 from quire.contract.outputs import ModelInfo
 from quire.contract.workers import LoadSpec
 from worker_svc.cache.format import resolve_kv_cache_dtype
-from worker_svc.device.base import CpuDevice, Device
+from worker_svc.device.base import Device
+from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers.device_linear import invariance
 from worker_svc.layers.invariant_linear import InvariantLinear
 from worker_svc.loading.digest import digest_checkpoint
@@ -32,16 +33,16 @@ class LoadedModel:
     """A model in memory.
 
     Attributes:
-        spec: what was asked for.
-        info: what it turned out to be.
-        model: ready to compute.
-        dtype: of activations.
-        parallel: the group it computes with.
-        device: where it is.
-        kv_cache_dtype: of the paged cache's elements.
+        spec: what to load.
+        info: what clients see of the model.
+        model: the layers, ready to compute.
+        dtype: type of activations.
+        parallel: group of ranks that computes it.
+        device: device that computes it.
+        kv_cache_dtype: type of the paged cache's elements.
         weight_bytes: memory of this rank's slice of the weights.
-        checkpoint_digest: of the directory it was read from.
-        cpu_linears: its linear layers, of a model on the CPU.
+        checkpoint_digest: digest of the directory; see digest_checkpoint.
+        cpu_linears: linear layers of a model on the CPU.
     """
 
     spec: LoadSpec
@@ -68,11 +69,11 @@ def load_model(
     Args:
         spec: which slice of which model.
         served_model_name: name that requests use; empty takes the directory's path.
-        parallel: the group, already joined.
-        device: where the model is to be; None for the CPU.
+        parallel: group of ranks, already joined.
+        device: device of the model; None for the CPU.
 
     Raises:
-        ModelLoadError: the directory cannot be served; one line that says why.
+        ModelLoadError: the directory cannot be served; the message is one line.
     """
     device = device or CpuDevice()
     directory = Path(spec.model)
@@ -142,7 +143,7 @@ def _resolve_max_model_len(asked: int | None, default: int, longest: int) -> int
     if asked is None:
         return default
     if asked > longest:
-        raise ModelLoadError(f"max_model_len: {asked} is more than the model's {longest}")
+        raise ModelLoadError(f"max_model_len: must be at most the model's {longest}, got {asked}")
     return asked
 
 

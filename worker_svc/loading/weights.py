@@ -1,7 +1,7 @@
 """Weights of a Hugging Face directory: safetensors only, and only the parts asked for.
 
-Layers ask for what they need while they are built, so a model is never half loaded: a missing or
-misshapen tensor ends the construction with one readable line.
+Layers read their weights while they are built, so a model is never half loaded: if a tensor is
+missing or has another shape, the construction ends with a one-line error.
 """
 
 from math import prod
@@ -34,7 +34,7 @@ class SafetensorsCheckpoint:
     """The safetensors files of a model directory, one or several with an index.
 
     Raises:
-        ModelLoadError: no safetensors, a file that the index names is missing, or a broken file.
+        ModelLoadError: there are no safetensors, a file of the index is missing, or one is broken.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -58,8 +58,8 @@ class SafetensorsCheckpoint:
 
         Args:
             name: as in the checkpoint.
-            shape: that the whole tensor must have.
-            part: indices of each leading dimension; of those not named, all.
+            shape: shape that the whole tensor must have.
+            part: indices of each leading dimension; all indices of the other dimensions.
 
         Raises:
             ModelLoadError: missing, of another shape, not of a floating-point type, or unreadable.
@@ -138,10 +138,10 @@ def _no_safetensors(directory: Path) -> str:
 
 
 class WeightTally:
-    """What was loaded of a checkpoint.
+    """Counts what was loaded of a checkpoint.
 
     Attributes:
-        loaded_bytes: memory of all parts, as they are on the device.
+        loaded_bytes: memory of all loaded parts on the device.
     """
 
     def __init__(self) -> None:
@@ -150,16 +150,16 @@ class WeightTally:
 
     @property
     def num_parameters(self) -> int:
-        """Elements of the whole tensors of which any part was loaded, each tensor once."""
+        """Elements of all tensors of which any part was loaded; each whole tensor counts once."""
         return sum(self._sizes.values())
 
     def add(self, name: str, size: int, num_bytes: int) -> None:
         """Count a part of a tensor.
 
         Args:
-            name: of the tensor.
+            name: name of the tensor.
             size: elements of the whole tensor.
-            num_bytes: of the part.
+            num_bytes: bytes of the part.
         """
         self._sizes[name] = size
         self.loaded_bytes += num_bytes
@@ -169,10 +169,10 @@ class Weights:
     """A view of a checkpoint below a name prefix, in the dtype and on the device of the model.
 
     Args:
-        reader: of the checkpoint.
-        dtype: of what is loaded.
-        device: where that is to be.
-        prefix: of names.
+        reader: reads the checkpoint.
+        dtype: type of the loaded tensors.
+        device: device of the loaded tensors.
+        prefix: prefix of their names.
         tally: counts what is loaded.
     """
 
@@ -191,11 +191,11 @@ class Weights:
         self._tally = tally or WeightTally()
 
     def count_parameters(self, size: int) -> None:
-        """Count parameters that something else has read, all of them on this rank."""
+        """Count `size` parameters that were read by other means, all of them on this rank."""
         self._tally.add(self._prefix, size, size * self.dtype.itemsize)
 
     def scope(self, name: str) -> "Weights":
-        """Return the view below `name`; scopes nest with dots between."""
+        """Return the view below `name`; dots join the names of nested scopes."""
         return Weights(self._reader, self.dtype, self.device, f"{self._prefix}{name}.", self._tally)
 
     def scope_if_present(self, name: str, probe: str) -> "Weights":
@@ -215,15 +215,15 @@ class Weights:
 
         Args:
             name: below this view's prefix.
-            shape: that the whole tensor must have.
-            part: indices of each leading dimension; of those not named, all.
+            shape: shape that the whole tensor must have.
+            part: indices of each leading dimension; all indices of the other dimensions.
 
         Raises:
             ModelLoadError: missing, of another shape, or unreadable.
         """
         full_name = self._prefix + name
         tensor = self._reader.read(full_name, shape, part)
-        # A copy, because what safetensors returns may still be backed by the file.
+        # A copy, because the tensor of safetensors may be a view of the file.
         own = tensor.to(self.device, self.dtype, copy=True).contiguous()
         self._tally.add(full_name, prod(shape), own.nbytes)
         return own

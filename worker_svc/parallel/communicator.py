@@ -1,6 +1,6 @@
 """How the ranks of a group meet and exchange tensors: Gloo between CPUs, NCCL between GPUs.
 
-Only activations and sampled tokens travel here; orders come from the scheduler. Every socket is
+Ranks exchange only activations and sampled tokens; orders come from the scheduler. Every socket is
 bound to this worker's own address, never to all interfaces, and every exchange has a timeout.
 """
 
@@ -24,14 +24,14 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 class MeetingPlace:
-    """Where rank 0 awaits the others: a key-value store of its process, bound to one address."""
+    """Where rank 0 waits for the others: a key-value store in its process, bound to one address."""
 
     def __init__(self) -> None:
         self._stores: dict[str, TCPStore] = {}
         self._address_of_host: dict[str, str] = {}
 
     def open(self, host: str) -> str:
-        """Listen at a free port of `host`, unless that was done before; return "host:port".
+        """Listen at a free port of `host`, unless this was done before; return "host:port".
 
         Raises:
             ConfigError: `host` is no address of this machine.
@@ -44,11 +44,11 @@ class MeetingPlace:
                 listener.listen()
             except OSError as error:
                 raise ConfigError(
-                    f"host: rank 0 cannot await the other ranks at {host}: {error.strerror}; "
+                    f"host: must be an address of this machine, got {host}: {error.strerror}; "
                     "name each worker by an address of its own machine"
                 ) from error
             port = listener.getsockname()[1]
-            # The store takes the socket: asked to bind by itself, it would take all interfaces.
+            # The store gets a bound socket: by itself it would bind to all interfaces.
             self._stores[f"{host}:{port}"] = TCPStore(
                 host,
                 port,
@@ -61,14 +61,14 @@ class MeetingPlace:
         return self._address_of_host[host]
 
     def store(self, rank: int, meeting: Meeting) -> TCPStore:
-        """Return the store at a meeting's address, rank 0's own if this is rank 0.
+        """Return the store at a meeting's address; on rank 0, its own.
 
         Raises:
-            UnavailableError: nobody awaits this rank there.
+            UnavailableError: rank 0 does not listen there.
         """
         if rank == 0:
             if meeting.address not in self._stores:
-                raise UnavailableError(f"rank 0 does not await anybody at {meeting.address}")
+                raise UnavailableError(f"rank 0 does not listen at {meeting.address}")
             return self._stores[meeting.address]
         host, _, port = meeting.address.rpartition(":")
         return TCPStore(
@@ -81,10 +81,10 @@ class MeetingPlace:
 
 
 class ProcessCommunicator:
-    """This process's link to the other ranks, which may be cut and tied anew under the same layers.
+    """This process's link to the other ranks; layers keep it while it joins group after group.
 
     Args:
-        device: of the tensors: NCCL exchanges them between GPUs, Gloo between CPUs.
+        device: device of the tensors: NCCL exchanges them between GPUs, Gloo between CPUs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -93,11 +93,15 @@ class ProcessCommunicator:
         self._group: Any = None  # a backend of torch.distributed
 
     def open_meeting_place(self, host: str) -> str:
-        """Await other ranks at an address of this machine; return "host:port"."""
+        """Listen for the other ranks at an address of this machine; return "host:port".
+
+        Raises:
+            ConfigError: `host` is no address of this machine.
+        """
         return self._place.open(host)
 
     def join(self, rank: int, size: int, meeting: Meeting) -> None:
-        """Leave the group of before and meet the other ranks of an epoch.
+        """Leave the current group and meet the other ranks of an epoch.
 
         Raises:
             UnavailableError: not all ranks came in time.
@@ -116,27 +120,27 @@ class ProcessCommunicator:
             ) from error
 
     def leave(self) -> None:
-        """Leave the group, if any; exchanges of the other ranks with this one fail."""
+        """Leave the group, if any; the other ranks' exchanges with this one then fail."""
         group, self._group = self._group, None
         if group is not None and self._device.type != "cpu":
-            # A kernel of NCCL that awaits a dead rank would spin for ever.
+            # A kernel of NCCL that waits for a dead rank would spin for ever.
             group.abort()
 
     def all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """Return what each rank passes, in order of rank."""
+        """See Communicator."""
         group = self._require_group()
         parts = [torch.empty_like(part) for _ in range(group.size())]
         self._wait(lambda: group.allgather([parts], [part.contiguous()]))
         return parts
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        """Return the sum, in the order of the library's own algorithm."""
+        """See Communicator; the order is that of the library's algorithm."""
         total = partial.contiguous()
         self._wait(lambda: self._require_group().allreduce([total]))
         return total
 
     def broadcast(self, values: torch.Tensor) -> None:
-        """Overwrite `values` with those of rank 0."""
+        """See Communicator."""
         self._wait(lambda: self._require_group().broadcast([values]))
 
     def _require_group(self) -> Any:
@@ -154,8 +158,8 @@ class ProcessCommunicator:
 def _gloo_group(
     store: PrefixStore, rank: int, size: int, meeting: Meeting, device: torch.device
 ) -> Any:
-    # Made directly: torch.distributed's own set-up offers no way to say which address to bind.
-    gloo: Any = dist.ProcessGroupGloo  # its stub lacks what follows
+    # Made directly: the set-up of torch.distributed has no parameter for the address to bind.
+    gloo: Any = dist.ProcessGroupGloo  # its type stub lacks the members below
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=meeting.host)]
     options._timeout = timedelta(seconds=meeting.timeout_s)
@@ -165,7 +169,7 @@ def _gloo_group(
 def _nccl_group(
     store: PrefixStore, rank: int, size: int, meeting: Meeting, device: torch.device
 ) -> Any:
-    # Exact: without "=" NCCL takes a prefix.
+    # "=" means exactly this name: without it NCCL takes a prefix.
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface_of(meeting.host)}")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=meeting.timeout_s)
@@ -178,7 +182,7 @@ def interface_of(host: str) -> str:
     """Return the name of the network interface that has an IPv4 address.
 
     Raises:
-        ConfigError: none of this machine has.
+        ConfigError: no interface of this machine has this address.
     """
     address = socket.gethostbyname(host)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -193,4 +197,4 @@ def interface_of(host: str) -> str:
                 return name
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
-    raise ConfigError(f"host: no interface of this machine has the address {host}")
+    raise ConfigError(f"host: must be an address of an interface of this machine, got {host}")

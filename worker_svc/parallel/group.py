@@ -1,6 +1,6 @@
-"""The tensor-parallel group as layers see it: what this rank owns, and sums and joins over ranks.
+"""The tensor-parallel group as layers see it: this rank's part, and sums and joins over ranks.
 
-With one rank every exchange is the identity.
+With one rank every exchange returns its argument.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,19 @@ from quire.contract.errors import ModelLoadError
 
 
 class Communicator(Protocol):
-    """How ranks exchange tensors. All of them call the same methods in the same order."""
+    """How ranks exchange tensors; all ranks call the same methods in the same order."""
 
     def all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """Return what each rank passes, in order of rank; all of one shape and dtype."""
+        """Return the part of each rank, in order of rank; all have one shape and dtype."""
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        """Return the sum of what the ranks pass, added in whatever order is fastest."""
+        """Return the sum of the ranks' tensors, added in the order that is fastest."""
 
     def broadcast(self, values: torch.Tensor) -> None:
-        """Overwrite `values` with those of rank 0."""
+        """Overwrite `values` with those of rank 0.
+
+        Mutates: `values`, on ranks above 0.
+        """
 
 
 class Alone:
@@ -33,7 +36,7 @@ class Alone:
         return [part]
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        """Return the summand."""
+        """Return the tensor."""
         return partial
 
     def broadcast(self, values: torch.Tensor) -> None:
@@ -47,9 +50,9 @@ class ParallelGroup:
     Attributes:
         rank: in [0, size).
         size: number of ranks that share each layer.
-        communicator: with the other ranks.
-        adds_in_order: whether sums over ranks have one order. If not, a token's last bits may
-            depend on the tokens computed with it.
+        communicator: exchanges tensors with the other ranks.
+        adds_in_order: whether sums over ranks have a fixed order. If not, the last bits of a token
+            may depend on the tokens computed with it.
     """
 
     rank: int = 0
@@ -61,7 +64,7 @@ class ParallelGroup:
         """Return the indices of `total` equal items that this rank owns.
 
         Raises:
-            ModelLoadError: `total` cannot be divided; names `what`.
+            ModelLoadError: `total` cannot be divided by the number of ranks.
         """
         if total % self.size != 0:
             raise ModelLoadError(
@@ -73,8 +76,8 @@ class ParallelGroup:
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks, in the dtype of the summands.
 
-        In order, it is that of `tree_sum`, from parts that were gathered: the ring of a library
-        adds in an order that depends on where a value lies in the buffer.
+        A sum in order is the `tree_sum` of gathered parts: the ring algorithm of a library adds in
+        an order that depends on the place of a value in the buffer.
 
         Args:
             partial: [rows, features] this rank's summand.
@@ -86,13 +89,13 @@ class ParallelGroup:
         return tree_sum(self.communicator.all_gather(partial)).to(partial.dtype)
 
     def all_gather_columns(self, part: torch.Tensor) -> torch.Tensor:
-        """Return [rows, size * columns]: every rank's [rows, columns] side by side."""
+        """Return [rows, size * columns] from the [rows, columns] of all ranks, side by side."""
         if self.size == 1:
             return part
         return torch.cat(self.communicator.all_gather(part), dim=-1)
 
     def broadcast(self, values: torch.Tensor) -> torch.Tensor:
-        """Return rank 0's `values` on every rank; all pass a tensor of the same shape and dtype.
+        """Return rank 0's `values` on every rank; all tensors have the same shape and dtype.
 
         Mutates: `values`, on ranks above 0.
         """
@@ -104,8 +107,8 @@ class ParallelGroup:
 def tree_sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the sum of equally shaped tensors in float32, neighbours first.
 
-    So ((p0 + p1) + (p2 + p3)) + ...: the sum of the first half, added to that of the second. A rank
-    that holds half of 2^n parts can add them up by itself, and the whole sum keeps its bits.
+    That is ((p0 + p1) + (p2 + p3)) + ...: the sum of the first half plus the sum of the second. A
+    rank that holds half of 2^n parts can add them by itself, and the bits of the whole sum stay.
     """
     sums = [part.float() for part in parts]
     while len(sums) > 1:

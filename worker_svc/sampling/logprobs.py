@@ -10,7 +10,8 @@ import torch
 from quire.contract.outputs import TokenLogprobs
 from worker_svc import ops
 from worker_svc.arrays import IntArray
-from worker_svc.device.base import Array, CpuDevice
+from worker_svc.device.base import Array
+from worker_svc.device.cpu import CpuDevice
 from worker_svc.sampling.rules import LogitRules, RuledRow, apply_rules
 
 

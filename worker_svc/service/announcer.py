@@ -1,4 +1,4 @@
-"""Tells a scheduler where this worker is, again and again: a restarted scheduler has forgotten."""
+"""Announces a worker to its scheduler again and again, since a scheduler may restart."""
 
 import asyncio
 from contextlib import suppress
@@ -15,7 +15,7 @@ from quire.version import __version__
 from quire.wire.scheduler import announcement_to_proto
 
 INTERVAL_S = 2.0
-# Of a scheduler that is not there: it may be just starting.
+# While the scheduler cannot be reached: it may be starting.
 RETRY_INTERVAL_S = 0.5
 TIMEOUT_S = 10.0
 
@@ -23,16 +23,16 @@ log = get_logger()
 
 
 class Announcer:
-    """Keeps a scheduler informed until it is stopped.
+    """Announces a worker until it is stopped.
 
-    What the scheduler answers is logged when it differs from its last answer. A refusal may end,
-    for example when the worker that holds the rank does, so it is no reason to stop.
+    An answer of the scheduler is logged when it differs from the last one. Announcements go on
+    after a refusal, which may end: for example when the worker that holds the rank dies.
 
     Args:
-        scheduler: its address, "host:port".
-        rank: of this worker.
+        scheduler: address of the scheduler, "host:port".
+        rank: rank that the worker claims.
         address: "host:port" at which the scheduler reaches this worker.
-        tls: certificate of this worker; None speaks in the clear.
+        tls: certificate of this worker; None connects without TLS.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Announcer:
         self._tls = tls
         self._scheduler = scheduler
         self._announcement = Announcement(rank, address, __version__)
-        self._heard = ""
+        self._last_answer = ""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Announce nothing more."""
+        """Stop announcing."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -67,7 +67,7 @@ class Announcer:
         except grpc.aio.AioRpcError as error:
             unreachable = error.code() is grpc.StatusCode.UNAVAILABLE
             details = error.details() or ""
-            # What the connection says differs from one time to the next.
+            # The connection's own text differs from one attempt to the next.
             reason = handshake_failure(details) or "unreachable"
             if not unreachable:
                 reason = f"{error.code().name}: {details}"
@@ -79,5 +79,5 @@ class Announcer:
         return INTERVAL_S
 
     def _is_news(self, answer: str) -> bool:
-        before, self._heard = self._heard, answer
+        before, self._last_answer = self._last_answer, answer
         return answer != before

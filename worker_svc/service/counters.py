@@ -1,4 +1,4 @@
-"""What a worker has done so far, and whether a step of it hangs."""
+"""Counters of the steps of a worker, and whether one of them hangs."""
 
 import time
 from collections.abc import Iterator
@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from quire.contract.steps import StepResult
 from quire.observe.metrics.histogram import COUNT_BOUNDS, LATENCY_BOUNDS_S, Histogram
 
-# Longer than any step, the first ones of a large model on slow cores among them.
+# Longer than any step, even the first one of a large model on slow cores.
 STUCK_AFTER_S = 300.0
 
 
-class WorkerAccount:
+class Counters:
     """Sums over the steps of a worker.
 
     Attributes:
-        model_us: time of forward passes.
-        sample_us: time of sampling.
-        swap_us: time it took to move blocks, beside the model.
-        num_computed_tokens: of all steps.
-        num_sampled_tokens: of all steps; 0 on ranks above 0, which tell of none.
-        num_failed_sequences: whose logits were not finite.
-        step_seconds: time that the model's thread, or the GPU, spent on each step.
+        model_us: microseconds of forward passes.
+        sample_us: microseconds of sampling.
+        swap_us: microseconds of moving blocks, beside the model.
+        num_computed_tokens: tokens that steps computed.
+        num_sampled_tokens: tokens that steps sampled; 0 on ranks above 0, which report none.
+        num_failed_sequences: sequences whose logits were not finite.
+        step_seconds: seconds that the model's thread, or the GPU, spent on each step.
         step_tokens: tokens that each step computed.
     """
 
@@ -34,11 +34,14 @@ class WorkerAccount:
         self.num_failed_sequences = 0
         self.step_seconds = Histogram(LATENCY_BOUNDS_S)
         self.step_tokens = Histogram(COUNT_BOUNDS)
-        # When the threads that work on a step now began to.
+        # By thread, the time in seconds when it began its step; 0 if it has none.
         self._began: dict[str, float] = {}
 
     def count(self, result: StepResult, num_tokens: int) -> None:
-        """Add a step that computed `num_tokens` tokens."""
+        """Add a step that computed `num_tokens` tokens.
+
+        Mutates: every sum.
+        """
         self.model_us += result.model_us
         self.sample_us += result.sample_us
         self.swap_us += result.swap_us
@@ -50,7 +53,7 @@ class WorkerAccount:
 
     @contextmanager
     def working(self, thread: str) -> Iterator[None]:
-        """A thread works on a step."""
+        """Note that a thread works on a step for the length of the block."""
         self._began[thread] = time.monotonic()
         try:
             yield
@@ -59,7 +62,7 @@ class WorkerAccount:
 
     @property
     def why_stuck(self) -> str:
-        """Why only a new start can help; empty if none is needed."""
+        """Why the process should be started again; empty if it should not."""
         now = time.monotonic()
         stuck_s = max((now - began for began in self._began.values() if began), default=0.0)
         return f"a step has run for {stuck_s:.0f} s" if stuck_s > STUCK_AFTER_S else ""

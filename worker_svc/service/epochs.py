@@ -1,7 +1,7 @@
-"""Epochs and the one stream of steps a worker obeys.
+"""Epochs, and the one stream of steps that a worker obeys.
 
-Lives on the event loop. The worker thread reads only `StepStream.is_ended`, right before it runs a
-step, so a step that was queued before a newer scheduler spoke is refused as well.
+All of this runs on the event loop, except that the model's thread calls `ExecuteStream.advance`
+right before a step: a step that was queued before a newer scheduler took over is refused as well.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,16 +11,16 @@ from quire.contract.errors import InvalidRequestError, StaleEpochError
 from quire.contract.steps import StepGap
 
 
-class StepStream:
+class ExecuteStream:
     """An Execute stream, from its first message on.
 
     Args:
-        epoch: of that message.
-        on_end: called, on the event loop, when another stream takes over.
+        epoch: epoch of that message.
+        on_end: called on the event loop when another stream takes over.
 
     Attributes:
-        epoch: that all messages of the stream must carry.
-        is_ended: no further step of this stream may run.
+        epoch: epoch that all messages of the stream must carry.
+        is_ended: whether no further step of the stream may run.
     """
 
     def __init__(self, epoch: int, on_end: Callable[[], None]) -> None:
@@ -30,7 +30,10 @@ class StepStream:
         self._next_step_id = 1
 
     def supersede(self) -> None:
-        """End the stream because a newer one, or a newer scheduler, has spoken."""
+        """End the stream because a newer one has begun, or a newer scheduler has sent a message.
+
+        Mutates: is_ended.
+        """
         self.is_ended = True
         self._on_end()
 
@@ -41,11 +44,13 @@ class StepStream:
     def advance(self, step_id: int) -> StepGap | None:
         """Accept the next step, or return the gap before it.
 
+        Mutates: the step id to come.
+
         Raises:
             StaleEpochError: the stream has ended.
         """
         if self.is_ended:
-            raise StaleEpochError(f"this stream of epoch {self.epoch} has ended")
+            raise StaleEpochError(f"the stream of epoch {self.epoch} has ended")
         if step_id != self._next_step_id:
             return StepGap(expected_step_id=self._next_step_id, received_step_id=step_id)
         self._next_step_id += 1
@@ -53,18 +58,18 @@ class StepStream:
 
 
 class EpochGuard:
-    """Obeys the highest epoch seen, and within it the newest stream.
+    """Accepts the highest epoch seen, and within it the newest stream.
 
     Attributes:
-        highest: 0 until a scheduler has spoken.
-        scheduler_name: of the one that has loaded the model; empty if it has none.
+        highest: highest epoch seen; 0 before the first message.
+        scheduler_name: name of the scheduler that has loaded the model; empty if it has none.
     """
 
     def __init__(self) -> None:
         self.highest = 0
         self.scheduler_name = ""
         self._num_calls = 0
-        self._streams: set[StepStream] = set()
+        self._streams: set[ExecuteStream] = set()
 
     @property
     def driver_name(self) -> str:
@@ -73,7 +78,7 @@ class EpochGuard:
 
     @contextmanager
     def open_call(self) -> Iterator[None]:
-        """Count an Execute call while it is open, be it that no step has come yet."""
+        """Count an Execute call while it is open, even before its first step has come."""
         self._num_calls += 1
         try:
             yield
@@ -81,11 +86,13 @@ class EpochGuard:
             self._num_calls -= 1
 
     def admit(self, epoch: int) -> None:
-        """Accept a message of an epoch; one above all before ends the streams of those.
+        """Accept a message of an epoch; a higher epoch than any before ends all streams.
+
+        Mutates: highest.
 
         Raises:
-            StaleEpochError: a higher one was seen.
-            InvalidRequestError: 0, which no scheduler has.
+            StaleEpochError: a higher epoch was seen.
+            InvalidRequestError: the epoch is 0, which no scheduler has.
         """
         if epoch == 0:
             raise InvalidRequestError("epoch", "must be at least 1, got 0")
@@ -95,21 +102,21 @@ class EpochGuard:
             self.highest = epoch
             self._end_streams()
 
-    def open_stream(self, epoch: int, on_end: Callable[[], None]) -> StepStream:
-        """Return the stream that is obeyed from now on; ends any other.
+    def open_stream(self, epoch: int, on_end: Callable[[], None]) -> ExecuteStream:
+        """End all streams and return a new one.
 
         Raises:
             StaleEpochError: a higher epoch was seen.
-            InvalidRequestError: epoch 0.
+            InvalidRequestError: the epoch is 0.
         """
         self.admit(epoch)
         self._end_streams()
-        stream = StepStream(epoch, on_end)
+        stream = ExecuteStream(epoch, on_end)
         self._streams.add(stream)
         return stream
 
-    def close_stream(self, stream: StepStream) -> None:
-        """Forget a stream whose call is over."""
+    def close_stream(self, stream: ExecuteStream) -> None:
+        """End and forget a stream whose call is over."""
         stream.is_ended = True
         self._streams.discard(stream)
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told about a worker: read, when it asks, from what is counted anyway."""
+"""The metrics of a worker, read from its counters when Prometheus asks for them."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,8 @@ from prometheus_client.registry import Collector
 
 from quire.contract.errors import ConfigError
 from quire.observe.metrics.families import counter, gauge, histogram
-from worker_svc.device.memory import available_memory_bytes
-from worker_svc.service.counters import WorkerAccount
+from worker_svc.device.host_memory import available_memory_bytes
+from worker_svc.service.counters import Counters
 from worker_svc.service.epochs import EpochGuard
 from worker_svc.worker import Worker
 
@@ -18,14 +18,14 @@ class WorkerCollector(Collector):
     """The metrics of a worker.
 
     Args:
-        worker: what it holds.
-        account: of its steps.
-        epochs: which scheduler it obeys.
+        worker: the worker.
+        counters: counters of its steps.
+        epochs: the epochs that it has seen.
     """
 
-    def __init__(self, worker: Worker, account: WorkerAccount, epochs: EpochGuard) -> None:
+    def __init__(self, worker: Worker, counters: Counters, epochs: EpochGuard) -> None:
         self._worker = worker
-        self._account = account
+        self._counters = counters
         self._epochs = epochs
 
     def collect(self) -> Iterator[Metric]:
@@ -39,13 +39,13 @@ class WorkerCollector(Collector):
         model = "" if held.model is None else held.model.name
         yield gauge(
             "quire_worker_info",
-            "1; the labels say what the worker computes on, and for which model as which rank.",
+            "1; the labels name the device, its instruction set, the model and the rank.",
             {(held.device, held.isa, model, "" if rank is None else str(rank)): 1.0},
             ("device", "isa", "model", "rank"),
         )
         yield gauge(
             "quire_worker_epoch",
-            "Highest number of a group that a scheduler has named.",
+            "Highest epoch that a scheduler has sent.",
             self._epochs.highest,
         )
         yield gauge(
@@ -55,7 +55,7 @@ class WorkerCollector(Collector):
         )
         yield gauge(
             "quire_worker_memory_bytes",
-            "What the worker has allocated, by use.",
+            "Memory that the worker has allocated, by use.",
             {
                 ("weights",): held.weight_bytes,
                 ("kv_cache",): cache_bytes,
@@ -67,40 +67,40 @@ class WorkerCollector(Collector):
         yield from _device_memory(self._worker.torch_device)
 
     def _steps(self) -> Iterator[Metric]:
-        account = self._account
+        counters = self._counters
         yield counter(
             "quire_worker_phase_seconds_total",
             "Time of steps by phase: the forward pass, sampling, and moving blocks beside them.",
             {
-                ("model",): 1e-6 * account.model_us,
-                ("sample",): 1e-6 * account.sample_us,
-                ("swap",): 1e-6 * account.swap_us,
+                ("model",): 1e-6 * counters.model_us,
+                ("sample",): 1e-6 * counters.sample_us,
+                ("swap",): 1e-6 * counters.swap_us,
             },
             ("phase",),
         )
         yield counter(
-            "quire_worker_computed_tokens_total", "Tokens computed.", account.num_computed_tokens
+            "quire_worker_computed_tokens_total", "Tokens computed.", counters.num_computed_tokens
         )
         yield counter(
             "quire_worker_sampled_tokens_total",
-            "Tokens sampled; only rank 0 tells of them.",
-            account.num_sampled_tokens,
+            "Tokens sampled; 0 on ranks above 0.",
+            counters.num_sampled_tokens,
         )
         yield counter(
             "quire_worker_failed_sequences_total",
             "Sequences whose logits were not finite.",
-            account.num_failed_sequences,
+            counters.num_failed_sequences,
         )
         yield histogram(
-            "quire_worker_step_seconds", "Time the worker spent on a step.", account.step_seconds
+            "quire_worker_step_seconds", "Time the worker spent on a step.", counters.step_seconds
         )
         yield histogram(
-            "quire_worker_step_tokens", "Tokens computed in a step.", account.step_tokens
+            "quire_worker_step_tokens", "Tokens computed in a step.", counters.step_tokens
         )
 
 
 def _device_memory(device: torch.device) -> Iterator[Metric]:
-    """Yield what the GPU, or the machine, has left for everybody on it."""
+    """Yield the free memory of the GPU or the machine."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         yield gauge("quire_worker_device_memory_total_bytes", "Memory of the GPU.", total)
@@ -108,17 +108,9 @@ def _device_memory(device: torch.device) -> Iterator[Metric]:
         try:
             free = available_memory_bytes()
         except ConfigError:
-            return  # the machine does not say
+            return  # the machine does not report it
     yield gauge(
         "quire_worker_device_memory_free_bytes",
-        "Memory of the GPU, or of the machine, that nobody uses.",
+        "Free memory of the GPU, or of the machine.",
         free,
     )
-
-
-class NoAliases(Collector):
-    """vLLM has no names for what a worker alone knows."""
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield nothing."""
-        yield from ()

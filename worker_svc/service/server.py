@@ -1,4 +1,4 @@
-"""The worker process: binds, serves until it is asked to stop, closes cleanly."""
+"""The worker process: binds, serves until it is asked to stop, and closes."""
 
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ class WorkerServer:
 
     Args:
         config: how to listen and compute.
-        device: that the configuration names.
+        device: device that the configuration names.
     """
 
     def __init__(self, config: WorkerConfig, device: Device) -> None:
@@ -46,36 +46,41 @@ class WorkerServer:
             UnavailableError: the address cannot be bound.
         """
         from quire.observe.metrics.pages import ServiceAdmin
-        from worker_svc.service.metrics import NoAliases, WorkerCollector
+        from worker_svc.service.metrics import WorkerCollector
 
-        account = self._servicer.account
+        counters = self._servicer.counters
         self._admin = ServiceAdmin(
             "worker",
-            WorkerCollector(self._worker, account, self._servicer.epochs),
-            NoAliases(),
+            WorkerCollector(self._worker, counters, self._servicer.epochs),
+            aliases=None,
             is_ready=lambda: self._server.is_serving,
             certificate_expiry=lambda: self._server.certificate_not_after,
-            why_stuck=lambda: account.why_stuck,
+            why_stuck=lambda: counters.why_stuck,
         )
         return await self._admin.start(port, host)
 
     async def start(self) -> str:
-        """Bind, serve, announce the worker if it is to be, and return the address bound.
+        """Bind, serve, announce the worker if so configured, and return the address bound.
 
         Raises:
             UnavailableError: the address cannot be bound.
         """
         address = await self._server.start(self._config.host, self._config.port)
         await self._server.set_serving(True)
-        if (told := self._config.announcement) is not None:
+        if (announcement := self._config.announcement) is not None:
             port = address.rpartition(":")[2]
             self._announcers.append(
-                Announcer(told.scheduler, told.rank, f"{told.host}:{port}", self._config.tls)
+                Announcer(
+                    announcement.scheduler,
+                    announcement.rank,
+                    f"{announcement.host}:{port}",
+                    self._config.tls,
+                )
             )
         return address
 
     async def stop(self) -> None:
-        """Announce no more, refuse new calls, end running ones, stop the model's thread."""
+        """Stop announcing, refuse new calls, end running ones, stop the model's thread."""
         for announcer in self._announcers:
             await announcer.stop()
         await self._server.stop()
@@ -89,8 +94,9 @@ async def serve(config: WorkerConfig, device: Device, ready_fd: int | None) -> i
 
     Args:
         config: how to listen and compute.
-        device: that the configuration names.
-        ready_fd: pipe that is told "ready HOST:PORT" or "error MESSAGE"; None tells nobody.
+        device: device that the configuration names.
+        ready_fd: pipe to which "ready HOST:PORT" or "error MESSAGE" is written; None writes
+            nothing.
 
     Returns:
         The exit code: 0 after a clean stop, 1 if serving could not start.

@@ -1,4 +1,4 @@
-"""WorkerService: proto in, domain call on the worker's own thread, proto out."""
+"""WorkerService: a message in, a call in the model's thread, a message out."""
 
 import asyncio
 import time
@@ -25,8 +25,8 @@ from quire.wire.worker import (
     mirror_to_proto,
     profile_spec_from_proto,
 )
-from worker_svc.service.counters import WorkerAccount
-from worker_svc.service.epochs import EpochGuard, StepStream
+from worker_svc.service.counters import Counters
+from worker_svc.service.epochs import EpochGuard, ExecuteStream
 from worker_svc.service.traces import log_new_sequences, record_step
 from worker_svc.steps.pending import PendingStep
 from worker_svc.worker import Worker
@@ -35,7 +35,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _Result = asyncio.Future["_StartedStep | StepGap"]
-# What an Execute call waits for: a step under way, the end of the requests, or what ended them.
+# An Execute call waits for one of these: a step under way, the end of the requests, an error.
 _Event = _Result | None | Exception
 
 
@@ -44,10 +44,10 @@ class _StartedStep:
     """A step under way.
 
     Attributes:
-        orders: of the scheduler.
+        orders: orders of the scheduler.
         pending: the step.
-        thread_us: time the model's thread spent on it.
-        num_tokens: that it computes.
+        thread_us: microseconds that the model's thread spent on it.
+        num_tokens: tokens that it computes.
     """
 
     orders: SchedulerOutputs
@@ -56,9 +56,9 @@ class _StartedStep:
     num_tokens: int
 
     def result(self) -> StepResult:
-        """Wait for it."""
+        """Wait for the step, record its spans and return its result."""
         result, orders = self.pending.result(), self.orders
-        # Beside a GPU the thread has long gone on, or has waited for the step before.
+        # On a GPU the thread's time is not the step's: it does not wait for the step to end.
         device_us = result.model_us + result.sample_us
         worker_us = self.thread_us if self.pending.is_done else device_us
         result = replace(result, epoch=orders.epoch, step_id=orders.step_id, worker_us=worker_us)
@@ -69,14 +69,21 @@ class _StartedStep:
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     """Serves one worker.
 
-    Everything that touches the model runs, in order of arrival, in one thread that does nothing
-    else; the event loop stays free to answer health checks while a model loads.
+    Everything that touches the model runs in one thread of its own, in order of arrival; the event
+    loop stays free to answer health checks while a model loads.
+
+    Args:
+        worker: the worker.
+
+    Attributes:
+        epochs: epochs and streams that it accepts.
+        counters: counters of its steps.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.epochs = EpochGuard()
-        self.account = WorkerAccount()
+        self.counters = Counters()
         self._executor = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="model", initializer=worker.start_thread
         )
@@ -88,14 +95,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         )
 
     def close(self) -> None:
-        """Let the step under way finish and stop the thread."""
+        """Let the step under way finish and stop the threads."""
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._waiter.shutdown(wait=True, cancel_futures=True)
 
-    async def Describe(  # noqa: N802
+    async def Describe(
         self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.DescribeResponse:
-        """What this worker is and holds."""
+        """Describe the worker and what it holds."""
         description = replace(
             self._worker.describe(),
             epoch=self.epochs.highest,
@@ -103,15 +110,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         )
         return description_to_proto(description)
 
-    async def OpenRendezvous(  # noqa: N802
+    async def OpenRendezvous(
         self, request: worker_pb2.OpenRendezvousRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.OpenRendezvousResponse:
-        """Await the other ranks."""
+        """Open the address where the other ranks meet this one."""
         self.epochs.admit(request.epoch)
         address = await self._run(self._worker.open_rendezvous, request.host)
         return worker_pb2.OpenRendezvousResponse(distributed_init_address=address)
 
-    async def LoadModel(  # noqa: N802
+    async def LoadModel(
         self, request: worker_pb2.LoadModelRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.LoadModelResponse:
         """Load this rank's slice of a model."""
@@ -123,15 +130,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         )
         return load_response_to_proto(LoadResponse(loaded.info, loaded.checkpoint_digest))
 
-    async def ProfileCache(  # noqa: N802
+    async def ProfileCache(
         self, request: worker_pb2.ProfileCacheRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.ProfileCacheResponse:
-        """Say how much cache fits."""
+        """Return how much cache fits."""
         self.epochs.admit(request.epoch)
         spec = profile_spec_from_proto(request)
         return cache_profile_to_proto(await self._run(self._worker.profile_cache, spec))
 
-    async def InitCache(  # noqa: N802
+    async def InitCache(
         self, request: worker_pb2.InitCacheRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.InitCacheResponse:
         """Allocate the cache."""
@@ -139,14 +146,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         host_cache = await self._run(self._worker.init_cache, cache_spec_from_proto(request))
         return host_cache_to_proto(host_cache)
 
-    async def Mirror(  # noqa: N802
+    async def Mirror(
         self, request: worker_pb2.MirrorRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.MirrorResponse:
-        """Say which sequences are held."""
+        """Return the sequences that the worker holds."""
         self.epochs.admit(request.epoch)
         return mirror_to_proto(await self._run(self._worker.mirror))
 
-    async def Reset(  # noqa: N802
+    async def Reset(
         self, request: worker_pb2.ResetRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.ResetResponse:
         """Forget every sequence."""
@@ -154,18 +161,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         await self._run(self._worker.reset)
         return worker_pb2.ResetResponse()
 
-    async def Execute(  # noqa: N802
+    async def Execute(
         self,
         request_iterator: AsyncIterator[worker_pb2.ExecuteRequest],
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[worker_pb2.ExecuteResponse]:
         """Run steps in order; each is handed to the model's thread as soon as it is read.
 
-        So a step sent ahead starts right when the one before it ends, with no turn of the event
-        loop between them.
+        So a step sent ahead starts when the one before it ends, without a turn of the event loop
+        between them.
         """
         requests = aiter(request_iterator)
-        # Before the first step: an idle scheduler drives this worker too.
+        # Counted before the first step: an idle scheduler drives this worker too.
         with self.epochs.open_call():
             first = await anext(requests, None)
             if first is None:
@@ -175,7 +182,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             stream = self.epochs.open_stream(
                 epoch,
                 on_end=lambda: events.put_nowait(
-                    StaleEpochError(f"this stream of epoch {epoch} was replaced by a newer one")
+                    StaleEpochError(f"the stream of epoch {epoch} was replaced by a newer one")
                 ),
             )
             reader = asyncio.create_task(self._read_steps(first, requests, stream, events))
@@ -199,7 +206,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self,
         first: worker_pb2.ExecuteRequest,
         requests: AsyncIterator[worker_pb2.ExecuteRequest],
-        stream: StepStream,
+        stream: ExecuteStream,
         events: asyncio.Queue[_Event],
     ) -> None:
         """Hand each request to the model's thread and queue its future for the caller."""
@@ -209,7 +216,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 outputs = execute_request_from_proto(request)
                 if outputs.epoch != stream.epoch:
                     raise StaleEpochError(
-                        f"a stream keeps its epoch: {stream.epoch}, got {outputs.epoch}"
+                        f"epoch: must be {stream.epoch} in this stream, got {outputs.epoch}"
                     )
                 events.put_nowait(self._run(self._run_step, stream, outputs))
                 log_new_sequences(outputs)
@@ -219,22 +226,24 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             events.put_nowait(error)
 
     async def _finish(self, step: "_StartedStep | StepGap") -> StepResult | StepGap:
-        """Wait for a step without keeping the model's thread from the next."""
+        """Wait for a step; the model's thread may start the next one meanwhile."""
         if isinstance(step, StepGap):
             return step
         if step.pending.is_done:
             result = step.result()
         else:
             result = await self._run_in(self._waiter, self._wait_for, step)
-        self.account.count(result, step.num_tokens)
+        self.counters.count(result, step.num_tokens)
         return result
 
     def _wait_for(self, step: _StartedStep) -> StepResult:
         """Wait for a step in a thread of its own."""
-        with self.account.working("waiter"):
+        with self.counters.working("waiter"):
             return step.result()
 
-    def _run_step(self, stream: StepStream, outputs: SchedulerOutputs) -> "_StartedStep | StepGap":
+    def _run_step(
+        self, stream: ExecuteStream, outputs: SchedulerOutputs
+    ) -> "_StartedStep | StepGap":
         """Start a step in the model's thread."""
         started_ns = time.perf_counter_ns()
         is_first = stream.is_first(outputs.step_id)
@@ -245,10 +254,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             # A new stream brings every sequence in full.
             self._worker.reset()
         try:
-            with self.account.working("model"):
+            with self.counters.working("model"):
                 pending = self._worker.execute(outputs)
         except Exception:
-            # Steps that were sent ahead of this one's failure must not run.
+            # Steps sent before the scheduler knows of this failure must not run.
             stream.is_ended = True
             raise
         thread_us = (time.perf_counter_ns() - started_ns) // 1000

@@ -1,4 +1,4 @@
-"""What a worker says of requests and steps in logs and spans."""
+"""Logs and spans of a worker's requests and steps."""
 
 import time
 
@@ -10,7 +10,7 @@ log = get_logger()
 
 
 def log_new_sequences(outputs: SchedulerOutputs) -> None:
-    """Say of which requests a step brings sequences; one that is resumed comes again."""
+    """Log the requests whose sequences a step adds; a sequence that is resumed is added again."""
     for state in outputs.new_sequences:
         trace = TraceContext.parse(state.traceparent)
         log.debug(
@@ -24,12 +24,12 @@ def log_new_sequences(outputs: SchedulerOutputs) -> None:
 
 
 def record_step(traceparent: str, num_tokens: int, result: StepResult) -> None:
-    """Record the spans of a step that has just been done, if its scheduler records one.
+    """Record the spans of a step that has just ended, if its scheduler records one.
 
     Args:
-        traceparent: of the scheduler's span; "" for none.
-        num_tokens: that were computed.
-        result: its times are those of the spans, which end now.
+        traceparent: W3C Trace Context of the scheduler's span; "" for none.
+        num_tokens: tokens that the step computed.
+        result: result of the step; its times are those of the spans, which end now.
     """
     parent = TraceContext.parse(traceparent)
     if parent is None or not tracer().is_on:

@@ -1,4 +1,4 @@
-"""A step of whole prompts that nobody asked for: to profile, to warm up, to calibrate."""
+"""A step of made-up prompts: to profile, to warm up, to calibrate."""
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,10 @@ def run_prompts(
 
     Args:
         loaded: the model.
-        caches: to write and read.
+        caches: caches to write and read.
         lengths: [num_seqs] int32 tokens of each prompt.
-        input_ids: [sum of lengths].
-        slot_mapping: [sum of lengths].
+        input_ids: [sum of lengths] int64.
+        slot_mapping: [sum of lengths] int64.
         block_tables: [num_seqs, max blocks] int32.
     """
     num_tokens = len(input_ids)

@@ -16,7 +16,7 @@ class ServiceAdmin:
     Args:
         service: "router", "scheduler" or "worker".
         metrics: of the service.
-        aliases: those that vLLM has a name for, under that name.
+        aliases: the metrics that vLLM has a name for, under that name; None if there are none.
         is_ready: returns what the service's health reports.
         why_stuck: why the process should be started again; empty if it should not.
         certificate_expiry: seconds since 1970 at which its certificate ends, None without one.
@@ -26,7 +26,7 @@ class ServiceAdmin:
         self,
         service: str,
         metrics: Collector,
-        aliases: Collector,
+        aliases: Collector | None,
         is_ready: Callable[[], bool],
         why_stuck: Callable[[], str] = lambda: "",
         certificate_expiry: Callable[[], float | None] = lambda: None,
@@ -36,7 +36,7 @@ class ServiceAdmin:
         self._server = AdminServer(
             {
                 "/metrics": lambda: _exposition(all_metrics),
-                "/metrics/vllm": lambda: _exposition(aliases),
+                "/metrics/vllm": lambda: _exposition(aliases or _Together(())),
                 "/livez": lambda: verdict(why_stuck()),
                 "/readyz": lambda: verdict("" if is_ready() else "not serving"),
             }

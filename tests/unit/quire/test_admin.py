@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from prometheus_client.registry import CollectorRegistry
 
 from quire.contract.errors import UnavailableError
 from quire.observe import admin
 from quire.observe.admin import AdminServer, Page, verdict
 from quire.observe.metrics.pages import ServiceAdmin
-from worker_svc.service.metrics import NoAliases
 
 ANYWHERE = 0
 
@@ -153,8 +153,8 @@ async def test_probes_say_what_the_service_says() -> None:
     ready, stuck = [True], [""]
     service = ServiceAdmin(
         "router",
-        NoAliases(),
-        NoAliases(),
+        CollectorRegistry(),
+        None,
         is_ready=lambda: ready[0],
         why_stuck=lambda: stuck[0],
         certificate_expiry=lambda: 1e9,

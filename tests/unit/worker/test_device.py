@@ -9,7 +9,7 @@ import torch
 from launch.cluster.cluster import ClusterConfig
 from quire.contract.errors import ConfigError
 from worker_svc.config import WorkerConfig
-from worker_svc.device.base import open_device
+from worker_svc.device.open import open_device
 from worker_svc.steps.graphs import graph_sizes
 
 

@@ -124,7 +124,9 @@ def test_head_of_gpt_neox_under_either_name(name: str, tmp_path: Path) -> None:
 def test_max_model_len(tmp_path: Path) -> None:
     save_model(tmp_path, llama_config())
     assert load(tmp_path, max_model_len=100).info.max_model_len == 100
-    with pytest.raises(ModelLoadError, match=r"max_model_len: 257 is more than the model's 256"):
+    with pytest.raises(
+        ModelLoadError, match=r"max_model_len: must be at most the model's 256, got 257"
+    ):
         load(tmp_path, max_model_len=257)
     edit_config(tmp_path, rope_parameters=rope("linear", factor=2.0))
     assert load(tmp_path, max_model_len=512).info.max_model_len == 512

@@ -8,7 +8,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from quire.contract.sampling_params import SamplingParams
-from worker_svc.device.base import CpuDevice
+from worker_svc.device.cpu import CpuDevice
 from worker_svc.sampling.rules import LogitRules, RuledRow, apply_rules
 
 VOCAB_SIZE = 60

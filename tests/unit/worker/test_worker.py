@@ -7,7 +7,7 @@ import pytest
 
 from launch.cluster.cluster import embedded_model
 from quire.contract.workers import CacheSpec, LoadSpec
-from worker_svc.device.base import CpuDevice
+from worker_svc.device.cpu import CpuDevice
 from worker_svc.worker import EXIT_DEVICE_LOST, Worker
 
 

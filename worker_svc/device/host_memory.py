@@ -1,4 +1,4 @@
-"""How much memory of the host is free."""
+"""The free memory of the host."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from quire.contract.errors import ConfigError
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
-# A control group's limit and use, of version 2 and of version 1, as a container sees its own.
+# Files of a control group's limit and use, of version 2 and of version 1, inside a container.
 _LIMITS = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -19,17 +19,18 @@ def available_memory_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> in
 
     Args:
         cgroup: where control groups are mounted.
-        meminfo: the kernel's account of the machine's memory.
+        meminfo: the kernel's file of the machine's memory.
 
     Raises:
-        ConfigError: the machine does not say.
+        ConfigError: the machine does not report it.
     """
     try:
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         free = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError) as error:
         raise ConfigError(
-            "kv_cache_memory_bytes: must be set, since this machine does not say how much is free"
+            "kv_cache_memory_bytes: must be set on a machine that does not report its free memory, "
+            "got none"
         ) from error
     for limit_file, use_file in _LIMITS:
         try:

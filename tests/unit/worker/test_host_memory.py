@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quire.contract.errors import ConfigError
-from worker_svc.device.memory import available_memory_bytes
+from worker_svc.device.host_memory import available_memory_bytes
 
 GIB = 2**30
 
