@@ -31,6 +31,8 @@ def documents_keywords(group: type, keywords: type) -> Callable[[T], T]:
             for name in types
         ]
         constructor.__signature__ = signature.replace(parameters=[*own, *shown])
+        # The class's own, too: Sphinx looks defaults of a constructor up in its source.
+        decorated.__signature__ = signature.replace(parameters=[*own[1:], *shown])  # type: ignore[attr-defined]
         texts = {name: each.full_help for name, each in options_of(group).items() if name in types}
         lines = "\n".join(f"            {name}: {text}" for name, text in texts.items())
         if constructor.__doc__ is not None:  # as with -OO
