@@ -60,9 +60,6 @@ def generate(
         int | None, typer.Option(help="Keep the k likeliest tokens.", show_default="all")
     ] = None,
     min_p: Annotated[float, typer.Option(help="Drop tokens this much less likely.")] = 0.0,
-    epsilon_cutoff: Annotated[
-        float, typer.Option(help="Drop tokens below this probability.")
-    ] = 0.0,
     presence_penalty: Annotated[
         float, typer.Option(help="Less of tokens that came already.")
     ] = 0.0,
@@ -142,7 +139,6 @@ def generate(
             top_p=top_p,
             top_k=top_k,
             min_p=min_p,
-            epsilon_cutoff=epsilon_cutoff,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             repetition_penalty=repetition_penalty,

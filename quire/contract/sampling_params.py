@@ -37,8 +37,6 @@ class SamplingParams:
         top_p: keep the smallest set of tokens whose probabilities reach this sum, in (0, 1].
         top_k: keep the k most probable tokens; None keeps all.
         min_p: drop tokens less probable than min_p times the most probable one, in [0, 1].
-        epsilon_cutoff: drop tokens less probable than this before temperature, but never the most
-            probable one (Hewitt et al. 2022, epsilon sampling), in [0, 1].
         seed: of the counter-based generator; None draws one at admission, which is reported.
         presence_penalty: subtracted from the logit of every token that the output holds.
         frequency_penalty: subtracted from a token's logit once for each time the output holds it.
@@ -76,7 +74,6 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int | None = None
     min_p: float = 0.0
-    epsilon_cutoff: float = 0.0
     seed: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -110,7 +107,6 @@ class SamplingParams:
         _check_real("temperature", self.temperature, 0.0, 100.0)
         _check_real("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_real("min_p", self.min_p, 0.0, 1.0)
-        _check_real("epsilon_cutoff", self.epsilon_cutoff, 0.0, 1.0)
         _check_int("top_k", self.top_k, 1, MAX_TOKENS)
         _check_int("seed", self.seed, 0, MAX_SEED)
         _check_real("presence_penalty", self.presence_penalty, -2.0, 2.0)

@@ -265,7 +265,6 @@ def _worker_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams
         top_p=params.top_p,
         top_k=params.top_k,
         min_p=params.min_p,
-        epsilon_cutoff=params.epsilon_cutoff,
         seed=params.seed,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,

@@ -1,6 +1,5 @@
 """Changes to the logits of a request before its token is drawn: bans, biases and penalties."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,7 +31,6 @@ class LogitRules:
         presence: subtracted once if the output holds a token.
         num_prompt_tokens: tokens of the prompt; the output begins after them.
         bad_words: runs of token ids that the output must not hold.
-        epsilon_cutoff: least probability of a token, the most probable one excepted; 0 is off.
     """
 
     allowed: IntArray
@@ -45,7 +43,6 @@ class LogitRules:
     presence: float
     num_prompt_tokens: int
     bad_words: tuple[tuple[int, ...], ...]
-    epsilon_cutoff: float
 
     @classmethod
     def of(
@@ -70,7 +67,6 @@ class LogitRules:
             params.logit_bias,
             params.bad_words_token_ids,
             penalises,
-            params.epsilon_cutoff,
         )
         if not any(asked):
             return None
@@ -86,7 +82,6 @@ class LogitRules:
             presence=params.presence_penalty,
             num_prompt_tokens=num_prompt_tokens,
             bad_words=params.bad_words_token_ids,
-            epsilon_cutoff=params.epsilon_cutoff,
         )
 
     @property
@@ -148,10 +143,6 @@ def apply_rules(
     }
     if any(len(row.rules.allowed) > 0 for row in rows):
         arrays["allowed"] = _bitmask(rows, vocab_size)
-    cutoffs = [row.rules.epsilon_cutoff for row in rows]
-    if any(cutoffs):
-        log_cutoffs = [math.log(each) if each else -math.inf for each in cutoffs]
-        arrays["log_cutoffs"] = np.array(log_cutoffs, np.float32)
     penalties = _penalties(rows) if any(row.rules.penalises for row in rows) else {}
     placed = place({**arrays, **penalties})
     chosen = logits.index_select(0, placed["rows"])
@@ -162,25 +153,7 @@ def apply_rules(
     flat.index_add_(0, placed["biased"], placed["bias"])
     if penalties:
         ops.apply_penalties(chosen, **{name: placed[name] for name in penalties})
-    if "log_cutoffs" in placed:
-        _cut_off(chosen, placed["log_cutoffs"])
     logits.index_copy_(0, placed["rows"], chosen)
-
-
-def _cut_off(logits: torch.Tensor, log_cutoffs: torch.Tensor) -> None:
-    """Forbid the improbable tokens of rows, but never the most probable one.
-
-    Mutates: logits.
-
-    Args:
-        logits: [n, vocab_size] float32.
-        log_cutoffs: [n] float32 natural logarithm of the least probability.
-    """
-    no_ids = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-    *_, best_logprobs = ops.top_logprobs(logits, no_ids, 1)
-    best = logits.amax(dim=1, keepdim=True)
-    least = best + (log_cutoffs.unsqueeze(1) - best_logprobs).clamp(max=0.0)
-    logits.masked_fill_(logits < least, -torch.inf)
 
 
 def _bitmask(rows: Sequence[RuledRow], vocab_size: int) -> Array:

@@ -95,7 +95,6 @@ SAMPLED = SamplingParams(
     presence_penalty=0.5,
     frequency_penalty=-0.25,
     repetition_penalty=1.5,
-    epsilon_cutoff=0.25,
     logit_bias={7: -3.0},
     allowed_token_ids=(7, 8),
     min_tokens=2,

@@ -18,7 +18,6 @@ sampling_params = st.builds(
     top_p=st.floats(0, 1, width=32, exclude_min=True),
     top_k=st.none() | st.integers(1, 2**31 - 1),
     min_p=st.floats(0, 1, width=32),
-    epsilon_cutoff=st.floats(0, 1, width=32),
     seed=st.none() | u64,
     presence_penalty=st.floats(-2, 2, width=32),
     frequency_penalty=st.floats(-2, 2, width=32),

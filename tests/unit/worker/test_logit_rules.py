@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from quire.contract.errors import InvalidRequestError
 from quire.contract.sampling_params import SamplingParams
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.sampling.rules import LogitRules, RuledRow, apply_rules
@@ -102,18 +101,3 @@ def test_penalties_come_after_bans_and_bias() -> None:
     assert result[3] == (biased / 2 if biased > 0 else biased * 2)
     assert result[30] == logits[30]
     assert result.isfinite().sum() == 2
-
-
-@pytest.mark.parametrize("cutoff", [0.003, 0.05, 0.99])
-def test_epsilon_cutoff_drops_improbable_tokens_but_never_all(cutoff: float) -> None:
-    logits = random_logits()
-    probabilities = logits.double().softmax(0)
-    kept = (probabilities >= cutoff) | (probabilities == probabilities.max())
-    result = changed(logits, epsilon_cutoff=cutoff)
-    assert torch.equal(result.isfinite(), kept)
-    assert torch.equal(result[kept], logits[kept])
-
-
-def test_epsilon_cutoff_is_a_probability() -> None:
-    with pytest.raises(InvalidRequestError, match=r"epsilon_cutoff: must be in \[0, 1\], got 1.5"):
-        SamplingParams(epsilon_cutoff=1.5)
