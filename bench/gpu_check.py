@@ -115,7 +115,11 @@ def check_kernels(capability: str, steps: dict[str, Any]) -> None:
     if not steps["build"]["ok"]:
         return
     (kernels,) = (BUILD / "csrc").glob("_C*.so")
-    env = {"QUIRE_KERNELS": str(kernels), "PYTHONPATH": str(ROOT)}
+    env = {
+        "QUIRE_KERNELS": str(kernels),
+        "PYTHONPATH": str(ROOT),
+        "QUIRE_TEST_DEPTH": "all",
+    }
     pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     steps["tests"] = run(*pytest, "tests/kernels", "-k", "gpu or seed_attention", env=env)
     check_worker(pytest, env, steps)

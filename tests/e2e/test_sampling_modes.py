@@ -100,7 +100,7 @@ async def test_one_set_of_tokens_per_mode(model: Path, start_cluster: StartClust
         AsyncClient(cluster.router.address) as client,
     ):
         expected = await answers(client, together=False)
-        assert (await cell_state(client)).prefix_cache_hits_total == 0
+        assert (await cell_state(client, 1)).prefix_cache_hits_total == 0
         banned = {
             token
             for word in BAD_WORDS
@@ -111,9 +111,9 @@ async def test_one_set_of_tokens_per_mode(model: Path, start_cluster: StartClust
         AsyncClient(cluster.router.address) as client,
     ):
         assert await answers(client, together=True) == expected
-        before = await cell_state(client)
+        before = await cell_state(client, 1)
         assert await answers(client, together=True) == expected, "prefix hit"
-        after = await cell_state(client)
+        after = await cell_state(client, before.tokens_total + 1)
     hits = after.prefix_cache_hits_total - before.prefix_cache_hits_total
     # All full blocks of 16 of the prompts of 20, 37 and 60 tokens, in every mode.
     assert hits >= (16 + 32 + 48) * len(MODES)
@@ -123,7 +123,7 @@ async def test_one_set_of_tokens_per_mode(model: Path, start_cluster: StartClust
             AsyncClient(cluster.router.address) as client,
         ):
             assert await answers(client, together=True) == expected, name
-            state = await cell_state(client)
+            state = await cell_state(client, 1)
             if "recompute" in name:
                 assert state.recomputed_tokens_total > 0, name
                 assert state.swapped_out_blocks_total == 0, name
