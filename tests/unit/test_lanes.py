@@ -1,6 +1,7 @@
 """Lanes: what runs beside what, what the table says, and that an interrupt ends everything."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -95,14 +96,14 @@ def test_an_interrupt_ends_what_a_lane_started(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    child = int(begun.read_text())
+    child = os.pidfd_open(int(begun.read_text()))
 
     process.send_signal(signal.SIGINT)
 
     output, _ = process.communicate()
     assert output.endswith("stopped\n")
-    state = Path(f"/proc/{child}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    select.select([child], [], [])  # returns when the child has ended
+    os.close(child)
 
 
 def test_the_table_counts_tests_and_names_reasons(output: Path) -> None:
@@ -130,6 +131,21 @@ def test_the_table_counts_tests_and_names_reasons(output: Path) -> None:
     counts = report.counts_of(outcomes[0].lane.results)
     assert counts is not None
     assert counts.failed == 1
+
+
+@pytest.mark.parametrize(
+    ("log", "progress"),
+    [
+        ("", "begins"),
+        ("[3/39] Building CXX object x.o\n", "3/39"),
+        (".....s..F", "9 tests"),
+        (f"{'.' * 72} [ 16%]\n....", "16% 76 tests"),
+    ],
+)
+def test_a_log_shows_how_far_a_lane_is(output: Path, log: str, progress: str) -> None:
+    each = shell("each", "")
+    each.log.write_text(log)
+    assert runner._progress(each) == progress
 
 
 def test_a_lane_without_pytest_has_a_row_without_counts() -> None:

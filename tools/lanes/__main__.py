@@ -25,8 +25,10 @@ def main() -> int:
     parser.add_argument("--record", type=Path, help="also write the result to this file")
     arguments = parser.parse_args()
     # The first is ignored in what a shell starts in the background, and lanes would inherit that.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
 
     started_at = time.monotonic()
     print(f"{arguments.plan} on {report.machine()}", flush=True)

@@ -19,6 +19,8 @@ STOP_TIMEOUT_S = 60.0
 TERMINAL_PERIOD_S, LOG_PERIOD_S = 1.0, 60.0
 # The last of these in a log is how far the lane is: pytest's share of tests, or ninja's files.
 PROGRESS = re.compile(rb"\[ *(\d+%|\d+/\d+)\]")
+# What pytest prints of tests that have ended, a letter each.
+RESULTS = re.compile(rb"^[.sxFEX]+(?= +\[|$)", re.MULTILINE)
 
 
 class Runner:
@@ -160,6 +162,10 @@ class _Process:
 
 
 def _progress(lane: Lane) -> str:
-    """Return how far a lane is by what its log says last, "" if it says nothing of the kind."""
-    found = PROGRESS.findall(lane.log.read_bytes())
-    return found[-1].decode() if found else "begins"
+    """Return how far a lane is by what its log says."""
+    log = lane.log.read_bytes()
+    share = PROGRESS.findall(log)
+    # pytest names the share only at the end of a line: the number of tests goes on.
+    ended = sum(map(len, RESULTS.findall(log)))
+    parts = (share[-1].decode() if share else "", f"{ended} tests" if ended else "")
+    return " ".join(filter(None, parts)) or "begins"

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from quire.contract.errors import InvalidRequestError
-from quire.contract.inputs import GenerateInput
+from quire.contract.inputs import DetokenizeInput, GenerateInput, TokenizeInput
 from quire.contract.outputs import ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from router.requests.time_ledger import TimeLedger
@@ -102,7 +102,7 @@ async def test_a_text_that_is_too_long_is_never_tokenized() -> None:
     with pytest.raises(InvalidRequestError):
         await validator.generate(request("x" * 2**21), TimeLedger())
     with pytest.raises(InvalidRequestError):
-        await validator.tokenize("", "x" * 2**21, True)
+        await validator.tokenize(TokenizeInput("x" * 2**21))
     assert codec.num_encoded == 0
 
 
@@ -130,8 +130,8 @@ async def test_request_ids_are_made_and_kept() -> None:
 
 async def test_detokenize_has_the_same_limits() -> None:
     validator, _ = make()
-    assert await validator.detokenize("", [1, 2], True) == "x xx"
+    assert await validator.detokenize(DetokenizeInput([1, 2])) == "x xx"
     with pytest.raises(InvalidRequestError, match="token_ids: at most 16 tokens, got 17"):
-        await validator.detokenize("", [1] * 17, True)
+        await validator.detokenize(DetokenizeInput([1] * 17))
     with pytest.raises(InvalidRequestError, match=r"token_ids: .*\[0, 100\), got 100"):
-        await validator.detokenize("", [100], True)
+        await validator.detokenize(DetokenizeInput([100]))
