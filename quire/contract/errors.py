@@ -1,7 +1,7 @@
 """The one tree of errors that may cross a service boundary.
 
-Each class knows its gRPC status code by name; `quire.rpc` turns it into a status (and rich
-details) in one place. Messages are written for the person who sent the request: they name field,
+Each class knows its gRPC status code by name; `quire.wire.errors` turns it into a status (and
+rich details) and back. Messages are written for the person who sent the request: they name field,
 limit and value, and never hold prompt text.
 """
 

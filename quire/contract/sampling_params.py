@@ -37,7 +37,7 @@ class SamplingParams:
         top_p: keep the smallest set of tokens whose probabilities reach this sum, in (0, 1].
         top_k: keep the k most probable tokens; None keeps all.
         min_p: drop tokens less probable than min_p times the most probable one, in [0, 1].
-        seed: of the counter-based generator; None draws one at admission, which is reported.
+        seed: of the counter-based generator; None has the scheduler draw and report one.
         presence_penalty: subtracted from the logit of every token that the output holds.
         frequency_penalty: subtracted from a token's logit once for each time the output holds it.
         repetition_penalty: divides positive and multiplies negative logits of the tokens that
