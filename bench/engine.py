@@ -132,7 +132,7 @@ class Engine:
         return run
 
     def _finish(self, orders: SchedulerOutputs, step: PendingStep, run: Run) -> None:
-        """Wait for a step and tell the scheduler."""
+        """Wait for a step and update the scheduler."""
         result = step.result()
         self._update(step_result_to_proto(result), sum(orders.num_scheduled_tokens), run)
         num_moved = len(orders.blocks_to_swap_out) + len(orders.blocks_to_swap_in)
@@ -148,10 +148,12 @@ class Engine:
         self.scheduler.preemption_costs.observe_step(num_tokens, result.model_us)
         run.blocks_used += self.blocks.num_blocks - self.blocks.num_free_blocks
         run.blocks_saved += self.blocks.num_blocks_saved
-        told = self.scheduler.update(step_result_from_proto(result))
-        sampled = zip(told.group_ids, told.sequence_indices, told.token_ids, strict=True)
+        progress = self.scheduler.update(step_result_from_proto(result))
+        sampled = zip(
+            progress.group_ids, progress.sequence_indices, progress.token_ids, strict=True
+        )
         for group_id, index, token_id in sampled:
             run.outputs.setdefault((group_id, index), []).append(token_id)
-        for group_id, hypotheses in told.hypotheses:
+        for group_id, hypotheses in progress.hypotheses:
             for index, hypothesis in enumerate(hypotheses):
                 run.outputs[group_id, index] = list(hypothesis.token_ids)

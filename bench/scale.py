@@ -101,7 +101,7 @@ async def _heartbeats(
 
 
 def _report(pipe: Connection) -> None:
-    """Serve heartbeats until told to stop; then tell the CPU time they took."""
+    """Serve heartbeats until asked to stop; then send the CPU time they took."""
 
     async def serve() -> None:
         server = grpc.aio.server()

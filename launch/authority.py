@@ -214,7 +214,7 @@ class CertificateDirectory:
         """
         roots = self._roots()
         authority = Authority.make()
-        # First who trusts it: nobody may be shown a certificate that he cannot check.
+        # Trust comes first: no peer may be shown a certificate that it cannot check.
         self._write_roots([authority.certificate, *roots])
         self._save_authority(authority)
 

@@ -2,7 +2,7 @@
 
 import os
 
-# Before torch comes: its threads would spin while they wait, and disturb whoever shares the cores.
+# Before torch comes: its threads would spin while they wait, and disturb what shares the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest

@@ -57,8 +57,8 @@ def main() -> int:
             print("Everything is ready.")
         else:
             for (kind, name), advice in needed_before(manifests).items():
-                told = advice.replace("NAMESPACE", release.namespace)
-                print(f"To be made first: {kind} {name}: {told}")
+                hint = advice.replace("NAMESPACE", release.namespace)
+                print(f"To be made first: {kind} {name}: {hint}")
             print("APPLY=1 puts it onto kubectl's cluster.")
     except ManifestError as error:
         print(f"error: {error}", file=sys.stderr)

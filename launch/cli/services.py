@@ -81,7 +81,7 @@ def _run(
 
 @takes_options(WorkerConfig)
 def worker(options: Values, ready_fd: ReadyFd = None) -> None:
-    """Run a worker: it waits for a scheduler to tell it which model to load."""
+    """Run a worker: it waits for a scheduler, which names the model to load."""
 
     def serve(config: WorkerConfig) -> Awaitable[int]:
         # OpenMP, which reads this when torch is imported, would let torch's idle threads spin on

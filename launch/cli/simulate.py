@@ -184,8 +184,8 @@ def _run(
     runs = []
     with Progress() as progress:
         for policy in policies:
-            teller = _Teller(progress, policy, config.traffic.duration_s)
-            runs.append(simulate(config, policy, num_processes, teller.tell))
+            printer = _Printer(progress, policy, config.traffic.duration_s)
+            runs.append(simulate(config, policy, num_processes, printer.show))
     summaries = [run.summary() for run in runs]
     print_summaries(console, summaries)
     if json_file is not None:
@@ -198,7 +198,7 @@ def _run(
         plot(runs, plot_file)
 
 
-class _Teller:
+class _Printer:
     """Says how far a run has come, now and then."""
 
     def __init__(self, console: "ConsoleProgress", policy: str, duration_s: float) -> None:
@@ -207,7 +207,7 @@ class _Teller:
         self._duration_s = duration_s
         self._said_at = 0.0
 
-    def tell(self, progress: "SimulationProgress") -> None:
+    def show(self, progress: "SimulationProgress") -> None:
         """Take how far a run is."""
         now = time.monotonic()
         if now - self._said_at >= TELL_INTERVAL_S:

@@ -85,7 +85,7 @@ class Cluster:
         self._progress(f"loading {config.model.name} and sizing the KV cache")
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def hear(word: str, rest: str) -> None:
+        def report(word: str, rest: str) -> None:
             if word == "listening":
                 listening.set_result(rest)
             else:
@@ -108,11 +108,11 @@ class Cluster:
             self.services.append(router)
             await router.start(config.port)
 
-        cell = [asyncio.create_task(scheduler.start(0, hear)), asyncio.create_task(announce())]
+        cell = [asyncio.create_task(scheduler.start(0, report)), asyncio.create_task(announce())]
         router_start = asyncio.create_task(start_router())
         try:
             # The first failure ends the other, which may wait for what will not come. What the
-            # scheduler says of a model tells more than what the router does.
+            # scheduler reports of a model explains more than what the router does.
             await asyncio.gather(*cell)
             self._progress("starting the router")
             await router_start

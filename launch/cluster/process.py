@@ -20,12 +20,12 @@ def die_with_parent(ready_fd: int) -> None:
     """Ask the kernel (Linux) to send this process SIGTERM when its parent dies, however it dies.
 
     Args:
-        ready_fd: pipe that the parent reads until it is told that this process is ready.
+        ready_fd: pipe that the parent reads until this process reports that it is ready.
     """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    # It may have died before that, during this process's imports: then nobody reads the pipe.
+    # It may have died before that, during this process's imports: then the pipe has no reader.
     pipe = select.poll()
     pipe.register(ready_fd, 0)
     if pipe.poll(0):
@@ -66,12 +66,12 @@ class ServiceProcess:
         """Process id of the running child."""
         return self._running.pid
 
-    async def start(self, port: int, hear: Callable[[str, str], None] = _ignore) -> str:
+    async def start(self, port: int, report: Callable[[str, str], None] = _ignore) -> str:
         """Start the child and wait until it can serve.
 
         Args:
             port: to listen on; 0 takes a free one. A restart gets the port of the first start.
-            hear: called with the first word and the rest of what the child says before it is ready,
+            report: called with the first word and the rest of each line that comes before "ready",
                 e.g. "listening" and an address.
 
         Returns:
@@ -86,7 +86,7 @@ class ServiceProcess:
             if word == "admin":
                 self.admin_address = rest
             else:
-                hear(word, rest)
+                report(word, rest)
 
         options = {**self._options, "port": port}
         if self.admin_address:
@@ -146,7 +146,7 @@ async def _send(process: asyncio.subprocess.Process, text: str) -> None:
     stdin.close()
 
 
-async def _read_verdict(fd: int, hear: Callable[[str, str], None]) -> tuple[str, str]:
+async def _read_verdict(fd: int, report: Callable[[str, str], None]) -> tuple[str, str]:
     """Read a pipe up to how the start went, and return that: its first word and the rest.
 
     Both are empty if the child ended before it said so.
@@ -161,7 +161,7 @@ async def _read_verdict(fd: int, hear: Callable[[str, str], None]) -> tuple[str,
             word, _, rest = line.partition(" ")
             if word in ("ready", "error"):
                 return word, rest
-            hear(word, rest)
+            report(word, rest)
         return "", ""
     finally:
         transport.close()

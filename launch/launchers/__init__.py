@@ -1,4 +1,4 @@
-"""Where the workers of a cluster come from: this machine, a Ray cluster, or somebody else."""
+"""Where the workers of a cluster come from: this machine, a Ray cluster, or given addresses."""
 
 from launch.cluster.config import ClusterConfig, LauncherName
 from launch.launchers.base import Launcher, Say

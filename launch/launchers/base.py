@@ -18,7 +18,7 @@ class WorkerPlace:
     Attributes:
         name: e.g. "worker 0".
         address: where it listens.
-        process: what runs it, e.g. "pid 17"; empty if that is somebody else's business.
+        process: what runs it, e.g. "pid 17"; empty if that is not known.
     """
 
     name: str

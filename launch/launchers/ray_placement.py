@@ -97,7 +97,7 @@ async def place(
         group = await thread.call(make, CALL_TIMEOUT_S, "placing workers")
         try:
             async with asyncio.timeout(timeout_s):
-                # In short calls, so that whoever gives up need not wait for Ray.
+                # In short calls, so that an interrupt need not wait for Ray.
                 while not await thread.call(partial(group.wait, 1), CALL_TIMEOUT_S, "placing"):
                     pass
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""Workers that somebody else runs, at addresses that do not change."""
+"""Workers that run already, at addresses that do not change."""
 
 import asyncio
 from typing import Any

@@ -74,6 +74,6 @@ def check_listening(host: str, is_encrypted: bool, insecure: bool) -> None:
     if not is_encrypted and not insecure and not is_loopback(host):
         raise ConfigError(
             f"host: listening on {host} without TLS would send prompts in the clear and obey "
-            "whoever connects; give --tls-dir (`quire certs` makes one), or --insecure on a "
-            "private network"
+            "every peer that connects; give --tls-dir (`quire certs` makes one), or --insecure on "
+            "a private network"
         )

@@ -1,4 +1,4 @@
-"""API keys: a router serves whoever presents a valid one."""
+"""API keys: a router serves callers that present a valid one."""
 
 import asyncio
 import hmac

@@ -259,7 +259,7 @@ class Cell:
         # First: tokens may end their requests.
         for number, account in outputs.time_breakdowns:
             if number in streams:
-                streams[number].ledger.heard(account)
+                streams[number].ledger.reported(account)
         for number, part in outputs.prompt_logprobs:
             if number in streams:
                 streams[number].push_prompt_logprobs(part.first_position, part.logprobs)

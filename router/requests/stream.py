@@ -34,7 +34,7 @@ class RequestStream:
     """The state of one request at the router: all that is needed to start it again elsewhere.
 
     One side is fed by the scheduler's session (`mark_queued`, `push_token`, `finish`, `fail`; none
-    of them waits), the other is read by the client (`events`), and holds up nobody.
+    of them waits), the other is read by the client (`events`), and delays none.
 
     With best_of, all sequences are kept back until the last one has ended, and the most probable
     ones are given out: here, because a stop string, which may end any of them, is seen here.

@@ -68,7 +68,7 @@ class TimeLedger:
         self._enter(Part.WIRE)
         self._heard_us, self._cell = self._since_us, TimeBreakdown()
 
-    def heard(self, breakdown: TimeBreakdown) -> None:
+    def reported(self, breakdown: TimeBreakdown) -> None:
         """The cell says where the time has gone there so far."""
         self._heard_us, self._cell = self._clock(), breakdown
 

@@ -35,7 +35,7 @@ class Cluster:
 
     Args:
         namespace: of everything that is deployed.
-        say: told what is being done.
+        say: called with what is being done.
         timeout_s: for each part to come up: for a router, or a cell.
 
     Raises:
@@ -110,13 +110,13 @@ class Cluster:
         missing = []
         for (kind, name), advice in needed_before(manifests).items():
             if self._try("get", kind, name, "--namespace", self._namespace).returncode:
-                told = advice.replace("NAMESPACE", self._namespace)
-                missing.append(f"{kind} {name}: {told}")
+                hint = advice.replace("NAMESPACE", self._namespace)
+                missing.append(f"{kind} {name}: {hint}")
         if missing:
             raise ManifestError("to be made first:\n  " + "\n  ".join(missing))
 
     def _apply(self, file: str, text: str | None = None) -> None:
-        # The server merges, and refuses to overwrite what somebody else has set.
+        # The server merges, and refuses to overwrite what another manager has set.
         self._run(
             *("apply", "--server-side", f"--field-manager={FIELD_MANAGER}", "--filename", file),
             text=text,

@@ -69,7 +69,7 @@ def injected(pod: PodTemplate, ordinal: int) -> dict[str, str]:
 
 
 def labels_of_one(pod: PodTemplate, ordinal: int) -> dict[str, str]:
-    """Return the labels of one pod, with those that tell it from its siblings."""
+    """Return the labels of one pod, with those that distinguish it from its siblings."""
     labels = dict(pod.labels)
     if pod.owner["kind"] == "StatefulSet":
         labels["apps.kubernetes.io/pod-index"] = str(ordinal)

@@ -13,7 +13,7 @@ CELL_LABEL = "quire-cell"
 
 
 class ManifestError(Exception):
-    """Manifests cannot be rendered, checked or applied; the message is for whoever deploys."""
+    """Manifests cannot be rendered, checked or applied; the message is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def test_a_request_is_counted_once_by_its_outcome(
     record = counters.open("somebody")
     record.accept("m", num_outputs)
     for event in events:
-        assert not counters.requests, "counted before its last event is told"
+        assert not counters.requests, "counted before its last event is written"
         record.count(event)
     record.close()
     record.close()

@@ -35,9 +35,9 @@ def test_what_the_cell_does_not_account_for_is_the_wire() -> None:
     clock.us += 2
     ledger.submitted()
     clock.us += 100
-    ledger.heard(of_a_cell(queue_step_us=20, prefill_us=60))
+    ledger.reported(of_a_cell(queue_step_us=20, prefill_us=60))
     clock.us += 100
-    ledger.heard(of_a_cell(queue_step_us=20, prefill_us=60, decode_us=105))
+    ledger.reported(of_a_cell(queue_step_us=20, prefill_us=60, decode_us=105))
     ledger.ended(is_told=True)
     clock.us += 7
     breakdown = ledger.breakdown()
@@ -58,7 +58,7 @@ def test_what_a_lost_cell_did_after_its_last_word_is_recovery() -> None:
     ledger = TimeLedger(clock)
     ledger.submitted()
     clock.us += 50
-    ledger.heard(of_a_cell(prefill_us=40))
+    ledger.reported(of_a_cell(prefill_us=40))
     clock.us += 1000
     ledger.lost()
     clock.us += 500
@@ -66,7 +66,7 @@ def test_what_a_lost_cell_did_after_its_last_word_is_recovery() -> None:
     clock.us += 500
     ledger.submitted()
     clock.us += 30
-    ledger.heard(of_a_cell(prefill_us=25))
+    ledger.reported(of_a_cell(prefill_us=25))
     ledger.ended(is_told=True)
     expected = {"prefill_us": 65, "wire_us": 15, "recovering_us": 2000}
     assert parts_of(ledger.breakdown()) == expected
@@ -90,7 +90,7 @@ def test_clocks_that_differ_make_no_part_negative() -> None:
     ledger = TimeLedger(clock)
     ledger.submitted()
     clock.us += 100
-    ledger.heard(of_a_cell(queue_step_us=30, prefill_us=72))
+    ledger.reported(of_a_cell(queue_step_us=30, prefill_us=72))
     ledger.ended(is_told=True)
     assert parts_of(ledger.breakdown()) == {"queue_step_us": 30, "prefill_us": 70}
 
@@ -116,7 +116,7 @@ def test_parts_always_add_up(happenings: list[tuple[int, str]], is_told: bool) -
                 submitted_us = clock.us
             case "heard" if submitted_us is not None:
                 at_cell_us = clock.us - submitted_us
-                ledger.heard(of_a_cell(prefill_us=at_cell_us // 2, decode_us=at_cell_us // 3))
+                ledger.reported(of_a_cell(prefill_us=at_cell_us // 2, decode_us=at_cell_us // 3))
             case "lost" if submitted_us is not None:
                 ledger.lost()
                 submitted_us = None

@@ -15,7 +15,7 @@ from tools.manifests.objects import Finding, Manifests, PodTemplate
 
 # Of every complaint about a command line. Typer has its own copy of click in some versions only.
 UsageError: Any = typer.BadParameter.__base__
-# Beside what services are told to take to end, for the rest of their end.
+# Beside the time that services are given to drain, for the rest of their end.
 GRACE_MARGIN_S = 10
 # Variables that arguments name, and those that several commands read under one name.
 SHARED_VARIABLES = frozenset({"QUIRE_MODEL", "QUIRE_TLS_DIR", "QUIRE_INSECURE", "QUIRE_API_KEYS"})

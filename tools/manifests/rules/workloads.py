@@ -24,7 +24,7 @@ _PINNED = re.compile(r"[^:@\s]+(:\d+)?(/[^:@\s]+)*(:(?!latest$)[\w][\w.-]*|@sha2
 
 
 def check_workloads(manifests: Manifests) -> Iterator[Finding]:
-    """Each pod can be told from others, is watched, is bounded, and is one known version."""
+    """Each pod has labels of its own, is watched, is bounded, and is of a known version."""
     for pod in manifests.pods:
         for rule, advice in [
             *_labels(pod),
