@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from bench.engine import Engine, Run
+from quire.contract.engine_options import LoadOptions
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.workers import LoadSpec
 from worker_svc.cache.engine import block_bytes
@@ -114,9 +115,9 @@ class Bench:
         blocks = -(-sum(self._lengths) // BLOCK_SIZE) + 1
         spec = LoadSpec(
             str(self._directory),
-            max_model_len=sum(self._lengths) + 1,
-            load_format="dummy",
-            invariant=invariant,
+            LoadOptions(
+                max_model_len=sum(self._lengths) + 1, load_format="dummy", invariant=invariant
+            ),
         )
         return Engine(
             self._directory,

@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from launch.cluster.cluster import embedded_model
+from quire.contract.engine_options import LoadOptions
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import SchedulerOutputs, SequenceState
 from quire.contract.workers import LoadSpec
@@ -40,7 +41,9 @@ class Reader:
     """A model over a cache of some type, which reads texts."""
 
     def __init__(self, directory: Path, kv_cache_dtype: str, device: Device, load_format: str):
-        spec = LoadSpec(str(directory), kv_cache_dtype=kv_cache_dtype, load_format=load_format)
+        spec = LoadSpec(
+            str(directory), LoadOptions(kv_cache_dtype=kv_cache_dtype, load_format=load_format)
+        )
         self.loaded = load_model(spec, "bench", ParallelGroup(), device)
         self.block_bytes = block_bytes(self.loaded, BLOCK_SIZE)
 

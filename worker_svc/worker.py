@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from quire.contract.engine_options import CacheOptions
 from quire.contract.errors import ConfigError
 from quire.contract.steps import MirroredSequence, SchedulerOutputs
 from quire.contract.workers import (
@@ -14,7 +15,6 @@ from quire.contract.workers import (
     HostCache,
     LoadSpec,
     Meeting,
-    ProfileSpec,
     WorkerDescription,
 )
 from quire.observe.log import get_logger
@@ -137,7 +137,7 @@ class Worker:
             return self._loaded
         self._runner = None
         self._loaded = None
-        adds_in_order = spec.invariant or self._device.torch_device.type == "cpu"
+        adds_in_order = spec.options.invariant or self._device.torch_device.type == "cpu"
         parallel = ParallelGroup(rank, size, self._communicator, adds_in_order)
         loaded = self._loaded = load_model(spec, name, parallel, self._device)
         info = loaded.info
@@ -153,7 +153,7 @@ class Worker:
         )
         return loaded
 
-    def profile_cache(self, spec: ProfileSpec) -> CacheProfile:
+    def profile_cache(self, options: CacheOptions) -> CacheProfile:
         """Run the largest step and return how many blocks fit beside it.
 
         Raises:
@@ -163,7 +163,7 @@ class Worker:
         # The old cache would count as taken memory.
         self._runner = None
         agree_on_float32(loaded.cpu_linears, loaded.parallel)
-        return profile_cache(loaded, spec)
+        return profile_cache(loaded, options)
 
     def init_cache(self, spec: CacheSpec) -> HostCache:
         """Allocate the cache, forget every sequence and get ready to execute.
@@ -171,18 +171,18 @@ class Worker:
         Raises:
             ConfigError: no model is loaded, or the cache does not fit.
         """
-        loaded = self._require_model()
+        loaded, options = self._require_model(), spec.options
         self._runner = None
         agree_on_float32(loaded.cpu_linears, loaded.parallel)
         runner = ModelRunner(
             loaded,
-            spec.block_size,
+            options.block_size,
             spec.num_blocks,
-            choose_swap_space_bytes(spec.swap_space_bytes),
-            spec.max_num_seqs,
-            enforce_eager=spec.enforce_eager,
+            choose_swap_space_bytes(options.swap_space_bytes),
+            options.max_num_seqs,
+            enforce_eager=options.enforce_eager,
         )
-        warm_up(loaded, runner.cache_engine.caches, spec.block_size)
+        warm_up(loaded, runner.cache_engine.caches, options.block_size)
         runner.capture_graphs()
         self._runner = runner
         # All objects of now live as long as the process: collections need not visit them.
@@ -194,7 +194,7 @@ class Worker:
         log.info(
             "cache_allocated",
             num_blocks=spec.num_blocks,
-            block_size=spec.block_size,
+            block_size=options.block_size,
             num_host_blocks=host_cache.num_blocks,
         )
         return host_cache

@@ -1,7 +1,7 @@
 """The options of an engine: what `quire serve`, `quire scheduler` and `LLM` can be asked for.
 
 An option is written here and read where it is used, nowhere else. One that a worker reads is sent
-to it: it has a field in worker.proto and a line in quire.wire, too. Names follow vLLM.
+to it: it has a field in worker.proto, too. Names follow vLLM.
 """
 
 from dataclasses import dataclass
@@ -65,12 +65,6 @@ class LoadOptions(Options):
         False,
         "Layers whose bits depend neither on the number of workers nor, on a GPU too, on the "
         "batch, so that nothing changes an answer; slower.",
-    )
-    distributed_timeout_s: float = option(
-        30.0,
-        "How long workers that share a model wait for each other in any exchange.",
-        unit="seconds",
-        bounds=Bounds(1, 3600),
     )
 
 
@@ -162,6 +156,12 @@ class EngineOptions(LoadOptions, CacheOptions):
         "of priority between them.",
         unit="seconds",
         bounds=Bounds(0, 1_000_000),
+    )
+    distributed_timeout_s: float = option(
+        30.0,
+        "How long workers that share a model wait for each other in any exchange.",
+        unit="seconds",
+        bounds=Bounds(1, 3600),
     )
 
 

@@ -1,18 +1,12 @@
 """What the scheduler of a cell asks of its workers before the first step, and what they answer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from quire.contract.engine_options import (
-    DTYPES,
-    KV_CACHE_DTYPES,
-    LOAD_FORMATS,
-    CacheOptions,
-    LoadOptions,
-)
-from quire.contract.errors import ConfigError, InvalidRequestError, ModelLoadError
+from quire.contract.engine_options import CacheOptions, EngineOptions, LoadOptions
+from quire.contract.errors import InvalidRequestError, ModelLoadError
 from quire.contract.outputs import ModelInfo
 
-DEFAULT_DISTRIBUTED_TIMEOUT_S = LoadOptions.distributed_timeout_s
+DEFAULT_DISTRIBUTED_TIMEOUT_S = EngineOptions.distributed_timeout_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,46 +40,25 @@ class LoadSpec:
 
     Attributes:
         model: path of a Hugging Face model directory.
-        dtype: "auto" takes what the model's configuration says, else one of DTYPES.
-        max_model_len: limit on tokens of one sequence; None takes the model's own.
+        options: how to load it.
         tensor_parallel_rank: of this worker.
         tensor_parallel_size: number of workers that share each layer.
-        load_format: "safetensors", or "dummy" for weights that are made up: only the configuration
-            is read.
-        invariant: whether a token's bits depend neither on the number of ranks nor, on a GPU
-            either, on its company; on the CPU they never depend on that.
-        kv_cache_dtype: of the paged cache: "auto" for the model's own, "fp8" on a GPU or "int8" on
-            the CPU.
 
     Raises:
         ModelLoadError: a value is out of bounds; names field, limit and value.
     """
 
     model: str
-    dtype: str = "auto"
-    max_model_len: int | None = None
+    options: LoadOptions = field(default_factory=LoadOptions)
     tensor_parallel_rank: int = 0
     tensor_parallel_size: int = 1
-    load_format: str = "safetensors"
-    invariant: bool = False
-    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
-        _check_choice("dtype", self.dtype, DTYPES)
-        _check_choice("load_format", self.load_format, LOAD_FORMATS)
-        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
-        if self.max_model_len is not None and self.max_model_len < 1:
-            raise ModelLoadError(f"max_model_len: must be at least 1, got {self.max_model_len}")
         if not 0 <= self.tensor_parallel_rank < self.tensor_parallel_size:
             raise ModelLoadError(
                 f"tensor_parallel_rank: must be in [0, tensor_parallel_size), got "
                 f"{self.tensor_parallel_rank} of {self.tensor_parallel_size}"
             )
-
-
-def _check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ModelLoadError(f"{field}: must be one of {', '.join(choices)}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,40 +119,6 @@ class LoadResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileSpec:
-    """The largest step and what the operator wants to spend on cache.
-
-    Attributes:
-        block_size: tokens of a block.
-        max_num_batched_tokens: most tokens of a step.
-        max_num_seqs: most sequences of a step.
-        kv_cache_memory_bytes: of cache to use; None takes a share of the memory.
-        gpu_memory_utilization: share of a GPU's memory for weights, activations and cache together.
-
-    Raises:
-        ConfigError: a value is out of bounds; names field, limit and value.
-    """
-
-    block_size: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = CacheOptions.gpu_memory_utilization
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < 1:
-            raise ConfigError(
-                f"max_num_batched_tokens: must be at least 1, got {self.max_num_batched_tokens}"
-            )
-        if self.max_num_seqs < 1:
-            raise ConfigError(f"max_num_seqs: must be at least 1, got {self.max_num_seqs}")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                f"gpu_memory_utilization: must be in (0, 1], got {self.gpu_memory_utilization}"
-            )
-
-
-@dataclass(frozen=True, slots=True)
 class CacheProfile:
     """How much cache fits.
 
@@ -197,19 +136,12 @@ class CacheSpec:
     """The cache to allocate.
 
     Attributes:
-        block_size: tokens of a block.
         num_blocks: of the cache.
-        swap_space_bytes: host memory for swapped blocks; None takes a share of what is free.
-        max_num_seqs: most sequences of a step; a GPU needs it to capture steps as graphs. None
-            captures none.
-        enforce_eager: capture no graphs.
+        options: how large blocks and steps are.
     """
 
-    block_size: int
     num_blocks: int
-    swap_space_bytes: int | None = None
-    max_num_seqs: int | None = None
-    enforce_eager: bool = False
+    options: CacheOptions = field(default_factory=CacheOptions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from quire.contract.engine_options import CacheOptions, LoadOptions
 from quire.contract.errors import InvalidRequestError
+from quire.contract.options import values_of
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import (
     MirroredSequence,
@@ -22,7 +24,6 @@ from quire.contract.workers import (
     LoadResponse,
     LoadSpec,
     Meeting,
-    ProfileSpec,
     WorkerDescription,
 )
 from quire.v1 import common_pb2, worker_pb2
@@ -56,15 +57,18 @@ def description_from_proto(message: worker_pb2.DescribeResponse) -> WorkerDescri
 
 def load_request_to_proto(request: LoadRequest) -> worker_pb2.LoadModelRequest:
     """Return the message of an order to load a model."""
-    meeting = request.meeting
+    meeting, spec = request.meeting, request.spec
     return worker_pb2.LoadModelRequest(
         epoch=meeting.epoch,
+        model=spec.model,
         served_model_name=request.served_model_name,
+        tensor_parallel_rank=spec.tensor_parallel_rank,
+        tensor_parallel_size=spec.tensor_parallel_size,
         distributed_init_address=meeting.address,
         host=meeting.host,
         distributed_timeout_ms=round(1e3 * meeting.timeout_s),
         scheduler_name=request.scheduler_name,
-        **fields_of(request.spec),
+        options=worker_pb2.LoadOptions(**values_of(spec.options, LoadOptions)),
     )
 
 
@@ -72,12 +76,13 @@ def load_request_from_proto(message: worker_pb2.LoadModelRequest) -> LoadRequest
     """Return the order of a message.
 
     Raises:
-        ModelLoadError: a value is out of bounds.
+        ConfigError: an option is out of bounds.
+        ModelLoadError: the rank is out of bounds.
         InvalidRequestError: the timeout is out of bounds.
     """
     timeout_s = message.distributed_timeout_ms / 1e3 or DEFAULT_DISTRIBUTED_TIMEOUT_S
     return LoadRequest(
-        from_fields(LoadSpec, message),
+        from_fields(LoadSpec, message, options=from_fields(LoadOptions, message.options)),
         message.served_model_name,
         Meeting(message.distributed_init_address, message.host, message.epoch, timeout_s),
         message.scheduler_name,
@@ -96,18 +101,22 @@ def load_response_from_proto(message: worker_pb2.LoadModelResponse) -> LoadRespo
     return LoadResponse(model_info_from_proto(message.model), message.checkpoint_digest)
 
 
-def profile_spec_to_proto(epoch: int, spec: ProfileSpec) -> worker_pb2.ProfileCacheRequest:
+def profile_to_proto(epoch: int, options: CacheOptions) -> worker_pb2.ProfileCacheRequest:
     """Return the message that asks how much cache fits beside the largest step."""
-    return worker_pb2.ProfileCacheRequest(epoch=epoch, **fields_of(spec))
+    return worker_pb2.ProfileCacheRequest(epoch=epoch, options=_cache_options_to_proto(options))
 
 
-def profile_spec_from_proto(message: worker_pb2.ProfileCacheRequest) -> ProfileSpec:
-    """Return the largest step of a message.
+def profile_from_proto(message: worker_pb2.ProfileCacheRequest) -> CacheOptions:
+    """Return what a message asks for.
 
     Raises:
-        ConfigError: a value is out of bounds.
+        ConfigError: an option is out of bounds.
     """
-    return from_fields(ProfileSpec, message)
+    return from_fields(CacheOptions, message.options)
+
+
+def _cache_options_to_proto(options: CacheOptions) -> worker_pb2.CacheOptions:
+    return worker_pb2.CacheOptions(**values_of(options, CacheOptions))
 
 
 def cache_profile_to_proto(profile: CacheProfile) -> worker_pb2.ProfileCacheResponse:
@@ -122,12 +131,20 @@ def cache_profile_from_proto(message: worker_pb2.ProfileCacheResponse) -> CacheP
 
 def cache_spec_to_proto(epoch: int, spec: CacheSpec) -> worker_pb2.InitCacheRequest:
     """Return the message that orders a cache."""
-    return worker_pb2.InitCacheRequest(epoch=epoch, **fields_of(spec))
+    return worker_pb2.InitCacheRequest(
+        epoch=epoch,
+        num_blocks=spec.num_blocks,
+        options=_cache_options_to_proto(spec.options),
+    )
 
 
 def cache_spec_from_proto(message: worker_pb2.InitCacheRequest) -> CacheSpec:
-    """Return the cache that a message orders."""
-    return from_fields(CacheSpec, message)
+    """Return the cache that a message orders.
+
+    Raises:
+        ConfigError: an option is out of bounds.
+    """
+    return CacheSpec(message.num_blocks, from_fields(CacheOptions, message.options))
 
 
 def host_cache_to_proto(cache: HostCache) -> worker_pb2.InitCacheResponse:

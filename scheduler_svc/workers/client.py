@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import Message
 
 from quire.contract.addresses import split_address
+from quire.contract.engine_options import CacheOptions
 from quire.contract.errors import (
     ConfigError,
     ModelLoadError,
@@ -23,7 +24,6 @@ from quire.contract.workers import (
     HostCache,
     LoadRequest,
     LoadResponse,
-    ProfileSpec,
     WorkerDescription,
 )
 from quire.rpc import Role, TlsFiles, open_channel
@@ -38,7 +38,7 @@ from quire.wire.worker import (
     host_cache_from_proto,
     load_request_to_proto,
     load_response_from_proto,
-    profile_spec_to_proto,
+    profile_to_proto,
 )
 
 DESCRIBE_TIMEOUT_S = 5.0
@@ -132,9 +132,9 @@ class WorkerClient:
         message = load_request_to_proto(request)
         return load_response_from_proto(await self._call(self._stub.LoadModel, message))
 
-    async def profile_cache(self, epoch: int, spec: ProfileSpec) -> CacheProfile:
+    async def profile_cache(self, epoch: int, options: CacheOptions) -> CacheProfile:
         """Ask how many blocks fit."""
-        message = profile_spec_to_proto(epoch, spec)
+        message = profile_to_proto(epoch, options)
         return cache_profile_from_proto(await self._call(self._stub.ProfileCache, message))
 
     async def init_cache(self, epoch: int, spec: CacheSpec) -> HostCache:

@@ -14,7 +14,6 @@ from quire.contract.workers import (
     LoadResponse,
     LoadSpec,
     Meeting,
-    ProfileSpec,
     WorkerDescription,
 )
 from quire.observe.log import get_logger
@@ -105,13 +104,7 @@ class Formation:
             # Not profiled again: a survivor's cache would count as used memory, and routers
             # already have the limits.
             formed = replace(self._formed, epoch=epoch)
-        spec = CacheSpec(
-            block_size=self._config.block_size,
-            num_blocks=formed.num_blocks,
-            swap_space_bytes=self._config.swap_space_bytes,
-            max_num_seqs=self._config.max_num_seqs,
-            enforce_eager=self._config.enforce_eager,
-        )
+        spec = CacheSpec(formed.num_blocks, self._config)
         caches = await on_all(self.workers, lambda worker: worker.init_cache(epoch, spec))
         # Without a configured size, a worker takes a share of what is free now.
         formed = replace(
@@ -193,16 +186,7 @@ class Formation:
             meeting_address = await self.workers[0].open_rendezvous(epoch)
 
         def load(worker: WorkerClient) -> Coroutine[Any, Any, LoadResponse]:
-            spec = LoadSpec(
-                model=config.model,
-                dtype=config.dtype,
-                max_model_len=config.max_model_len,
-                tensor_parallel_rank=worker.rank,
-                tensor_parallel_size=config.num_ranks,
-                load_format=config.load_format,
-                invariant=config.invariant,
-                kv_cache_dtype=config.kv_cache_dtype,
-            )
+            spec = LoadSpec(config.model, config, worker.rank, config.num_ranks)
             meeting = Meeting(meeting_address, worker.host, epoch, config.distributed_timeout_s)
             return worker.load_model(LoadRequest(spec, config.model_name, meeting, scheduler_name))
 
@@ -219,14 +203,7 @@ class Formation:
         config = self._config
         if config.num_gpu_blocks_override is not None:
             return config.num_gpu_blocks_override
-        spec = ProfileSpec(
-            block_size=config.block_size,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-        )
-        profiles = await on_all(self.workers, lambda worker: worker.profile_cache(epoch, spec))
+        profiles = await on_all(self.workers, lambda worker: worker.profile_cache(epoch, config))
         num_blocks = min(profile.num_blocks for profile in profiles)
         if num_blocks == 0:
             raise ConfigError(

@@ -7,7 +7,7 @@ import pytest
 
 from bench.engine import Engine
 from bench.gpu import LLAMA_3_8B, Bench, copy_rate
-from quire.contract.engine_options import PreemptionMode
+from quire.contract.engine_options import LoadOptions, PreemptionMode
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.workers import LoadSpec
 from tests.factories import CONFIGS, save_model
@@ -33,7 +33,7 @@ def outputs(model: Path, params: SamplingParams, **options: Any) -> tuple[Any, E
     """What the prompts get."""
     engine = Engine(
         model,
-        spec=LoadSpec(str(model), "float32"),
+        spec=LoadSpec(str(model), LoadOptions(dtype="float32")),
         max_num_seqs=8,
         **{"num_blocks": ROOMY, **options},
     )

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from bench.kv_quality import divergence
+from quire.contract.engine_options import CacheOptions, LoadOptions
 from quire.contract.sampling_params import SamplingParams
-from quire.contract.workers import CacheSpec, LoadSpec, ProfileSpec
+from quire.contract.workers import CacheSpec, LoadSpec
 from tests.emu.emulated_device import EmulatedDevice, on_the_same_gpu
 from tests.emu.emulated_torch import EmulatedGraph
 from tests.factories import CONFIGS, FALLBACKS, random_model, save_model
@@ -319,11 +320,14 @@ def test_a_worker_over_its_life(emulated_gpu: EmulatedDevice, tmp_path: Path) ->
     worker = Worker(emulated_gpu)
     worker.start_thread()
     assert worker.describe().device == "cuda:0"
-    worker.load_model(LoadSpec(str(tmp_path), "float32"), "tiny")
-    profile = worker.profile_cache(ProfileSpec(16, 64, 4, gpu_memory_utilization=0.5))
+    worker.load_model(LoadSpec(str(tmp_path), LoadOptions(dtype="float32")), "tiny")
+    options = CacheOptions(
+        max_num_batched_tokens=64, max_num_seqs=4, gpu_memory_utilization=0.5, swap_space=2**-10
+    )
+    profile = worker.profile_cache(options)
     # Of 1 GiB: half, less what is taken, less what a step takes.
     assert profile.num_blocks == min(((512 - 124 - 1) << 20) // profile.block_bytes, 4 * 256 // 16)
-    assert worker.init_cache(CacheSpec(16, 20, 1 << 20, max_num_seqs=4)).block_us > 0
+    assert worker.init_cache(CacheSpec(20, options)).block_us > 0
     runner = worker._runner
     assert runner is not None
     driver = Driver(runner)

@@ -156,10 +156,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             raise self._load_error
         model = model_info_to_proto(self._model)
         model.name = request.served_model_name
-        if request.HasField("max_model_len"):
-            if request.max_model_len > self._model.max_model_len:
+        if request.options.HasField("max_model_len"):
+            if request.options.max_model_len > self._model.max_model_len:
                 raise ConfigError(f"max_model_len: must be at most {self._model.max_model_len}")
-            model.max_model_len = request.max_model_len
+            model.max_model_len = request.options.max_model_len
         return worker_pb2.LoadModelResponse(model=model, checkpoint_digest=self._checkpoint_digest)
 
     async def ProfileCache(
@@ -173,7 +173,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.InitCacheResponse:
         self._obey(request)
         self.fake = FakeModel(
-            request.block_size, request.num_blocks, self._model.vocab_size, self._num_host_blocks
+            request.options.block_size,
+            request.num_blocks,
+            self._model.vocab_size,
+            self._num_host_blocks,
         )
         return worker_pb2.InitCacheResponse(num_host_blocks=self._num_host_blocks)
 

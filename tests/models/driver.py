@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from quire.contract.engine_options import LoadOptions
 from quire.contract.outputs import TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import PromptLogprobs, SchedulerOutputs, SequenceState
@@ -41,10 +42,12 @@ def load_runner(
     """A runner of one rank, alone unless `parallel` says otherwise."""
     spec = LoadSpec(
         str(directory),
-        dtype,
-        max_model_len,
-        invariant=invariant,
-        kv_cache_dtype=kv_cache_dtype,
+        LoadOptions(
+            dtype=dtype,
+            max_model_len=max_model_len,
+            invariant=invariant,
+            kv_cache_dtype=kv_cache_dtype,
+        ),
     )
     loaded = load_model(spec, "test", parallel or ParallelGroup(), device)
     runner = ModelRunner(

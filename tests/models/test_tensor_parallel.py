@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from quire.contract.engine_options import LoadOptions
 from quire.contract.errors import ModelLoadError
 from quire.contract.workers import LoadSpec
 from tests.factories import CONFIGS, VARIANTS, llama_config, save_model
@@ -122,4 +123,4 @@ def test_invariance_has_a_largest_number_of_ranks(tmp_path: Path) -> None:
     load_model(LoadSpec(str(tmp_path)), "test", group)
     words = "tensor_parallel_size: must divide 8 with invariant, .* o_proj .* got 12"
     with pytest.raises(ModelLoadError, match=words):
-        load_model(LoadSpec(str(tmp_path), invariant=True), "test", group)
+        load_model(LoadSpec(str(tmp_path), LoadOptions(invariant=True)), "test", group)

@@ -67,20 +67,23 @@ async def test_life_cycle(stub: Stub, model: Path) -> None:
     assert not empty.HasField("model")
     assert empty.num_blocks == 0
 
-    loaded = await load(stub, model, max_model_len=128)
+    options = worker_pb2.LoadOptions(max_model_len=128)
+    loaded = await load(stub, model, options=options)
     assert loaded.model.name == "tiny"
     assert loaded.model.architecture == "LlamaForCausalLM"
     assert loaded.model.max_model_len == 128
     assert loaded.model.vocab_size == VOCAB_SIZE
-    assert await load(stub, model, max_model_len=128) == loaded
+    assert await load(stub, model, options=options) == loaded
 
     profile = await stub.ProfileCache(
         worker_pb2.ProfileCacheRequest(
             epoch=1,
-            block_size=BLOCK_SIZE,
-            max_num_batched_tokens=64,
-            max_num_seqs=8,
-            kv_cache_memory_bytes=2**18,
+            options=worker_pb2.CacheOptions(
+                block_size=BLOCK_SIZE,
+                max_num_batched_tokens=64,
+                max_num_seqs=8,
+                kv_cache_gib=2**-12,
+            ),
         )
     )
     # Keys and values of 3 layers, 2 heads of 16 features, 4 bytes each.
@@ -108,7 +111,10 @@ async def test_life_cycle(stub: Stub, model: Path) -> None:
 async def test_profile_is_bounded_by_what_sequences_can_use(ready: Stub) -> None:
     profile = await ready.ProfileCache(
         worker_pb2.ProfileCacheRequest(
-            epoch=1, block_size=16, max_num_batched_tokens=32, max_num_seqs=3
+            epoch=1,
+            options=worker_pb2.CacheOptions(
+                block_size=16, max_num_batched_tokens=32, max_num_seqs=3
+            ),
         )
     )
     assert profile.num_blocks == 3 * 256 // 16
@@ -117,20 +123,18 @@ async def test_profile_is_bounded_by_what_sequences_can_use(ready: Stub) -> None
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"block_size": 0}, "block_size: must be a power of two in [8, 256], got 0"),
+        ({"block_size": 0}, "block_size: must be in [1, 256], got 0"),
         ({"block_size": 24}, "block_size: must be a power of two in [8, 256], got 24"),
-        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens: must be at least 1, got 0"),
-        ({"max_num_seqs": 0}, "max_num_seqs: must be at least 1, got 0"),
-        ({"kv_cache_memory_bytes": 100}, "kv_cache_memory_bytes: must hold a block"),
-        (
-            {"kv_cache_memory_bytes": 2**60},
-            "kv_cache_memory_bytes: must be at most the free memory",
-        ),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens: must be in [1, 1048576], got 0"),
+        ({"max_num_seqs": 0}, "max_num_seqs: must be in [1, 65536], got 0"),
+        ({"kv_cache_gib": 100 / 2**30}, "kv_cache_gib: must hold a block"),
+        ({"kv_cache_gib": 2**30}, "kv_cache_gib: must be at most the free memory"),
     ],
 )
-async def test_bad_profile(ready: Stub, fields: dict[str, int], message: str) -> None:
-    good = {"epoch": 1, "block_size": 16, "max_num_batched_tokens": 32, "max_num_seqs": 3}
-    request = worker_pb2.ProfileCacheRequest(**{**good, **fields})
+async def test_bad_profile(ready: Stub, fields: dict[str, float], message: str) -> None:
+    good = {"block_size": 16, "max_num_batched_tokens": 32, "max_num_seqs": 3}
+    options = worker_pb2.CacheOptions(**{**good, **fields})
+    request = worker_pb2.ProfileCacheRequest(epoch=1, options=options)
     code, details = await error_of(ready.ProfileCache(request))
     assert code == grpc.StatusCode.FAILED_PRECONDITION
     assert message in details

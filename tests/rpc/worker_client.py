@@ -101,7 +101,7 @@ async def load(
 ) -> worker_pb2.LoadModelResponse:
     """Load a model."""
     request = worker_pb2.LoadModelRequest(
-        epoch=epoch, model=str(model), served_model_name="tiny", dtype="auto", **fields
+        epoch=epoch, model=str(model), served_model_name="tiny", **fields
     )
     return await stub.LoadModel(request)
 
@@ -109,5 +109,9 @@ async def load(
 async def init_cache(stub: "worker_pb2_grpc.WorkerServiceAsyncStub", epoch: int = 1) -> None:
     """Allocate a small cache."""
     await stub.InitCache(
-        worker_pb2.InitCacheRequest(epoch=epoch, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
+        worker_pb2.InitCacheRequest(
+            epoch=epoch,
+            num_blocks=NUM_BLOCKS,
+            options=worker_pb2.CacheOptions(block_size=BLOCK_SIZE),
+        )
     )

@@ -5,8 +5,9 @@ import time
 import numpy as np
 import torch
 
+from quire.contract.engine_options import CacheOptions
 from quire.contract.errors import ConfigError
-from quire.contract.workers import CacheProfile, ProfileSpec
+from quire.contract.workers import CacheProfile
 from worker_svc.cache.engine import allocate_caches, block_bytes, check_block_size
 from worker_svc.device.host_memory import available_memory_bytes
 from worker_svc.layers.attention import KVCaches
@@ -19,7 +20,7 @@ WARM_UP_MAX_TOKENS = 64
 WARM_UP_MAX_S = 1.0
 
 
-def profile_cache(loaded: LoadedModel, spec: ProfileSpec) -> CacheProfile:
+def profile_cache(loaded: LoadedModel, options: CacheOptions) -> CacheProfile:
     """Run the largest step and return the number of blocks that fit beside it.
 
     Never more than the sequences of a step fill at the model's full length.
@@ -28,34 +29,34 @@ def profile_cache(loaded: LoadedModel, spec: ProfileSpec) -> CacheProfile:
         ConfigError: the kernels do not serve the block size, not one block fits, or the size asked
             for is not free.
     """
-    check_block_size(spec.block_size)
+    check_block_size(options.block_size)
 
     def largest_step() -> None:
         _run_dummy_step(
             loaded,
-            allocate_caches(loaded, spec.block_size, 1),
-            spec.block_size,
-            spec.max_num_batched_tokens,
-            spec.max_num_seqs,
+            allocate_caches(loaded, options.block_size, 1),
+            options.block_size,
+            options.max_num_batched_tokens,
+            options.max_num_seqs,
         )
 
-    bytes_per_block = block_bytes(loaded, spec.block_size)
-    memory = loaded.device.profile_memory(largest_step, spec.gpu_memory_utilization)
-    if spec.kv_cache_memory_bytes is None:
+    bytes_per_block = block_bytes(loaded, options.block_size)
+    memory = loaded.device.profile_memory(largest_step, options.gpu_memory_utilization)
+    if options.kv_cache_memory_bytes is None:
         budget = memory.default_bytes
     else:
-        budget = spec.kv_cache_memory_bytes
+        budget = options.kv_cache_memory_bytes
         if budget > memory.free_bytes:
             raise ConfigError(
-                "kv_cache_memory_bytes: must be at most the free memory, "
-                f"{memory.free_bytes} bytes, got {budget}"
+                "kv_cache_gib: must be at most the free memory, "
+                f"{memory.free_bytes} bytes, got {budget} bytes"
             )
     if budget < bytes_per_block:
         raise ConfigError(
-            f"kv_cache_memory_bytes: must hold a block, {bytes_per_block} bytes, got {budget} bytes"
+            f"kv_cache_gib: must hold a block, {bytes_per_block} bytes, got {budget} bytes"
         )
-    blocks_per_sequence = -(-loaded.info.max_model_len // spec.block_size)
-    most_useful = spec.max_num_seqs * blocks_per_sequence
+    blocks_per_sequence = -(-loaded.info.max_model_len // options.block_size)
+    most_useful = options.max_num_seqs * blocks_per_sequence
     return CacheProfile(min(budget // bytes_per_block, most_useful), bytes_per_block)
 
 

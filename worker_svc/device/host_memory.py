@@ -29,8 +29,7 @@ def available_memory_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> in
         free = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError) as error:
         raise ConfigError(
-            "kv_cache_memory_bytes: must be set on a machine that does not report its free memory, "
-            "got none"
+            "kv_cache_gib: must be set on a machine that does not report its free memory, got none"
         ) from error
     for limit_file, use_file in _LIMITS:
         try:

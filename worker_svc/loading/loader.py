@@ -85,20 +85,20 @@ def load_model(
     _refuse_quantized(hf)
     architecture, family = find_family(hf)
     config = family.read(hf)
-    dtype_name = _resolve_dtype(hf, spec.dtype)
-    kv_cache_dtype = resolve_kv_cache_dtype(spec.kv_cache_dtype, DTYPES[dtype_name], device)
+    dtype_name = _resolve_dtype(hf, spec.options.dtype)
+    kv_cache_dtype = resolve_kv_cache_dtype(spec.options.kv_cache_dtype, DTYPES[dtype_name], device)
     max_model_len = _resolve_max_model_len(
-        spec.max_model_len, config.max_position_embeddings, config.max_context
+        spec.options.max_model_len, config.max_position_embeddings, config.max_context
     )
     eos_token_ids = _eos_token_ids(directory, hf)
 
     tally = WeightTally()
-    is_dummy = spec.load_format == "dummy"
+    is_dummy = spec.options.load_format == "dummy"
     if is_dummy and architecture not in FAMILIES:
         raise ModelLoadError(f"load_format: dummy is not served for {architecture}")
     reader = DummyCheckpoint(device.torch_device) if is_dummy else SafetensorsCheckpoint(directory)
     weights = Weights(reader, DTYPES[dtype_name], device.torch_device, tally=tally)
-    with invariance(spec.invariant) as cpu_linears:
+    with invariance(spec.options.invariant) as cpu_linears:
         model = family.build(config, weights, parallel, max_model_len)
     info = ModelInfo(
         name=served_model_name or spec.model,

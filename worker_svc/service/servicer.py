@@ -23,7 +23,7 @@ from quire.wire.worker import (
     load_request_from_proto,
     load_response_to_proto,
     mirror_to_proto,
-    profile_spec_from_proto,
+    profile_from_proto,
 )
 from worker_svc.service.counters import Counters
 from worker_svc.service.epochs import EpochGuard, ExecuteStream
@@ -135,7 +135,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.ProfileCacheResponse:
         """Return how much cache fits."""
         self.epochs.admit(request.epoch)
-        spec = profile_spec_from_proto(request)
+        spec = profile_from_proto(request)
         return cache_profile_to_proto(await self._run(self._worker.profile_cache, spec))
 
     async def InitCache(

@@ -1,10 +1,13 @@
 """What orders leave out, and what they do with arrays that do not fit together."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from quire.contract.engine_options import CacheOptions, LoadOptions
 from quire.contract.errors import InvalidRequestError
+from quire.contract.options import options_of
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import SchedulerOutputs, SequenceState, StepResult
 from quire.contract.workers import CacheSpec, LoadSpec, Meeting
@@ -65,8 +68,19 @@ def test_arrays_that_do_not_fit_together_are_refused(
 def test_what_a_scheduler_leaves_out_takes_its_default() -> None:
     load = wire.load_request_from_proto(worker_pb2.LoadModelRequest(model="/m"))
     assert (load.spec, load.meeting) == (LoadSpec("/m"), Meeting(host=""))
-    cache = worker_pb2.InitCacheRequest(block_size=16, num_blocks=32)
-    assert wire.cache_spec_from_proto(cache) == CacheSpec(16, 32)
+    cache = worker_pb2.InitCacheRequest(num_blocks=32)
+    assert wire.cache_spec_from_proto(cache) == CacheSpec(32)
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [(LoadOptions, worker_pb2.LoadOptions), (CacheOptions, worker_pb2.CacheOptions)],
+)
+def test_every_option_of_a_worker_has_a_field_that_can_be_absent(group: type, message: Any) -> None:
+    fields = message.DESCRIPTOR.fields_by_name
+    assert set(fields) == set(options_of(group))
+    # Else a value of zero would read as the default.
+    assert all(field.has_presence for field in fields.values())
 
 
 def test_times_too_long_for_the_message_are_the_longest_it_holds() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from quire.contract.engine_options import CacheOptions, LoadOptions
 from quire.contract.errors import DrainingError, InvalidRequestError, OverloadedError
 from quire.contract.inputs import DetokenizeInput, GenerateInput, TokenizeInput
 from quire.contract.outputs import (
@@ -48,7 +49,6 @@ from quire.contract.workers import (
     LoadResponse,
     LoadSpec,
     Meeting,
-    ProfileSpec,
     WorkerDescription,
 )
 from quire.wire import common, inference, scheduler, worker
@@ -240,8 +240,26 @@ def _scheduler() -> list[Example]:
     ]
 
 
+LOAD_OPTIONS = LoadOptions(
+    dtype="float16",
+    load_format="dummy",
+    kv_cache_dtype="int8",
+    max_model_len=2**15,
+    invariant=True,
+)
+CACHE_OPTIONS = CacheOptions(
+    block_size=32,
+    max_num_seqs=7,
+    max_num_batched_tokens=2**20,
+    enforce_eager=True,
+    gpu_memory_utilization=0.3,
+    kv_cache_gib=0.7,
+    swap_space=1.5,
+)
+
+
 def _worker() -> list[Example]:
-    spec = LoadSpec("/m", "float16", 2**15, 1, 2, "dummy", True, "int8")
+    spec = LoadSpec("/m", LOAD_OPTIONS, 1, 2)
     meeting = Meeting("host:1", "other", EPOCH, 1.5)
     response = worker.execute_response_to_proto, worker.execute_response_from_proto
     description = worker.description_to_proto, worker.description_from_proto
@@ -259,9 +277,9 @@ def _worker() -> list[Example]:
             worker.load_response_from_proto,
         ),
         Example(
-            ProfileSpec(16, 2048, 256, 2**40, 0.5),
-            partial(worker.profile_spec_to_proto, EPOCH),
-            worker.profile_spec_from_proto,
+            CACHE_OPTIONS,
+            partial(worker.profile_to_proto, EPOCH),
+            worker.profile_from_proto,
         ),
         Example(
             CacheProfile(2**20, 2**33),
@@ -269,12 +287,12 @@ def _worker() -> list[Example]:
             worker.cache_profile_from_proto,
         ),
         Example(
-            CacheSpec(16, 2**20, 2**40, 256, True),
+            CacheSpec(2**20, CACHE_OPTIONS),
             partial(worker.cache_spec_to_proto, EPOCH),
             worker.cache_spec_from_proto,
         ),
         Example(
-            CacheSpec(16, 32, 0),
+            CacheSpec(32, CacheOptions(swap_space=0.0)),
             partial(worker.cache_spec_to_proto, EPOCH),
             worker.cache_spec_from_proto,
         ),

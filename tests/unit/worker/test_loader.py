@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.contract.errors import ModelLoadError
+from quire.contract.engine_options import LoadOptions
+from quire.contract.errors import ConfigError, ModelLoadError
 from quire.contract.workers import LoadSpec
 from tests.factories import (
     CONFIGS,
@@ -34,7 +35,7 @@ PROMPT = [5, 9, 77, 30]
 
 
 def load(directory: Path, **spec: object) -> LoadedModel:
-    return load_model(LoadSpec(str(directory), **spec), "tiny", ParallelGroup())  # type: ignore[arg-type]
+    return load_model(LoadSpec(str(directory), LoadOptions(**spec)), "tiny", ParallelGroup())  # type: ignore[arg-type]
 
 
 def edit_weights(directory: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -295,15 +296,19 @@ def test_missing_directory(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"dtype": "int8"}, "dtype: must be one of auto, float32"),
-        ({"load_format": "pt"}, "load_format: must be one of safetensors, dummy, got 'pt'"),
-        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype: must be one of auto, fp8, int8, got 'int4'"),
-        ({"max_model_len": 0}, "max_model_len: must be at least 1, got 0"),
-        ({"tensor_parallel_rank": 2, "tensor_parallel_size": 2}, "tensor_parallel_rank.*2 of 2"),
+        ({"load_format": "pt"}, "load_format: must be one of safetensors, dummy, got pt"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype: must be one of auto, fp8, int8, got int4"),
+        ({"max_model_len": 0}, r"max_model_len: must be in \[2, 2147483647\], got 0"),
     ],
 )
-def test_bad_spec(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ModelLoadError, match=message):
-        LoadSpec("model", **changes)  # type: ignore[arg-type]
+def test_bad_options(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LoadOptions(**changes)  # type: ignore[arg-type]
+
+
+def test_a_rank_is_one_of_its_group() -> None:
+    with pytest.raises(ModelLoadError, match=r"tensor_parallel_rank.*2 of 2"):
+        LoadSpec("model", tensor_parallel_rank=2, tensor_parallel_size=2)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "mixtral", "gpt_neox"])

@@ -6,6 +6,7 @@ import weakref
 import pytest
 
 from launch.cluster.cluster import embedded_model
+from quire.contract.engine_options import CacheOptions
 from quire.contract.workers import CacheSpec, LoadSpec
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.worker import EXIT_DEVICE_LOST, Worker
@@ -17,7 +18,7 @@ def test_a_new_cache_takes_the_place_of_the_one_before() -> None:
     worker.load_model(LoadSpec(str(embedded_model())), "demo")
     caches = []
     for _ in range(3):
-        assert worker.init_cache(CacheSpec(16, 32, swap_space_bytes=2**20)).num_blocks > 0
+        assert worker.init_cache(CacheSpec(32, CacheOptions(swap_space=2**-10))).num_blocks > 0
         runner = worker._runner
         assert runner is not None
         caches.append(weakref.ref(runner.cache_engine.caches.keys[0]))
