@@ -182,8 +182,7 @@ class Worker:
             options.max_num_seqs,
             enforce_eager=options.enforce_eager,
         )
-        if not options.skip_warm_up:
-            warm_up(loaded, runner.cache_engine.caches, options.block_size)
+        warm_up(loaded, runner.cache_engine.caches, options.block_size)
         runner.capture_graphs()
         self._runner = runner
         # All objects of now live as long as the process: collections need not visit them.

@@ -82,7 +82,6 @@ class CacheOptions(Options):
         2048, "Most tokens computed in one step.", bounds=Bounds(1, 2**20)
     )
     enforce_eager: bool = option(False, "No CUDA graphs: less memory, slower decoding.")
-    skip_warm_up: bool = option(False, "No warm-up: workers start sooner, first steps are slower.")
     gpu_memory_utilization: float = option(
         0.9,
         "Share of a GPU's memory for weights, activations and KV cache together.",
@@ -182,7 +181,6 @@ class EngineKeywords(TypedDict, total=False):
     max_num_seqs: int
     max_num_batched_tokens: int
     enforce_eager: bool
-    skip_warm_up: bool
     gpu_memory_utilization: float
     kv_cache_gib: float | None
     swap_space: float | None

@@ -252,7 +252,6 @@ CACHE_OPTIONS = CacheOptions(
     max_num_seqs=7,
     max_num_batched_tokens=2**20,
     enforce_eager=True,
-    skip_warm_up=True,
     gpu_memory_utilization=0.3,
     kv_cache_gib=0.7,
     swap_space=1.5,

@@ -37,13 +37,3 @@ def test_a_worker_whose_device_is_lost_ends(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(device, "is_lost", lambda: True)
     worker.exit_if_device_is_lost()
     assert ended == [EXIT_DEVICE_LOST]
-
-
-@pytest.mark.parametrize("skip", [False, True])
-def test_a_worker_may_start_without_a_warm_up(monkeypatch: pytest.MonkeyPatch, skip: bool) -> None:
-    runs: list[int] = []
-    monkeypatch.setattr("worker_svc.worker.warm_up", lambda *_: runs.append(1))
-    worker = Worker(num_threads=1)
-    worker.load_model(LoadSpec(str(embedded_model())), "demo")
-    worker.init_cache(CacheSpec(32, CacheOptions(swap_space=2**-10, skip_warm_up=skip)))
-    assert len(runs) == (not skip)
