@@ -1,4 +1,4 @@
-"""Errors on the wire: google.rpc.Status, and nothing of an exception's text beyond it."""
+"""Errors of calls: what a server sends of an exception, and what a client raises again."""
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,13 +32,12 @@ WITH_TEXTS = "/quire.v1.InferenceService/"
 
 log = get_logger()
 
-
-# Of statuses that no service of ours made: the connection's, a proxy's, or a later version's.
+# For statuses that no service of ours made: the connection's, a proxy's, or a later version's.
 _BY_CODE: dict[grpc.StatusCode, type[QuireError]] = {
     grpc.StatusCode.NOT_FOUND: ModelNotFoundError,
     grpc.StatusCode.ALREADY_EXISTS: RequestExistsError,
     grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
-    # Not by us: a server, or what stands before it, gave the call up.
+    # A server, or a proxy before it, gave the call up.
     grpc.StatusCode.CANCELLED: UnavailableError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.FAILED_PRECONDITION: ConfigError,
@@ -67,7 +66,7 @@ def error_from_rpc(error: grpc.RpcError) -> QuireError:
     if sent is not None:
         return sent
     code, message = error.code(), explain(error.details() or error.code().name)
-    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and rpc_status.from_call(error) is None:
         # Not our queue but the transport: the message is larger than the server reads.
         return InvalidRequestError("request", message)
     return _BY_CODE.get(code, QuireError)(message)
