@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tools.lanes.lane import OUTPUT, ROOT, Lane, Outcome
 
@@ -69,7 +69,8 @@ class Runner:
                 self._add(Outcome(lane, None))
             elif len(before) == len(lane.after) and self._has_room(lane):
                 self._waiting.remove(lane)
-                self._running[lane] = _Process(lane, self._ended)
+                with _interrupts_later():
+                    self._running[lane] = _Process(lane, self._ended)
                 self._print(f"{lane.name}: started, see {lane.log.relative_to(ROOT)}")
 
     def _has_room(self, lane: Lane) -> bool:
@@ -115,6 +116,26 @@ class Runner:
                 left.remove(self._ended.get(timeout=left_s).lane)
         for process in self._running.values():
             process.signal(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Hold KeyboardInterrupt back until the block is over: no process may start unrecorded."""
+    received: list[int] = []
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.default_int_handler
+    ]
+    for number in numbers:
+        signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.default_int_handler)
+    if received:
+        raise KeyboardInterrupt
 
 
 class _Process:
