@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from launch.cluster.cluster import embedded_model
 from launch.cluster.process import ServiceProcess
+from launch.cluster.supervisor import embedded_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from launch.cluster.cluster import embedded_model
+from launch.cluster.supervisor import embedded_model
 from quire.contract.engine_options import LoadOptions
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import SchedulerOutputs, SequenceState

@@ -17,7 +17,7 @@ from typing import cast
 
 import grpc
 
-from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import CellState, Delta
 from quire.observe import log

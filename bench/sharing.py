@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bench.engine import Engine, Run
-from launch.cluster.cluster import embedded_model
+from launch.cluster.supervisor import embedded_model
 from quire.contract.engine_options import PreemptionMode
 from quire.contract.sampling_params import SamplingParams
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from launch.cli.console import cell_status
-from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import CellState, Delta, Finished
 from quire.observe import log

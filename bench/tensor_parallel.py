@@ -20,7 +20,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
 from quire import AsyncClient, SamplingParams
 from quire.observe import log
 from quire.rpc import open_channel

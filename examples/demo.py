@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from launch.cli.console import Progress, print_ready
-from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
 from quire import AsyncClient, SamplingParams
 from quire.contract.errors import QuireError
 from quire.contract.outputs import Delta, Finished

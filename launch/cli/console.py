@@ -7,7 +7,7 @@ from typing import Self
 
 from rich.console import Console
 
-from launch.cluster.cluster import Cluster, ClusterConfig
+from launch.cluster.supervisor import Cluster, ClusterConfig
 from quire.contract.errors import UnauthenticatedError
 from quire.contract.outputs import CellStatus
 from quire.rpc import Role, TlsFiles

@@ -28,7 +28,7 @@ async def _serve(config: ClusterConfig) -> None:
     import asyncio
 
     from launch.cli.console import Progress, print_ready
-    from launch.cluster.cluster import Cluster
+    from launch.cluster.supervisor import Cluster
     from quire.rpc import stop_signal
 
     stopped = asyncio.create_task(stop_signal())

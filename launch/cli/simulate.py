@@ -240,7 +240,7 @@ def _outages(kind: "OutageKind", texts: list[str]) -> "list[Outage]":
 def _fit(model: Path | None, path: Path) -> None:
     """Measure steps of a model, and write and print what fits them."""
     from launch.cli.console import Progress
-    from launch.cluster.cluster import embedded_model
+    from launch.cluster.supervisor import embedded_model
     from simulator.cost_model import save
     from simulator.fit import fit, fit_error
     from simulator.measure import measure_steps

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from launch.cluster.cluster import Cluster, ClusterConfig
+from launch.cluster.supervisor import Cluster, ClusterConfig
 
 T = TypeVar("T")
 

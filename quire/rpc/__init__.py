@@ -1,7 +1,7 @@
 """What the services share about gRPC: channels, servers, health, reflection, errors, stopping."""
 
+from quire.rpc.call_errors import ErrorInterceptor
 from quire.rpc.channels import open_channel, open_sync_channel
-from quire.rpc.errors import ErrorInterceptor
 from quire.rpc.health import until_serving
 from quire.rpc.options import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, server_options
 from quire.rpc.server import Server

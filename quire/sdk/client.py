@@ -16,7 +16,7 @@ from quire.contract.outputs import CellStatus, Completion, Event, ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from quire.rpc import Role, open_channel, open_sync_channel
 from quire.rpc.access import call_metadata
-from quire.rpc.errors import error_from_rpc
+from quire.rpc.call_errors import error_from_rpc
 from quire.sdk.calls import (
     GenerateOptions,
     Prompt,

@@ -20,9 +20,9 @@ from quire.contract.errors import (
 )
 from quire.contract.outputs import CellStatus, FinishReason, ModelInfo
 from quire.observe.log import get_logger
-from router.cells.cell import Cell
 from router.cells.choice import CellChoice, RoutingPolicy
 from router.cells.discovery import follow_names
+from router.cells.session import CellSession
 from router.config import RouterConfig
 from router.requests.stream import RequestStream
 
@@ -53,16 +53,16 @@ class CellPool:
         self.submissions: Counter[SubmissionReason] = Counter()
         self._config = config
         # By address, in the order in which they became known.
-        self._cells: dict[str, Cell] = {}
+        self._cells: dict[str, CellSession] = {}
         # Of each model, the cells that take requests.
-        self._choices: dict[str, CellChoice[Cell]] = {}
+        self._choices: dict[str, CellChoice[CellSession]] = {}
         # Cells that names no longer resolve to; they stay as long as their session.
         self._vanished: set[str] = set()
         # Where each open request was submitted last.
-        self._cell_of: dict[RequestStream, Cell] = {}
+        self._cell_of: dict[RequestStream, CellSession] = {}
         self._open: dict[str, RequestStream] = {}
         # Cells whose queue was full when a new request came.
-        self._refused_by: dict[RequestStream, list[Cell]] = {}
+        self._refused_by: dict[RequestStream, list[CellSession]] = {}
         # Requests that run nowhere now, and the timer that will fail them or place them again.
         self._waiting: dict[RequestStream, asyncio.TimerHandle] = {}
         # Set, and replaced by a new one, at every change of a cell.
@@ -87,7 +87,7 @@ class CellPool:
         return task
 
     def _add(self, address: str) -> None:
-        cell = self._cells[address] = Cell(address, self, self._config.tls)
+        cell = self._cells[address] = CellSession(address, self, self._config.tls)
         self._sessions[address] = self._start_task(cell.run())
 
     def _remove(self, address: str) -> None:
@@ -131,7 +131,7 @@ class CellPool:
         return len(self._waiting)
 
     @property
-    def choices(self) -> Collection[CellChoice[Cell]]:
+    def choices(self) -> Collection[CellChoice[CellSession]]:
         """Of each model that has been served, the cells that take requests."""
         return self._choices.values()
 
@@ -277,7 +277,7 @@ class CellPool:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def cell_connected(self, cell: Cell) -> CellChoice[Cell]:
+    def cell_connected(self, cell: CellSession) -> CellChoice[CellSession]:
         """Return the cells of its model that take requests, for it to join."""
         assert cell.model is not None, "connected"
         name = cell.model.name
@@ -291,7 +291,7 @@ class CellPool:
         for stream in list(self._waiting):
             self._place(stream)
 
-    def cell_disconnected(self, cell: Cell) -> None:
+    def cell_disconnected(self, cell: CellSession) -> None:
         """Wake the watchers; forget the cell if its address is known no more."""
         if cell.address in self._vanished:
             self._remove(cell.address)
@@ -304,7 +304,9 @@ class CellPool:
             stream.ledger.lost()
             self._place(stream)
 
-    def stream_refused(self, stream: RequestStream, cell: Cell, error: OverloadedError) -> None:
+    def stream_refused(
+        self, stream: RequestStream, cell: CellSession, error: OverloadedError
+    ) -> None:
         """Try a few other cells: where all are full, trying each would be one load more for all."""
         refused_by = self._refused_by.setdefault(stream, [])
         refused_by.append(cell)

@@ -10,7 +10,7 @@ from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.blocks.prefix_cache import PrefixCache
 from scheduler_svc.blocks.residency import Residency
 from scheduler_svc.policy.admission import Admission
-from scheduler_svc.policy.beams import Beams
+from scheduler_svc.policy.beam_forks import BeamForks
 from scheduler_svc.policy.preemptor import Preemptor
 from scheduler_svc.policy.progress import FinishedSequence, GroupTime, Progress
 from scheduler_svc.policy.queues import Queues
@@ -91,7 +91,7 @@ class Scheduler:
         self._preemptor = Preemptor(
             block_manager, self.residency, preemption_mode, self.preemption_costs, self.counters
         )
-        self._beams = Beams(self.queues, self.residency, self._admission.next_sequence_id)
+        self._beam_forks = BeamForks(self.queues, self.residency, self._admission.next_sequence_id)
 
     @property
     def has_unfinished(self) -> bool:
@@ -120,7 +120,7 @@ class Scheduler:
         outputs = step.outputs
         if not outputs.sequence_ids:
             return None
-        outputs.chosen_tokens = self._beams.take_chosen_tokens()
+        outputs.chosen_tokens = self._beam_forks.take_chosen_tokens()
         self.residency.move_orders_to(outputs)
         return outputs
 
@@ -149,7 +149,7 @@ class Scheduler:
                 self.queues.start_decode(group)
             if group.beam_search is not None:
                 has_all = group.beam_search.report(sequence_id, result.logprobs[index])
-                if has_all and not self._beams.advance(group):
+                if has_all and not self._beam_forks.advance(group):
                     progress.hypotheses.append((group.group_id, group.beam_search.hypotheses()))
                     self._end_group(group, progress)
                 continue
@@ -356,7 +356,7 @@ class Scheduler:
             self._preempt_last(may_swap=False)
         for group in self.residency.swapped_groups:
             self.residency.reset(group)
-        self._beams.take_chosen_tokens()  # no step will carry them
+        self._beam_forks.take_chosen_tokens()  # no step will carry them
         self.residency.forget_workers()
 
     # ------------------------------------------------------------------ ends

@@ -27,7 +27,7 @@ from quire.contract.workers import (
     WorkerDescription,
 )
 from quire.rpc import Role, TlsFiles, open_channel
-from quire.rpc.errors import sent_error
+from quire.rpc.call_errors import sent_error
 from quire.security.handshake import explain
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire.wire.worker import (

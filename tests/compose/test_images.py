@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cluster.cluster import embedded_model
+from launch.cluster.supervisor import embedded_model
 from tests.compose.conftest import IMAGE_TAG
 from tests.compose.stack import docker, inspect, why_not
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
 from launch.cluster.thread import ClusterThread
 
 # Each holds the memory of its processes.

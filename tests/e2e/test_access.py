@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 import quire.v1
 from launch.authority import CertificateDirectory
-from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
 from quire import AsyncClient, SamplingParams
 from quire.security.api_key_file import ApiKey, digest, editing
 from quire.security.api_keys import generate_key

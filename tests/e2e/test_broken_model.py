@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cluster.cluster import embedded_model
+from launch.cluster.supervisor import embedded_model
 
 QUIRE = str(Path(sys.executable).parent / "quire")
 

@@ -15,7 +15,7 @@ import pytest
 from cryptography import x509
 
 from launch.authority import CertificateDirectory
-from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
 from quire import AsyncClient, SamplingParams
 from quire.contract.errors import PermissionDeniedError, UnavailableError
 from quire.contract.outputs import Delta

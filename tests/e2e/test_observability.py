@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.cli.main import app
-from launch.cluster.cluster import Cluster
+from launch.cluster.supervisor import Cluster
 from quire import AsyncClient, SamplingParams, __version__
 from quire.contract.errors import (
     InvalidRequestError,

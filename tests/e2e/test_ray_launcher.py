@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from launch.cluster.cluster import Cluster, ClusterConfig, LauncherName, embedded_model
+from launch.cluster.supervisor import Cluster, ClusterConfig, LauncherName, embedded_model
 from launch.launchers.ray_launcher import RayLauncher
 from quire import AsyncClient, SamplingParams
 from quire.contract.errors import ConfigError, UnavailableError

@@ -5,7 +5,7 @@ import os
 import signal
 
 from launch.cli.console import cell_status
-from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
 
 
 async def test_a_cluster_is_ready_when_its_router_knows_the_model() -> None:

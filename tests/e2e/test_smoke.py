@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.cli.main import app
-from launch.cluster.cluster import Cluster, ClusterConfig, embedded_model
+from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = 8

@@ -4,8 +4,8 @@ import asyncio
 import os
 import signal
 
-from launch.cluster.cluster import Cluster, ClusterConfig, LauncherName, embedded_model
 from launch.cluster.process import ServiceProcess
+from launch.cluster.supervisor import Cluster, ClusterConfig, LauncherName, embedded_model
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import Delta
 from scheduler_svc.workers.client import answers

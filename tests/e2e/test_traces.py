@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from launch.cluster.cluster import Cluster
+from launch.cluster.supervisor import Cluster
 from quire import AsyncClient, SamplingParams
 from quire.contract.errors import QuireError, RequestExistsError
 from quire.contract.outputs import Delta

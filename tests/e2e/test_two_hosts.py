@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from launch.cluster.cluster import embedded_model
+from launch.cluster.supervisor import embedded_model
 from quire import AsyncClient, SamplingParams
 from tests.e2e.conftest import StartCluster
 from tests.e2e.test_cli import QUIRE

@@ -8,7 +8,7 @@ import pytest
 from quire.contract import errors
 from quire.contract.errors import InvalidRequestError, OverloadedError, QuireError
 from quire.rpc import Server, open_channel
-from quire.rpc.errors import error_from_rpc
+from quire.rpc.call_errors import error_from_rpc
 from quire.v1 import inference_pb2, inference_pb2_grpc
 
 KINDS = [

@@ -29,7 +29,7 @@ Lines = list[MutableMapping[str, Any]]
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.rpc.renewal.CHECK_S", 0.0)
     monkeypatch.setattr("quire.rpc.renewal.WAIT_S", 0.05)
-    monkeypatch.setattr("router.cells.cell.CONNECT_S", 0.5)
+    monkeypatch.setattr("router.cells.session.CONNECT_S", 0.5)
     monkeypatch.setattr("worker_svc.service.announcer.INTERVAL_S", 0.05)
     monkeypatch.setattr("worker_svc.service.announcer.RETRY_INTERVAL_S", 0.05)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from launch.cluster.cluster import embedded_model
+from launch.cluster.supervisor import embedded_model
 from quire.contract.errors import ConfigError, ModelLoadError
 from quire.v1 import worker_pb2
 from scheduler_svc.workers import formation

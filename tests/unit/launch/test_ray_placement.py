@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cluster.cluster import Cluster, ClusterConfig, LauncherName
+from launch.cluster.supervisor import Cluster, ClusterConfig, LauncherName
 from launch.launchers.ray_placement import check_host, choose_bundle, choose_strategies
 from launch.launchers.ray_thread import RayThread
 from quire.contract.errors import ConfigError, UnavailableError

@@ -6,7 +6,7 @@ from google.rpc import code_pb2, error_details_pb2
 from grpc_status import rpc_status
 
 from quire.contract import errors
-from quire.rpc.errors import error_from_rpc
+from quire.rpc.call_errors import error_from_rpc
 from quire.wire.errors import error_to_status
 
 EXAMPLES = [

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from launch.cluster.cluster import embedded_model
+from launch.cluster.supervisor import embedded_model
 from quire.contract.errors import ModelLoadError
 from router.text import tokenizer_files
 from tests.fakes import small_tokenizers

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch.cluster.cluster import ClusterConfig
+from launch.cluster.supervisor import ClusterConfig
 from quire.contract.errors import ConfigError
 from worker_svc.config import WorkerConfig
 from worker_svc.device.open import open_device

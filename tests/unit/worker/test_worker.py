@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from launch.cluster.cluster import embedded_model
+from launch.cluster.supervisor import embedded_model
 from quire.contract.engine_options import CacheOptions
 from quire.contract.workers import CacheSpec, LoadSpec
 from worker_svc.device.cpu import CpuDevice

@@ -8,7 +8,7 @@ from scheduler_svc.sequences.beam_search import Continuation
 from scheduler_svc.sequences.sequence import SequenceGroup
 
 
-class Beams:
+class BeamForks:
     """Applies the decisions of beam searches to the sequences of their groups.
 
     Args:

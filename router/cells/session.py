@@ -47,26 +47,28 @@ class CellOwner(Protocol):
     def cell_changed(self) -> None:
         """A cell connected, disconnected or reported its state."""
 
-    def cell_connected(self, cell: "Cell") -> CellChoice["Cell"]:
+    def cell_connected(self, cell: "CellSession") -> CellChoice["CellSession"]:
         """A cell is connected. Returns among which cells it is to be chosen from now on."""
 
     def cell_ready(self) -> None:
         """A cell takes requests, and has joined those that may be chosen."""
 
-    def cell_disconnected(self, cell: "Cell") -> None:
+    def cell_disconnected(self, cell: "CellSession") -> None:
         """The session of a cell broke."""
 
     def streams_lost(self, streams: Iterable[RequestStream]) -> None:
         """These requests need a new place."""
 
-    def stream_refused(self, stream: RequestStream, cell: "Cell", error: OverloadedError) -> None:
+    def stream_refused(
+        self, stream: RequestStream, cell: "CellSession", error: OverloadedError
+    ) -> None:
         """A new request found a cell's queue full."""
 
     def stream_postponed(self, stream: RequestStream, retry_after_ms: int) -> None:
         """A request that was queued before found its new scheduler's queue full."""
 
 
-class Cell:
+class CellSession:
     """A scheduler as this router sees it, and the requests it runs for us.
 
     It joins the cells that may be chosen while it is connected and not draining, and reports to
@@ -95,11 +97,11 @@ class Cell:
         self._numbers = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
         self._number_of: dict[RequestStream, int] = {}
-        self._assignments: dict[int, Assignment[Cell]] = {}
+        self._assignments: dict[int, Assignment[CellSession]] = {}
         # Requests without a token so far.
         self._computing: set[int] = set()
         # Set when it connects, before anything can be submitted.
-        self._choice: CellChoice[Cell]
+        self._choice: CellChoice[CellSession]
         # At most one submit and one cancel per open request.
         self._outgoing: deque[RouterMessage] = deque()
         self._has_outgoing = asyncio.Event()
@@ -109,7 +111,7 @@ class Cell:
         """What WatchCluster reports about this cell."""
         return CellStatus(self.address, self.connected, self.model, self.state)
 
-    def submit(self, stream: RequestStream, assignment: "Assignment[Cell]") -> None:
+    def submit(self, stream: RequestStream, assignment: "Assignment[CellSession]") -> None:
         """Hand a request that was placed here to the scheduler, with its tokens so far."""
         number = next(self._numbers)
         self._streams[number] = stream
