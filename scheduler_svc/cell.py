@@ -1,6 +1,5 @@
 """What a scheduler serves once its workers are formed: the model, its requests, its blocks."""
 
-import secrets
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -13,7 +12,7 @@ from quire.contract.steps import SchedulerOutputs
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.counters import Counters
-from scheduler_svc.policy.admission import check_vocabulary
+from scheduler_svc.policy.admission import check_queue, check_vocabulary, draw_seed
 from scheduler_svc.policy.outstanding import outstanding_tokens
 from scheduler_svc.policy.progress import Progress
 from scheduler_svc.policy.scheduler import Scheduler
@@ -22,8 +21,6 @@ from scheduler_svc.sessions.session import RouterSession
 from scheduler_svc.traces import Traces
 from scheduler_svc.workers.formation import FormedWorkers
 from scheduler_svc.workers.worker_set import ExecutedStep
-
-RETRY_AFTER_MS = 1000
 
 
 class Cell:
@@ -75,7 +72,7 @@ class Cell:
     def submit(self, session: RouterSession, submission: Submission) -> None:
         """Queue a request, or refuse it, and send the session the event of it."""
         params = submission.sampling_params
-        seed = secrets.randbits(64) if params.seed is None else params.seed
+        seed = draw_seed(params)
         try:
             self._check(session, submission)
             seeded = replace(submission, sampling_params=replace(params, seed=seed))
@@ -103,10 +100,7 @@ class Cell:
         session.check_number(submission.request_number)
         if self.is_draining:
             raise DrainingError("the cell is draining: it takes no new requests")
-        if len(self.scheduler.queues.waiting) >= self._max_waiting:
-            raise OverloadedError(
-                f"the waiting queue is full: max_waiting is {self._max_waiting}", RETRY_AFTER_MS
-            )
+        check_queue(len(self.scheduler.queues.waiting), self._max_waiting)
         check_vocabulary(submission, self.model.vocab_size)
 
     def cancel(self, session: RouterSession, request_number: int) -> None:

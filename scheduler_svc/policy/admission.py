@@ -1,13 +1,18 @@
-"""From requests to groups: checks against the limits of the cell, and the largest length."""
+"""From requests to groups: checks against the limits of the cell, the seed, the largest length."""
 
+import secrets
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as AbstractSequence
 from itertools import count
 
-from quire.contract.errors import InvalidRequestError
+from quire.contract.errors import InvalidRequestError, OverloadedError
+from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import Submission
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.sequences.sequence import Sequence, SequenceGroup
+
+# When a router may send a request again that found the queue full.
+RETRY_AFTER_MS = 1000
 
 
 class Admission:
@@ -80,6 +85,23 @@ def first_sequences(submission: Submission) -> Iterator[tuple[int, AbstractSeque
         yield 0, ()  # forks as the search goes on
     else:
         yield from ((index, ()) for index in range(submission.sampling_params.width))
+
+
+def draw_seed(params: SamplingParams) -> int:
+    """Return the seed of a request: its own, or a random one of 64 bits."""
+    return secrets.randbits(64) if params.seed is None else params.seed
+
+
+def check_queue(num_waiting: int, max_waiting: int) -> None:
+    """Check that one more request may wait.
+
+    Raises:
+        OverloadedError: the queue is full.
+    """
+    if num_waiting >= max_waiting:
+        raise OverloadedError(
+            f"the waiting queue is full: max_waiting is {max_waiting}", RETRY_AFTER_MS
+        )
 
 
 def check_submission(
