@@ -9,6 +9,7 @@ from quire.contract.errors import InvalidRequestError, OverloadedError
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import Submission
 from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.policy.queues import queue_order
 from scheduler_svc.sequences.sequence import Sequence, SequenceGroup
 
 # When a router may send a request again that found the queue full.
@@ -64,7 +65,7 @@ class Admission:
             stop_token_ids |= self._eos_token_ids
         return SequenceGroup(
             group_id,
-            (now + submission.priority * self._priority_ageing_s, group_id),
+            queue_order(now, submission.priority, self._priority_ageing_s, group_id),
             [
                 Sequence(self.next_sequence_id(), index, submission.prompt_token_ids, output)
                 for index, output in first_sequences(submission)

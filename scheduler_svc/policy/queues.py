@@ -11,6 +11,22 @@ from scheduler_svc.sequences.sequence import Sequence, SequenceGroup
 _ORDER = attrgetter("order")
 
 
+def queue_order(
+    arrived_at: float, priority: int, ageing_s: float, group_id: int
+) -> tuple[float, int]:
+    """Return a group's place among others: the smaller one goes first.
+
+    No group waits for ever: each level of priority is worth `ageing_s` seconds of waiting.
+
+    Args:
+        arrived_at: in seconds.
+        priority: of the request; a smaller one goes first.
+        ageing_s: how much later each level of priority counts as come, in seconds.
+        group_id: breaks ties, in order of arrival.
+    """
+    return arrived_at + priority * ageing_s, group_id
+
+
 class GroupQueue:
     """Groups by id, and sorted by their `order`; queues of thousands cost microseconds."""
 
