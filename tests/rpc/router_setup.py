@@ -14,6 +14,8 @@ from tests.fakes.fake_scheduler import FakeScheduler, running_scheduler
 from tests.fakes.small_tokenizers import byte_level
 
 BACKEND = byte_level()
+PROMPT = "The list class has methods 中文 😀 to sort"
+PROMPT_IDS = tuple(BACKEND.encode(PROMPT).ids)
 
 
 @dataclass
@@ -61,3 +63,12 @@ async def running_router(
 
 async def read_all(stream: AsyncIterator[Event]) -> list[Event]:
     return [event async for event in stream]
+
+
+def echoed(count: int, prompt: tuple[int, ...] = PROMPT_IDS) -> tuple[int, ...]:
+    """Return the tokens of the fake's answer."""
+    return tuple(prompt[i % len(prompt)] for i in range(count))
+
+
+def text_of(token_ids: tuple[int, ...]) -> str:
+    return BACKEND.decode(list(token_ids))

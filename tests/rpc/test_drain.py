@@ -13,7 +13,7 @@ from quire.rpc import open_channel
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.fakes.fake_worker import FakeWorker
 from tests.rpc.router_double import open_session, running_scheduler
-from tests.rpc.test_scheduler import reference
+from tests.rpc.scheduler_requests import reference
 from tests.rpc.test_scheduler_process import scheduler_process
 from tests.rpc.test_scheduler_recovery import NOT_SERVING, health, until_health
 

@@ -1,24 +1,16 @@
-"""A real router on a socket, with a fake scheduler: requests, streams, refusals."""
+"""A real router on a socket, with a fake scheduler: streams, tokens, clients."""
 
 import asyncio
-import math
 from contextlib import aclosing
 
-import grpc
 import pytest
-from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from grpc_status import rpc_status
 
-from quire import AsyncClient, Client, SamplingParams
+from quire import Client, SamplingParams
 from quire.contract.errors import (
-    DeadlineExceededError,
     InvalidRequestError,
     ModelNotFoundError,
-    OverloadedError,
-    RequestExistsError,
-    UnavailableError,
 )
 from quire.contract.outputs import (
     CellState,
@@ -30,24 +22,15 @@ from quire.contract.outputs import (
     Started,
 )
 from quire.rpc import open_channel
-from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_pb2
-from router.text.tokenize import Tokenizer
 from tests.fakes.fake_scheduler import MODEL
-from tests.fakes.small_tokenizers import byte_level
-from tests.rpc.router_setup import BACKEND, read_all, running_router
-
-PROMPT = "The list class has methods 中文 😀 to sort"
-PROMPT_IDS = tuple(BACKEND.encode(PROMPT).ids)
-GENERATE = "/quire.v1.InferenceService/Generate"
-
-
-def echoed(count: int, prompt: tuple[int, ...] = PROMPT_IDS) -> tuple[int, ...]:
-    """What the fake answers."""
-    return tuple(prompt[i % len(prompt)] for i in range(count))
-
-
-def text_of(token_ids: tuple[int, ...]) -> str:
-    return BACKEND.decode(list(token_ids))
+from tests.rpc.router_setup import (
+    BACKEND,
+    PROMPT,
+    PROMPT_IDS,
+    echoed,
+    running_router,
+    text_of,
+)
 
 
 async def test_streams_started_deltas_finished(tmp_path) -> None:
@@ -103,235 +86,6 @@ async def test_end_of_text_is_a_token_without_text(tmp_path) -> None:
         assert completion.finish_reason is FinishReason.STOP
         shown = await setup.client.generate(prompt, SamplingParams(skip_special_tokens=False))
         assert shown.text == "class</s>"
-
-
-@pytest.mark.parametrize("include", [False, True])
-async def test_stop_string_ends_the_request_here_and_in_the_scheduler(tmp_path, include) -> None:
-    async with running_router(tmp_path) as setup:
-        params = SamplingParams(
-            stop=("no such text", "methods 中文"), include_stop_str_in_output=include
-        )
-        setup.fake.hold()
-        stream = setup.client.stream(PROMPT, params, request_id="stopped")
-        reading = asyncio.create_task(read_all(stream))
-        await setup.fake.until(lambda: setup.fake.num_running() == 1)
-        # More than it takes: the scheduler runs ahead, what it samples meanwhile is dropped.
-        await setup.fake.step(len(PROMPT_IDS))
-        events = await reading
-        text = "".join(e.text for e in events if isinstance(e, Delta))
-        token_ids = sum((e.token_ids for e in events if isinstance(e, Delta)), ())
-        assert text == "The list class has " + ("methods 中文" if include else "")
-        # The tokens up to and including the one that completed it.
-        assert token_ids == echoed(len(token_ids))
-        assert "methods 中文" in text_of(token_ids)
-        assert "methods 中文" not in text_of(token_ids[:-1])
-        assert events[-1] == Finished(FinishReason.STOP, len(token_ids), "methods 中文")
-        await setup.fake.until(lambda: setup.fake.cancelled == ["stopped"])
-        assert setup.fake.num_running() == 0
-
-
-async def test_text_that_may_be_a_stop_string_waits(tmp_path) -> None:
-    async with running_router(tmp_path) as setup:
-        setup.fake.hold()
-        prompt = tuple(BACKEND.encode("abcdef").ids)
-        params = SamplingParams(stop=("cdx",), max_tokens=len(prompt))
-        async with aclosing(setup.client.stream(prompt, params)) as stream:
-            assert isinstance(await anext(stream), Started)
-            text = ""
-            for count in range(1, len(prompt)):
-                await setup.fake.step()
-                event = await anext(stream)
-                assert event.token_ids == (prompt[count - 1],)
-                text += event.text
-                seen = BACKEND.decode(list(prompt[:count]))
-                held = next((h for h in ("cd", "c") if seen.endswith(h)), "")
-                assert text == seen[: len(seen) - len(held)]
-
-
-async def test_leaving_a_stream_frees_the_scheduler(tmp_path) -> None:
-    async with running_router(tmp_path) as setup:
-        setup.fake.hold()
-        async with aclosing(setup.client.stream(PROMPT, request_id="left")) as stream:
-            assert isinstance(await anext(stream), Started)
-            await setup.fake.step()
-            assert isinstance(await anext(stream), Delta)
-        await setup.fake.until(lambda: setup.fake.cancelled == ["left"])
-        # Its id is free again.
-        await setup.fake.release()
-        await setup.client.generate(PROMPT, SamplingParams(max_tokens=1), request_id="left")
-
-
-async def test_cancelled_task_frees_the_scheduler(tmp_path) -> None:
-    async with running_router(tmp_path) as setup:
-        setup.fake.hold()
-        tasks = [
-            asyncio.create_task(setup.client.generate(PROMPT, request_id=f"task {i}"))
-            for i in range(8)
-        ]
-        await setup.fake.until(lambda: setup.fake.num_running() == 8)
-        for task in tasks[:4]:
-            task.cancel()
-        await setup.fake.until(lambda: len(setup.fake.cancelled) == 4)
-        assert sorted(setup.fake.cancelled) == [f"task {i}" for i in range(4)]
-        await setup.fake.release()
-        for completion in await asyncio.gather(*tasks[4:]):
-            assert completion.finish_reason is FinishReason.LENGTH
-
-
-async def test_deadline_frees_the_scheduler(tmp_path) -> None:
-    async with running_router(tmp_path) as setup:
-        setup.fake.hold()
-        with pytest.raises(DeadlineExceededError):
-            await setup.client.generate(PROMPT, request_id="late", timeout=0.2)
-        await setup.fake.until(lambda: setup.fake.cancelled == ["late"])
-
-
-async def test_abort_finishes_the_stream(tmp_path) -> None:
-    async with running_router(tmp_path) as setup:
-        setup.fake.hold()
-        task = asyncio.create_task(setup.client.generate(PROMPT, request_id="mine"))
-        await setup.fake.until(lambda: setup.fake.num_running() == 1)
-        await setup.fake.step(3)
-        assert await setup.client.abort("mine")
-        completion = await task
-        assert completion.finish_reason is FinishReason.ABORT
-        assert completion.token_ids == echoed(len(completion.token_ids))
-        await setup.fake.until(lambda: setup.fake.cancelled == ["mine"])
-        assert not await setup.client.abort("mine")
-
-
-async def test_id_in_use_is_refused(tmp_path) -> None:
-    async with running_router(tmp_path) as setup:
-        setup.fake.hold()
-        task = asyncio.create_task(setup.client.generate(PROMPT, request_id="mine"))
-        await setup.fake.until(lambda: setup.fake.num_running() == 1)
-        with pytest.raises(RequestExistsError, match="mine"):
-            await setup.client.generate(PROMPT, request_id="mine")
-        await setup.fake.release()
-        assert (await task).finish_reason is FinishReason.LENGTH
-
-
-async def test_refusals_of_the_scheduler_reach_the_client(tmp_path) -> None:
-    async with running_router(tmp_path) as setup:
-        setup.fake.refuse_next(
-            scheduler_pb2.Refused(
-                reason=scheduler_pb2.REFUSAL_REASON_QUEUE_FULL,
-                message="at most 7 requests wait",
-                retry_after_ms=1500,
-            )
-        )
-        with pytest.raises(OverloadedError, match="at most 7") as full:
-            await setup.client.generate(PROMPT)
-        assert full.value.retry_after_ms == 1500
-        setup.fake.refuse_next(
-            scheduler_pb2.Refused(
-                reason=scheduler_pb2.REFUSAL_REASON_INVALID,
-                field="prompt",
-                message="at most 64 tokens fit the cache, got 99",
-            )
-        )
-        with pytest.raises(InvalidRequestError) as invalid:
-            await setup.client.generate(PROMPT)
-        assert invalid.value.field == "prompt"
-        assert invalid.value.description == "at most 64 tokens fit the cache, got 99"
-        assert (await setup.client.generate(PROMPT)).finish_reason is FinishReason.LENGTH
-
-
-def raw(text: str = "x", **params: object) -> inference_pb2.GenerateRequest:
-    return inference_pb2.GenerateRequest(
-        text=text, sampling_params=common_pb2.SamplingParams(**params)
-    )
-
-
-BAD_REQUESTS = {
-    "empty text": (raw(""), "prompt", "0"),
-    "no prompt": (inference_pb2.GenerateRequest(), "prompt", "0"),
-    "too long": (raw("word " * 400), "prompt", "255"),
-    "over 1 MiB": (raw("x" * (2**20 + 1)), "prompt", str(2**20)),
-    "out of vocabulary": (
-        inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[1000])),
-        "prompt",
-        "1000",
-    ),
-    "NaN": (raw(temperature=math.nan), "temperature", "nan"),
-    "negative": (raw(temperature=-0.5), "temperature", "-0.5"),
-    "top_k 0": (raw(top_k=0), "top_k", "0"),
-    "max_tokens 0": (raw(max_tokens=0), "max_tokens", "0"),
-    "max_tokens absurd": (raw(max_tokens=2**32 - 1), "max_tokens", str(2**32 - 1)),
-    "max_tokens beyond the model": (raw(max_tokens=257), "max_tokens", "256"),
-    "stop token out of vocabulary": (raw(stop_token_ids=[1000]), "stop_token_ids", "1000"),
-    "empty stop string": (raw(stop=[""]), "stop", "256"),
-    "stop strings too many": (raw(stop=["x"] * 17), "stop", "16"),
-}
-
-
-async def test_bad_requests_name_field_and_limit_and_disturb_nobody(tmp_path) -> None:
-    async with running_router(tmp_path) as setup:
-        setup.fake.hold()
-        bystander = asyncio.create_task(
-            setup.client.generate(PROMPT, SamplingParams(max_tokens=200))
-        )
-        await setup.fake.until(lambda: setup.fake.num_running() == 1)
-        async with open_channel(setup.address) as channel:
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            for name, (request, field, limit) in BAD_REQUESTS.items():
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    async for _ in stub.Generate(request):
-                        pytest.fail(f"{name}: was answered")
-                assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, name
-                status = rpc_status.from_call(caught.value)
-                assert status is not None
-                bad_request = error_details_pb2.BadRequest()
-                assert any(detail.Unpack(bad_request) for detail in status.details), name
-                violation = bad_request.field_violations[0]
-                assert violation.field == field, name
-                assert limit in violation.description, f"{name}: {violation.description}"
-                await setup.fake.step()
-
-            malformed = channel.unary_stream(GENERATE)
-            for junk in (b"\xff" * 20, b"\x08", b"\x1a\x05ab", b"\x1a\x02\xff\xfe"):
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    async for _ in malformed(junk):
-                        pytest.fail("a malformed message was answered")
-                assert caught.value.code() == grpc.StatusCode.INTERNAL
-                await setup.fake.step()
-
-        with pytest.raises(ModelNotFoundError, match=r"gpt-17.*served: fake"):
-            await setup.client.generate(PROMPT, model="gpt-17")
-        with pytest.raises(InvalidRequestError, match="larger"):
-            await setup.client.generate("x" * (8 * 2**20))
-        with pytest.raises(InvalidRequestError, match="-1"):
-            await setup.client.generate([3, -1])
-        await setup.fake.release()
-        assert (await bystander).token_ids == echoed(200)
-        assert len(setup.fake.submitted) == 1
-
-
-async def test_one_mebibyte_is_refused_without_delaying_a_stream(tmp_path) -> None:
-    """Exactly the limit: it is tokenized, in a thread, and refused by its tokens."""
-    async with running_router(tmp_path) as setup:
-        setup.fake.hold()
-        async with aclosing(setup.client.stream(PROMPT)) as stream:
-            assert isinstance(await anext(stream), Started)
-            big = asyncio.create_task(setup.client.generate("word " * (2**20 // 5)))
-            steps_meanwhile = 0
-            while not big.done() and steps_meanwhile < 200:
-                await setup.fake.step()
-                assert isinstance(await anext(stream), Delta)
-                steps_meanwhile += 1
-            with pytest.raises(InvalidRequestError, match="at most 255 tokens"):
-                await big
-            assert steps_meanwhile > 3
-
-
-async def test_texts_waiting_for_the_tokenizer_are_bounded(tmp_path) -> None:
-    async with running_router(tmp_path, max_queued_texts=2) as setup:
-        tokenizer = Tokenizer(byte_level(), num_threads=1, max_queued=2)
-        calls = [tokenizer.encode("word " * 10_000) for _ in range(5)]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        tokenizer.close()
-        assert [isinstance(r, OverloadedError) for r in results] == [False] * 2 + [True] * 3
-        assert await setup.client.tokenize("word")
 
 
 async def test_tokenize_and_detokenize(tmp_path) -> None:
@@ -421,11 +175,3 @@ async def test_synchronous_client(tmp_path) -> None:
         assert isinstance(events[-1], Finished)
         assert text == "list"
         await setup.fake.until(lambda: setup.fake.num_running() == 0)
-
-
-async def test_no_router_is_unavailable() -> None:
-    async with AsyncClient("127.0.0.1:1") as client:
-        with pytest.raises(UnavailableError):
-            await client.generate("x")
-    with Client("127.0.0.1:1") as client, pytest.raises(UnavailableError):
-        client.generate("x")

@@ -10,7 +10,7 @@ from scheduler_svc.server import SchedulerServer
 from tests import scraping
 from tests.fakes.fake_worker import FakeWorker
 from tests.rpc.router_double import open_session, running_scheduler
-from tests.rpc.test_scheduler import LONG, make_requests
+from tests.rpc.scheduler_requests import LONG, make_requests
 from tests.scraping import Scrape
 
 

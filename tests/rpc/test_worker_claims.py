@@ -10,7 +10,7 @@ from quire.contract.errors import ConfigError, ModelLoadError
 from quire.v1 import worker_pb2
 from scheduler_svc.workers import formation
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
-from tests.rpc.test_scheduler import running_scheduler
+from tests.rpc.router_double import running_scheduler
 from tests.rpc.worker_client import Steps, init_cache, load, running_worker
 
 

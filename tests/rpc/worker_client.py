@@ -1,12 +1,13 @@
 """A worker behind a real server, and a small client that gives orders as a scheduler would."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
+import pytest
 
 from quire.rpc import open_channel
 from quire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
@@ -14,6 +15,11 @@ from worker_svc.config import WorkerConfig
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.service.server import WorkerServer
 
+WorkerStub: TypeAlias = "worker_pb2_grpc.WorkerServiceAsyncStub"
+
+PROMPT = [5, 9, 77, 30, 31, 8, 100, 12, 60, 3]
+# The token whose embedding is not a number in the model of the fixture `llama`.
+POISON = 129
 BLOCK_SIZE = 8
 NUM_BLOCKS = 64
 STEP_TIMEOUT_S = 60
@@ -22,7 +28,7 @@ STEP_TIMEOUT_S = 60
 class Steps:
     """An Execute stream."""
 
-    def __init__(self, stub: "worker_pb2_grpc.WorkerServiceAsyncStub", epoch: int) -> None:
+    def __init__(self, stub: WorkerStub, epoch: int) -> None:
         self.epoch = epoch
         self.call = stub.Execute()
         self.step_id = 0
@@ -84,7 +90,7 @@ def prefill(*sequences: worker_pb2.SequenceState) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running_worker() -> "AsyncIterator[worker_pb2_grpc.WorkerServiceAsyncStub]":
+async def running_worker() -> AsyncIterator[WorkerStub]:
     """A worker with nothing loaded."""
     config = WorkerConfig(port=0, num_threads=2, log_level="error")
     server = WorkerServer(config, CpuDevice())
@@ -97,7 +103,7 @@ async def running_worker() -> "AsyncIterator[worker_pb2_grpc.WorkerServiceAsyncS
 
 
 async def load(
-    stub: "worker_pb2_grpc.WorkerServiceAsyncStub", model: Path, epoch: int = 1, **fields: Any
+    stub: WorkerStub, model: Path, epoch: int = 1, **fields: Any
 ) -> worker_pb2.LoadModelResponse:
     """Load a model."""
     request = worker_pb2.LoadModelRequest(
@@ -106,7 +112,7 @@ async def load(
     return await stub.LoadModel(request)
 
 
-async def init_cache(stub: "worker_pb2_grpc.WorkerServiceAsyncStub", epoch: int = 1) -> None:
+async def init_cache(stub: WorkerStub, epoch: int = 1) -> None:
     """Allocate a small cache."""
     await stub.InitCache(
         worker_pb2.InitCacheRequest(
@@ -115,3 +121,10 @@ async def init_cache(stub: "worker_pb2_grpc.WorkerServiceAsyncStub", epoch: int 
             options=worker_pb2.CacheOptions(block_size=BLOCK_SIZE),
         )
     )
+
+
+async def error_of(awaitable: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
+    """Return code and details of the error that the call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await awaitable
+    return raised.value.code(), raised.value.details()

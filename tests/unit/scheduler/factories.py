@@ -14,7 +14,7 @@ from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.outstanding import outstanding_tokens
 from scheduler_svc.policy.progress import GroupTime, Progress
 from scheduler_svc.policy.scheduler import Scheduler
-from tests.fakes.fake_model import FakeModel
+from tests.fakes.fake_model import FakeModel, fake_generate
 
 VOCAB_SIZE = 97
 EOS_TOKEN_ID = 3
@@ -42,6 +42,17 @@ def make_params(
 
 def make_prompt(num_tokens: int, first: int = 5) -> list[int]:
     return [(first + 7 * i) % VOCAB_SIZE for i in range(num_tokens)]
+
+
+def reference(prompt: list[int], **kwargs: object) -> list[int]:
+    """Return the tokens that a request of these parameters must get."""
+    return fake_generate(
+        prompt,
+        make_params(**kwargs),  # type: ignore[arg-type]
+        vocab_size=VOCAB_SIZE,
+        max_model_len=128,
+        eos_token_ids=(EOS_TOKEN_ID,),
+    )
 
 
 class Cell:

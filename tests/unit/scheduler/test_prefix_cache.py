@@ -4,13 +4,7 @@ import pytest
 
 from quire.contract.block_hashes import extend_block_hashes
 from scheduler_svc.blocks.allocator import BlockAllocator
-from tests.fakes.fake_model import fake_generate
-from tests.unit.scheduler.factories import VOCAB_SIZE, Cell, make_params, make_prompt
-
-
-def reference(prompt: list[int], max_tokens: int) -> list[int]:
-    params = make_params(max_tokens=max_tokens)
-    return fake_generate(prompt, params, vocab_size=VOCAB_SIZE, max_model_len=128)
+from tests.unit.scheduler.factories import Cell, make_params, make_prompt, reference
 
 
 def cached_cell(**options: int) -> Cell:
@@ -33,7 +27,7 @@ def test_the_same_prompt_again_computes_its_tail_alone() -> None:
     assert again.block_ids[:2] == state.block_ids[:2]
     assert orders.num_scheduled_tokens == [3]
     cell.run()
-    assert cell.tokens[first] == cell.tokens[second] == reference(prompt, 3)
+    assert cell.tokens[first] == cell.tokens[second] == reference(prompt, max_tokens=3)
     assert cell.scheduler.prefix_cache.num_tokens_found == 8
     assert cell.scheduler.prefix_cache.num_tokens_looked_up == 22
 
@@ -55,7 +49,7 @@ def test_sequences_that_run_share_blocks() -> None:
     assert cell.blocks.num_free_blocks == 9 - 3 - 3
     cell.run()
     for group_id, prompt in zip(groups, prompts, strict=True):
-        assert cell.tokens[group_id] == reference(prompt, 8)
+        assert cell.tokens[group_id] == reference(prompt, max_tokens=8)
 
 
 def test_output_is_found_as_the_prompt_of_a_later_turn() -> None:
@@ -68,7 +62,7 @@ def test_output_is_found_as_the_prompt_of_a_later_turn() -> None:
     # 15 of the 16 tokens of the first turn were computed: its last was only sampled.
     assert cell.step().new_sequences[0].num_computed_tokens == 12
     cell.run()
-    assert cell.tokens[second] == reference(turn, 4)
+    assert cell.tokens[second] == reference(turn, max_tokens=4)
 
 
 def test_equal_blocks_after_different_beginnings_are_different() -> None:
@@ -96,7 +90,7 @@ def test_kept_blocks_give_way_when_their_place_is_needed() -> None:
     assert cell.blocks.num_free_blocks == 6
     big = cell.add(make_prompt(20, 2), make_params(max_tokens=3))
     cell.run()
-    assert cell.tokens[big] == reference(make_prompt(20, 2), 3)
+    assert cell.tokens[big] == reference(make_prompt(20, 2), max_tokens=3)
     cell.add(make_prompt(12, 1), make_params(max_tokens=1))
     [state] = cell.step().new_sequences
     assert state.num_computed_tokens < 8
@@ -109,8 +103,8 @@ def test_a_preempted_group_finds_what_nobody_took() -> None:
     cell.run()
     assert cell.scheduler.counters.preemptions == 1
     assert cell.scheduler.prefix_cache.num_tokens_found > 0
-    assert cell.tokens[first] == reference(make_prompt(7, 1), 6)
-    assert cell.tokens[second] == reference(make_prompt(7, 2), 6)
+    assert cell.tokens[first] == reference(make_prompt(7, 1), max_tokens=6)
+    assert cell.tokens[second] == reference(make_prompt(7, 2), max_tokens=6)
 
 
 def test_workers_that_are_lost_take_the_cache_with_them() -> None:
@@ -121,7 +115,7 @@ def test_workers_that_are_lost_take_the_cache_with_them() -> None:
     cell.lose_workers()
     assert cell.step().new_sequences[0].num_computed_tokens == 0
     cell.run()
-    assert cell.tokens[group_id] == reference(prompt, 6)
+    assert cell.tokens[group_id] == reference(prompt, max_tokens=6)
 
 
 # ---------------------------------------------------------------- allocator and hashes

@@ -3,24 +3,12 @@
 import pytest
 
 from quire.contract.outputs import FinishReason
-from tests.fakes.fake_model import fake_generate
 from tests.unit.scheduler.factories import (
-    EOS_TOKEN_ID,
-    VOCAB_SIZE,
     Cell,
     make_params,
     make_prompt,
+    reference,
 )
-
-
-def reference(prompt: list[int], **kwargs: object) -> list[int]:
-    return fake_generate(
-        prompt,
-        make_params(**kwargs),  # type: ignore[arg-type]
-        vocab_size=VOCAB_SIZE,
-        max_model_len=128,
-        eos_token_ids=(EOS_TOKEN_ID,),
-    )
 
 
 def test_the_step_ahead_computes_the_token_that_is_not_known_yet() -> None:

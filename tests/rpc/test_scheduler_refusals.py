@@ -1,0 +1,120 @@
+"""Requests that a scheduler refuses, over real gRPC with fake workers."""
+
+import pytest
+
+from quire.contract.sampling_params import SamplingParams
+from quire.v1 import common_pb2, scheduler_pb2
+from tests.fakes.fake_worker import FakeWorker
+from tests.rpc.router_double import open_session, running_scheduler
+from tests.rpc.scheduler_requests import LONG, SHORT, reference
+
+
+async def test_a_full_queue_refuses_with_a_time_to_retry() -> None:
+    async with (
+        FakeWorker() as worker,
+        running_scheduler(worker.address, max_waiting=3, max_num_seqs=1) as (_, at),
+        open_session(at) as router,
+    ):
+        worker.steps_allowed.clear()
+        await router.submit(1, [5], SHORT)
+        # The step is under way once the first request no longer waits.
+        await router.until(lambda r: bool(r.states) and r.states[-1].num_running == 1)
+        for number in range(2, 7):
+            await router.submit(number, [5], SHORT)
+        await router.until(lambda r: len(r.seeds) + len(r.refused) == 6)
+        assert sorted(router.refused) == [5, 6]
+        refusal = router.refused[5]
+        assert refusal.reason == scheduler_pb2.REFUSAL_REASON_QUEUE_FULL
+        assert refusal.retry_after_ms > 0
+        assert "3" in refusal.message
+        worker.steps_allowed.set()
+        await router.finish(1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "field", "parts"),
+    [
+        ({"prompt_token_ids": []}, "prompt", ["1 token", "0"]),
+        ({"prompt_token_ids": [1] * 256}, "prompt", ["256"]),
+        ({"prompt_token_ids": [1] * 100_000}, "prompt", ["256", "100000"]),
+        ({"prompt_token_ids": [5, 997]}, "prompt", ["996", "997"]),
+        ({"prompt_token_ids": [5, 2**32 - 1]}, "prompt", ["996", "4294967295"]),
+        (
+            {"prompt_token_ids": [5], "outputs": [{"token_ids": [999]}]},
+            "output_token_ids",
+            ["996", "999"],
+        ),
+        (
+            {"prompt_token_ids": [5] * 200, "outputs": [{"token_ids": [9] * 57}]},
+            "output_token_ids",
+            ["256", "257"],
+        ),
+    ],
+)
+async def test_invalid_submits_are_refused_with_field_limit_and_value(
+    request_fields: dict[str, list[int]], field: str, parts: list[str]
+) -> None:
+    params = common_pb2.SamplingParams(seed=1, max_tokens=3, ignore_eos=True)
+    bad = scheduler_pb2.Submission(request_number=7, sampling_params=params, **request_fields)
+    async with (
+        FakeWorker() as worker,
+        running_scheduler(worker.address) as (_, at),
+        open_session(at) as router,
+    ):
+        await router.submit(1, [5], LONG)
+        await router.send(scheduler_pb2.SessionRequest(submission=bad))
+        await router.until(lambda r: 7 in r.refused)
+        refusal = router.refused[7]
+        assert refusal.reason == scheduler_pb2.REFUSAL_REASON_INVALID
+        assert refusal.field == field
+        assert all(part in refusal.message for part in parts), refusal.message
+        await router.finish(1)
+        assert router.tokens[1] == reference([5], LONG)
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        (common_pb2.SamplingParams(temperature=float("nan")), "temperature"),
+        (common_pb2.SamplingParams(top_p=0.0), "top_p"),
+        (common_pb2.SamplingParams(max_tokens=0), "max_tokens"),
+        (common_pb2.SamplingParams(max_tokens=2**32 - 1), "max_tokens"),
+        (common_pb2.SamplingParams(stop_token_ids=range(1000)), "stop_token_ids"),
+    ],
+)
+async def test_sampling_params_are_not_trusted(
+    params: common_pb2.SamplingParams, field: str
+) -> None:
+    bad = scheduler_pb2.Submission(
+        request_number=2**64 - 1, prompt_token_ids=[5], sampling_params=params
+    )
+    async with (
+        FakeWorker() as worker,
+        running_scheduler(worker.address) as (_, at),
+        open_session(at) as router,
+    ):
+        await router.send(scheduler_pb2.SessionRequest(submission=bad))
+        await router.until(lambda r: 2**64 - 1 in r.refused)
+        assert router.refused[2**64 - 1].field == field
+
+
+async def test_odd_messages_hurt_nobody() -> None:
+    async with (
+        FakeWorker() as worker,
+        running_scheduler(worker.address) as (_, at),
+        open_session(at) as router,
+    ):
+        await router.send(scheduler_pb2.SessionRequest())
+        await router.cancel(0, 2**64 - 1, 0)
+        unseeded = SamplingParams(max_tokens=9)
+        await router.submit(3, [5], unseeded, [6, 7])
+        await router.until(lambda r: 3 in r.refused)
+        assert router.refused[3].field == "seed"
+        worker.steps_allowed.clear()
+        await router.submit(1, [5], LONG)
+        await router.submit(1, [6], LONG)
+        await router.until(lambda r: 1 in r.refused)
+        assert router.refused[1].field == "request_number"
+        worker.steps_allowed.set()
+        await router.finish(1)
+        assert router.tokens[1] == reference([5], LONG), "the first one goes on"
