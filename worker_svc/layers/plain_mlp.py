@@ -3,6 +3,7 @@
 import torch
 
 from worker_svc.layers.activation import plain_activation
+from worker_svc.layers.decoder_stack import DecoderConfig
 from worker_svc.layers.linear import ColumnParallelLinear, RowParallelLinear
 from worker_svc.loading.weights import Weights
 from worker_svc.parallel.group import ParallelGroup
@@ -14,9 +15,7 @@ class PlainMLP:
     Args:
         weights: scope of both layers.
         names: of the layer in and the layer out.
-        hidden_size: features of the input and of the result.
-        intermediate_size: features between the two.
-        activation: Hugging Face name.
+        config: of the model, for the sizes and the activation.
         parallel: the group.
         bias: whether both layers have one.
         transposed: whether their weights are stored as [in, out].
@@ -26,30 +25,29 @@ class PlainMLP:
         self,
         weights: Weights,
         names: tuple[str, str],
-        hidden_size: int,
-        intermediate_size: int,
-        activation: str,
+        config: DecoderConfig,
         parallel: ParallelGroup,
         *,
         bias: bool,
         transposed: bool = False,
     ) -> None:
         name_in, name_out = names
+        size, inner = config.hidden_size, config.intermediate_size
         self._in = ColumnParallelLinear(
             weights,
             name_in,
-            hidden_size,
-            intermediate_size,
+            size,
+            inner,
             parallel,
             bias=bias,
             transposed=transposed,
         )
-        self._activation = plain_activation(activation)
+        self._activation = plain_activation(config.activation)
         self._out = RowParallelLinear(
             weights,
             name_out,
-            intermediate_size,
-            hidden_size,
+            inner,
+            size,
             parallel,
             bias=bias,
             transposed=transposed,

@@ -115,13 +115,7 @@ def _layer(
         RowParallelLinear(attn, "dense", size, size, heads.parallel, bias=True),
     )
     mlp = PlainMLP(
-        weights.scope("mlp"),
-        ("dense_h_to_4h", "dense_4h_to_h"),
-        size,
-        config.intermediate_size,
-        config.activation,
-        heads.parallel,
-        bias=True,
+        weights.scope("mlp"), ("dense_h_to_4h", "dense_4h_to_h"), config, heads.parallel, bias=True
     )
     layer = NormedResidualLayer if config.residual_after_norm else SequentialLayer
     return layer(

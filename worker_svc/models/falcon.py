@@ -132,13 +132,7 @@ def _layer(
         rotary=rotary,
     )
     mlp = PlainMLP(
-        weights.scope("mlp"),
-        ("dense_h_to_4h", "dense_4h_to_h"),
-        size,
-        config.intermediate_size,
-        config.activation,
-        heads.parallel,
-        bias=bias,
+        weights.scope("mlp"), ("dense_h_to_4h", "dense_4h_to_h"), config, heads.parallel, bias=bias
     )
 
     def norm(name: str) -> LayerNorm:

@@ -100,14 +100,7 @@ def _layer(
         RowParallelLinear(attn, "c_proj", size, size, heads.parallel, bias=True, transposed=True),
     )
     mlp = PlainMLP(
-        weights.scope("mlp"),
-        ("c_fc", "c_proj"),
-        size,
-        config.intermediate_size,
-        config.activation,
-        heads.parallel,
-        bias=True,
-        transposed=True,
+        weights.scope("mlp"), ("c_fc", "c_proj"), config, heads.parallel, bias=True, transposed=True
     )
     return SequentialLayer(
         LayerNorm(weights, "ln_1", size, config.norm_eps),

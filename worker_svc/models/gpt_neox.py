@@ -112,13 +112,7 @@ def _layer(
         rotary=rotary,
     )
     mlp = PlainMLP(
-        weights.scope("mlp"),
-        ("dense_h_to_4h", "dense_4h_to_h"),
-        size,
-        config.intermediate_size,
-        config.activation,
-        heads.parallel,
-        bias=True,
+        weights.scope("mlp"), ("dense_h_to_4h", "dense_4h_to_h"), config, heads.parallel, bias=True
     )
     layer = ParallelLayer if config.parallel_residual else SequentialLayer
     return layer(

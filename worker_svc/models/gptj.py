@@ -102,13 +102,5 @@ def _layer(
         RowParallelLinear(attn, "out_proj", size, size, heads.parallel, bias=False),
         rotary=rotary,
     )
-    mlp = PlainMLP(
-        weights.scope("mlp"),
-        ("fc_in", "fc_out"),
-        size,
-        config.intermediate_size,
-        config.activation,
-        heads.parallel,
-        bias=True,
-    )
+    mlp = PlainMLP(weights.scope("mlp"), ("fc_in", "fc_out"), config, heads.parallel, bias=True)
     return ParallelLayer(LayerNorm(weights, "ln_1", size, config.norm_eps), attention, None, mlp)

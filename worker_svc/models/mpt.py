@@ -154,13 +154,7 @@ def _layer(config: MptConfig, weights: Weights, heads: HeadShare, layer_index: i
         RowParallelLinear(attn, "out_proj", size, size, heads.parallel, bias=False),
     )
     mlp = PlainMLP(
-        weights.scope("ffn"),
-        ("up_proj", "down_proj"),
-        size,
-        config.intermediate_size,
-        config.activation,
-        heads.parallel,
-        bias=False,
+        weights.scope("ffn"), ("up_proj", "down_proj"), config, heads.parallel, bias=False
     )
     return SequentialLayer(
         LayerNorm(weights, "norm_1", size, config.norm_eps, bias=False),

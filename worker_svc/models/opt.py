@@ -120,15 +120,7 @@ def _layer(config: OPTConfig, weights: Weights, heads: HeadShare, layer_index: i
         PagedAttention(layer_index, heads.head_dim**-0.5),
         RowParallelLinear(attn, "out_proj", size, size, heads.parallel, bias=bias),
     )
-    mlp = PlainMLP(
-        weights,
-        ("fc1", "fc2"),
-        size,
-        config.intermediate_size,
-        config.activation,
-        heads.parallel,
-        bias=bias,
-    )
+    mlp = PlainMLP(weights, ("fc1", "fc2"), config, heads.parallel, bias=bias)
     attention_norm = _norm(config, weights, "self_attn_layer_norm")
     mlp_norm = _norm(config, weights, "final_layer_norm")
     if config.norm_first:

@@ -110,13 +110,5 @@ def _layer(
         rotary=rotary,
         qk_norms=qk_norms,
     )
-    mlp = PlainMLP(
-        weights.scope("mlp"),
-        ("fc1", "fc2"),
-        size,
-        config.intermediate_size,
-        config.activation,
-        heads.parallel,
-        bias=True,
-    )
+    mlp = PlainMLP(weights.scope("mlp"), ("fc1", "fc2"), config, heads.parallel, bias=True)
     return ParallelLayer(LayerNorm(weights, "input_layernorm", size, eps), attention, None, mlp)

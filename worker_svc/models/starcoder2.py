@@ -102,15 +102,7 @@ def _layer(
         RowParallelLinear(attn, "o_proj", width, size, heads.parallel, bias=bias),
         rotary=rotary,
     )
-    mlp = PlainMLP(
-        weights.scope("mlp"),
-        ("c_fc", "c_proj"),
-        size,
-        config.intermediate_size,
-        config.activation,
-        heads.parallel,
-        bias=bias,
-    )
+    mlp = PlainMLP(weights.scope("mlp"), ("c_fc", "c_proj"), config, heads.parallel, bias=bias)
     return SequentialLayer(
         LayerNorm(weights, "input_layernorm", size, config.norm_eps),
         attention,
