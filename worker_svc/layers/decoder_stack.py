@@ -1,17 +1,21 @@
 """What is around the layers of a causal language model: embedding, final norm, head."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from worker_svc.layers.attention import AttentionMetadata
 from worker_svc.layers.chain import TensorFunction
-from worker_svc.layers.embedding import ParallelLMHead, PositionEmbedding
+from worker_svc.layers.embedding import ParallelLMHead, PositionEmbedding, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare
 from worker_svc.layers.norm import Norm
 from worker_svc.layers.residual import DecoderLayer, ResidualStream
+from worker_svc.loading.weights import Weights
 from worker_svc.parallel.group import ParallelGroup
+
+LayerBuilder = Callable[[Weights, HeadShare, int], DecoderLayer]
+"""From a layer's weights, the heads of every layer, and the layer's number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,58 +63,80 @@ class DecoderStack:
     """A causal language model of layers that a family has built.
 
     Args:
-        heads: of every layer.
-        embedding: from token ids [rows] to memory of its own, [rows, hidden_size].
-        layers: in order.
+        config: its sizes.
+        parallel: the group.
+        weights: scope of the head.
+        body: scope of everything before it.
+        build_layer: builds the layers, in order.
         final_norm: of what the last layer leaves; None for none.
-        lm_head: from that to logits.
+        embedding: name of the embedding.
+        layers: scope of the layers, each a scope of it named by its number.
+        head: name of the head, whose weights may be the embedding's.
+        head_bias: whether the head has one.
+        soft_cap: of the logits; None for none.
+        embedding_size: features of an embedding; None for hidden_size.
+        project_in: from an embedding to what the first layer reads; None for none.
         positions: added to the embeddings; None for none.
         project_out: from what the final norm returns to what the head reads; None for none.
         is_capturable: see CausalLM.
 
-    Attributes:
-        vocab_size: number of token ids.
-        num_layers: number of key/value caches.
-        heads: of every layer, and this rank's share of them.
-        is_capturable: see CausalLM.
+    Raises:
+        ModelLoadError: a tensor is missing or misshapen, or the ranks cannot share a layer.
     """
 
     def __init__(
         self,
-        heads: HeadShare,
-        embedding: TensorFunction,
-        layers: Sequence[DecoderLayer],
+        config: DecoderConfig,
+        parallel: ParallelGroup,
+        weights: Weights,
+        body: Weights,
+        build_layer: LayerBuilder,
         final_norm: Norm | None,
-        lm_head: ParallelLMHead,
         *,
+        embedding: str,
+        layers: str,
+        head: str = "lm_head",
+        head_bias: bool = False,
+        soft_cap: float | None = None,
+        embedding_size: int | None = None,
+        project_in: TensorFunction | None = None,
         positions: PositionEmbedding | None = None,
         project_out: TensorFunction | None = None,
         is_capturable: bool = True,
     ) -> None:
-        self.vocab_size = lm_head.vocab_size
-        self.num_layers = len(layers)
+        self.vocab_size = config.vocab_size
+        self.num_layers = config.num_layers
         self.is_capturable = is_capturable
-        self.heads = heads
-        self._embedding = embedding
+        self.heads = config.head_share(parallel)
+        self._embedding = VocabParallelEmbedding(
+            body, embedding, config.vocab_size, embedding_size or config.hidden_size, parallel
+        )
+        self._project_in = project_in
         self._positions = positions
-        self._layers = layers
+        scope = body.scope(layers)
+        self._layers = [
+            build_layer(scope.scope(str(index)), self.heads, index)
+            for index in range(config.num_layers)
+        ]
         self._final_norm = final_norm
         self._project_out = project_out
-        self._lm_head = lm_head
+        self._lm_head = ParallelLMHead.tied_or_own(
+            weights,
+            head,
+            self._embedding,
+            parallel,
+            tied=config.tie_word_embeddings,
+            bias=head_bias,
+            soft_cap=soft_cap,
+        )
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        """Return the last hidden states, [rows, features that the head reads].
-
-        Mutates: the caches of `metadata`.
-
-        Args:
-            input_ids: [rows] int64.
-            positions: [rows] int64.
-            metadata: of the step.
-        """
+        """See CausalLM."""
         embedded = self._embedding(input_ids)
+        if self._project_in is not None:
+            embedded = self._project_in(embedded)
         if self._positions is not None:
             embedded = embedded + self._positions(positions)
         stream = ResidualStream(embedded)
@@ -120,9 +146,5 @@ class DecoderStack:
         return hidden if self._project_out is None else self._project_out(hidden)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [rows, vocab_size] float32.
-
-        Args:
-            hidden: of the rows that sample, as `forward` returns them.
-        """
+        """See CausalLM."""
         return self._lm_head(hidden)

@@ -1,14 +1,13 @@
 """BLOOM: ALiBi, normed embeddings, biases everywhere, tied head."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from worker_svc.layers.alibi import alibi_slopes
 from worker_svc.layers.attention import AttentionMetadata, PagedAttention
-from worker_svc.layers.chain import chain
 from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
-from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
@@ -84,21 +83,17 @@ def build_bloom(
 ) -> DecoderStack:
     """Return the model with its weights loaded; see ModelFamily."""
     size, eps = config.hidden_size, config.norm_eps
-    heads = config.head_share(parallel)
     body = weights.scope_if_present("transformer", "word_embeddings.weight")
-    embedding = VocabParallelEmbedding(body, "word_embeddings", config.vocab_size, size, parallel)
-    layers = body.scope("h")
     return DecoderStack(
-        heads,
-        chain(embedding, LayerNorm(body, "word_embeddings_layernorm", size, eps)),
-        [
-            _layer(config, layers.scope(str(index)), heads, index)
-            for index in range(config.num_layers)
-        ],
+        config,
+        parallel,
+        weights,
+        body,
+        partial(_layer, config),
         LayerNorm(body, "ln_f", size, eps),
-        ParallelLMHead.tied_or_own(
-            weights, "lm_head", embedding, parallel, tied=config.tie_word_embeddings
-        ),
+        embedding="word_embeddings",
+        layers="h",
+        project_in=LayerNorm(body, "word_embeddings_layernorm", size, eps),
     )
 
 

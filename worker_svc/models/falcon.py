@@ -1,11 +1,11 @@
 """Falcon in its three shapes: ALiBi (RW), one key/value head (7B), groups of heads (40B on)."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from worker_svc.layers.alibi import alibi_slopes
 from worker_svc.layers.attention import PagedAttention
 from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
-from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
@@ -90,34 +90,27 @@ def build_falcon(
     config: FalconConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
     """Return the model with its weights loaded; see ModelFamily."""
-    heads = config.head_share(parallel)
     body = weights.scope_if_present("transformer", "word_embeddings.weight")
-    embedding = VocabParallelEmbedding(
-        body, "word_embeddings", config.vocab_size, config.hidden_size, parallel
-    )
     rotary: RotaryEmbedding | None = None
     if config.rope is not None:
         rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, weights.device)
-    layers = body.scope("h")
     return DecoderStack(
-        heads,
-        embedding,
-        [
-            _layer(config, layers.scope(str(index)), heads, rotary, index)
-            for index in range(config.num_layers)
-        ],
+        config,
+        parallel,
+        weights,
+        body,
+        partial(_layer, config, rotary),
         LayerNorm(body, "ln_f", config.hidden_size, config.norm_eps),
-        ParallelLMHead.tied_or_own(
-            weights, "lm_head", embedding, parallel, tied=config.tie_word_embeddings
-        ),
+        embedding="word_embeddings",
+        layers="h",
     )
 
 
 def _layer(
     config: FalconConfig,
+    rotary: RotaryEmbedding | None,
     weights: Weights,
     heads: HeadShare,
-    rotary: RotaryEmbedding | None,
     layer_index: int,
 ) -> DecoderLayer:
     size, bias = config.hidden_size, config.has_bias

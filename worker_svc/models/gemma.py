@@ -5,13 +5,13 @@ alternate with layers that see everything.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from worker_svc.layers.attention import PagedAttention
 from worker_svc.layers.chain import TensorFunction, chain
 from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
-from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.gated_mlp import GatedMLP
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import GemmaRMSNorm
@@ -174,30 +174,22 @@ def build_gemma(
 ) -> DecoderStack:
     """Return the model with its weights loaded; see ModelFamily."""
     size = config.hidden_size
-    heads = config.head_share(parallel)
     body = weights.scope_if_present("model", "embed_tokens.weight")
-    embedding = VocabParallelEmbedding(body, "embed_tokens", config.vocab_size, size, parallel)
     rotaries = {
         kind: RotaryEmbedding(rope, config.head_dim, max_model_len, weights.device)
         for kind, rope in config.ropes.items()
     }
-    layers = body.scope("layers")
     return DecoderStack(
-        heads,
-        chain(embedding, _scaling(size**0.5, weights.dtype)),
-        [
-            _layer(config, layers.scope(str(index)), heads, rotaries[kind], index)
-            for index, kind in enumerate(config.layer_kinds)
-        ],
+        config,
+        parallel,
+        weights,
+        body,
+        partial(_layer, config, rotaries),
         GemmaRMSNorm(body, "norm", size, config.norm_eps),
-        ParallelLMHead.tied_or_own(
-            weights,
-            "lm_head",
-            embedding,
-            parallel,
-            tied=config.tie_word_embeddings,
-            soft_cap=config.final_soft_cap,
-        ),
+        embedding="embed_tokens",
+        layers="layers",
+        soft_cap=config.final_soft_cap,
+        project_in=_scaling(size**0.5, weights.dtype),
     )
 
 
@@ -209,9 +201,9 @@ def _scaling(factor: float, dtype: torch.dtype) -> TensorFunction:
 
 def _layer(
     config: GemmaConfig,
+    rotaries: dict[str, RotaryEmbedding],
     weights: Weights,
     heads: HeadShare,
-    rotary: RotaryEmbedding,
     layer_index: int,
 ) -> DecoderLayer:
     size, bias = config.hidden_size, config.attention_bias
@@ -238,17 +230,17 @@ def _layer(
     if config.has_post_norms:
         out = chain(out, norm("post_attention_layernorm"))
         mlp = chain(mlp, norm("post_feedforward_layernorm"))
-    is_sliding = config.layer_kinds[layer_index] == SLIDING
+    kind = config.layer_kinds[layer_index]
     attention = SelfAttention(
         QKVParallelLinear(attn, size, heads, ("q_proj", "k_proj", "v_proj"), bias=bias),
         PagedAttention(
             layer_index,
             config.query_pre_attn_scalar**-0.5,
-            config.sliding_window if is_sliding else None,
+            config.sliding_window if kind == SLIDING else None,
             soft_cap=config.attention_soft_cap,
         ),
         out,
-        rotary=rotary,
+        rotary=rotaries[kind],
         qk_norms=qk_norms,
     )
     return SequentialLayer(norm("input_layernorm"), attention, mlp_norm, mlp)

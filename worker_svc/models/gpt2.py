@@ -1,10 +1,11 @@
 """GPT-2: learned positions, layer norms first, weights stored as [in, out], tied head."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from worker_svc.layers.attention import PagedAttention
 from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
-from worker_svc.layers.embedding import ParallelLMHead, PositionEmbedding, VocabParallelEmbedding
+from worker_svc.layers.embedding import PositionEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
@@ -68,21 +69,16 @@ def build_gpt2(
 ) -> DecoderStack:
     """Return the model with its weights loaded; see ModelFamily."""
     size = config.hidden_size
-    heads = config.head_share(parallel)
     body = weights.scope_if_present("transformer", "wte.weight")
-    embedding = VocabParallelEmbedding(body, "wte", config.vocab_size, size, parallel)
-    layers = body.scope("h")
     return DecoderStack(
-        heads,
-        embedding,
-        [
-            _layer(config, layers.scope(str(index)), heads, index)
-            for index in range(config.num_layers)
-        ],
+        config,
+        parallel,
+        weights,
+        body,
+        partial(_layer, config),
         LayerNorm(body, "ln_f", size, config.norm_eps),
-        ParallelLMHead.tied_or_own(
-            weights, "lm_head", embedding, parallel, tied=config.tie_word_embeddings
-        ),
+        embedding="wte",
+        layers="h",
         positions=PositionEmbedding(
             body, "wpe", config.max_position_embeddings, size, max_model_len
         ),

@@ -1,10 +1,10 @@
 """GPT-NeoX (Pythia, Dolly): layer norms, rotary over part of each head, parallel residual."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from worker_svc.layers.attention import PagedAttention
 from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
-from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
@@ -72,35 +72,29 @@ def build_gpt_neox(
     config: GPTNeoXConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
     """Return the model with its weights loaded; see ModelFamily."""
-    heads = config.head_share(parallel)
     body = weights.scope_if_present("gpt_neox", "embed_in.weight")
-    embedding = VocabParallelEmbedding(
-        body, "embed_in", config.vocab_size, config.hidden_size, parallel
-    )
     rotary_dim = config.rope.rotary_dim(config.head_dim)
     rotary = RotaryEmbedding(config.rope, rotary_dim, max_model_len, weights.device)
-    layers = body.scope("layers")
     # The head's name before transformers 5, which all published checkpoints have.
     head_name = "embed_out" if weights.has("embed_out.weight") else "lm_head"
     return DecoderStack(
-        heads,
-        embedding,
-        [
-            _layer(config, layers.scope(str(index)), heads, rotary, index)
-            for index in range(config.num_layers)
-        ],
+        config,
+        parallel,
+        weights,
+        body,
+        partial(_layer, config, rotary),
         LayerNorm(body, "final_layer_norm", config.hidden_size, config.norm_eps),
-        ParallelLMHead.tied_or_own(
-            weights, head_name, embedding, parallel, tied=config.tie_word_embeddings
-        ),
+        embedding="embed_in",
+        layers="layers",
+        head=head_name,
     )
 
 
 def _layer(
     config: GPTNeoXConfig,
+    rotary: RotaryEmbedding,
     weights: Weights,
     heads: HeadShare,
-    rotary: RotaryEmbedding,
     layer_index: int,
 ) -> DecoderLayer:
     size, bias = config.hidden_size, config.attention_bias

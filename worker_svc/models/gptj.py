@@ -1,10 +1,10 @@
 """GPT-J: one norm for attention and MLP alike, neighbouring features rotated, biased head."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from worker_svc.layers.attention import PagedAttention
 from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
-from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
@@ -66,32 +66,28 @@ def build_gptj(
     config: GPTJConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
     """Return the model with its weights loaded; see ModelFamily."""
-    heads = config.head_share(parallel)
     body = weights.scope_if_present("transformer", "wte.weight")
-    embedding = VocabParallelEmbedding(body, "wte", config.vocab_size, config.hidden_size, parallel)
     rotary = RotaryEmbedding(
         config.rope, config.rotary_dim, max_model_len, weights.device, is_neox=False
     )
-    layers = body.scope("h")
     return DecoderStack(
-        heads,
-        embedding,
-        [
-            _layer(config, layers.scope(str(index)), heads, rotary, index)
-            for index in range(config.num_layers)
-        ],
+        config,
+        parallel,
+        weights,
+        body,
+        partial(_layer, config, rotary),
         LayerNorm(body, "ln_f", config.hidden_size, config.norm_eps),
-        ParallelLMHead.tied_or_own(
-            weights, "lm_head", embedding, parallel, tied=config.tie_word_embeddings, bias=True
-        ),
+        embedding="wte",
+        layers="h",
+        head_bias=True,
     )
 
 
 def _layer(
     config: GPTJConfig,
+    rotary: RotaryEmbedding,
     weights: Weights,
     heads: HeadShare,
-    rotary: RotaryEmbedding,
     layer_index: int,
 ) -> DecoderLayer:
     size = config.hidden_size

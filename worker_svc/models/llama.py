@@ -4,10 +4,10 @@ Many later families are this decoder with other switches, which their own files 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from worker_svc.layers.attention import PagedAttention
 from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
-from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.gated_mlp import GatedMLP
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.moe import MoEConfig, SparseMoE
@@ -141,25 +141,18 @@ def build_llama(
     config: LlamaConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
     """Return the model with its weights loaded; see ModelFamily."""
-    heads = config.head_share(parallel)
     body = weights.scope_if_present("model", "embed_tokens.weight")
-    embedding = VocabParallelEmbedding(
-        body, "embed_tokens", config.vocab_size, config.hidden_size, parallel
-    )
     rotary_dim = config.rope.rotary_dim(config.head_dim)
     rotary = RotaryEmbedding(config.rope, rotary_dim, max_model_len, weights.device)
-    layers = body.scope("layers")
     return DecoderStack(
-        heads,
-        embedding,
-        [
-            _layer(config, layers.scope(str(index)), heads, rotary, index)
-            for index in range(config.num_layers)
-        ],
+        config,
+        parallel,
+        weights,
+        body,
+        partial(_layer, config, rotary),
         RMSNorm(body, "norm", config.hidden_size, config.norm_eps),
-        ParallelLMHead.tied_or_own(
-            weights, "lm_head", embedding, parallel, tied=config.tie_word_embeddings
-        ),
+        embedding="embed_tokens",
+        layers="layers",
         # Which experts run is decided on the host, by the router's results.
         is_capturable=config.moe is None,
     )
@@ -167,9 +160,9 @@ def build_llama(
 
 def _layer(
     config: LlamaConfig,
+    rotary: RotaryEmbedding,
     weights: Weights,
     heads: HeadShare,
-    rotary: RotaryEmbedding,
     layer_index: int,
 ) -> DecoderLayer:
     size, eps = config.hidden_size, config.norm_eps

@@ -1,13 +1,13 @@
 """MPT: ALiBi with configurable slopes, no biases, queries, keys and values maybe clipped."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from worker_svc.layers.alibi import DEFAULT_BIAS_MAX, alibi_slopes
 from worker_svc.layers.attention import PagedAttention
 from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
-from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
@@ -123,21 +123,16 @@ def build_mpt(
     config: MptConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
     """Return the model with its weights loaded; see ModelFamily."""
-    heads = config.head_share(parallel)
     body = weights.scope_if_present("transformer", "wte.weight")
-    embedding = VocabParallelEmbedding(body, "wte", config.vocab_size, config.hidden_size, parallel)
-    layers = body.scope("blocks")
     return DecoderStack(
-        heads,
-        embedding,
-        [
-            _layer(config, layers.scope(str(index)), heads, index)
-            for index in range(config.num_layers)
-        ],
+        config,
+        parallel,
+        weights,
+        body,
+        partial(_layer, config),
         LayerNorm(body, "norm_f", config.hidden_size, config.norm_eps, bias=False),
-        ParallelLMHead.tied_or_own(
-            weights, "lm_head", embedding, parallel, tied=config.tie_word_embeddings
-        ),
+        embedding="wte",
+        layers="blocks",
     )
 
 

@@ -1,11 +1,12 @@
 """OPT: learned positions with an offset, norms before or after, maybe narrow embeddings."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from worker_svc.layers.attention import PagedAttention
-from worker_svc.layers.chain import TensorFunction, chain
+from worker_svc.layers.chain import TensorFunction
 from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
-from worker_svc.layers.embedding import ParallelLMHead, PositionEmbedding, VocabParallelEmbedding
+from worker_svc.layers.embedding import PositionEmbedding
 from worker_svc.layers.linear import (
     HeadShare,
     QKVParallelLinear,
@@ -80,26 +81,21 @@ def build_opt(
 ) -> DecoderStack:
     """Return the model with its weights loaded; see ModelFamily."""
     size, narrow = config.hidden_size, config.embedding_size
-    heads = config.head_share(parallel)
     body = weights.scope_if_present("model", "decoder.embed_tokens.weight").scope("decoder")
-    tokens = VocabParallelEmbedding(body, "embed_tokens", config.vocab_size, narrow, parallel)
-    embedding: TensorFunction = tokens
+    project_in: TensorFunction | None = None
     project_out: TensorFunction | None = None
     if narrow != size:
-        embedding = chain(tokens, ReplicatedLinear(body, "project_in", narrow, size, bias=False))
+        project_in = ReplicatedLinear(body, "project_in", narrow, size, bias=False)
         project_out = ReplicatedLinear(body, "project_out", size, narrow, bias=False)
-    layers = body.scope("layers")
     return DecoderStack(
-        heads,
-        embedding,
-        [
-            _layer(config, layers.scope(str(index)), heads, index)
-            for index in range(config.num_layers)
-        ],
+        config,
+        parallel,
+        weights,
+        body,
+        partial(_layer, config),
         _norm(config, body, "final_layer_norm") if config.has_final_norm else None,
-        ParallelLMHead.tied_or_own(
-            weights, "lm_head", tokens, parallel, tied=config.tie_word_embeddings
-        ),
+        embedding="embed_tokens",
+        layers="layers",
         positions=PositionEmbedding(
             body,
             "embed_positions",
@@ -108,6 +104,8 @@ def build_opt(
             max_model_len,
             offset=POSITION_OFFSET,
         ),
+        embedding_size=narrow,
+        project_in=project_in,
         project_out=project_out,
     )
 

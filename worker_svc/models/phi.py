@@ -1,10 +1,10 @@
 """Phi (1, 1.5, 2): one norm for attention and MLP alike, partial rotary, biases everywhere."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from worker_svc.layers.attention import PagedAttention
 from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
-from worker_svc.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
 from worker_svc.layers.norm import LayerNorm
 from worker_svc.layers.plain_mlp import PlainMLP
@@ -64,33 +64,27 @@ def build_phi(
     config: PhiConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
     """Return the model with its weights loaded; see ModelFamily."""
-    heads = config.head_share(parallel)
     body = weights.scope_if_present("model", "embed_tokens.weight")
-    embedding = VocabParallelEmbedding(
-        body, "embed_tokens", config.vocab_size, config.hidden_size, parallel
-    )
     rotary_dim = config.rope.rotary_dim(config.head_dim)
     rotary = RotaryEmbedding(config.rope, rotary_dim, max_model_len, weights.device)
-    layers = body.scope("layers")
     return DecoderStack(
-        heads,
-        embedding,
-        [
-            _layer(config, layers.scope(str(index)), heads, rotary, index)
-            for index in range(config.num_layers)
-        ],
+        config,
+        parallel,
+        weights,
+        body,
+        partial(_layer, config, rotary),
         LayerNorm(body, "final_layernorm", config.hidden_size, config.norm_eps),
-        ParallelLMHead.tied_or_own(
-            weights, "lm_head", embedding, parallel, tied=config.tie_word_embeddings, bias=True
-        ),
+        embedding="embed_tokens",
+        layers="layers",
+        head_bias=True,
     )
 
 
 def _layer(
     config: PhiConfig,
+    rotary: RotaryEmbedding,
     weights: Weights,
     heads: HeadShare,
-    rotary: RotaryEmbedding,
     layer_index: int,
 ) -> DecoderLayer:
     size, eps = config.hidden_size, config.norm_eps
