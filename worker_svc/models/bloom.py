@@ -32,11 +32,7 @@ class BloomConfig(DecoderConfig):
 
 
 def read_bloom(hf: HfConfig) -> BloomConfig:
-    """Return a BloomForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a BloomForCausalLM configuration; see ModelFamily."""
     if hf.flag("slow_but_exact", False) and hf.integer("pretraining_tp", 1) > 1:
         raise hf.error("slow_but_exact", "must be false with pretraining_tp above 1, got true")
     hidden_size = hf.integer(hf.spelling("n_embed", "hidden_size"), 64)

@@ -36,11 +36,7 @@ class FalconConfig(DecoderConfig):
 
 
 def read_falcon(hf: HfConfig) -> FalconConfig:
-    """Return a FalconForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a FalconForCausalLM configuration; see ModelFamily."""
     hidden_size = hf.integer(hf.spelling("n_embed", "hidden_size"), 4544)
     num_heads = hf.integer("num_attention_heads", 71)
     max_positions = hf.integer("max_position_embeddings", 2048)

@@ -53,11 +53,7 @@ class GemmaConfig(DecoderConfig):
 
 
 def read_gemma(hf: HfConfig) -> GemmaConfig:
-    """Return a GemmaForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a GemmaForCausalLM configuration; see ModelFamily."""
     rope = RopeParameters.read(hf, hf.integer("max_position_embeddings", 8192))
     head_dim = hf.integer("head_dim", 256)
     return _config(
@@ -71,21 +67,13 @@ def read_gemma(hf: HfConfig) -> GemmaConfig:
 
 
 def read_gemma2(hf: HfConfig) -> GemmaConfig:
-    """Return a Gemma2ForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a Gemma2ForCausalLM configuration; see ModelFamily."""
     rope = RopeParameters.read(hf, hf.integer("max_position_embeddings", 8192))
     return _config(hf, ropes={SLIDING: rope, FULL: rope}, window_every=2, default_cap=50.0)
 
 
 def read_gemma3(hf: HfConfig) -> GemmaConfig:
-    """Return a Gemma3ForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a Gemma3ForCausalLM configuration; see ModelFamily."""
     max_positions = hf.integer("max_position_embeddings", 131_072)
     both = hf.section("rope_parameters")
     if SLIDING in both or FULL in both:

@@ -35,11 +35,7 @@ class GPT2Config(DecoderConfig):
 
 
 def read_gpt2(hf: HfConfig) -> GPT2Config:
-    """Return a GPT2LMHeadModel configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a GPT2LMHeadModel configuration; see ModelFamily."""
     if hf.flag("add_cross_attention", False):
         raise hf.error("add_cross_attention", "must be false, got true")
     hidden_size = hf.integer("n_embd", 768)

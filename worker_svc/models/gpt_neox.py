@@ -35,11 +35,7 @@ class GPTNeoXConfig(DecoderConfig):
 
 
 def read_gpt_neox(hf: HfConfig) -> GPTNeoXConfig:
-    """Return a GPTNeoXForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a GPTNeoXForCausalLM configuration; see ModelFamily."""
     hidden_size = hf.integer("hidden_size", 6144)
     num_heads = hf.integer("num_attention_heads", 64)
     max_positions = hf.integer("max_position_embeddings", 2048)

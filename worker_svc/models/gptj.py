@@ -31,11 +31,7 @@ class GPTJConfig(DecoderConfig):
 
 
 def read_gptj(hf: HfConfig) -> GPTJConfig:
-    """Return a GPTJForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a GPTJForCausalLM configuration; see ModelFamily."""
     hidden_size = hf.integer(hf.spelling("n_embd", "hidden_size"), 4096)
     num_heads = hf.integer(hf.spelling("n_head", "num_attention_heads"), 16)
     max_positions = hf.integer(hf.spelling("n_positions", "max_position_embeddings"), 2048)

@@ -53,11 +53,7 @@ class LlamaConfig(DecoderConfig):
 
 
 def read_llama(hf: HfConfig) -> LlamaConfig:
-    """Return a LlamaForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a LlamaForCausalLM configuration; see ModelFamily."""
     has_attention_bias = hf.flag("attention_bias", False)
     return read_llama_like(
         hf,
@@ -70,11 +66,7 @@ def read_llama(hf: HfConfig) -> LlamaConfig:
 
 
 def read_mistral(hf: HfConfig) -> LlamaConfig:
-    """Return a MistralForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a MistralForCausalLM configuration; see ModelFamily."""
     window = hf.integer("sliding_window") if "sliding_window" in hf else None
     return read_llama_like(
         hf,

@@ -8,11 +8,7 @@ from worker_svc.models.llama import LlamaConfig, read_mistral
 
 
 def read_mixtral(hf: HfConfig) -> LlamaConfig:
-    """Return a MixtralForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a MixtralForCausalLM configuration; see ModelFamily."""
     moe = MoEConfig(
         num_experts=hf.integer("num_local_experts", 8),
         num_experts_per_token=hf.integer("num_experts_per_tok", 2),

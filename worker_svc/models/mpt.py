@@ -37,11 +37,7 @@ class MptConfig(DecoderConfig):
 
 
 def read_mpt(hf: HfConfig) -> MptConfig:
-    """Return an MptForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return an MptForCausalLM configuration; see ModelFamily."""
     attn = hf.section("attn_config")
     _refuse_other_shapes(hf, attn)
     hidden_size = hf.integer(hf.spelling("d_model", "hidden_size"), 2048)

@@ -45,11 +45,7 @@ class OPTConfig(DecoderConfig):
 
 
 def read_opt(hf: HfConfig) -> OPTConfig:
-    """Return an OPTForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return an OPTForCausalLM configuration; see ModelFamily."""
     hidden_size = hf.integer("hidden_size", 768)
     num_heads = hf.integer("num_attention_heads", 12)
     max_positions = hf.integer("max_position_embeddings", 2048)

@@ -33,11 +33,7 @@ class PhiConfig(DecoderConfig):
 
 
 def read_phi(hf: HfConfig) -> PhiConfig:
-    """Return a PhiForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a PhiForCausalLM configuration; see ModelFamily."""
     hidden_size = hf.integer("hidden_size", 2048)
     num_heads = hf.integer("num_attention_heads", 32)
     max_positions = hf.integer("max_position_embeddings", 2048)

@@ -11,11 +11,7 @@ DEFAULT_RMS_NORM_EPS = 1e-5
 
 
 def read_phi3(hf: HfConfig) -> LlamaConfig:
-    """Return a Phi3ForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a Phi3ForCausalLM configuration; see ModelFamily."""
     hidden_size = hf.integer("hidden_size", 3072)
     num_heads = hf.integer("num_attention_heads", 32)
     window = hf.integer("sliding_window") if "sliding_window" in hf else None

@@ -8,11 +8,7 @@ DEFAULT_POSITIONS = 32_768
 
 
 def read_qwen2(hf: HfConfig) -> LlamaConfig:
-    """Return a Qwen2ForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a Qwen2ForCausalLM configuration; see ModelFamily."""
     return read_llama_like(
         hf,
         default_positions=DEFAULT_POSITIONS,

@@ -9,11 +9,7 @@ DEFAULT_HEAD_DIM = 128
 
 
 def read_qwen3(hf: HfConfig) -> LlamaConfig:
-    """Return a Qwen3ForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a Qwen3ForCausalLM configuration; see ModelFamily."""
     has_attention_bias = hf.flag("attention_bias", False)
     return read_llama_like(
         hf,

@@ -33,11 +33,7 @@ class Starcoder2Config(DecoderConfig):
 
 
 def read_starcoder2(hf: HfConfig) -> Starcoder2Config:
-    """Return a Starcoder2ForCausalLM configuration.
-
-    Raises:
-        ModelLoadError: a key is missing, wrong or not served.
-    """
+    """Return a Starcoder2ForCausalLM configuration; see ModelFamily."""
     hidden_size = hf.integer("hidden_size", 3072)
     num_heads = hf.integer("num_attention_heads", 24)
     max_positions = hf.integer("max_position_embeddings", 4096)
