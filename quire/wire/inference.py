@@ -20,6 +20,7 @@ from quire.wire.common import (
     token_logprobs_from_proto,
     token_logprobs_to_proto,
 )
+from quire.wire.fields import fields_of, from_fields
 
 # ---------------------------------------------------------------- from clients
 
@@ -41,7 +42,8 @@ def generate_input_to_proto(request: GenerateInput) -> inference_pb2.GenerateReq
     if isinstance(request.prompt, str):
         message.text = request.prompt
     else:
-        message.token_ids.ids.extend(_checked_ids("prompt", request.prompt))
+        _check_ids("prompt", request.prompt)
+        message.token_ids.ids.extend(request.prompt)
     return message
 
 
@@ -67,15 +69,12 @@ def generate_input_from_proto(message: inference_pb2.GenerateRequest) -> Generat
 
 def tokenize_input_to_proto(request: TokenizeInput) -> inference_pb2.TokenizeRequest:
     """Return the message of a text to be tokenized."""
-    return inference_pb2.TokenizeRequest(
-        model=request.model, text=request.text, add_special_tokens=request.add_special_tokens
-    )
+    return inference_pb2.TokenizeRequest(**fields_of(request))
 
 
 def tokenize_input_from_proto(message: inference_pb2.TokenizeRequest) -> TokenizeInput:
     """Return the text of a message."""
-    add = message.add_special_tokens if message.HasField("add_special_tokens") else True
-    return TokenizeInput(message.text, message.model, add)
+    return from_fields(TokenizeInput, message)
 
 
 def detokenize_input_to_proto(request: DetokenizeInput) -> inference_pb2.DetokenizeRequest:
@@ -84,24 +83,19 @@ def detokenize_input_to_proto(request: DetokenizeInput) -> inference_pb2.Detoken
     Raises:
         InvalidRequestError: a token id is negative or absurdly large: no message can hold it.
     """
-    return inference_pb2.DetokenizeRequest(
-        model=request.model,
-        token_ids=_checked_ids("token_ids", request.token_ids),
-        skip_special_tokens=request.skip_special_tokens,
-    )
+    _check_ids("token_ids", request.token_ids)
+    return inference_pb2.DetokenizeRequest(**fields_of(request))
 
 
 def detokenize_input_from_proto(message: inference_pb2.DetokenizeRequest) -> DetokenizeInput:
     """Return the token ids of a message."""
-    skip = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
-    return DetokenizeInput(message.token_ids, message.model, skip)
+    return from_fields(DetokenizeInput, message, token_ids=message.token_ids)
 
 
-def _checked_ids(field: str, token_ids: Sequence[int]) -> Sequence[int]:
+def _check_ids(field: str, token_ids: Sequence[int]) -> None:
     for token_id in token_ids:
         if not 0 <= token_id < 2**32:
             raise InvalidRequestError(field, f"token ids must be in [0, 2**32), got {token_id}")
-    return token_ids
 
 
 # ---------------------------------------------------------------- to clients
@@ -151,11 +145,7 @@ def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
     """Return the response that carries an event of a Generate stream."""
     match event:
         case Started():
-            started = inference_pb2.GenerateStarted(
-                request_id=event.request_id,
-                num_prompt_tokens=event.num_prompt_tokens,
-                seed=event.seed,
-            )
+            started = inference_pb2.GenerateStarted(**fields_of(event))
             return inference_pb2.GenerateResponse(started=started)
         case Delta():
             delta = inference_pb2.GenerateDelta(
@@ -190,8 +180,7 @@ def event_from_proto(message: inference_pb2.GenerateResponse) -> Event:
     """
     match message.WhichOneof("event"):
         case "started":
-            started = message.started
-            return Started(started.request_id, started.num_prompt_tokens, started.seed)
+            return from_fields(Started, message.started)
         case "delta":
             delta = message.delta
             return Delta(

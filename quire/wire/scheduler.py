@@ -68,20 +68,13 @@ def session_request_from_proto(message: scheduler_pb2.SessionRequest) -> RouterM
 
 def submission_to_proto(submission: Submission) -> scheduler_pb2.Submission:
     """Return the message of a submission."""
-    return scheduler_pb2.Submission(
-        request_number=submission.request_number,
-        request_id=submission.request_id,
-        prompt_token_ids=submission.prompt_token_ids,
-        outputs=[
-            scheduler_pb2.SequenceOutput(sequence_index=index, token_ids=token_ids)
-            for index, token_ids in (submission.outputs or {}).items()
-        ],
-        sampling_params=sampling_params_to_proto(submission.sampling_params),
-        priority=submission.priority,
-        cache_salt=submission.cache_salt,
-        traceparent=submission.traceparent,
-        include_time_breakdown=submission.include_time_breakdown,
-    )
+    fields = fields_of(submission)
+    fields["sampling_params"] = sampling_params_to_proto(submission.sampling_params)
+    fields["outputs"] = [
+        scheduler_pb2.SequenceOutput(sequence_index=index, token_ids=token_ids)
+        for index, token_ids in (submission.outputs or {}).items()
+    ]
+    return scheduler_pb2.Submission(**fields)
 
 
 def submission_from_proto(message: scheduler_pb2.Submission) -> Submission:
@@ -90,16 +83,12 @@ def submission_from_proto(message: scheduler_pb2.Submission) -> Submission:
     Raises:
         InvalidRequestError: a sampling parameter is out of bounds, or the seed is missing.
     """
-    return Submission(
-        request_number=message.request_number,
-        request_id=message.request_id,
+    return from_fields(
+        Submission,
+        message,
         prompt_token_ids=list(message.prompt_token_ids),
         outputs={each.sequence_index: list(each.token_ids) for each in message.outputs} or None,
         sampling_params=sampling_params_from_proto(message.sampling_params),
-        priority=message.priority,
-        cache_salt=message.cache_salt,
-        traceparent=message.traceparent,
-        include_time_breakdown=message.include_time_breakdown,
     )
 
 

@@ -247,31 +247,18 @@ def _check_parallel(field: str, *columns: Sequence[int]) -> None:
 
 def sequence_state_to_proto(state: SequenceState) -> worker_pb2.SequenceState:
     """Return the message of a sequence, with what a sampler reads of its parameters."""
-    return worker_pb2.SequenceState(
-        sequence_id=state.sequence_id,
-        token_ids=state.token_ids,
-        num_computed_tokens=state.num_computed_tokens,
-        block_ids=state.block_ids,
-        sampling_params=_worker_params_to_proto(state.sampling_params),
-        sequence_index=state.sequence_index,
-        num_prompt_tokens=state.num_prompt_tokens,
-        num_candidates=state.num_candidates,
-        traceparent=state.traceparent,
-    )
+    params = _worker_params_to_proto(state.sampling_params)
+    return worker_pb2.SequenceState(**fields_of(state) | {"sampling_params": params})
 
 
 def sequence_state_from_proto(message: worker_pb2.SequenceState) -> SequenceState:
     """Return the sequence of a message; the long arrays stay the message's own."""
-    return SequenceState(
-        sequence_id=message.sequence_id,
-        sequence_index=message.sequence_index,
+    return from_fields(
+        SequenceState,
+        message,
         token_ids=message.token_ids,
-        num_prompt_tokens=message.num_prompt_tokens,
-        num_computed_tokens=message.num_computed_tokens,
         block_ids=message.block_ids,
         sampling_params=sampling_params_from_proto(message.sampling_params),
-        num_candidates=message.num_candidates,
-        traceparent=message.traceparent,
     )
 
 
