@@ -1,29 +1,63 @@
 """`quire generate`: one prompt, streamed to the terminal."""
 
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from launch.cli.options import ApiKey, Values, takes_options
 from launch.cli.stream_printer import StreamPrinter
+from quire.contract.options import Options, option, same_option
 from quire.contract.service_options import ServiceOptions
 
-
-class EarlyStopping(StrEnum):
-    """When a beam search ends that has found as many texts as it has beams."""
-
-    TRUE = "true"
-    FALSE = "false"
-    NEVER = "never"
-
-    @property
-    def setting(self) -> bool | str:
-        """The value of the sampling parameter."""
-        return {"true": True, "false": False}.get(self.value, self.value)
+EARLY_STOPPING: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
 
 
-@takes_options(ServiceOptions, only=("tls_dir",))
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(Options):
+    """Sampling parameters as options, and where the certificates are."""
+
+    n: int = option(1, "Outputs to return.", flags=("-n", "--n"))
+    best_of: int | None = option(None, "Outputs to sample, the best n returned.", shown_default="n")
+    use_beam_search: bool = option(False, "Search with best_of beams.")
+    length_penalty: float = option(1.0, "Above 1: longer beams.")
+    early_stopping: str = option(
+        "false", "End a search: with enough texts, or none better.", choices=EARLY_STOPPING
+    )
+    max_tokens: int = option(128, "Most tokens to generate.")
+    temperature: float = option(1.0, "0 takes the likeliest token.")
+    top_p: float = option(1.0, "Keep this share of probability.")
+    top_k: int | None = option(None, "Keep the k likeliest tokens.", shown_default="all")
+    min_p: float = option(0.0, "Drop tokens this much less likely.")
+    presence_penalty: float = option(0.0, "Less of tokens that came already.")
+    frequency_penalty: float = option(0.0, "Less of tokens, for each time they came.")
+    repetition_penalty: float = option(1.0, "Above 1: less of tokens in prompt or output.")
+    min_tokens: int = option(0, "Tokens to generate before any end.")
+    seed: int | None = option(None, "Same seed, same tokens.")
+    stop: tuple[str, ...] = option((), "End the text before this string; repeat.")
+    stop_token_ids: tuple[int, ...] = option(
+        (), "End at this token; repeat.", flags=("--stop-token-id",)
+    )
+    include_stop_str_in_output: bool = option(False, "Show the stop string too.")
+    bad_words: tuple[str, ...] = option(
+        (), "Text never to generate; repeat.", flags=("--bad-word",)
+    )
+    allowed_token_ids: tuple[int, ...] = option(
+        (), "Generate only this token; repeat.", flags=("--allowed-token-id",)
+    )
+    logit_bias: tuple[str, ...] = option((), "Add to a token's logit; repeat.", metavar="ID:BIAS")
+    logprobs: int | None = option(None, "Show log-probabilities, of so many likeliest tokens too.")
+    prompt_logprobs: int | None = option(None, "The same for the tokens of the prompt.")
+    truncate_prompt_tokens: int | None = option(
+        None, "Use only the last so many tokens of the prompt."
+    )
+    ignore_eos: bool = option(False, "Go on past the end of text.")
+    skip_special_tokens: bool = option(True, "Leave them out of the text.")
+    spaces_between_special_tokens: bool = option(True, "Where the tokenizer puts any.")
+    tls_dir: str | None = same_option(ServiceOptions, "tls_dir")
+
+
+@takes_options(GenerateOptions)
 def generate(
     options: Values,
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
@@ -42,72 +76,6 @@ def generate(
     model: Annotated[
         str, typer.Option(help="Served model to use.", show_default="the only one")
     ] = "",
-    n: Annotated[int, typer.Option("-n", "--n", help="Outputs to return.")] = 1,
-    best_of: Annotated[
-        int | None, typer.Option(help="Outputs to sample, the best n returned.", show_default="n")
-    ] = None,
-    use_beam_search: Annotated[
-        bool, typer.Option("--use-beam-search", help="Search with best_of beams.")
-    ] = False,
-    length_penalty: Annotated[float, typer.Option(help="Above 1: longer beams.")] = 1.0,
-    early_stopping: Annotated[
-        EarlyStopping, typer.Option(help="End a search: with enough texts, or none better.")
-    ] = EarlyStopping.FALSE,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Keep this share of probability.")] = 1.0,
-    top_k: Annotated[
-        int | None, typer.Option(help="Keep the k likeliest tokens.", show_default="all")
-    ] = None,
-    min_p: Annotated[float, typer.Option(help="Drop tokens this much less likely.")] = 0.0,
-    presence_penalty: Annotated[
-        float, typer.Option(help="Less of tokens that came already.")
-    ] = 0.0,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="Less of tokens, for each time they came.")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1: less of tokens in prompt or output.")
-    ] = 1.0,
-    min_tokens: Annotated[int, typer.Option(help="Tokens to generate before any end.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same tokens.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End the text before this string; repeat.")
-    ] = None,
-    stop_token_ids: Annotated[
-        list[int] | None, typer.Option("--stop-token-id", help="End at this token; repeat.")
-    ] = None,
-    include_stop_str_in_output: Annotated[
-        bool, typer.Option("--include-stop-str-in-output", help="Show the stop string too.")
-    ] = False,
-    bad_words: Annotated[
-        list[str] | None, typer.Option("--bad-word", help="Text never to generate; repeat.")
-    ] = None,
-    allowed_token_ids: Annotated[
-        list[int] | None,
-        typer.Option("--allowed-token-id", help="Generate only this token; repeat."),
-    ] = None,
-    logit_bias: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ID:BIAS", help="Add to a token's logit; repeat."),
-    ] = None,
-    logprobs: Annotated[
-        int | None,
-        typer.Option(help="Show log-probabilities, of so many likeliest tokens too."),
-    ] = None,
-    prompt_logprobs: Annotated[
-        int | None, typer.Option(help="The same for the tokens of the prompt.")
-    ] = None,
-    truncate_prompt_tokens: Annotated[
-        int | None, typer.Option(help="Use only the last so many tokens of the prompt.")
-    ] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on past the end of text.")
-    ] = False,
-    skip_special_tokens: Annotated[bool, typer.Option(help="Leave them out of the text.")] = True,
-    spaces_between_special_tokens: Annotated[
-        bool, typer.Option(help="Where the tokenizer puts any.")
-    ] = True,
     priority: Annotated[int, typer.Option(help="Smaller goes first, -100 to 100.")] = 0,
     cache_salt: Annotated[
         str, typer.Option(help="Share cached prefixes within this salt only.")
@@ -128,38 +96,15 @@ def generate(
     from quire.sdk.client import Client
 
     try:
-        params = SamplingParams(
-            n=n,
-            best_of=best_of,
-            use_beam_search=use_beam_search,
-            length_penalty=length_penalty,
-            early_stopping=early_stopping.setting,
+        tls_dir, early_stopping = options.pop("tls_dir"), options["early_stopping"]
+        options["early_stopping"] = EARLY_STOPPING[early_stopping]
+        options["logit_bias"] = dict(map(_bias, options["logit_bias"]))
+        if options["use_beam_search"]:
             # A search needs 0, which is not the default of anything else.
-            temperature=0.0 if use_beam_search else temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            repetition_penalty=repetition_penalty,
-            logit_bias=dict(map(_bias, logit_bias or ())),
-            allowed_token_ids=tuple(allowed_token_ids or ()),
-            bad_words=tuple(bad_words or ()),
-            min_tokens=min_tokens,
-            seed=seed,
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            stop=tuple(stop or ()),
-            stop_token_ids=tuple(stop_token_ids or ()),
-            include_stop_str_in_output=include_stop_str_in_output,
-            ignore_eos=ignore_eos,
-            skip_special_tokens=skip_special_tokens,
-            spaces_between_special_tokens=spaces_between_special_tokens,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-        )
+            options["temperature"] = 0.0
+        params = SamplingParams(**options)
         with Client(
-            target, **options, server_name=server_name, api_key=api_key, insecure=insecure
+            target, tls_dir=tls_dir, server_name=server_name, api_key=api_key, insecure=insecure
         ) as client:
             printer = StreamPrinter(params)
             for event in client.stream(

@@ -5,7 +5,8 @@ import inspect
 from collections.abc import Callable, Collection
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from types import GenericAlias
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -86,7 +87,8 @@ def _parameter(group: type, name: str, known: Option) -> inspect.Parameter:
         annotation = make_enum(name, {each: each for each in known.choices})
         default = annotation(default)
     elif annotation is tuple:
-        annotation, default = list[str], None
+        item, *_ = get_args(get_type_hints(group)[name])
+        annotation, default = GenericAlias(list, (item,)), None
     elif annotation is bool:
         flags = (f"--{word}/--no-{word}" if default else f"--{word}",)
     info = typer.Option(
