@@ -27,7 +27,7 @@ ours=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 wheel() {
   local directory=build/wheel/$1 inputs
   inputs=$( (
-    find CMakeLists.txt README.md pyproject.toml cmake protos quire launch router scheduler_svc simulator worker_svc -type f \
+    find CMakeLists.txt README.md pyproject.toml cmake protos quire launch router scheduler_svc worker_svc -type f \
       ! -path '*/__pycache__/*' ! -path 'quire/v1/*' ! -name '*.so'
     [ ! -f "$2" ] || echo "$2"
   ) | LC_ALL=C sort | xargs sha256sum | sha256sum)

@@ -1,5 +1,6 @@
 """`quire simulate`: many cells under load, without any."""
 
+import importlib.util
 import os
 import time
 from pathlib import Path
@@ -109,9 +110,14 @@ def simulate(
     """
     from dataclasses import replace
 
-    from quire.contract.errors import QuireError
+    from quire.contract.errors import ConfigError, QuireError
 
     try:
+        if importlib.util.find_spec("simulator") is None:
+            raise ConfigError(
+                "simulate: must have the package quire-simulator installed, got none: "
+                "pip install ./simulator in Quire's source tree"
+            )
         if fit_file is not None:
             _fit(fit_model, fit_file)
             return

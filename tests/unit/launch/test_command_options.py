@@ -1,5 +1,6 @@
 """What the commands that start services take: every option with its default, and from where."""
 
+import importlib.util
 import inspect
 import json
 from collections.abc import Awaitable
@@ -255,3 +256,12 @@ def test_every_option_says_what_it_does_and_has_a_limit_if_it_is_a_number() -> N
             assert each.help.endswith("."), name
             if types_of(group)[name] in (int, float):
                 assert each.bounds is not None, name
+
+
+def test_without_its_package_simulate_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = CliRunner().invoke(app, ["simulate"])
+    assert result.exit_code == 1
+    assert "must have the package quire-simulator installed" in result.output
