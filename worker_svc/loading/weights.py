@@ -112,7 +112,7 @@ class SafetensorsCheckpoint:
                 if name not in stored:
                     raise ModelLoadError(
                         f"{self._directory / file_name}: tensor {name} is missing, "
-                        f"though {INDEX_FILE} says it is there"
+                        f"though {INDEX_FILE} lists it"
                     )
         return names
 
