@@ -56,7 +56,7 @@ def select(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
 
 
 def summary() -> list[str]:
-    """Return the lines that say how much of what runs at this depth."""
+    """Return the lines that show how much of what runs at this depth."""
     total = sum(_counts.values())
     others = {"test": "make test-deep has the others", "deep": "make test has the others"}
     first = f"cases: {_counts['selected']:,} of {total:,} at depth {DEPTH!r}"

@@ -1,4 +1,4 @@
-"""What docs/observability.md says that services export."""
+"""What services export according to docs/observability.md."""
 
 import re
 from dataclasses import dataclass

@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport() -> Generator[None, "pytest.CallInfo[None]", None]:
-    """Show with a failure what the containers had to say."""
+    """Show the logs of the containers with a failure."""
     report = (yield).get_result()
     if report.failed:
         for stack in STACKS:

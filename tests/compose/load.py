@@ -29,7 +29,7 @@ Tokens = tuple[int, ...]
 async def collect(
     client: AsyncClient, index: int, some_arrived: asyncio.Event | None = None
 ) -> Tokens:
-    """Return the tokens of a request; says when its first have arrived, or that it failed."""
+    """Return the tokens of a request; set the event when some have arrived or it failed."""
     tokens: list[int] = []
     try:
         async for event in client.stream(PROMPTS[index], PARAMS[index]):

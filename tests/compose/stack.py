@@ -120,7 +120,7 @@ class Stack:
     # ---------------------------------------------------------------- credentials
 
     def make_credentials(self) -> None:
-        """Make an authority, a certificate for each role, and a key, as README.md says."""
+        """Make an authority, a certificate for each role, and a key, as README.md describes."""
         self.certs()
         self.keys.mkdir()
         self.api_key = self.add_key("tests")
@@ -188,7 +188,7 @@ class Stack:
         return found
 
     def wait_healthy(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return when every container that should run says that it is healthy."""
+        """Return when every container that should run reports that it is healthy."""
         deadline = time.monotonic() + timeout_s
         while True:
             states = {each["Name"]: each["State"] for each in map(inspect, self.containers())}

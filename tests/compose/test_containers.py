@@ -36,7 +36,7 @@ def python_in(container: str, program: str) -> "subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_process_is_nobody_and_may_nothing(stack: Stack, service: str) -> None:
+def test_a_process_has_no_privileges(stack: Stack, service: str) -> None:
     container = stack.container(service)
     pid = inspect(container)["State"]["Pid"]
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()

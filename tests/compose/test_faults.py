@@ -2,7 +2,7 @@
 
 A crash is a SIGKILL of the container's first process from outside, which the engine takes for what
 it is and starts the container again. `docker kill` it takes for an operator's wish, as it does
-`docker stop`: such a container stays away until somebody starts it.
+`docker stop`: such a container stays away until an operator starts it.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from quire.contract.errors import UnavailableError
 from tests.compose.load import PROMPTS, Tokens, collect, until_answering
 from tests.compose.stack import SERVICES, Stack, docker, inspect
 
-# A peer that says nothing is given up after 15 s.
+# A peer that sends nothing is given up after 15 s.
 FROZEN_S = 17.0
 # Of an answer that was interrupted: the pause, a worker's start, and prefills of all that ran.
 ANSWER_TIMEOUT_S = 90.0

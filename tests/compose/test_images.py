@@ -89,7 +89,7 @@ def test_an_image_is_no_larger_than_it_must_be(service: str) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_an_image_says_what_it_is_and_how_it_is_run(service: str) -> None:
+def test_an_image_declares_what_it_is_and_how_it_is_run(service: str) -> None:
     config = inspect(image(service))["Config"]
     labels = {name.rpartition(".")[2]: text for name, text in config["Labels"].items()}
     assert labels["title"] == f"quire-{service}"
@@ -131,8 +131,10 @@ def test_an_image_holds_no_secret(service: str) -> None:
     history = docker("history", "--no-trunc", "--format", "{{json .}}", image(service))
     steps = [json.loads(line)["CreatedBy"] for line in history.splitlines()]
     assert len(steps) > 5
-    said = "\n".join([*steps, *inspect(image(service))["Config"]["Env"]])
-    assert not re.search(r"(password|secret|token|api_?key)\w*=|://[^/\s]+@", said, re.IGNORECASE)
+    visible = "\n".join([*steps, *inspect(image(service))["Config"]["Env"]])
+    assert not re.search(
+        r"(password|secret|token|api_?key)\w*=|://[^/\s]+@", visible, re.IGNORECASE
+    )
     keys = ["find", "/opt", "/etc", "/root", "/home", "/tmp", "(", "-name", "*.key"]
     keys += ["-o", "-name", "*.jsonl", "-o", "-name", "pip.conf", "-o", "-name", ".netrc", ")"]
     assert inside(service, *keys, user="0") == ""
@@ -141,7 +143,7 @@ def test_an_image_holds_no_secret(service: str) -> None:
 # ---------------------------------------------------------------- that they run
 
 
-def test_they_serve_confined_and_end_when_told(cell: dict[str, str]) -> None:
+def test_they_serve_confined_and_stop_on_request(cell: dict[str, str]) -> None:
     for container in cell.values():
         until_healthy(container)
     answer = docker("exec", cell["router"], "quire", "generate", "The list class")
@@ -169,7 +171,7 @@ def test_a_router_without_a_scheduler_lives_and_is_not_ready() -> None:
         docker("rm", "--force", container)
 
 
-def test_a_router_says_what_a_tokenizer_needs_that_it_lacks(tmp_path: Path) -> None:
+def test_a_router_reports_what_a_tokenizer_needs_that_it_lacks(tmp_path: Path) -> None:
     model = embedded_model()
     (tmp_path / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
     config = {"tokenizer_class": "Qwen2Tokenizer"}

@@ -104,7 +104,7 @@ async def test_a_second_router_shares_the_cell_and_leaves_without_an_error(
         await until_answering(first, expected[0])
 
 
-async def test_workers_that_come_back_at_each_others_address_are_told_apart(
+async def test_workers_that_come_back_at_each_others_address_are_not_confused(
     stack: Stack, expected: list[Tokens]
 ) -> None:
     workers = {name: stack.container(name) for name in ("worker-0", "worker-1")}

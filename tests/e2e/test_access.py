@@ -280,7 +280,7 @@ async def test_health_and_reflection_ask_for_any_certificate_and_for_no_key(
         assert await site.status(method, server, stranger, request=request) == UNAVAILABLE
 
 
-async def test_the_admin_ports_have_these_routes_and_tell_nothing_of_requests_or_keys(site) -> None:
+async def test_the_admin_ports_have_these_routes_and_show_nothing_of_requests_or_keys(site) -> None:
     address = site.address_of("quire-router")
     async with AsyncClient(
         address, tls_dir=str(site.tls_dir / "client"), api_key=site.keys["valid"]
@@ -300,8 +300,8 @@ async def test_the_admin_ports_have_these_routes_and_tell_nothing_of_requests_or
         for route in ADMIN_ROUTES:
             status, headers, body = fetch(service.admin_address, route)
             assert status == 200
-            told = f"{headers}{body}"
-            assert not [secret for secret in secrets if secret in told]
+            shown = f"{headers}{body}"
+            assert not [secret for secret in secrets if secret in shown]
             assert fetch(service.admin_address, route, "POST")[0] == 405
 
 

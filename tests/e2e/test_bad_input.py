@@ -1,4 +1,4 @@
-"""A bad request is told what is wrong; nobody else notices it."""
+"""A bad request is refused with the reason, and disturbs no other request."""
 
 import asyncio
 

@@ -73,7 +73,7 @@ BREAKAGES: list[tuple[Callable[[Path], None], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("damage", "words"), BREAKAGES, ids=lambda x: getattr(x, "__name__", ""))
-def test_serve_says_what_is_wrong(
+def test_serve_reports_what_is_wrong(
     tmp_path: Path, damage: Callable[[Path], None], words: tuple[str, ...]
 ) -> None:
     directory = tmp_path / "broken"

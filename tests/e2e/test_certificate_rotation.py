@@ -171,7 +171,7 @@ async def test_certificates_and_authority_change_under_running_streams(tmp_path:
         await soon(load.progress(AFTER_A_DEATH))
 
         assert await soon(load.tokens()) == expected
-        # Whoever is not a client of the router is none with the newest certificate either.
+        # A peer that is not a client of the router is none with the newest certificate either.
         async with AsyncClient(target, tls_dir=tls_dir / "scheduler") as client:
             with pytest.raises(PermissionDeniedError):
                 await client.list_models()

@@ -175,7 +175,7 @@ def test_doctor_finds_no_violation() -> None:
 
 
 @pytest.mark.parametrize("command", ["worker", "serve"])
-def test_a_device_that_is_not_there_is_told_in_one_line(command: str) -> None:
+def test_a_device_that_is_not_there_is_reported_in_one_line(command: str) -> None:
     result = quire(command, "--device", "cuda:99", "--port", "0")
     assert result.returncode == 1
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]

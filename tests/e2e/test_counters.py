@@ -115,7 +115,7 @@ async def test_counters_are_what_a_thousand_clients_counted(start_cluster: Start
         before = await scrape(cluster, "router")
         clients = Clients(client, alone.token_ids[3], alone.text[2:5])
         await clients.run(NUM_REQUESTS)
-        # At once: whoever has an answer is counted.
+        # At once: each client that has its answer is counted.
         router = await scrape(cluster, "router")
 
         seen = clients.seen
@@ -125,14 +125,14 @@ async def test_counters_are_what_a_thousand_clients_counted(start_cluster: Start
         _check_cell(scheduler, await scrape(cluster, "worker 0"), seen)
         await _check_aliases(cluster, router, scheduler)
 
-        # Who goes away is counted once the router has noticed, with what was sent until then.
+        # A client that goes away is counted once the router has noticed, with what it was sent.
         num_leaving = 20
         num_read = sum(await asyncio.gather(*(clients.leave() for _ in range(num_leaving))))
         left = await scrape_until(
             cluster,
             "router",
             lambda page: page("quire_router_open_requests") == 0,
-            "the router has noticed who has gone",
+            "the router has noticed which clients have gone",
         )
         cancelled = left("quire_router_requests_total", model=MODEL, outcome="cancelled")
         assert cancelled == num_leaving
@@ -223,7 +223,7 @@ def _check_cell(scheduler: Scrape, worker: Scrape, seen: Seen) -> None:
 
 
 async def _check_aliases(cluster: Cluster, router: Scrape, scheduler: Scrape) -> None:
-    """VLLM's names are those documented, and tell the same numbers."""
+    """VLLM's names are those documented, with the same numbers."""
     documented = documented_aliases()
     pages = {}
     for service in ("router", "scheduler", "worker 0"):

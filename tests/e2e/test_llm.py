@@ -188,7 +188,7 @@ def test_a_bad_request_is_named_and_the_others_are_given_up(llm: LLM) -> None:
     assert len(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == 3
 
 
-def test_an_interrupt_waits_for_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_waits_for_no_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for searches either, which show nothing before their end."""
 
     @contextmanager

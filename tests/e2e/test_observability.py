@@ -87,7 +87,7 @@ async def test_a_lost_worker_is_seen_on_the_schedulers_admin_port(
         ready = await asyncio.to_thread(get, scheduler.admin_address, "/readyz")
         live = await asyncio.to_thread(get, scheduler.admin_address, "/livez")
         assert ready == (503, "not serving\n")
-        # Another start of the scheduler would help nobody.
+        # Another start of the scheduler would not help.
         assert live == (200, "ok\n")
         back = await scrape_until(
             cluster,
@@ -124,7 +124,7 @@ async def test_keys_are_counted_by_name_and_certificates_by_their_end(
         await ask(secrets["alice"], 2)
         await ask(secrets["bob"], 1)
         with pytest.raises(UnauthenticatedError):
-            await ask("quire-nobody", 1)
+            await ask("quire-unknown", 1)
         pages = [await scrape(cluster, name) for name in ("router", "scheduler", "worker 0")]
     router = pages[0]
     for key, count in (("alice", 2), ("bob", 1)):
@@ -140,7 +140,7 @@ async def test_keys_are_counted_by_name_and_certificates_by_their_end(
         assert 8.9 < days_left < 9.1
 
 
-def test_serve_says_where_metrics_are() -> None:
+def test_serve_prints_where_metrics_are() -> None:
     with serving("--admin-port", "0") as (_, ready):
         pages = re.findall(r"^  metrics +http://(\S+)(/metrics) \((.*)\)$", ready, re.M)
         assert [name for _, _, name in pages] == ["router", "scheduler", "worker 0"]

@@ -44,8 +44,8 @@ def ray_address() -> Iterator[str]:
 
 @asynccontextmanager
 async def ray_cluster(address: str, **settings: object) -> AsyncIterator[tuple[Cluster, list[str]]]:
-    """A cluster whose two workers are in Ray, and what it said while it started."""
-    said: list[str] = []
+    """A cluster whose two workers are in Ray, and its messages while it started."""
+    messages: list[str] = []
     config = ClusterConfig(
         model=embedded_model(),
         port=0,
@@ -56,10 +56,10 @@ async def ray_cluster(address: str, **settings: object) -> AsyncIterator[tuple[C
         insecure=True,  # the nodes of this Ray have addresses of their own
         **{"tensor_parallel_size": 2, "device": "cpu", **settings},  # type: ignore[arg-type]
     )
-    cluster = Cluster(config, said.append)
+    cluster = Cluster(config, messages.append)
     await cluster.start()
     try:
-        yield cluster, said
+        yield cluster, messages
     finally:
         await cluster.stop()
 
@@ -73,10 +73,10 @@ async def test_two_nodes_hold_a_rank_each_and_a_killed_one_changes_no_token(
     ):
         expected = (await client.generate(PROMPT, PARAMS)).token_ids
 
-    async with ray_cluster(ray_address) as (cluster, said):
+    async with ray_cluster(ray_address) as (cluster, messages):
         assert [service.name for service in cluster.services] == ["scheduler", "router"]
-        assert "waiting for worker 0, worker 1" in said
-        assert said[-2:] == ["waiting for the workers to load the model", "starting the router"]
+        assert "waiting for worker 0, worker 1" in messages
+        assert messages[-2:] == ["waiting for the workers to load the model", "starting the router"]
         launcher = cluster.launcher
         assert isinstance(launcher, RayLauncher)
         before = list(launcher.statuses)
@@ -161,7 +161,7 @@ def gcs_address(parent: int) -> str:
 
 
 def ask_without_a_token(address: str) -> grpc.StatusCode:
-    """What the head node of a Ray cluster answers to somebody who knows no token."""
+    """What the head node of a Ray cluster answers to a caller without a token."""
     with grpc.insecure_channel(address) as channel:
         ask = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetClusterId")
         try:
@@ -172,7 +172,7 @@ def ask_without_a_token(address: str) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def test_a_ray_of_our_own_obeys_nobody_else_and_ends_with_us(ray_address: str) -> None:
+def test_a_ray_of_our_own_obeys_no_other_and_ends_with_us(ray_address: str) -> None:
     environment = {name: value for name, value in os.environ.items() if "RAY_" not in name}
     command = ["-m", "launch.cli.main", "serve", "--launcher", "ray", "--port", "0"]
     process = subprocess.Popen(

@@ -40,14 +40,14 @@ PROMPTS = (
     "The open function",
     "An iterator is",
 )
-# Shows nothing before its end, so that nobody can wait for its first tokens.
+# Best-of and beams send nothing before their end: there are no first tokens to wait for.
 NUM_STREAMING = 6
 
 
 async def collect(
     client: AsyncClient, index: int, some_arrived: asyncio.Event | None = None
 ) -> list[Completion]:
-    """All outputs of a stream; says when its first tokens have arrived."""
+    """Return all outputs of a stream; set the event when its first tokens have arrived."""
     collector, num_tokens = Collector(), 0
     async for event in client.stream(PROMPTS[index], PARAMS[index]):
         collector.add(event)

@@ -58,7 +58,7 @@ def test_policies_are_printed_written_and_drawn_side_by_side(tmp_path: Path) -> 
         (["--plot", "runs.txt"], "--plot: must end in .svg, .png or .pdf, got runs.txt"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(arguments: list[str], message: str) -> None:
+def test_a_mistake_is_reported_in_one_line(arguments: list[str], message: str) -> None:
     result = simulate(*arguments)
     assert result.returncode == 1
     assert result.stderr == f"error: {message}\n"

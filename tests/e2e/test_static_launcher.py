@@ -1,4 +1,4 @@
-"""A cluster over workers that somebody else runs."""
+"""A cluster over workers that it did not start."""
 
 import asyncio
 import os

@@ -21,7 +21,7 @@ async def test_prefixes_are_shared_within_a_salt_only(start_cluster: StartCluste
             tokens.append((await client.generate(PROMPT, params, cache_salt=salt)).token_ids)
             hits += found
             async for (cell,) in client.watch_cluster():
-                # What was reported before the request had ended says nothing.
+                # What was reported before the request had ended does not count.
                 if cell.state.tokens_total == sum(map(len, tokens)):
                     assert cell.state.prefix_cache_hits_total == hits
                     break

@@ -100,7 +100,7 @@ async def test_parts_add_up_when_the_scheduler_is_killed(shared_clusters: Shared
             assert breakdown.recovering_us > 0
 
 
-async def test_the_command_says_where_the_time_went(shared_clusters: SharedClusters) -> None:
+async def test_the_command_shows_where_the_time_went(shared_clusters: SharedClusters) -> None:
     address = shared_clusters.get().router.address
     args = ["generate", "The list class", "--target", address]
     args += ["--max-tokens", "8", "--ignore-eos", "--time-breakdown"]

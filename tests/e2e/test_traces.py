@@ -116,7 +116,7 @@ def check_request_spans(spans: list[ReceivedSpan], parent: TraceContext) -> None
 
 
 def check_step_spans(spans: list[ReceivedSpan], trace_id: str) -> None:
-    """Steps name the requests they were for; both ranks tell of each, with model and sampling."""
+    """Steps name the requests they were for; each has spans of both ranks."""
     steps = [s for s in spans if s.name == "quire.step" and trace_id in s.linked_traces]
     assert len(steps) >= 12, "one of prefill, eleven of decoding"
     for step in steps:
@@ -128,7 +128,7 @@ def check_step_spans(spans: list[ReceivedSpan], trace_id: str) -> None:
             assert parts == {"model", "sample"}
 
 
-async def test_a_collector_that_is_gone_holds_up_nobody(
+async def test_a_collector_that_is_gone_delays_no_request(
     start_cluster: StartCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with (
@@ -194,7 +194,7 @@ async def ask_in_every_way(cluster: Cluster, client: AsyncClient) -> list[str]:
 
 
 async def send_raw(cluster: Cluster, request: bytes) -> str:
-    """Send bytes that are no request, and return all that the error says."""
+    """Send bytes that are no request, and return the whole text of the error."""
     async with open_channel(cluster.router.address) as channel:
         call = channel.unary_stream("/quire.v1.InferenceService/Generate")(request)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -204,7 +204,7 @@ async def send_raw(cluster: Cluster, request: bytes) -> str:
 
 
 def pages(cluster: Cluster) -> str:
-    """Everything that the admin ports of all services say."""
+    """Everything that the admin ports of all services show."""
     found = []
     for service in cluster.services:
         host, _, port = service.admin_address.rpartition(":")
@@ -233,16 +233,16 @@ async def test_no_log_metric_span_or_error_holds_a_word_of_prompt_or_answer(
             AsyncClient(cluster.router.address) as client,
         ):
             answers = await ask_in_every_way(cluster, client)
-            told = await asyncio.to_thread(pages, cluster)
+            shown = await asyncio.to_thread(pages, cluster)
         spans = "\n".join(map(str, collector.requests))
     logs = capfd.readouterr().err
     assert "request_queued" in logs
-    assert "quire_" in told
+    assert "quire_" in shown
     assert "gen_ai.usage.output_tokens" in spans
-    for where, text in (("logs", logs), ("metrics", told), ("spans", spans)):
+    for where, text in (("logs", logs), ("metrics", shown), ("spans", spans)):
         assert CANARY not in text, f"part of a prompt is in the {where}"
         for answer in answers:
             # Letters look the same in JSON and in the text of a protobuf message.
             words = max(re.findall(r"[A-Za-z ]+", answer), key=len)
-            assert len(words) > 10, "an answer that says something"
+            assert len(words) > 10, "the answer is too short to be searched for"
             assert words not in text, f"part of an answer is in the {where}"

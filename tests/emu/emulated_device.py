@@ -24,7 +24,7 @@ from worker_svc.ops import compiled
 
 
 class _KernelsOfDevice:
-    """Our kernels, told to the machine where their tensors are the device's."""
+    """Our kernels, run by the machine where their tensors are the device's."""
 
     def __init__(self, kernels: types.ModuleType) -> None:
         self._kernels = kernels
@@ -40,7 +40,7 @@ class _KernelsOfDevice:
         return run
 
 
-# Of the host, though it is told the shapes of device tensors.
+# Of the host, though it takes the shapes of device tensors.
 _NOT_OF_DEVICE = {"plan_attention"}
 
 

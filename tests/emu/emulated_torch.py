@@ -3,7 +3,7 @@
 Tensors of the device are wrappers around tensors of the CPU. Every operation of torch passes
 through one function, which refuses to mix devices as a GPU would, and our kernels find the wrapped
 memory. What a GPU does later is done here at once, with two exceptions that would hide bugs: the
-stream that moves blocks does nothing until somebody waits for it, and a graph replays the
+stream that moves blocks does nothing until something waits for it, and a graph replays the
 operations that were captured, on the same memory, without running the model's Python again.
 """
 

@@ -102,7 +102,7 @@ class Driver {
       for (const bool is_split : {false, true}) {
         check<RowsOf8<T>, true>("8", is_split);
         check<RowsOf64<T>, true>("64", is_split);
-        if constexpr (sizeof(T) == 2) {  // the others are told apart by numbers alone
+        if constexpr (sizeof(T) == 2) {  // the others differ in numbers alone
           check<RowsOf16<T>, true>("16", is_split);
           check<RowsOf32<T>, true>("32", is_split);
           check<RowsOf64<T>, false>("64, unaligned", is_split);

@@ -134,7 +134,7 @@ void Machine::take_turns() {
   }
 }
 
-// Gives a turn to those threads that can go on; says whether there were any.
+// Gives a turn to those threads that can go on; returns whether there were any.
 bool Machine::resume_ready(const size_t* numbers, size_t count) {
   bool any = false;
   for (size_t i = 0; i < count && error_.empty(); ++i) {

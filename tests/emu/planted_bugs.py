@@ -92,7 +92,7 @@ def run(program: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def assert_noticed(name: str, result: "subprocess.CompletedProcess[str]") -> None:
-    """A driver has seen that something is wrong; where a bug's name says what, just that."""
+    """A driver has seen that something is wrong; where a bug's name states what, just that."""
     assert result.returncode != 0
     if "skips" in name:
         assert "deadlock" in result.stderr

@@ -44,7 +44,7 @@ def inputs_of(runner: ModelRunner) -> GpuInputs:
 
 
 def assert_replayed(driver: Driver, count: int) -> None:
-    """Graphs were replayed so often, as far as somebody counts."""
+    """Graphs were replayed so often, where the graphs count it."""
     graphs = inputs_of(driver.runner).graphs
     found = [] if graphs is None else [each.graph for each in graphs._captured.values()]
     if all(isinstance(graph, EmulatedGraph) for graph in found):

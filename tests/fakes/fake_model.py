@@ -30,7 +30,7 @@ def fake_next_token(
 def fake_candidates(
     token_ids: Sequence[int], num_candidates: int, vocab_size: int
 ) -> TokenLogprobs:
-    """Return made-up most probable next tokens, after a token that nobody chose."""
+    """Return made-up most probable next tokens, after a token that was not chosen."""
     state = zlib.crc32(array("Q", token_ids).tobytes())
     logprobs = {
         token: -0.5 - (zlib.crc32(token.to_bytes(4, "little"), state) % 4001) / 1000

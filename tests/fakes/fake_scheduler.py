@@ -138,7 +138,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             )
 
     async def send_digest(self, added: Sequence[int], removed: Sequence[int] = ()) -> None:
-        """Tell every router how the prefix cache has changed."""
+        """Send every router the changes of the prefix cache."""
         delta = scheduler_pb2.PrefixDigestDelta(added=added, removed=removed)
         for session in self._sessions:
             session.outgoing.put_nowait(scheduler_pb2.SessionResponse(prefix_digest_delta=delta))

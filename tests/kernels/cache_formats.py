@@ -18,7 +18,7 @@ class PlainCache:
     relative_error = 0.0
 
     def options(self, kv_heads: int) -> dict[str, Any]:
-        """What operations are told of a cache of so many heads."""
+        """The arguments that describe a cache of so many heads to operations."""
         del kv_heads
         return {}
 

@@ -101,7 +101,7 @@ def attend(
             begin = max(index * block_size, first_key)
             end = min((index + 1) * block_size, span.end)
             if begin >= end or span.begin == span.end:
-                continue  # nobody sees it: the table keeps NO_BLOCK
+                continue  # no token attends to it: the table keeps NO_BLOCK
             tables[row, index] = block
             slots = slice(begin - index * block_size, end - index * block_size)
             for is_key, each in zip((True, False), caches, strict=True):

@@ -178,7 +178,7 @@ def test_bad_arguments(changes: dict[str, Tensor], words: str) -> None:
 def test_a_share_of_the_features_has_the_bits_of_the_whole(
     cuda_isa: str, dtype: torch.dtype, rows: int
 ) -> None:
-    """Without being told of the others, a rank would cut its sums over K elsewhere."""
+    """Without the number of all features, a rank would cut its sums over K elsewhere."""
     x, weight, bias = operands(rows, 1024, 512, dtype)
 
     def share(features: slice, total_features: int | None) -> Tensor:

@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport() -> Generator[None, "pytest.CallInfo[None]", None]:
-    """Show with a failure what the pods had to say."""
+    """Show the logs of the pods with a failure."""
     report = (yield).get_result()
     if report.failed:
         for kubelet in RUNNING:

@@ -68,7 +68,7 @@ class Pod:
         return docker("exec", self.container, *command)
 
     def probe(self, name: str) -> int:
-        """Ask as a kubelet does, from outside, and return the HTTP status; 0 if nobody answers."""
+        """Ask as a kubelet does, from outside, and return the HTTP status; 0 without an answer."""
         declared = self.template.main[name]
         get = declared["httpGet"]
         port = self.template.ports[get["port"]]
@@ -88,7 +88,9 @@ class Pod:
         patience_s = max(startup["periodSeconds"] * startup["failureThreshold"], PROBE_PATIENCE_S)
         deadline = time.monotonic() + patience_s
         while (status := self.probe(probe)) != 200:
-            assert time.monotonic() < deadline, f"{self.name}: {probe} says {status}: {self.logs()}"
+            assert time.monotonic() < deadline, (
+                f"{self.name}: {probe} returns {status}: {self.logs()}"
+            )
             time.sleep(0.1)
 
     def logs(self) -> str:

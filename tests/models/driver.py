@@ -1,4 +1,4 @@
-"""A hand-driven scheduler for one ModelRunner: tests say what each step computes."""
+"""A scheduler for one ModelRunner in which tests choose what each step computes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from worker_svc.steps.batch import Batch
 from worker_svc.steps.pending import PendingStep
 from worker_svc.steps.runner import ModelRunner
 
-# In the place of a token that was sampled and has not been told yet.
+# In the place of a token that was sampled and has not been reported yet.
 PENDING = -1
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 
@@ -39,7 +39,7 @@ def load_runner(
     invariant: bool = False,
     kv_cache_dtype: str = "auto",
 ) -> ModelRunner:
-    """A runner of one rank, alone unless `parallel` says otherwise."""
+    """A runner of one rank, alone unless `parallel` is given."""
     spec = LoadSpec(
         str(directory),
         LoadOptions(

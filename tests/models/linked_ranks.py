@@ -16,7 +16,7 @@ TIMEOUT_S = 60
 
 
 class Exchange:
-    """Where the ranks lay down a tensor each and pick up everybody's.
+    """Where each rank leaves a tensor and takes those of all.
 
     One rank computes at a time: what they run on may be one emulated device.
     """

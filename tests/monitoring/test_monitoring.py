@@ -1,7 +1,7 @@
 """The files of deploy/monitoring: well-formed, true to what is exported, and each alert tested.
 
-What is exported is what docs/observability.md says: tests/e2e/test_observability.py compares the
-two.
+What is exported is what docs/observability.md documents: tests/e2e/test_observability.py compares
+the two.
 """
 
 import json
@@ -77,7 +77,7 @@ def test_the_files_are_what_prometheus_takes() -> None:
 
 @needs_promtool
 @pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.name)
-def test_rules_do_what_their_tests_say(path: Path) -> None:
+def test_rules_behave_as_their_tests_expect(path: Path) -> None:
     tested = promtool("test", "rules", path)
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
@@ -110,7 +110,7 @@ def test_every_recording_rule_is_used() -> None:
     everything = dashboard_expressions() + [rule["expr"] for rule in rules(ALERTS)]
     used = set().union(*map(names_in, everything))
     for rule in rules(RECORDING):
-        assert rule["record"] in used, f"nobody asks for {rule['record']}"
+        assert rule["record"] in used, f"{rule['record']} is not used"
 
 
 @pytest.mark.parametrize("path", [RECORDING, ALERTS, DASHBOARD], ids=lambda path: path.name)
@@ -133,7 +133,7 @@ def test_kubernetes_gets_the_same_rules() -> None:
     assert copy["spec"]["groups"] == groups
 
 
-def test_every_alert_says_how_bad_it_is_and_has_its_runbook() -> None:
+def test_every_alert_has_a_severity_and_a_runbook() -> None:
     headings = set(re.findall(r"^### (\w+)$", PAGE.read_text(), re.MULTILINE))
     alerts = rules(ALERTS)
     assert {rule["alert"] for rule in alerts} == {name for name in headings if "Quire" in name}

@@ -37,7 +37,7 @@ async def running_scheduler(
 
 
 class RouterDouble:
-    """A session, with everything it was told sorted by request number."""
+    """A session, with everything it received sorted by request number."""
 
     def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
         self.call = call

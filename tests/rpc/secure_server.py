@@ -25,7 +25,7 @@ WATCH_CLUSTER = "/quire.v1.InferenceService/WatchCluster"
 
 
 class Answering:
-    """Handlers that send a message, and end when they are told to.
+    """Handlers that send a message, and end when the test lets them.
 
     Attributes:
         may_end: until then the stream of WatchCluster goes on.

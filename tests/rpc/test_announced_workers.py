@@ -1,4 +1,4 @@
-"""Workers that tell the scheduler where they are: over real gRPC, with fake workers."""
+"""Workers that report their addresses to the scheduler: over real gRPC, with fake workers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -154,7 +154,7 @@ async def test_a_second_worker_of_a_rank_in_use_is_refused_until_the_first_is_go
         (0, "127.0.0.1:9", "9.9.9", "FAILED_PRECONDITION", ["9.9.9", __version__]),
     ],
 )
-async def test_a_bad_announcement_says_why(
+async def test_a_bad_announcement_is_refused_with_the_reason(
     rank: int, address: str, version: str, code: str, parts: list[str]
 ) -> None:
     async with waiting_scheduler(2) as (_, at):

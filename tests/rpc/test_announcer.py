@@ -26,7 +26,7 @@ def make_config(port: int) -> SchedulerConfig:
     return SchedulerConfig(model="/m", served_model_name="m", tensor_parallel_size=1, port=port)
 
 
-async def test_a_restarted_scheduler_is_told_again() -> None:
+async def test_a_restarted_scheduler_gets_a_new_announcement() -> None:
     async with FakeWorker() as worker:
         scheduler = SchedulerServer(make_config(port=0))
         address = await scheduler.start()
@@ -69,7 +69,7 @@ async def test_a_refusal_is_logged_once_with_its_reason(monkeypatch: pytest.Monk
     assert "9.9.9" in failures[0]["error"]
 
 
-async def test_an_absent_scheduler_is_logged_once_and_told_when_it_comes() -> None:
+async def test_an_absent_scheduler_is_logged_once_and_gets_the_announcement_when_it_comes() -> None:
     async with FakeWorker() as worker:
         scheduler = SchedulerServer(make_config(port=0))
         address = await scheduler.start()
@@ -85,12 +85,12 @@ async def test_an_absent_scheduler_is_logged_once_and_told_when_it_comes() -> No
             finally:
                 await announcer.stop()
                 await scheduler.stop()
-    said = [line for line in lines if line["event"].startswith("announce")]
-    assert [line["event"] for line in said[:2]] == ["announcement_failed", "announced"]
-    assert said[0]["error"] == "unreachable"
+    logged = [line for line in lines if line["event"].startswith("announce")]
+    assert [line["event"] for line in logged[:2]] == ["announcement_failed", "announced"]
+    assert logged[0]["error"] == "unreachable"
 
 
-async def test_a_worker_announces_the_host_it_was_told_to_and_its_own_port() -> None:
+async def test_a_worker_announces_the_host_of_its_config_and_its_own_port() -> None:
     async with running_scheduler(wait=False, tensor_parallel_size=2) as (
         scheduler,
         address,

@@ -35,7 +35,7 @@ def digest(token_ids: list[int]) -> list[int]:
 
 
 def state(mark: int, *, draining: bool = False) -> CellState:
-    """A report that can be told from others by its number of free blocks."""
+    """A report that differs from others in its number of free blocks."""
     return CellState(
         block_size=BLOCK_SIZE, num_blocks=1000, num_free_blocks=900 + mark, draining=draining
     )

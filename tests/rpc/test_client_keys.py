@@ -37,7 +37,7 @@ async def use_all(client: AsyncClient) -> None:
     assert not await client.abort("none")
 
 
-async def test_the_sdk_takes_the_key_from_the_environment_and_tells_a_refusal(
+async def test_the_sdk_takes_the_key_from_the_environment_and_raises_a_refusal(
     keyed, monkeypatch
 ) -> None:
     with pytest.raises(UnauthenticatedError, match="valid API key"):
@@ -63,7 +63,7 @@ async def test_the_sdk_takes_the_key_from_the_environment_and_tells_a_refusal(
         ("localhost:50051", False),
     ],
 )
-async def test_a_key_leaves_the_machine_in_the_clear_only_if_told_to(
+async def test_a_key_leaves_the_machine_in_the_clear_only_if_insecure_is_set(
     target, is_refused, monkeypatch
 ) -> None:
     monkeypatch.delenv("QUIRE_INSECURE", raising=False)
@@ -98,11 +98,13 @@ def test_what_cannot_be_a_key_is_refused_without_repeating_it(key) -> None:
     assert key not in caught.value.message
 
 
-async def test_in_the_clear_no_proxy_of_the_environment_hears_the_key(keyed, monkeypatch) -> None:
-    heard: list[bytes] = []
+async def test_in_the_clear_no_proxy_of_the_environment_receives_the_key(
+    keyed, monkeypatch
+) -> None:
+    received: list[bytes] = []
 
     async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.read(1000))
+        received.append(await reader.read(1000))
         writer.close()
 
     server = await asyncio.start_server(proxy, "127.0.0.1", 0)
@@ -119,7 +121,7 @@ async def test_in_the_clear_no_proxy_of_the_environment_hears_the_key(keyed, mon
                 assert sync_client.list_models()
 
         await asyncio.to_thread(ask)
-    assert not heard
+    assert not received
 
 
 async def test_the_command_line_sends_the_key_and_does_not_repeat_it(keyed, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""Taking a cell out of service, and what it tells routers of its cache: with fake workers."""
+"""Taking a cell out of service, and what it reports to routers of its cache: with fake workers."""
 
 import asyncio
 import signal
@@ -93,7 +93,7 @@ async def test_a_cell_without_workers_does_not_wait_for_them() -> None:
         assert await asyncio.wait_for(drain(at), 10) == 1
 
 
-async def test_sigterm_drains_and_all_is_told_before_the_session_ends() -> None:
+async def test_sigterm_drains_and_all_is_sent_before_the_session_ends() -> None:
     async with FakeWorker() as worker, scheduler_process(worker.address) as (process, line):
         async with open_session(line.split()[1]) as router:
             worker.steps_allowed.clear()

@@ -133,7 +133,7 @@ async def test_health_and_reflection(tmp_path) -> None:
         assert "quire.v1.InferenceService" in names
 
 
-async def test_reader_that_does_not_read_holds_up_nobody(tmp_path) -> None:
+async def test_reader_that_does_not_read_delays_no_other(tmp_path) -> None:
     """Its tokens are merged, not queued one by one; others go on, and it can be cancelled."""
     async with running_router(tmp_path) as setup:
         long = SamplingParams(ignore_eos=True)

@@ -120,7 +120,7 @@ def test_the_open_methods_are_these_and_no_more() -> None:
     } == OPEN_METHODS
 
 
-async def test_streams_that_anyone_may_open_are_bounded_and_given_back(keyed, monkeypatch) -> None:
+async def test_streams_that_need_no_key_are_bounded_and_given_back(keyed, monkeypatch) -> None:
     monkeypatch.setattr("quire.rpc.access.MAX_OPEN_STREAMS", 3)
     reflect = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
     async with open_channel(keyed.address) as channel:
@@ -200,7 +200,7 @@ async def test_a_call_is_refused_before_its_request_is_there(keyed) -> None:
             assert await stream.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_method_that_somebody_made_up_becomes_no_name_of_a_span(keyed, monkeypatch) -> None:
+async def test_a_made_up_method_becomes_no_name_of_a_span(keyed, monkeypatch) -> None:
     begun: list[str] = []
 
     def start(method: str, parent: TraceContext | None) -> Span:
@@ -213,7 +213,7 @@ async def test_a_method_that_somebody_made_up_becomes_no_name_of_a_span(keyed, m
     assert begun == [ABORT[1:]]
 
 
-async def test_thousands_of_wrong_keys_at_once_disturb_nobody(keyed) -> None:
+async def test_thousands_of_wrong_keys_at_once_disturb_no_other_client(keyed) -> None:
     async with (
         AsyncClient(keyed.address, api_key="alice") as client,
         open_channel(keyed.address) as channel,

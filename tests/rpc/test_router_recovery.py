@@ -76,7 +76,7 @@ async def test_resumed_request_carries_its_seed_and_tokens(tmp_path) -> None:
 
 
 async def test_a_scheduler_that_is_replaced_gets_the_requests(tmp_path) -> None:
-    """The process ends, another one listens on its port; health tells of both."""
+    """The process ends, another one listens on its port; health reports both."""
     async with AsyncExitStack() as routers:
         first, second = FakeScheduler(scattered), FakeScheduler(scattered)
         first.hold()

@@ -100,7 +100,7 @@ BAD_REQUESTS = {
 }
 
 
-async def test_bad_requests_name_field_and_limit_and_disturb_nobody(tmp_path) -> None:
+async def test_bad_requests_name_field_and_limit_and_disturb_no_other(tmp_path) -> None:
     async with running_router(tmp_path) as setup:
         setup.fake.hold()
         bystander = asyncio.create_task(

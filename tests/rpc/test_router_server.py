@@ -127,14 +127,14 @@ async def test_a_request_that_is_being_tokenized_is_finished_too(model, monkeypa
                 os.kill(os.getpid(), signal.SIGTERM)
                 async with asyncio.timeout(10):
                     await until_it_refuses(address)
-                # Longer than calls are given that nobody waits for.
+                # Longer than the time that calls without a waiting client are given.
                 await asyncio.wait({task, running}, timeout=2, return_when=asyncio.FIRST_COMPLETED)
                 may_go.set()
                 assert len((await running).token_ids) == 3
                 assert await asyncio.wait_for(task, 10) == 0
 
 
-async def test_new_requests_are_taken_while_others_hear_that_the_router_drains(model) -> None:
+async def test_new_requests_are_taken_while_health_reports_that_the_router_drains(model) -> None:
     async with running_scheduler(FakeScheduler()) as scheduler:
         config = RouterConfig(model=str(model), schedulers=(scheduler,), port=0, drain_delay_s=3600)
         async with serving(config) as (line, task):
@@ -171,7 +171,7 @@ async def watch_health(channel) -> AsyncIterator[int]:
         call.cancel()
 
 
-async def test_starts_without_a_scheduler_and_says_not_serving(model) -> None:
+async def test_starts_without_a_scheduler_and_reports_not_serving(model) -> None:
     config = RouterConfig(
         model=str(model), schedulers=("127.0.0.1:1",), port=0, connect_timeout_s=0.1
     )

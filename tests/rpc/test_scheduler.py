@@ -149,7 +149,7 @@ async def test_cancel_frees_blocks_in_the_next_step() -> None:
 async def test_a_sequence_cancelled_right_after_the_last_of_the_others_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The router, which has ended one by a stop string, must still hear of the other's end."""
+    """The router, which has ended one by a stop string, must still receive the other's end."""
     params = SamplingParams(n=2, seed=1, max_tokens=8, ignore_eos=True)
     outputs = [
         scheduler_pb2.SequenceOutput(sequence_index=index, token_ids=[5] * count)

@@ -1,4 +1,4 @@
-"""What a scheduler tells of its cell, over real gRPC with fake workers."""
+"""What a scheduler reports of its cell, over real gRPC with fake workers."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ async def metrics(address: str) -> Scrape:
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
-async def test_preemptions_are_told_by_what_became_of_the_blocks(mode: str) -> None:
+async def test_preemptions_are_counted_by_what_became_of_the_blocks(mode: str) -> None:
     requests = make_requests(32)
     async with (
         FakeWorker(num_blocks=24, num_host_blocks=96) as worker,
@@ -83,7 +83,7 @@ async def test_preemptions_are_told_by_what_became_of_the_blocks(mode: str) -> N
     )
 
 
-async def test_before_the_workers_have_met_they_are_told_of_and_nothing_else() -> None:
+async def test_before_the_workers_have_met_only_they_are_reported() -> None:
     async with running_scheduler("127.0.0.1:1", "127.0.0.1:2", wait=False) as (scheduler, _):
         admin = await admin_of(scheduler)
         page = await metrics(admin)
@@ -145,7 +145,7 @@ async def test_a_step_that_does_not_end_makes_the_scheduler_look_dead(
         assert (await metrics(admin))("quire_scheduler_steps_total") >= 1
 
 
-async def test_what_is_refused_is_told_by_its_reason() -> None:
+async def test_refusals_are_counted_by_their_reason() -> None:
     async with (
         FakeWorker() as worker,
         running_scheduler(worker.address, max_waiting=1, max_num_seqs=1) as (scheduler, address),

@@ -1,4 +1,4 @@
-"""The scheduler as a process: what it tells its parent, and how it stops."""
+"""The scheduler as a process: what it reports to its parent, and how it stops."""
 
 import asyncio
 import os
@@ -70,7 +70,7 @@ async def test_it_announces_its_address_and_stops_cleanly(number: signal.Signals
         (ZeroDivisionError("a bug"), None, "internal error"),
     ],
 )
-async def test_a_start_that_cannot_succeed_says_why_in_one_line(
+async def test_a_start_that_cannot_succeed_reports_why_in_one_line(
     error: Exception | None, version: str | None, part: str
 ) -> None:
     settings = {} if version is None else {"version": version}

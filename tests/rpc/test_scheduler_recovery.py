@@ -203,7 +203,7 @@ async def test_a_restarted_worker_that_cannot_load_is_retried_until_it_can() -> 
                 await check_all(router, max_model_len=120)
 
 
-async def test_a_step_on_a_lost_stream_says_so() -> None:
+async def test_a_step_on_a_lost_stream_is_an_error() -> None:
     async with FakeWorker() as worker:
         lost = asyncio.Event()
         config = SchedulerConfig(model="/m", served_model_name="m", workers=(worker.address,))
@@ -262,7 +262,7 @@ async def test_a_router_that_stops_reading_loses_its_session_and_frees_its_block
             # No step can end, so that only the end of the session frees its blocks.
             await other.until(lambda r: r.states[-1].num_free_blocks == 60)
             worker.steps_allowed.set()
-            # The cell is as good as before, and the silent router is told once it reads again.
+            # The cell is as good as before, and the silent router gets an error when it reads.
             await other.submit(1, [5], make_params(1))
             await other.finish(1)
             with pytest.raises(grpc.aio.AioRpcError) as caught:

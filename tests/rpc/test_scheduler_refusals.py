@@ -98,7 +98,7 @@ async def test_sampling_params_are_not_trusted(
         assert router.refused[2**64 - 1].field == field
 
 
-async def test_odd_messages_hurt_nobody() -> None:
+async def test_odd_messages_harm_no_request() -> None:
     async with (
         FakeWorker() as worker,
         running_scheduler(worker.address) as (_, at),

@@ -1,4 +1,4 @@
-"""Services that meet over TLS, and what their logs say when they do not."""
+"""Services that meet over TLS, and what they log when they do not."""
 
 import asyncio
 import shutil
@@ -42,7 +42,7 @@ def put(source: Path, directory: Path) -> Path:
     return directory
 
 
-async def said(lines: Lines, event: str, text: str) -> None:
+async def until_logged(lines: Lines, event: str, text: str) -> None:
     """Return once the log has a line of this event with this text."""
     try:
         async with asyncio.timeout(60):
@@ -52,7 +52,7 @@ async def said(lines: Lines, event: str, text: str) -> None:
         pytest.fail(f"no line of {event} has {text!r}: {lines}")
 
 
-async def test_a_router_says_why_it_has_no_session_and_has_one_when_that_is_cured(
+async def test_a_router_logs_why_it_has_no_session_and_has_one_when_that_is_cured(
     tmp_path: Path,
 ) -> None:
     ours, foreign = (make_certificates(tmp_path / name).path for name in ("ours", "foreign"))
@@ -69,9 +69,9 @@ async def test_a_router_says_why_it_has_no_session_and_has_one_when_that_is_cure
         with capture_logs() as lines:
             address = await router.start()
             try:
-                await said(lines, "scheduler_refuses", "no authority in ca.crt vouches")
+                await until_logged(lines, "scheduler_refuses", "no authority in ca.crt vouches")
                 put(ours / "worker", directory)
-                await said(
+                await until_logged(
                     lines,
                     "scheduler_refuses",
                     "PERMISSION_DENIED: quire.v1.SchedulerService/Session is for quire-router; "
@@ -87,14 +87,14 @@ async def test_a_router_says_why_it_has_no_session_and_has_one_when_that_is_cure
 
 
 @pytest.mark.parametrize(
-    ("authority", "role", "told"),
+    ("authority", "role", "reason"),
     [
         ("foreign", "worker", "no authority in ca.crt vouches for the server's certificate"),
         ("ours", "client", "is for quire-worker; the certificate of this client is for quire-c"),
     ],
 )
-async def test_a_worker_says_why_its_announcement_is_refused(
-    tmp_path: Path, authority: str, role: str, told: str
+async def test_a_worker_logs_why_its_announcement_is_refused(
+    tmp_path: Path, authority: str, role: str, reason: str
 ) -> None:
     for name in ("ours", "foreign"):
         make_certificates(tmp_path / name)
@@ -103,7 +103,7 @@ async def test_a_worker_says_why_its_announcement_is_refused(
         with capture_logs() as lines:
             announcer = Announcer(address, 0, "127.0.0.1:9", tls)
             try:
-                await said(lines, "announcement_failed", told)
+                await until_logged(lines, "announcement_failed", reason)
             finally:
                 await announcer.stop()
 

@@ -1,4 +1,4 @@
-"""Who gets in over TLS, who does not, and what they are told."""
+"""Which peers are admitted over TLS, which are not, and what errors they get."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -78,7 +78,7 @@ def test_only_the_roles_that_need_to_may_call() -> None:
         assert ALLOWED_ROLES[method] == roles, method
 
 
-async def test_a_method_that_is_in_no_list_is_refused_to_everybody(
+async def test_a_method_that_is_in_no_list_is_refused_to_every_role(
     certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(ALLOWED_ROLES, LIST_MODELS)
@@ -109,7 +109,7 @@ async def test_a_certificate_without_a_role_may_call_nothing(
 ) -> None:
     authority = _authority(certificates)
     trusted = certificates / "client" / "ca.crt"
-    directory = write_pair(tmp_path / "other", authority, "somebody.example", trusted)
+    directory = write_pair(tmp_path / "other", authority, "other.example", trusted)
     async with (
         secure_server(TlsFiles(certificates, Role.ROUTER)) as (address, _),
         open_channel(address, TlsFiles(directory, Role.CLIENT), Role.ROUTER) as channel,
@@ -218,7 +218,7 @@ async def test_without_client_certificates_the_roots_are_enough(
             assert await call(by_host, LIST_MODELS) is None, "localhost is in the certificate"
 
 
-async def test_the_sdk_says_what_is_wrong(certificates: Path) -> None:
+async def test_the_sdk_reports_what_is_wrong(certificates: Path) -> None:
     def ask(address: str, directory: Path | None) -> None:
         with Client(address, tls_dir=directory) as client:
             client.list_models()

@@ -1,4 +1,4 @@
-"""The trace of a call at the router: continued, begun, told in logs and spans, whatever happens."""
+"""The trace of a call at the router: continued or begun, in logs and spans, whatever happens."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from tests.rpc.router_setup import running_router
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = TraceContext(TRACE, SPAN, is_sampled=True)
-SECRET = "a prompt that nobody else may see"
+SECRET = "a prompt that no other may see"
 
 
 class RecordedSpan(Span):
@@ -37,7 +37,7 @@ class RecordedSpan(Span):
         self.num_ends = 0
 
     def set(self, name: str, value: Attribute) -> None:
-        assert not self.num_ends, "nothing is said of a span that has ended"
+        assert not self.num_ends, "a span that has ended takes no attributes"
         self.attributes[name] = value
 
     def fail(self, reason: str) -> None:
@@ -99,7 +99,7 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("traceparent", [PARENT.traceparent, "", "nonsense", "00-0-0-00"])
-async def test_a_request_has_one_trace_id_where_nobody_records_spans(
+async def test_a_request_has_one_trace_id_where_no_spans_are_recorded(
     tmp_path: Path, logs: list[dict[str, Any]], traceparent: str
 ) -> None:
     async with running_router(tmp_path) as setup:
@@ -116,7 +116,7 @@ async def test_a_request_has_one_trace_id_where_nobody_records_spans(
     assert {line["trace_id"] for line in of_request} == {sent.trace_id}
 
 
-async def test_the_span_of_a_call_says_what_became_of_it(
+async def test_the_span_of_a_call_records_its_outcome(
     tmp_path: Path, tracer: RecordingTracer
 ) -> None:
     async with running_router(tmp_path) as setup:
@@ -143,7 +143,7 @@ async def test_a_refused_call_ends_with_its_status(tmp_path: Path, tracer: Recor
     assert call.attributes["rpc.grpc.status_code"] == grpc.StatusCode.INVALID_ARGUMENT.value[0]
 
 
-async def test_a_bug_is_told_by_its_error_id_alone(
+async def test_a_bug_is_reported_by_its_error_id_alone(
     tmp_path: Path,
     tracer: RecordingTracer,
     logs: list[dict[str, Any]],
@@ -164,8 +164,8 @@ async def test_a_bug_is_told_by_its_error_id_alone(
     assert (line["error_id"], line["trace_id"]) == (error_id, call.context.trace_id)
     assert line["error_type"] == "RuntimeError"
     assert "in encode" in line["traceback"]
-    told = str([logs, [(each.attributes, each.failure) for each in tracer.spans]])
-    assert SECRET not in told + caught.value.message
+    recorded = str([logs, [(each.attributes, each.failure) for each in tracer.spans]])
+    assert SECRET not in recorded + caught.value.message
 
 
 async def test_a_call_whose_client_goes_away_ends_as_cancelled(

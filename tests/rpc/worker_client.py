@@ -70,7 +70,7 @@ class Steps:
 def sequence(
     sequence_id: int, token_ids: Sequence[int], block_ids: Sequence[int], **params: Any
 ) -> worker_pb2.SequenceState:
-    """A new sequence, greedy unless params say otherwise, with all its blocks."""
+    """A new sequence, greedy unless params set a temperature, with all its blocks."""
     return worker_pb2.SequenceState(
         sequence_id=sequence_id,
         token_ids=token_ids,

@@ -1,4 +1,4 @@
-"""What can be said of the images without building them."""
+"""What can be checked of the images without building them."""
 
 import re
 import subprocess

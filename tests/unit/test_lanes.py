@@ -1,4 +1,4 @@
-"""Lanes: what runs beside what, what the table says, and that an interrupt ends everything."""
+"""Lanes: what runs beside what, what the table shows, and that an interrupt ends everything."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""tools/lock.py: what a lock leaves out, and that nothing else than what it pins is fetched."""
+"""tools/lock.py: what a lock leaves out, and that only what it pins is fetched."""
 
 import hashlib
 import zipfile

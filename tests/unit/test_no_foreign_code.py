@@ -101,7 +101,7 @@ def _call_findings(call: ast.Call) -> Iterator[str]:
             if not (call.args and isinstance(call.args[0], ast.Constant)):
                 yield "importlib.import_module of a variable"
         case ast.Attribute(attr="from_pretrained", value=owner) if _is_auto(owner):
-            # transformers asks at a terminal, and runs the model's code if somebody says yes.
+            # transformers asks at a terminal, and runs the model's code if the answer is yes.
             if not _is(keywords.get("trust_remote_code"), False):
                 yield "from_pretrained without trust_remote_code=False"
     if "allow_pickle" in keywords and not _is(keywords["allow_pickle"], False):
@@ -209,7 +209,7 @@ class Evil:
 
 @pytest.fixture
 def booby_trap(tmp_path, monkeypatch) -> tuple[Path, Path]:
-    """A model directory with code of its own, somebody who says yes, and what it would leave."""
+    """A model directory with code of its own, a user who answers yes, and what it would leave."""
     monkeypatch.setattr(
         "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
     )
@@ -245,7 +245,7 @@ def test_the_trap_is_one(booby_trap) -> None:
     assert marker.exists()
 
 
-def test_a_models_own_code_is_not_run_though_somebody_at_the_terminal_would_say_yes(
+def test_a_models_own_code_is_not_run_though_a_user_at_the_terminal_would_agree(
     booby_trap,
 ) -> None:
     from quire import LLM

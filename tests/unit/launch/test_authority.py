@@ -1,4 +1,4 @@
-"""`quire certs`: what it writes and refuses; what TlsFiles says of files that are wrong."""
+"""`quire certs`: what it writes and refuses; what TlsFiles reports of files that are wrong."""
 
 import math
 import re
@@ -103,13 +103,13 @@ def test_an_authority_is_replaced_in_order_only(certificates: CertificateDirecto
     assert trusted() == [new]
 
 
-def test_the_command_says_what_it_did_and_why_not(tmp_path: Path) -> None:
+def test_the_command_reports_what_it_did_and_why_not(tmp_path: Path) -> None:
     def run(*arguments: str) -> tuple[int, str]:
         result = CliRunner().invoke(app, ["certs", *arguments])
         return result.exit_code, result.output
 
     directory = str(tmp_path / "c")
-    for arguments, told in (
+    for arguments, message in (
         ((directory, "--renew"), "has no authority"),
         ((directory, "--new-authority"), "has no authority"),
         ((directory, "--renew", "--forget-old"), "one at a time"),
@@ -117,7 +117,7 @@ def test_the_command_says_what_it_did_and_why_not(tmp_path: Path) -> None:
         ((directory, "--host", "ü.example"), "neither a DNS name nor an IP address"),
     ):
         status, output = run(*arguments)
-        assert (status, told in output) == (1, True), output
+        assert (status, message in output) == (1, True), output
     for option in ((), ("--renew",), ("--new-authority",), ("--renew",), ("--forget-old",)):
         status, output = run(directory, *option)
         assert status == 0, output

@@ -205,7 +205,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return configs
 
 
-def test_a_service_is_started_by_hand_with_flags_and_variables(served: list[Any]) -> None:
+def test_a_service_is_started_from_a_shell_with_flags_and_variables(served: list[Any]) -> None:
     flags = ["--max-num-seqs", "7", "--worker", "a:1", "--worker", "b:2", "--enforce-eager"]
     flags += ["--no-enable-prefix-caching", "--kv-cache-dtype", "int8", "--swap-space", "0.5"]
     variables = {"QUIRE_SCHEDULER_MAX_WAITING": "9", "QUIRE_SCHEDULER_MAX_NUM_SEQS": "8"}
@@ -250,7 +250,7 @@ def test_a_child_takes_its_parents_values_before_its_own(
     ]
 
 
-def test_every_option_says_what_it_does_and_has_a_limit_if_it_is_a_number() -> None:
+def test_every_option_has_help_and_a_limit_if_it_is_a_number() -> None:
     for group in (ClusterConfig, SchedulerConfig, RouterConfig):
         for name, each in options_of(group).items():
             assert each.help.endswith("."), name

@@ -53,7 +53,7 @@ def test_one_that_is_not_is_1_with_its_reason() -> None:
         assert probe(port, "--path", "/livez")[0] == 0
 
 
-def test_a_port_where_nobody_listens_is_1() -> None:
+def test_a_port_where_no_process_listens_is_1() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         status, output = probe(unused.getsockname()[1])

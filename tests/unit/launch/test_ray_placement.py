@@ -75,7 +75,7 @@ def test_a_scheduler_that_workers_elsewhere_cannot_reach_is_refused() -> None:
         assert all(part in caught.value.message for part in (host, "10.0.0.1", "10.0.0.2"))
 
 
-def test_without_ray_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_shows_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     config = ClusterConfig(model=Path(__file__).parent, launcher=LauncherName.RAY)
     with pytest.raises(ConfigError, match=r"pip install 'quire-serve\[ray\]'"):

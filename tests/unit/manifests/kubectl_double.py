@@ -2,7 +2,7 @@
 """A kubectl that keeps a cluster in a file, and a record of how it was called.
 
 Directory QUIRE_TEST_CLUSTER holds `cluster.json`, the state, and `calls.jsonl`. StatefulSets make
-pods at once, and again when those are deleted; pods are ready unless the state says otherwise.
+pods at once, and again when those are deleted; pods are ready unless listed as `unready`.
 """
 
 import hashlib

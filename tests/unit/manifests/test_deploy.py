@@ -77,17 +77,17 @@ def double(tmp_path: Path, monkeypatch) -> Double:
 
 
 def apply(overlay: str, tag: str = "v1", timeout_s: float = 30) -> list[str]:
-    """Apply an overlay; return what was said."""
-    said: list[str] = []
+    """Apply an overlay; return the messages."""
+    messages: list[str] = []
     manifests = rendered(overlay, tag=tag)
     file = ROOT / write(manifests, Release(overlay, tag))
-    cluster.Cluster("quire", said.append, timeout_s).apply(manifests, file)
-    return said
+    cluster.Cluster("quire", messages.append, timeout_s).apply(manifests, file)
+    return messages
 
 
 def test_a_first_deployment_applies_everything_and_waits_for_it(double: Double) -> None:
-    said = apply("prod")
-    assert said == [
+    messages = apply("prod")
+    assert messages == [
         "waiting for deployment quire-router",
         "cell a: waiting until it is ready",
         "cell b: waiting until it is ready",
@@ -106,8 +106,8 @@ def test_an_upgrade_replaces_one_cell_after_the_other_each_from_its_scheduler(
 ) -> None:
     apply("prod")
     double.calls()
-    said = apply("prod", tag="v2")
-    assert [line for line in said if line.startswith("cell")] == [
+    messages = apply("prod", tag="v2")
+    assert [line for line in messages if line.startswith("cell")] == [
         f"cell {cell}: {what}"
         for cell in ("a", "b")
         for what in (
@@ -178,7 +178,7 @@ def test_an_upgrade_that_does_not_come_up_stops_at_the_first_cell(double: Double
         ({"refuse": "rollout"}, "kubectl rollout: error: cannot rollout"),
     ],
 )
-def test_what_is_missing_is_said_before_anything_runs(
+def test_what_is_missing_is_reported_before_anything_runs(
     double: Double, fields: dict[str, Any], message: str
 ) -> None:
     double.set(**fields)
@@ -188,7 +188,7 @@ def test_what_is_missing_is_said_before_anything_runs(
     assert bool(double.state["sets"]) == ("refuse" in fields)
 
 
-def test_no_kubectl_is_said(monkeypatch) -> None:
+def test_a_missing_kubectl_is_an_error(monkeypatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ManifestError, match="kubectl is not installed, and APPLY=1 needs it"):
         cluster.Cluster("quire", print)

@@ -97,9 +97,9 @@ def test_a_release_that_cannot_be_is_refused(fields: dict[str, object], message:
     assert str(raised.value).startswith(message)
 
 
-def command(directory: Path, name: str, said: str) -> None:
+def command(directory: Path, name: str, output: str) -> None:
     file = directory / name
-    file.write_text(f"#!/bin/sh\ncat <<'E'\n{said}\nE\n")
+    file.write_text(f"#!/bin/sh\ncat <<'E'\n{output}\nE\n")
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
 
 
@@ -119,8 +119,8 @@ def command(directory: Path, name: str, said: str) -> None:
 def test_kustomize_is_found_or_missed_in_one_line(
     tmp_path: Path, monkeypatch, commands: dict[str, str], found: tuple[str, ...] | str
 ) -> None:
-    for name, said in commands.items():
-        command(tmp_path, name, said)
+    for name, output in commands.items():
+        command(tmp_path, name, output)
     (tmp_path / "cat").symlink_to("/bin/cat")
     monkeypatch.setitem(os.environ, "PATH", str(tmp_path))
     if isinstance(found, tuple):

@@ -21,7 +21,7 @@ OPTIONS = "ConfigMap/quire-options"
 POD = "spec template spec"
 MAIN = f"{POD} containers 0"
 PROFILE = "pod-security.kubernetes.io/enforce"
-ANYBODY = {"ports": [{"port": 50052, "protocol": "TCP"}]}
+ANY_PEER = {"ports": [{"port": 50052, "protocol": "TCP"}]}
 CLUSTER_ROLE = {
     "apiVersion": "rbac.authorization.k8s.io/v1",
     "kind": "ClusterRole",
@@ -170,9 +170,9 @@ MISTAKES = [
     Mistake("network", "NetworkPolicy/quire-tracing", "", DELETE, TRACED, found_at=ROUTER),
     Mistake("network", OPTIONS, f"data {TRACES_OPTION}", "http://a:4318", TRACED, found_at=ROUTER),
     Mistake("network", OPTIONS, f"data {TRACES_OPTION}", DELETE, TRACED, found_at=ROUTER),
-    Mistake("network", "NetworkPolicy/quire-router", "spec egress 1", ANYBODY, found_at=ROUTER),
+    Mistake("network", "NetworkPolicy/quire-router", "spec egress 1", ANY_PEER, found_at=ROUTER),
     Mistake(
-        "network", "NetworkPolicy/quire-scheduler-a", "spec ingress 1", ANYBODY, found_at=SCHEDULER
+        "network", "NetworkPolicy/quire-scheduler-a", "spec ingress 1", ANY_PEER, found_at=SCHEDULER
     ),
     Mistake("network", "NetworkPolicy/quire-router", "spec podSelector matchLabels", {"a": "b"}),
     # What is named.

@@ -68,7 +68,7 @@ async def test_a_page_is_given_to_get_and_its_head_to_head() -> None:
         (b"GET /" + b"a" * 2 * admin.MAX_HEAD_BYTES, 431),
     ],
 )
-async def test_what_is_no_request_for_a_page_is_refused_and_harms_nobody(
+async def test_what_is_no_request_for_a_page_is_refused_and_harms_no_other(
     request_bytes: bytes, expected: int
 ) -> None:
     async with serving(page=lambda: Page("ok\n")) as port:
@@ -78,7 +78,7 @@ async def test_what_is_no_request_for_a_page_is_refused_and_harms_nobody(
         assert (await exchange(port, ask("/page")))[0] == 200
 
 
-async def test_who_says_nothing_is_let_go_and_the_others_are_served(
+async def test_silent_connections_are_closed_and_the_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(admin, "TIMEOUT_S", 0.2)
@@ -107,7 +107,7 @@ async def test_only_so_many_are_served_at_once(monkeypatch: pytest.MonkeyPatch) 
         assert (await exchange(port, ask("/page")))[0] == 200
 
 
-async def test_who_does_not_read_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_that_do_not_read_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "TIMEOUT_S", 0.2)
     page = "a" * 2**25  # more than the kernel holds for either end
     server = AdminServer({"/page": lambda: Page(page)})
@@ -128,7 +128,7 @@ async def test_who_does_not_read_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -
         await server.stop()
 
 
-async def test_a_page_that_fails_tells_nothing_of_why() -> None:
+async def test_a_page_that_fails_does_not_show_why() -> None:
     def fail() -> Page:
         raise RuntimeError("secret")
 
@@ -138,7 +138,7 @@ async def test_a_page_that_fails_tells_nothing_of_why() -> None:
         assert b"secret" not in body
 
 
-async def test_a_port_in_use_is_told_in_one_line() -> None:
+async def test_a_port_in_use_is_reported_in_one_line() -> None:
     async with serving() as port:
         with pytest.raises(UnavailableError, match=f"127.0.0.1:{port}: is it in use"):
             await AdminServer({}).start(port)
@@ -149,7 +149,7 @@ def test_a_verdict_is_503_with_its_reason() -> None:
     assert (verdict("no step").status, verdict("no step").body) == (503, "no step\n")
 
 
-async def test_probes_say_what_the_service_says() -> None:
+async def test_probes_report_the_state_of_the_service() -> None:
     ready, stuck = [True], [""]
     service = ServiceAdmin(
         "router",

@@ -1,4 +1,4 @@
-"""Histograms and families: what is observed is what is told."""
+"""Histograms and families: what is observed is what is exported."""
 
 import asyncio
 import gc
@@ -19,25 +19,27 @@ def values(family: Metric) -> dict[tuple[str, frozenset[tuple[str, str]]], float
 
 
 @given(st.lists(st.floats(0, 1000)))
-def test_a_histogram_tells_how_many_were_at_most_each_bound(observed: list[float]) -> None:
+def test_a_histogram_counts_how_many_were_at_most_each_bound(observed: list[float]) -> None:
     bounds = (0.5, 1.0, 10.0, 100.0)
     counted = Histogram(bounds)
     for value in observed:
         counted.observe(value)
 
-    told = values(histogram("quire_x_seconds", "X.", counted))
+    exported = values(histogram("quire_x_seconds", "X.", counted))
 
     for bound in bounds:
         at_most = sum(value <= bound for value in observed)
-        assert told["quire_x_seconds_bucket", frozenset({("le", repr(bound))})] == at_most
-    assert told["quire_x_seconds_bucket", frozenset({("le", "+Inf")})] == len(observed)
-    assert told["quire_x_seconds_count", frozenset()] == len(observed) == counted.count
-    assert told["quire_x_seconds_sum", frozenset()] == pytest.approx(sum(observed))
+        assert exported["quire_x_seconds_bucket", frozenset({("le", repr(bound))})] == at_most
+    assert exported["quire_x_seconds_bucket", frozenset({("le", "+Inf")})] == len(observed)
+    assert exported["quire_x_seconds_count", frozenset()] == len(observed) == counted.count
+    assert exported["quire_x_seconds_sum", frozenset()] == pytest.approx(sum(observed))
 
 
 def test_series_have_their_labels_in_order() -> None:
-    told = values(counter("quire_x_total", "X.", {("a", "b"): 2, ("c", "d"): 3}, ("one", "two")))
-    assert told == {
+    exported = values(
+        counter("quire_x_total", "X.", {("a", "b"): 2, ("c", "d"): 3}, ("one", "two"))
+    )
+    assert exported == {
         ("quire_x_total", frozenset({("one", "a"), ("two", "b")})): 2,
         ("quire_x_total", frozenset({("one", "c"), ("two", "d")})): 3,
     }
@@ -47,7 +49,7 @@ def test_series_have_their_labels_in_order() -> None:
 async def test_pauses_of_the_collector_and_lateness_of_the_loop_are_seen() -> None:
     watched = RuntimeCollector("router", lambda: True)
 
-    def told() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    def exported() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         return {key: value for family in watched.collect() for key, value in values(family).items()}
 
     watched.start()
@@ -56,11 +58,11 @@ async def test_pauses_of_the_collector_and_lateness_of_the_loop_are_seen() -> No
         # Lets the watch begin to wait, then keeps it waiting for longer than it asked for.
         await asyncio.sleep(0)
         time.sleep(0.6)
-        while not told()["quire_event_loop_lag_seconds_count", frozenset()]:
+        while not exported()["quire_event_loop_lag_seconds_count", frozenset()]:
             await asyncio.sleep(0.01)
     finally:
         await watched.stop()
-    seen = told()
+    seen = exported()
     assert seen["quire_event_loop_lag_seconds_sum", frozenset()] >= 0.3
     assert seen["quire_gc_pause_seconds_count", frozenset({("generation", "2")})] >= 1
     assert seen["quire_gc_pause_seconds_sum", frozenset({("generation", "2")})] > 0
@@ -69,7 +71,7 @@ async def test_pauses_of_the_collector_and_lateness_of_the_loop_are_seen() -> No
     assert len(gc.callbacks) == before
 
 
-async def test_a_certificate_is_told_of_only_where_there_is_one() -> None:
+async def test_a_certificate_is_reported_only_where_there_is_one() -> None:
     for expiry in (None, 2e9):
         watched = RuntimeCollector("router", lambda: True, lambda expiry=expiry: expiry)
         names = {family.name for family in watched.collect()}

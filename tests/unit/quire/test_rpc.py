@@ -15,7 +15,7 @@ from quire import rpc
 from quire.contract.errors import InvalidRequestError, OverloadedError, UnavailableError
 from quire.v1 import inference_pb2
 
-SECRET = "a prompt that nobody else may see"
+SECRET = "a prompt that no other may see"
 NAME = "quire.test.Thrower"
 
 
@@ -123,7 +123,7 @@ async def test_expected_error_reaches_the_client_with_details(method: str) -> No
 
 
 @pytest.mark.parametrize("method", ["Unary", "Stream", "Writer", "Echo"])
-async def test_unexpected_error_says_nothing_of_the_request(method: str) -> None:
+async def test_unexpected_error_holds_nothing_of_the_request(method: str) -> None:
     async with running() as (_, channel, _):
         error = await fail(channel, method)
         assert error.code() == grpc.StatusCode.INTERNAL

@@ -21,7 +21,7 @@ def test_a_context_is_read(flags: str, is_sampled: bool) -> None:
     assert context == TraceContext(TRACE, SPAN, is_sampled)
 
 
-def test_a_later_version_may_say_more() -> None:
+def test_a_later_version_may_have_more_fields() -> None:
     assert TraceContext.parse(f"01-{TRACE}-{SPAN}-01-more") == TraceContext(TRACE, SPAN, True)
 
 
@@ -75,13 +75,13 @@ def test_an_endpoint_that_is_none_is_an_error(endpoint: str) -> None:
         tracing.configure("router", endpoint)
 
 
-def test_a_failure_is_told_without_its_message() -> None:
+def test_a_failure_is_reported_without_its_message() -> None:
     written = "-".join(("what", "the", "client", "wrote"))
     try:
         int(written)
     except ValueError as error:
         assert written in str(error)
-        told = failure_of(error)
-    assert told["error_type"] == "ValueError"
-    assert "test_tracing.py" in told["traceback"]
-    assert written not in str(told)
+        reported = failure_of(error)
+    assert reported["error_type"] == "ValueError"
+    assert "test_tracing.py" in reported["traceback"]
+    assert written not in str(reported)

@@ -139,7 +139,7 @@ def test_an_expectation_that_was_not_met_is_dropped_with_the_next_report() -> No
     choice = make_placement(1)
     placed = choice.place(prompt(1), b"")
     assert placed is not None
-    # A report before the first token says nothing of it.
+    # A report before the first token has no part of it.
     choice.report("cell 0", ReportedLoad(400, FREE))
     again = choice.place(prompt(1), b"")
     assert again is not None and again.num_cached_tokens > 0
@@ -173,7 +173,7 @@ def test_tokens_of_a_request_are_counted_once() -> None:
     assert placed is not None
     expected = 404 + TOKENS_OF_DECODING
     assert outstanding(choice, "cell 0") == expected
-    # A report that the cell sent before it heard of the request.
+    # A report that the cell sent before it received the request.
     choice.report("cell 0", ReportedLoad(0, FREE))
     assert outstanding(choice, "cell 0") == expected
     choice.queued(placed)

@@ -36,7 +36,7 @@ def test_a_request_is_counted_once_by_its_outcome(
     num_outputs: int, events: list[Event], expected: RequestOutcome
 ) -> None:
     counters = Counters()
-    record = counters.open("somebody")
+    record = counters.open("alice")
     record.accept("m", num_outputs)
     for event in events:
         assert not counters.requests, "counted before its last event is written"
@@ -47,9 +47,9 @@ def test_a_request_is_counted_once_by_its_outcome(
     assert counters.requests == {("m", expected): 1}
     assert counters.num_open == 0
     num_tokens = sum(len(event.token_ids) for event in events if isinstance(event, Delta))
-    assert counters.output_tokens["m"] == num_tokens == counters.key_output_tokens["somebody"]
+    assert counters.output_tokens["m"] == num_tokens == counters.key_output_tokens["alice"]
     assert counters.prompt_tokens["m"] == (7 if STARTED in events else 0)
-    assert counters.key_requests == {"somebody": 1}
+    assert counters.key_requests == {"alice": 1}
     assert counters.latencies["m"].whole.count == (expected is RequestOutcome.FINISHED)
 
 

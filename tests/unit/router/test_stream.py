@@ -215,7 +215,7 @@ async def test_best_of_shows_the_most_probable_in_the_end() -> None:
     stream.mark_queued(9)
     for index, character, logprob in ((0, "a", -2.0), (1, "b", -1.0), (2, "c", -3.0)):
         stream.push_token(index, ord(character), TokenLogprobs((ord(character),), (logprob,), 1))
-    # The third would have been the best but for what it says before its stop string.
+    # The third would have been the best but for its text before its stop string.
     stream.push_token(2, ord("X"), TokenLogprobs((88,), (-0.5,), 1))
     for index in (0, 1):
         assert not stream.ended

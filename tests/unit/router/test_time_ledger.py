@@ -8,7 +8,7 @@ from router.requests.time_ledger import Part, TimeLedger
 
 
 class Clock:
-    """Stands still until it is told otherwise; starts where a clock without a date may."""
+    """Stands still until a test moves it; starts where a clock without a date may."""
 
     def __init__(self) -> None:
         self.us = 12_345
@@ -53,7 +53,7 @@ def test_what_the_cell_does_not_account_for_is_the_wire() -> None:
     }
 
 
-def test_what_a_lost_cell_did_after_its_last_word_is_recovery() -> None:
+def test_what_a_lost_cell_did_after_its_last_report_is_recovery() -> None:
     clock = Clock()
     ledger = TimeLedger(clock)
     ledger.submitted()
@@ -95,7 +95,7 @@ def test_clocks_that_differ_make_no_part_negative() -> None:
     assert parts_of(ledger.breakdown()) == {"queue_step_us": 30, "prefill_us": 70}
 
 
-WHAT = ["tokenize", "submitted", "heard", "lost", "waits"]
+WHAT = ["tokenize", "submitted", "reported", "lost", "waits"]
 
 
 @given(
@@ -114,7 +114,7 @@ def test_parts_always_add_up(happenings: list[tuple[int, str]], is_told: bool) -
             case "submitted":
                 ledger.submitted()
                 submitted_us = clock.us
-            case "heard" if submitted_us is not None:
+            case "reported" if submitted_us is not None:
                 at_cell_us = clock.us - submitted_us
                 ledger.reported(of_a_cell(prefill_us=at_cell_us // 2, decode_us=at_cell_us // 3))
             case "lost" if submitted_us is not None:

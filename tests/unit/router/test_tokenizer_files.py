@@ -80,7 +80,7 @@ def test_anything_else_is_left_to_transformers(config: dict[str, Any], tmp_path:
     assert tokenizer_files.load_backend(str(tmp_path)).to_str() == by_transformers(tmp_path)
 
 
-def test_where_transformers_is_missing_the_refusal_says_so(
+def test_where_transformers_is_missing_the_refusal_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, small_tokenizers.byte_level(), {"tokenizer_class": "LlamaTokenizer"})

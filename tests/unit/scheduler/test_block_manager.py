@@ -179,8 +179,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.next_stamp = 0
         # Contents of full blocks that were published once; some have been evicted since.
         self.published: list[list[int]] = []
-        # What a router knows that was told of every change.
-        self.told: set[int] = set()
+        # What a router knows that received every change.
+        self.reported: set[int] = set()
 
     def write(self, sequence_id: int, num_tokens: int) -> None:
         contents = self.contents[sequence_id]
@@ -293,12 +293,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
             assert not self.manager.digest.keys
 
     @rule()
-    def tell_a_router(self) -> None:
+    def report_to_a_router(self) -> None:
         delta = self.manager.digest.take_delta()
-        assert self.told.isdisjoint(delta.added)
-        assert self.told.issuperset(delta.removed)
-        self.told = (self.told - set(delta.removed)) | set(delta.added)
-        assert self.told == self.findable()
+        assert self.reported.isdisjoint(delta.added)
+        assert self.reported.issuperset(delta.removed)
+        self.reported = (self.reported - set(delta.removed)) | set(delta.added)
+        assert self.reported == self.findable()
 
     def findable(self) -> set[int]:
         """Short hashes of all blocks at reported depths that can be found now."""

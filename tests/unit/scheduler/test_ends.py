@@ -128,5 +128,5 @@ def test_abort_of_a_waiting_group_releases_nothing() -> None:
     assert len(cell.scheduler.queues.waiting) == 0
 
 
-def test_abort_of_an_unknown_group_says_so() -> None:
+def test_abort_of_an_unknown_group_returns_false() -> None:
     assert not Cell().scheduler.abort(99)

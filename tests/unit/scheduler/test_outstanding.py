@@ -1,4 +1,4 @@
-"""What a cell says about its load: tokens that are yet to be computed."""
+"""What a cell reports about its load: tokens that are yet to be computed."""
 
 import pytest
 

@@ -96,7 +96,7 @@ def test_kept_blocks_give_way_when_their_place_is_needed() -> None:
     assert state.num_computed_tokens < 8
 
 
-def test_a_preempted_group_finds_what_nobody_took() -> None:
+def test_a_preempted_group_finds_blocks_that_were_not_taken() -> None:
     cell = cached_cell(num_blocks=4)
     first = cell.add(make_prompt(7, 1), make_params(max_tokens=6))
     second = cell.add(make_prompt(7, 2), make_params(max_tokens=6))

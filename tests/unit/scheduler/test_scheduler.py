@@ -91,7 +91,7 @@ def test_a_running_sequence_waits_when_the_budget_is_spent() -> None:
     assert all(len(tokens) == 3 for tokens in cell.tokens.values())
 
 
-def test_budget_smaller_than_the_running_set_starves_nobody() -> None:
+def test_budget_smaller_than_the_running_set_starves_no_group() -> None:
     cell = Cell(max_num_batched_tokens=3)
     # The chunked prompt takes what the step has left, then decoding needs a slot for each.
     prompts = [make_prompt(1), make_prompt(2), make_prompt(9)]

@@ -63,7 +63,7 @@ def test_a_request_alone_prefills_then_decodes() -> None:
     ]
 
 
-def test_the_queue_says_what_it_waits_for() -> None:
+def test_time_in_the_queue_is_recorded_by_what_it_waits_for() -> None:
     params = make_params(max_tokens=4)
 
     def second_of_two(**limits: int) -> dict[str, int]:
@@ -90,7 +90,7 @@ def test_time_without_workers_is_the_cells() -> None:
     assert parts_of(cell.times[second].breakdown) == seconds(queue_seqs=3, not_ready=10, prefill=1)
 
 
-def test_a_preempted_request_says_for_how_long() -> None:
+def test_time_of_preemption_is_recorded() -> None:
     cell = Cell(num_blocks=6, block_size=4, preemption_mode=PreemptionMode.RECOMPUTE)
     params = make_params(max_tokens=9)
     groups = [cell.add(make_prompt(8), params, now=0.0), cell.add(make_prompt(8, 9), params)]

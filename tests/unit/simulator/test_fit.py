@@ -91,7 +91,7 @@ def test_a_cost_model_is_read_as_it_was_written(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_broken_file_is_refused_in_a_line_that_says_why(
+def test_a_broken_file_is_refused_in_a_line_with_the_reason(
     text: str, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "model.json").write_text(text)

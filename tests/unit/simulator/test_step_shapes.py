@@ -1,4 +1,4 @@
-"""Shapes of steps, against what each order says for itself."""
+"""Shapes of steps, compared with counts of each order's sequences."""
 
 import random
 

@@ -76,7 +76,7 @@ def test_a_day_has_a_night_and_bursts_are_about_one_document() -> None:
     assert share > usual + 0.2
 
 
-def test_a_turn_begins_with_all_that_was_said_before() -> None:
+def test_a_turn_begins_with_all_turns_before_it() -> None:
     library = Library(TRAFFIC, 3)
     by_conversation: dict[int, list[SimulatedRequest]] = {}
     for request in run(make_traffic(), 8):
@@ -86,9 +86,9 @@ def test_a_turn_begins_with_all_that_was_said_before() -> None:
         for before, after in pairwise(turns):
             num_later += 1
             prompt = library.prompt(before)
-            said = prompt + [0] * before.num_output_tokens
-            assert library.prompt(after)[: len(said)] == said
-            assert library.num_prompt_tokens(after) == len(library.prompt(after)) > len(said)
+            earlier = prompt + [0] * before.num_output_tokens
+            assert library.prompt(after)[: len(earlier)] == earlier
+            assert library.num_prompt_tokens(after) == len(library.prompt(after)) > len(earlier)
     assert num_later > 20
 
 

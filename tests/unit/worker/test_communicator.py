@@ -89,7 +89,7 @@ def test_a_rank_that_does_not_come_is_not_awaited_for_ever() -> None:
         rank.join(0, 2, meeting)
 
 
-def test_nobody_at_the_meeting_place() -> None:
+def test_a_meeting_place_where_no_process_listens() -> None:
     with pytest.raises(UnavailableError, match="rank 1 of 2 could not meet"):
         ProcessCommunicator(CPU).join(1, 2, Meeting(f"{HOST}:9", HOST, 1, 1))
     with pytest.raises(UnavailableError, match="does not listen"):

@@ -54,6 +54,6 @@ def test_free_memory_is_what_the_machine_and_the_control_group_leave(
     assert available_memory_bytes(write(tmp_path, files), meminfo) == expected
 
 
-def test_a_machine_that_does_not_say_asks_for_a_size(tmp_path: Path) -> None:
+def test_where_free_memory_is_unknown_the_size_must_be_set(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be set"):
         available_memory_bytes(tmp_path, tmp_path / "missing")

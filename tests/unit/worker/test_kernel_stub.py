@@ -1,4 +1,4 @@
-"""worker_svc/_C.pyi is generated from csrc/ops.def: it must say what the built module is."""
+"""worker_svc/_C.pyi is generated from csrc/ops.def: it must describe the built module."""
 
 import ast
 import importlib.util

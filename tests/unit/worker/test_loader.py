@@ -46,7 +46,7 @@ def edit_weights(directory: Path, edit: Callable[[dict[str, torch.Tensor]], None
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_info_says_what_the_model_is(name: str, tmp_path: Path) -> None:
+def test_info_describes_the_model(name: str, tmp_path: Path) -> None:
     config = CONFIGS[name]()
     save_model(tmp_path, config)
     info = load(tmp_path).info
