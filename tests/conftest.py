@@ -5,9 +5,13 @@ import os
 # Before torch comes: its threads would spin while they wait, and disturb what shares the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+from typing import Any
+
 import pytest
 
 from tests import depth
+
+_cases: list[str] = []
 
 
 @pytest.hookimpl(trylast=True)
@@ -18,7 +22,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the process that started this one, if one did (`pytest -n`), how many cases there are."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["cases"] = depth.summary()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what a process of `pytest -n` has sent. All have selected the same cases."""
+    _cases[:] = getattr(node, "workeroutput", {}).get("cases", _cases)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print how many cases ran, and where the others run."""
-    for line in depth.summary():
+    for line in _cases or depth.summary():
         terminalreporter.write_line(line)

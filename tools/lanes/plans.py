@@ -5,14 +5,17 @@ from collections.abc import Sequence
 
 from tools.lanes.lane import Lane, pytest_lane, script_lane
 
+# Tests of services wait for processes, most of the time, and for deadlines: three files at a time.
+SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile")
+
 # Lanes that compute begin in this order, the longest first.
 TEST = (
-    pytest_lane("services", "tests/e2e", "tests/rpc", waits=True),
-    script_lane("emulated", "csrc/emulated_tests.sh"),
+    pytest_lane("services", *SIDE_BY_SIDE, "tests/e2e", "tests/rpc", waits=True),
     pytest_lane("unit", "tests/unit", "tests/docs", "tests/monitoring"),
     pytest_lane("kernels", "tests/kernels", "tests/models"),
 )
 DEEP = (
+    script_lane("emulated", "csrc/emulated_tests.sh"),
     script_lane("sanitized", "csrc/sanitized_tests.sh"),
     pytest_lane("planted-bugs", "tests/emu"),
     pytest_lane(
