@@ -7,6 +7,7 @@ them: a call goes to the newest, and an older one is closed once its calls have 
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partialmethod
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -173,22 +174,6 @@ class RenewingChannel(grpc.aio.Channel):  # type: ignore[misc]
             except TimeoutError:
                 continue
 
-    def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As grpc.aio.Channel's."""
-        return self._multi_callable("unary_unary", method, *args, **kwargs)
-
-    def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As grpc.aio.Channel's."""
-        return self._multi_callable("unary_stream", method, *args, **kwargs)
-
-    def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As grpc.aio.Channel's."""
-        return self._multi_callable("stream_unary", method, *args, **kwargs)
-
-    def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As grpc.aio.Channel's."""
-        return self._multi_callable("stream_stream", method, *args, **kwargs)
-
     def _multi_callable(self, kind: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         def call(*call_args: Any, **call_kwargs: Any) -> Any:
             generation = self._generations.begin()
@@ -202,6 +187,11 @@ class RenewingChannel(grpc.aio.Channel):  # type: ignore[misc]
             return started
 
         return call
+
+    unary_unary = partialmethod(_multi_callable, "unary_unary")
+    unary_stream = partialmethod(_multi_callable, "unary_stream")
+    stream_unary = partialmethod(_multi_callable, "stream_unary")
+    stream_stream = partialmethod(_multi_callable, "stream_stream")
 
 
 class RenewingSyncChannel:
