@@ -173,7 +173,7 @@ async def test_a_cache_that_is_lost_is_reported_empty() -> None:
                 await router.until(lambda r: not r.block_hashes)
 
 
-async def test_without_a_prefix_cache_there_is_nothing_to_tell() -> None:
+async def test_without_a_prefix_cache_there_is_nothing_to_report() -> None:
     async with (
         FakeWorker() as worker,
         running_scheduler(worker.address, enable_prefix_caching=False) as (_, at),
