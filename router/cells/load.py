@@ -1,4 +1,16 @@
-"""A cell as a router knows it: what it has reported, and what the router has placed there since."""
+"""A cell as a router knows it: what it has reported, and what the router has placed there since.
+
+A request goes through these calls; `report` comes now and then, whatever requests are at:
+
+    assign --> queued --> computed --> ended
+                 |
+                 +--> the next report has it
+
+Its tokens stand in `unreported_tokens` up to the report that has it, then in the cell's own load.
+`computed` ends its prefill, `ended` the rest: what ends is taken off `unreported_tokens` before that
+report, and counts as `done_tokens` after it, until the report that follows. The blocks of its prompt
+are `expected` from `assign` to the first report after `computed`; between these they are `settling`.
+"""
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
