@@ -112,11 +112,11 @@ def cell_state_from_proto(message: common_pb2.CellState) -> CellState:
     return from_fields(CellState, message)
 
 
-def time_breakdown_to_proto(account: TimeBreakdown) -> common_pb2.TimeBreakdown:
-    """Return the message of an account."""
-    return common_pb2.TimeBreakdown(**fields_of(account))
+def time_breakdown_to_proto(breakdown: TimeBreakdown) -> common_pb2.TimeBreakdown:
+    """Return the message of a time breakdown."""
+    return common_pb2.TimeBreakdown(**fields_of(breakdown))
 
 
 def time_breakdown_from_proto(message: common_pb2.TimeBreakdown) -> TimeBreakdown:
-    """Return the account of a message."""
+    """Return the time breakdown of a message."""
     return from_fields(TimeBreakdown, message)

@@ -171,9 +171,9 @@ def step_outputs_to_proto(outputs: StepOutputs) -> scheduler_pb2.StepOutputs:
         ],
         time_breakdowns=[
             scheduler_pb2.RequestTimeBreakdown(
-                request_number=number, time_breakdown=time_breakdown_to_proto(account)
+                request_number=number, time_breakdown=time_breakdown_to_proto(breakdown)
             )
-            for number, account in outputs.time_breakdowns
+            for number, breakdown in outputs.time_breakdowns
         ],
     )
 

@@ -266,10 +266,6 @@ class RequestStream:
             **latency,
         )
 
-    @property
-    def _wants_account(self) -> bool:
-        return self.request.include_time_breakdown
-
     def _visible_outputs(self) -> list[tuple[int, Output]]:
         """Return what the client may read now, with the index it knows each output by."""
         params = self.sampling_params
@@ -306,8 +302,9 @@ class RequestStream:
                 events.extend(output.read(index))
             has_ended, error = self.ended, self._error
             last = events[-1] if has_ended and events else None
+            wants_breakdown = self.request.include_time_breakdown
             for event in events:
-                if event is last and isinstance(event, Finished) and self._wants_account:
+                if event is last and isinstance(event, Finished) and wants_breakdown:
                     yield dataclasses.replace(event, time_breakdown=self.ledger.breakdown())
                 else:
                     yield event
