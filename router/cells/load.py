@@ -7,9 +7,10 @@ A request goes through these calls; `report` comes now and then, whatever reques
                  +--> the next report has it
 
 Its tokens stand in `unreported_tokens` up to the report that has it, then in the cell's own load.
-`computed` ends its prefill, `ended` the rest: what ends is taken off `unreported_tokens` before that
-report, and counts as `done_tokens` after it, until the report that follows. The blocks of its prompt
-are `expected` from `assign` to the first report after `computed`; between these they are `settling`.
+`computed` ends its prefill, `ended` the rest: what ends is taken off `unreported_tokens` before
+that report, and counts as `done_tokens` after it, until the report that follows. The blocks of its
+prompt are `expected` from `assign` to the first report after `computed`; between these they are
+`settling`.
 """
 
 from collections.abc import Hashable, Iterable

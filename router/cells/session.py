@@ -259,9 +259,9 @@ class CellSession:
         """Deliver the tokens of a step; unknown numbers were cancelled while the step ran."""
         streams = self._streams
         # First: tokens may end their requests.
-        for number, account in outputs.time_breakdowns:
+        for number, breakdown in outputs.time_breakdowns:
             if number in streams:
-                streams[number].ledger.reported(account)
+                streams[number].ledger.reported(breakdown)
         for number, part in outputs.prompt_logprobs:
             if number in streams:
                 streams[number].push_prompt_logprobs(part.first_position, part.logprobs)
