@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the process that started this one, if one did (`pytest -n`), how many cases there are."""
+    """Report how many cases there are to the process that started this one (`pytest -n`), if any."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["cases"] = depth.summary()
