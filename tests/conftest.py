@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Report how many cases there are to the process that started this one (`pytest -n`), if any."""
+    """Report how many cases there are to the process that started this one (`pytest -n`)."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["cases"] = depth.summary()
