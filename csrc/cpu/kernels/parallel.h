@@ -1,7 +1,9 @@
-// Loops over the thread pool for kernels whose unit of work is a row.
+// Loops over the thread pool for kernels whose unit of work is a row. Every task runs in the
+// floating-point environment of flush_denormals.h, on whatever thread.
 #pragma once
 
 #include "cpu/kernels/element.h"
+#include "cpu/kernels/flush_denormals.h"
 #include "cpu/thread_pool.h"
 
 namespace quire::cpu::QUIRE_ISA {
@@ -12,7 +14,10 @@ template <typename Body>
 void parallel_for(ThreadPool& pool, int64_t count, const Body& body) {
   pool.run(
       count,
-      [](void* context, int64_t i, int worker) { (*static_cast<const Body*>(context))(i, worker); },
+      [](void* context, int64_t i, int worker) {
+        const FlushDenormals environment;
+        (*static_cast<const Body*>(context))(i, worker);
+      },
       const_cast<Body*>(&body));
 }
 
@@ -23,6 +28,7 @@ void parallel_rows(ThreadPool& pool, int64_t rows, int64_t bytes_per_row, const 
   constexpr int64_t kSerialBytes = 64 << 10;
   constexpr int64_t kChunksPerThread = 4;
   if (rows * bytes_per_row <= kSerialBytes || pool.num_threads() == 1) {
+    const FlushDenormals environment;
     body(int64_t{0}, rows);
     return;
   }
