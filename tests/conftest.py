@@ -1,9 +1,13 @@
-"""What all tests share: threads that sleep while they wait, and which cases run at which depth."""
+"""What all tests share: the environment of their processes, and which cases run at which depth."""
 
 import os
+import sys
 
 # Before torch comes: its threads would spin while they wait, and disturb what shares the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Tests start hundreds of processes. Where Python has been told to keep no bytecode, each of them
+# would compile all that it imports, torch among it: most of the time that a service takes to start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 
 from tests import depth
 
+sys.dont_write_bytecode = False
 _cases: list[str] = []
 
 

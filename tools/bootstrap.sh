@@ -113,5 +113,9 @@ mapfile -t packages < <(requirements "${groups[@]}")
 stage 'installing packages' pip install "${packages[@]}"
 await "$build" "$build_log" 'building kernels and protobuf stubs'
 
+# What every service imports is compiled here, for those whose Python has been told to keep no bytecode as it imports.
+stage 'compiling modules' env PYTHONDONTWRITEBYTECODE= .venv/bin/python -c \
+  'import launch.cli.main, router.server, scheduler_svc.server, worker_svc.service.server'
+
 touch .venv/.ready
 if [ "$what" = dev ]; then touch .venv/.dev; fi
