@@ -149,7 +149,6 @@ class WorkerSet:
         formed = self._formed = await self._formation.form(scheduler_name)
         self.num_formations += 1
         self._step_id = 0
-        self._in_flight.clear()
         self.is_lost = False
         for worker in self._workers:
             worker.open_stream(self._lost)
@@ -164,7 +163,8 @@ class WorkerSet:
         return formed
 
     def cancel_streams(self) -> None:
-        """End the Execute streams."""
+        """End the Execute streams; what was in flight has no result any more."""
+        self._in_flight.clear()
         for worker in self._workers:
             worker.cancel_stream()
 
@@ -223,8 +223,10 @@ class WorkerSet:
             StaleEpochError: another scheduler took the workers over.
         """
         assert self._formed is not None, "the workers are formed"
-        epoch, sent = self._formed.epoch, self._in_flight.popleft()
+        epoch, sent = self._formed.epoch, self._in_flight[0]
         results = await on_all(self._workers, WorkerClient.receive)
+        # Not before: a step whose result is awaited is in flight.
+        self._in_flight.popleft()
         received = time.perf_counter()
         # A step that was sent ahead does not wait for the wire while the one before it runs.
         elapsed_us = round(1e6 * (received - max(sent.started, self._received)))

@@ -145,6 +145,28 @@ async def test_a_step_that_does_not_end_makes_the_scheduler_look_dead(
         assert (await metrics(admin))("quire_scheduler_steps_total") >= 1
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+async def test_steps_whose_results_are_awaited_are_in_flight(steps: int) -> None:
+    in_flight = "quire_scheduler_steps_in_flight"
+    async with (
+        FakeWorker() as worker,
+        running_scheduler(worker.address, max_steps_in_flight=steps) as (scheduler, address),
+        open_session(address) as router,
+        asyncio.timeout(20),
+    ):
+        admin = await admin_of(scheduler)
+        worker.steps_allowed.clear()
+        await router.submit(1, [1, 2, 3], LONG)
+        while (page := await metrics(admin))(in_flight) < steps:
+            await asyncio.sleep(0.01)
+        assert page("quire_scheduler_steps_total") == 0
+        worker.steps_allowed.set()
+        await router.finish(1)
+        while (page := await metrics(admin))(in_flight):
+            await asyncio.sleep(0.01)
+        assert page("quire_scheduler_steps_total") == worker.num_steps
+
+
 async def test_refusals_are_counted_by_their_reason() -> None:
     async with (
         FakeWorker() as worker,
