@@ -1,4 +1,8 @@
-"""A model directory that cannot be served: one readable line and a non-zero exit."""
+"""A model directory that cannot be served: one readable line and a non-zero exit.
+
+tests/unit/worker/test_loader.py has every kind in the worker's process. Here, one that the
+configuration shows and one that the weights show go through a whole `quire serve`.
+"""
 
 import json
 import shutil
@@ -59,20 +63,26 @@ def quantized(directory: Path) -> None:
     edit_config(directory, quantization_config={"quant_method": "awq", "bits": 4})
 
 
-BREAKAGES: list[tuple[Callable[[Path], None], tuple[str, ...]]] = [
+ALWAYS: list[tuple[Callable[[Path], None], tuple[str, ...]]] = [
+    (unsupported_architecture, ("MambaForCausalLM", "attention interface")),
+    (truncated_weights, ("model.safetensors",)),
+]
+DEEP: list[tuple[Callable[[Path], None], tuple[str, ...]]] = [
     (no_config, ("config.json",)),
     (config_not_json, ("config.json",)),
-    (unsupported_architecture, ("MambaForCausalLM", "attention interface")),
     (wrong_shape, ("shape",)),
     (pickle_only, ("pytorch_model.bin", "safetensors")),
     (no_weights, ("safetensors",)),
-    (truncated_weights, ("model.safetensors",)),
     (missing_shard, ("model-00002-of-00002.safetensors",)),
     (quantized, ("awq",)),
 ]
 
 
-@pytest.mark.parametrize(("damage", "words"), BREAKAGES, ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [*ALWAYS, *(pytest.param(*case, marks=pytest.mark.deep) for case in DEEP)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_serve_reports_what_is_wrong(
     tmp_path: Path, damage: Callable[[Path], None], words: tuple[str, ...]
 ) -> None:

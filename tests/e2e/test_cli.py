@@ -134,7 +134,7 @@ def test_children_die_with_a_killed_supervisor() -> None:
         (("serve", "/no/such/model"), ("model: must be", "/no/such/model")),
         (("serve", "--port", "70000"), ("port: must be", "65535", "70000")),
         (("serve", "--max-num-seqs", "0"), ("max_num_seqs", "0")),
-        (("serve", "--block-size", "7"), ("block_size", "7")),
+        pytest.param(("serve", "--block-size", "7"), ("block_size", "7"), marks=pytest.mark.deep),
         (("serve", "--max-model-len", "1000000"), ("1000000",)),
         (("generate", "--target", "127.0.0.1:1", "x"), ("127.0.0.1:1",)),
     ],

@@ -83,7 +83,13 @@ def test_rules_behave_as_their_tests_expect(path: Path) -> None:
 
 
 @needs_promtool
-@pytest.mark.parametrize("replacement", ["vector(0) > 1", "vector(1)"], ids=["never", "always"])
+@pytest.mark.parametrize(
+    "replacement",
+    [
+        pytest.param("vector(0) > 1", id="never"),
+        pytest.param("vector(1)", id="always", marks=pytest.mark.deep),
+    ],
+)
 def test_each_alert_that_fires_never_or_always_fails_a_test(
     replacement: str, tmp_path: Path
 ) -> None:

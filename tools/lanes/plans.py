@@ -19,7 +19,8 @@ DEEP = (
     script_lane("sanitized", "csrc/sanitized_tests.sh"),
     pytest_lane("planted-bugs", "tests/emu"),
     pytest_lane(
-        *("other-cases", "tests/unit", "tests/rpc", "tests/e2e", "tests/kernels", "tests/models"),
+        *("other-cases", "tests/unit", "tests/docs", "tests/monitoring", "tests/rpc", "tests/e2e"),
+        *("tests/kernels", "tests/models"),
         QUIRE_TEST_DEPTH="deep",
     ),
 )
