@@ -12,7 +12,7 @@ import pytest
 
 from bench.cell_processes import CellProcesses, Cells
 from quire import AsyncClient
-from tests.e2e.test_recovery import NUM_STREAMING, PROMPTS, collect
+from tests.e2e.test_recovery import NUM_STREAMING, PROMPTS, collect, collect_all
 
 CACHE_GIB = 0.03125
 QUIRE = str(Path(sys.executable).parent / "quire")
@@ -48,7 +48,7 @@ async def num_running(client: AsyncClient, address: str) -> int:
 @pytest.mark.parametrize("options", [{}, {"drain_timeout_s": 0.1}])
 async def test_draining_a_cell_in_mid_run_changes_no_token(options: dict[str, float]) -> None:
     async with two_cells(**options) as (cells, started, client):
-        expected = [await collect(client, index) for index in range(len(PROMPTS))]
+        expected = await collect_all(client)
         arrived = [asyncio.Event() for _ in PROMPTS]
         streams = [asyncio.create_task(collect(client, i, arrived[i])) for i in range(len(PROMPTS))]
         await asyncio.gather(*(event.wait() for event in arrived[:NUM_STREAMING]))
