@@ -20,7 +20,7 @@ from quire.contract.errors import (
 )
 from tests.documented_metrics import documented_metrics
 from tests.e2e.admin_ports import PROMPT, scrape, scrape_until
-from tests.e2e.conftest import StartCluster
+from tests.e2e.conftest import SharedClusters, StartCluster
 from tests.e2e.test_cli import serving
 from tests.scraping import Scrape, get
 
@@ -49,12 +49,10 @@ def _lint(page: Scrape) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-async def test_what_is_exported_is_what_is_documented(start_cluster: StartCluster) -> None:
+async def test_what_is_exported_is_what_is_documented(shared_clusters: SharedClusters) -> None:
     documented = documented_metrics()
-    async with (
-        start_cluster(admin_port=0) as cluster,
-        AsyncClient(cluster.router.address) as client,
-    ):
+    cluster = shared_clusters.get(admin_port=0)
+    async with AsyncClient(cluster.router.address) as client:
         await client.generate(PROMPT, SamplingParams(max_tokens=2))
         pages = [await scrape(cluster, name) for name in ("router", "scheduler", "worker 0")]
     names: set[str] = set()
@@ -71,37 +69,39 @@ async def test_what_is_exported_is_what_is_documented(start_cluster: StartCluste
 
 
 async def test_a_lost_worker_is_seen_on_the_schedulers_admin_port(
-    start_cluster: StartCluster,
+    shared_clusters: SharedClusters,
 ) -> None:
-    async with start_cluster(admin_port=0) as cluster:
-        worker, scheduler, router = cluster.services
-        for service in cluster.services:
-            assert await asyncio.to_thread(get, service.admin_address, "/readyz") == (200, "ok\n")
-        os.kill(worker.pid, signal.SIGKILL)
-        await scrape_until(
-            cluster,
-            "scheduler",
-            lambda page: page("quire_scheduler_worker_up", rank="0") == 0,
-            "the scheduler has lost its worker",
-        )
-        ready = await asyncio.to_thread(get, scheduler.admin_address, "/readyz")
-        live = await asyncio.to_thread(get, scheduler.admin_address, "/livez")
-        assert ready == (503, "not serving\n")
-        # Another start of the scheduler would not help.
-        assert live == (200, "ok\n")
-        back = await scrape_until(
-            cluster,
-            "scheduler",
-            lambda page: page("quire_ready") == 1,
-            "the worker is back",
-        )
-        assert back("quire_scheduler_worker_up", rank="0") == 1
-        assert back("quire_scheduler_group_formations_total") == 2
-        # On the port of before.
-        status, _ = await asyncio.to_thread(get, worker.admin_address, "/readyz")
-        assert status == 200
-        assert (await scrape(cluster, "router"))("quire_router_cells", state="up") == 1
-        assert router.admin_address
+    formations = "quire_scheduler_group_formations_total"
+    cluster = shared_clusters.get(admin_port=0)
+    worker, scheduler, router = cluster.services
+    before = await scrape(cluster, "scheduler")
+    for service in cluster.services:
+        assert await asyncio.to_thread(get, service.admin_address, "/readyz") == (200, "ok\n")
+    os.kill(worker.pid, signal.SIGKILL)
+    await scrape_until(
+        cluster,
+        "scheduler",
+        lambda page: page("quire_scheduler_worker_up", rank="0") == 0,
+        "the scheduler has lost its worker",
+    )
+    ready = await asyncio.to_thread(get, scheduler.admin_address, "/readyz")
+    live = await asyncio.to_thread(get, scheduler.admin_address, "/livez")
+    assert ready == (503, "not serving\n")
+    # Another start of the scheduler would not help.
+    assert live == (200, "ok\n")
+    back = await scrape_until(
+        cluster,
+        "scheduler",
+        lambda page: page("quire_ready") == 1,
+        "the worker is back",
+    )
+    assert back("quire_scheduler_worker_up", rank="0") == 1
+    assert back(formations) == before(formations) + 1
+    # On the port of before.
+    status, _ = await asyncio.to_thread(get, worker.admin_address, "/readyz")
+    assert status == 200
+    assert (await scrape(cluster, "router"))("quire_router_cells", state="up") == 1
+    assert router.admin_address
 
 
 async def test_keys_are_counted_by_name_and_certificates_by_their_end(
