@@ -10,6 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+from typer.testing import CliRunner
+
+from launch.cli.main import app
+from worker_svc import invariance
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIRE = [str(Path(sys.executable).parent / "quire")]
@@ -168,6 +173,30 @@ def test_help_is_complete_and_imports_nothing_heavy() -> None:
     assert not imported & heavy
 
 
+def test_doctor_checks_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/unit/worker/test_linear_invariance.py has what it checks of them."""
+    checked: list[torch.dtype] = []
+
+    def check(dtype: torch.dtype) -> list[invariance.Violation]:
+        checked.append(dtype)
+        return []
+
+    monkeypatch.setattr(invariance, "check_linear_invariance", check)
+    monkeypatch.setattr(invariance, "check_split_invariance", check)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 0, result.output
+    assert "kernels" in result.stdout
+    assert set(checked) == set(invariance.DTYPES.values())
+
+    violation = invariance.Violation("float32", 8, 16, num_rows=3)
+    monkeypatch.setattr(invariance, "check_split_invariance", lambda _: [violation])
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert f"linear     float32: 1 violations\n           {violation}\n" in result.stdout
+    assert result.stderr.startswith("error: outputs may depend on batch size")
+
+
+@pytest.mark.deep
 def test_doctor_finds_no_violation() -> None:
     result = quire("doctor")
     assert result.returncode == 0, result.stdout + result.stderr
