@@ -64,12 +64,12 @@ def quantized(directory: Path) -> None:
 
 
 ALWAYS: list[tuple[Callable[[Path], None], tuple[str, ...]]] = [
-    (unsupported_architecture, ("MambaForCausalLM", "attention interface")),
+    (no_config, ("config.json",)),
     (truncated_weights, ("model.safetensors",)),
 ]
 DEEP: list[tuple[Callable[[Path], None], tuple[str, ...]]] = [
-    (no_config, ("config.json",)),
     (config_not_json, ("config.json",)),
+    (unsupported_architecture, ("MambaForCausalLM", "attention interface")),
     (wrong_shape, ("shape",)),
     (pickle_only, ("pytorch_model.bin", "safetensors")),
     (no_weights, ("safetensors",)),

@@ -26,23 +26,28 @@ async def test_two_ranks_give_the_tokens_of_one(
     assert answers[0] == answers[1]
 
 
+# tests/models has 1, 2 and 4 ranks of all families, in one process.
+@pytest.mark.parametrize("sizes", [(1, 2), pytest.param((1, 4), marks=pytest.mark.deep)])
 async def test_with_invariance_1_2_and_4_ranks_give_the_same_bits(
-    start_cluster: StartCluster,
+    sizes: tuple[int, int], start_cluster: StartCluster
 ) -> None:
     """bf16, sampled, with log-probabilities: any other sum would show."""
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=64, ignore_eos=True, logprobs=2)
     answers = []
-    for size in (1, 2, 4):
+    for size in sizes:
         async with (
             start_cluster(invariant=True, tensor_parallel_size=size) as cluster,
             AsyncClient(cluster.router.address) as client,
         ):
             outputs = await asyncio.gather(*(client.generate(p, params) for p in PROMPTS))
             answers.append([(output.token_ids, output.logprobs) for output in outputs])
-    assert answers[0] == answers[1] == answers[2]
+    assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("victim", ["worker 0", "worker 1", "scheduler"])
+# tests/e2e/test_static_launcher.py kills rank 1, too.
+@pytest.mark.parametrize(
+    "victim", ["worker 0", pytest.param("worker 1", marks=pytest.mark.deep), "scheduler"]
+)
 async def test_killing_any_of_them_changes_no_token(
     victim: str, shared_clusters: SharedClusters
 ) -> None:
