@@ -3,6 +3,7 @@
 
 #include "cpu/kernels/element.h"
 #include "cpu/kernels/math.h"
+#include "cpu/kernels/sums.h"
 
 namespace quire::cpu::QUIRE_ISA {
 namespace {
@@ -101,17 +102,17 @@ inline void softmax_row(float* scores, int begin, int end, float distance,
     *sum_ *= factor;
     for (int64_t c = 0; c < columns; c += kLanes) store(acc + c, load(acc + c) * broadcast(factor));
   }
-  F32 sum = zero();
+  F32 sums[kVectors];
   for (int v = 0; v < kVectors; ++v) {
     const F32 p = exp2(logits[v] - broadcast(*max_));
-    sum = sum + p;
+    sums[v] = p;
     if constexpr (IsScaled) {
       store(scores + v * kLanes, p * load(scales.values + v * kLanes));
     } else {
       store(scores + v * kLanes, p);
     }
   }
-  *sum_ += reduce_add(sum);
+  *sum_ += fold_sums<Tokens>(sums);
 }
 
 // Merges the softmax state of a partition into (max, sum, acc) of all before it.

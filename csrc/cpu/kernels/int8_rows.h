@@ -28,6 +28,7 @@ inline void quantise_row(const T* row, int8_t* cached, int64_t head_size) {
   });
   float scale = reduce_max(largest) / 127.f + reduce_add(poison);
   if (scale < kSmallestScale) scale = 0.f;
+  if (scale != scale) scale = __builtin_nanf("");  // one NaN, whatever those of the row were
   memcpy(cached + head_size, &scale, sizeof scale);
   if (!(scale > 0.f)) {
     memset(cached, 0, head_size);

@@ -1,29 +1,14 @@
-// rms_norm, fused_add_rms_norm, layer_norm. A row is summed in four interleaved vectors that are
-// added in a fixed order, so its result depends on nothing but the row.
+// rms_norm, fused_add_rms_norm, layer_norm. The order in which a row is summed is fixed (sums.h),
+// so its result depends on nothing but the row.
 #pragma once
 
 #include "core/dispatch.h"
 #include "cpu/kernels/parallel.h"
+#include "cpu/kernels/sums.h"
 #include "ops/layers.h"
 
 namespace quire::cpu::QUIRE_ISA {
 namespace {
-
-// Sum over i in [0, n) of body(i, lanes), where body returns the vector of terms i .. i + lanes - 1
-// (zero beyond).
-template <typename Body>
-inline float sum_row(int64_t n, const Body& body) {
-  constexpr int kChains = 4;
-  F32 sum[kChains] = {zero(), zero(), zero(), zero()};
-  int64_t i = 0;
-  for (; i + kChains * kLanes <= n; i += kChains * kLanes) {
-    for (int c = 0; c < kChains; ++c) sum[c] = sum[c] + body(i + c * kLanes, kLanes);
-  }
-  for (int c = 0; i < n; ++c, i += kLanes) {
-    sum[c] = sum[c] + body(i, static_cast<int>(min_of(kLanes, n - i)));
-  }
-  return reduce_add((sum[0] + sum[1]) + (sum[2] + sum[3]));
-}
 
 template <typename T>
 inline F32 load_up_to(const T* p, int n) {

@@ -1,5 +1,5 @@
-// Vectors of floats in portable C++: the reference that every other ISA is tested with, for
-// machines that support none of them.
+// Vectors of floats in portable C++, for machines that support no other ISA. Every ISA must give
+// the bits of this one (docs/numerics.md).
 #pragma once
 
 #include "cpu/kernels/element.h"
@@ -60,11 +60,11 @@ inline F32 operator*(F32 a, F32 b) {
 inline F32 operator/(F32 a, F32 b) {
   QUIRE_LANEWISE(a.v[i] / b.v[i]);
 }
-// Not fused: a library call per element would cost more than this path is for.
+// Fused, a library call for each element: slow, but the bits are those of the other sets.
 inline F32 fma(F32 a, F32 b, F32 c) {
-  QUIRE_LANEWISE(a.v[i] * b.v[i] + c.v[i]);
+  QUIRE_LANEWISE(__builtin_fmaf(a.v[i], b.v[i], c.v[i]));
 }
-// b if either is NaN, as the x86 instructions do.
+// b if either is NaN or both are zero, as the x86 instructions do.
 inline F32 max(F32 a, F32 b) {
   QUIRE_LANEWISE(a.v[i] > b.v[i] ? a.v[i] : b.v[i]);
 }
@@ -91,6 +91,7 @@ inline F32 select_less(F32 a, F32 b, F32 x, F32 y) {
 
 #undef QUIRE_LANEWISE
 
+// In all instruction sets by adding the second half of the lanes to the first until one is left.
 inline float reduce_add(F32 a) {
   return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
 }
