@@ -19,8 +19,9 @@ Caches may be quantised instead, as their dtype says; both caches of a layer hav
 Operations that move blocks take them as they are. A dtype that the device does not support raises
 ValueError, which names those it does.
 
-Results follow the invariance rule: the bits of a row depend on that row, its context and the
-instruction set alone, never on the batch, the chunk, the layout or the number of threads.
+Results follow the invariance rule: the bits of a row depend on that row and its context alone,
+never on the batch, the chunk, the layout or the number of threads. On the CPU they are the same on
+every instruction set; docs/numerics.md gives the order of roundings. GPUs have one of their own.
 """
 
 from worker_svc.ops.attention import *

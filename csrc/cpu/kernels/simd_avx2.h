@@ -40,6 +40,33 @@ inline F32 load(const int8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw))};
 }
 
+inline F32 load_words(const void* p) {
+  return {_mm256_loadu_ps(static_cast<const float*>(p))};
+}
+
+struct Pairs {
+  F32 even;
+  F32 odd;
+};
+
+inline Pairs load_pairs(const void* p) {
+  const __m256i words = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  return {{_mm256_castsi256_ps(_mm256_slli_epi32(words, 16))},
+          {_mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(~0xffff)))}};
+}
+
+inline F32 pair_words(F32 even, F32 odd) {
+  const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even.v), 16);
+  return {_mm256_castsi256_ps(_mm256_blend_epi16(low, _mm256_castps_si256(odd.v), 0xaa))};
+}
+
+// 16 bits are converted where they lie.
+inline F32 large_pair_words(const int8_t* p) {
+  const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i odd = _mm256_and_si256(words, _mm256_set1_epi32(~0xffff));
+  return pair_words({_mm256_cvtepi32_ps(_mm256_slli_epi32(words, 16))}, {_mm256_cvtepi32_ps(odd)});
+}
+
 inline void store(float* p, F32 x) {
   _mm256_storeu_ps(p, x.v);
 }

@@ -76,6 +76,35 @@ inline __m256i to_f16_bits(F32 x) {
   return _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT);
 }
 
+inline F32 load_words(const void* p) {
+  return {_mm512_loadu_ps(p)};
+}
+
+struct Pairs {
+  F32 even;
+  F32 odd;
+};
+
+inline Pairs load_pairs(const void* p) {
+  const __m512i words = _mm512_loadu_si512(p);
+  return {{_mm512_castsi512_ps(_mm512_slli_epi32(words, 16))},
+          {_mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(~0xffff)))}};
+}
+
+inline F32 pair_words(F32 even, F32 odd) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even.v), 16);
+  return {
+      _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_castps_si512(odd.v)))};
+}
+
+// 16 bits are converted where they lie.
+inline F32 large_pair_words(const int8_t* p) {
+  const __m512i words =
+      _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  const __m512i odd = _mm512_and_si512(words, _mm512_set1_epi32(~0xffff));
+  return pair_words({_mm512_cvtepi32_ps(_mm512_slli_epi32(words, 16))}, {_mm512_cvtepi32_ps(odd)});
+}
+
 inline void store(float* p, F32 x) {
   _mm512_storeu_ps(p, x.v);
 }

@@ -48,6 +48,40 @@ inline void store_partial(T* p, F32 x, int n) {
   for (int i = 0; i < n; ++i) from_float(x.v[i], p + i);
 }
 
+// 32 bits for each lane, whatever they mean.
+inline F32 load_words(const void* p) {
+  F32 r;
+  memcpy(r.v, p, sizeof r);
+  return r;
+}
+
+// Pairs of bf16, one in each word, the even element in the lower half.
+struct Pairs {
+  F32 even;
+  F32 odd;
+};
+
+inline Pairs load_pairs(const void* p) {
+  const F32 words = load_words(p);
+  Pairs r;
+  for (int i = 0; i < kLanes; ++i) {
+    r.even.v[i] = float_of(bits_of(words.v[i]) << 16);
+    r.odd.v[i] = float_of(bits_of(words.v[i]) & 0xffff0000);
+  }
+  return r;
+}
+
+// The words of numbers that are bf16 already.
+inline F32 pair_words(F32 even, F32 odd) {
+  QUIRE_LANEWISE(float_of(bits_of(even.v[i]) >> 16 | (bits_of(odd.v[i]) & 0xffff0000)));
+}
+
+// 2 kLanes integers as the words of pairs of bf16 that are 2^16 times as large.
+inline F32 large_pair_words(const int8_t* p) {
+  QUIRE_LANEWISE(float_of(bits_of(to_float(p[2 * i]) * 0x1p16f) >> 16 |
+                          bits_of(to_float(p[2 * i + 1]) * 0x1p16f)));
+}
+
 inline F32 operator+(F32 a, F32 b) {
   QUIRE_LANEWISE(a.v[i] + b.v[i]);
 }

@@ -1,9 +1,11 @@
 // Fills the kernel table of the ISA that includes this. QUIRE_BF16_TILE and QUIRE_BF16_INT8_TILE
-// may name tile engines for bf16 attention over caches of bf16 and of int8.
+// may name tile engines for bf16 attention over caches of bf16 and of int8, which give the bits of
+// PairTile.
 #pragma once
 
 #include "cpu/kernels/activation.h"
 #include "cpu/kernels/attention.h"
+#include "cpu/kernels/attention_pairs.h"
 #include "cpu/kernels/cache.h"
 #include "cpu/kernels/sampling.h"
 
@@ -11,11 +13,11 @@ namespace quire::cpu::QUIRE_ISA {
 namespace {
 
 #ifndef QUIRE_BF16_TILE
-#define QUIRE_BF16_TILE Fp32Tile<bf16>
+#define QUIRE_BF16_TILE PairTile<bf16>
 #endif
 
 #ifndef QUIRE_BF16_INT8_TILE
-#define QUIRE_BF16_INT8_TILE Fp32Tile<bf16, int8_t>
+#define QUIRE_BF16_INT8_TILE PairTile<int8_t>
 #endif
 
 template <typename T, typename Cached>
