@@ -17,9 +17,12 @@ StartCluster = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 def cluster_config(model: Path | None = None, **options: Any) -> ClusterConfig:
-    """A small cache and free ports; see `running_cluster`."""
-    own: dict[str, Any] = {"model": model or embedded_model(), "port": 0, "kv_cache_gib": 0.03125}
-    return ClusterConfig(**{**own, **options})
+    """A small cache, free ports and one thread for each worker; see `running_cluster`.
+
+    Threads that share the cores with other tests spend more on waking each other than they compute.
+    """
+    own: dict[str, Any] = {"port": 0, "kv_cache_gib": 0.03125, "num_threads": 1}
+    return ClusterConfig(**{"model": model or embedded_model(), **own, **options})
 
 
 @asynccontextmanager

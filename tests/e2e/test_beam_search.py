@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import PreTrainedModel
 
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import Completion
 from tests.e2e.conftest import StartCluster
-from tests.e2e.served_model import VOCAB_SIZE, save_served_model
+from tests.e2e.served_model import VOCAB_SIZE, load_reference, save_served_model
 from tests.factories import EOS_TOKEN_ID
 
 WIDTH = 4
@@ -44,9 +44,8 @@ def prompts() -> list[list[int]]:
 
 
 def transformers_beams(
-    directory: Path, prompt: list[int], params: SamplingParams
+    model: PreTrainedModel, prompt: list[int], params: SamplingParams
 ) -> list[tuple[tuple[int, ...], float]]:
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     ends = {EOS_TOKEN_ID, *params.stop_token_ids}
     found = model.generate(
         torch.tensor([prompt]),
@@ -79,6 +78,7 @@ async def test_texts_and_scores_are_those_of_transformers(
     family: str, tmp_path: Path, start_cluster: StartCluster
 ) -> None:
     model = save_served_model(tmp_path / family, family)
+    reference = load_reference(model)
     lengths = set()
     async with (
         start_cluster(model, dtype="float32", max_model_len=128) as cluster,
@@ -86,7 +86,7 @@ async def test_texts_and_scores_are_those_of_transformers(
     ):
         for params in SETTINGS:
             for prompt in prompts():
-                expected = transformers_beams(model, prompt, params)
+                expected = transformers_beams(reference, prompt, params)
                 found = await client.generate_all(prompt, params)
                 assert [each.token_ids for each in found] == [tokens for tokens, _ in expected]
                 assert [score(each, params.length_penalty) for each in found] == pytest.approx(

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import CellState
 from tests.e2e.conftest import StartCluster
-from tests.e2e.served_model import VOCAB_SIZE, save_served_model
+from tests.e2e.served_model import VOCAB_SIZE, load_reference, save_served_model
 from tests.factories import CONFIGS
 
 NUM_STREAMS = 32
+NUM_ALONE = 8
 MAX_MODEL_LEN = 128
 # 320 slots for 32 streams of up to 92 tokens: most wait, and those that run keep running out.
 TINY_CACHE = {"block_size": 8, "num_gpu_blocks_override": 40}
@@ -31,7 +31,7 @@ def requests() -> list[tuple[list[int], int]]:
 
 def reference_tokens(directory: Path) -> list[tuple[int, ...]]:
     """Greedy float32 tokens of every request, each generated alone by transformers."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = load_reference(directory)
     model.generation_config.eos_token_id = None
     answers = []
     for prompt, max_tokens in requests():
@@ -48,7 +48,7 @@ def reference_tokens(directory: Path) -> list[tuple[int, ...]]:
 
 
 async def served_tokens(client: AsyncClient, *, together: bool) -> list[tuple[int, ...]]:
-    """Tokens of every request, all at once or one after the other."""
+    """Tokens of all requests at once, or of the first few one after the other."""
 
     async def one(prompt: list[int], max_tokens: int) -> tuple[int, ...]:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
@@ -56,7 +56,7 @@ async def served_tokens(client: AsyncClient, *, together: bool) -> list[tuple[in
 
     if together:
         return await asyncio.gather(*(one(*request) for request in requests()))
-    return [await one(*request) for request in requests()]
+    return [await one(*request) for request in requests()[:NUM_ALONE]]
 
 
 async def cell_state(client: AsyncClient, num_tokens: int = 0) -> CellState:
@@ -106,4 +106,4 @@ async def test_greedy_tokens_equal_transformers(
         assert state.num_free_blocks == state.num_blocks
         alone = await served_tokens(client, together=False)
     assert crowded == expected
-    assert alone == expected
+    assert alone == expected[:NUM_ALONE]
