@@ -17,7 +17,7 @@ PARAMS = SamplingParams(seed=4, max_tokens=16, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(dtype="float32", kv_cache_gib=0.03125) as llm:
+    with LLM(dtype="float32", kv_cache_gib=0.03125, num_threads=1) as llm:
         yield llm
 
 
