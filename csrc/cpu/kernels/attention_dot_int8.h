@@ -16,20 +16,7 @@ struct Int8DotTile : Bf16DotTile {
     return _mm256_maskz_loadu_epi8((1u << (head_size - d)) - 1, p + d);
   }
 
-  // Two vectors of floats that are bf16 as pairs of those.
-  static __m512i pair_up(__m512 even, __m512 odd) {
-    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
-    return _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_castps_si512(odd));
-  }
-
-  // Each integer as a bf16 2^16 times as large: 16 bits are converted where they lie.
-  static __m512i to_large_bf16(__m256i x) {
-    const __m512i words = _mm512_cvtepi8_epi16(x);
-    const __m512i odd = _mm512_and_si512(words, _mm512_set1_epi32(~0xffff));
-    return pair_up(_mm512_cvtepi32_ps(_mm512_slli_epi32(words, 16)), _mm512_cvtepi32_ps(odd));
-  }
-
-  // tile[slab][group][e], each a vector
+  // tile[slab][group][e], each a vector; keys are 2^16 times as large
   static void pack_keys(void* tile, const TileRows& keys, TilePrefetcher& next, int64_t head_size) {
     const int64_t groups = head_size / kGroup;
     for (int slab = 0; slab * kSlab < keys.end; ++slab) {
@@ -51,7 +38,7 @@ struct Int8DotTile : Bf16DotTile {
                                     _mm256_permute2x128_si256(even01, even23, 0x31),
                                     _mm256_permute2x128_si256(odd01, odd23, 0x31)};
           for (int g = 0; g < 4 && d / kGroup + g < groups; ++g)
-            _mm512_store_si512(dst + (d / kGroup + g) * 4 + e, to_large_bf16(group[g]));
+            _mm512_store_ps(dst + (d / kGroup + g) * 4 + e, large_pair_words(group[g]).v);
         }
       }
     }
@@ -68,10 +55,11 @@ struct Int8DotTile : Bf16DotTile {
   }
 
   // Columns d .. d + 15 of two rows of n, pair by pair; zero beyond their end.
-  static QUIRE_ALWAYS_INLINE __m512i load_pairs(const Cached* even, const Cached* odd, int64_t d,
-                                                int64_t n) {
+  static QUIRE_ALWAYS_INLINE __m512i value_words(const Cached* even, const Cached* odd, int64_t d,
+                                                 int64_t n) {
     const int lanes = static_cast<int>(max_of(0, min_of(kLanes, n - d)));
-    return pair_up(load_up_to(even + d, lanes).v, load_up_to(odd + d, lanes).v);
+    const F32 words = pair_words(load_up_to(even + d, lanes), load_up_to(odd + d, lanes));
+    return _mm512_castps_si512(words.v);
   }
 
   // tile[pair of tokens][column vector]
@@ -83,7 +71,7 @@ struct Int8DotTile : Bf16DotTile {
       const Cached* even = values.at<Cached>(t);
       const Cached* odd = values.at<Cached>(t + 1);
       for (int64_t d = 0; d < columns(head_size); d += kLanes)
-        _mm512_store_si512(dst++, load_pairs(even, odd, d, head_size));
+        _mm512_store_si512(dst++, value_words(even, odd, d, head_size));
     }
   }
 
@@ -104,7 +92,7 @@ struct Int8DotTile : Bf16DotTile {
       const Cached* odd = values.at<Cached>(t + 1) + c;
       __m512bh value[Vectors];
       for (int v = 0; v < Vectors; ++v)
-        value[v] = as_bf16(load_pairs(even, odd, v * kLanes, head_size - c));
+        value[v] = as_bf16(value_words(even, odd, v * kLanes, head_size - c));
       for (int m = 0; m < M; ++m) {
         const __m512bh p =
             as_bf16(_mm512_set1_epi32(reinterpret_cast<const int*>(probs + m * kTokens)[t / 2]));

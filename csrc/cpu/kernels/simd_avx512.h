@@ -98,11 +98,13 @@ inline F32 pair_words(F32 even, F32 odd) {
 }
 
 // 16 bits are converted where they lie.
-inline F32 large_pair_words(const int8_t* p) {
-  const __m512i words =
-      _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+inline F32 large_pair_words(__m256i x) {
+  const __m512i words = _mm512_cvtepi8_epi16(x);
   const __m512i odd = _mm512_and_si512(words, _mm512_set1_epi32(~0xffff));
   return pair_words({_mm512_cvtepi32_ps(_mm512_slli_epi32(words, 16))}, {_mm512_cvtepi32_ps(odd)});
+}
+inline F32 large_pair_words(const int8_t* p) {
+  return large_pair_words(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
 inline void store(float* p, F32 x) {
