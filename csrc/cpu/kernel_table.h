@@ -65,15 +65,19 @@ struct KernelTable {
 
 namespace scalar {
 const KernelTable& kernel_table();
-}
+void packed_linear(const PackedLinearParams&, ThreadPool&);  // cpu/linear_scalar.cpp
+}  // namespace scalar
 namespace avx2 {
 const KernelTable& kernel_table();
-}
+void packed_linear(const PackedLinearParams&, ThreadPool&);  // cpu/linear_avx2.cpp
+}  // namespace avx2
 namespace avx512 {
 const KernelTable& kernel_table();
-}
+void packed_linear(const PackedLinearParams&, ThreadPool&);  // cpu/linear_avx512.cpp
+}  // namespace avx512
 namespace avx512_bf16 {
 const KernelTable& kernel_table();
-}
+void packed_linear(const PackedLinearParams&, ThreadPool&);  // cpu/linear_avx512_bf16.cpp
+}  // namespace avx512_bf16
 
 }  // namespace quire::cpu

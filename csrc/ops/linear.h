@@ -20,6 +20,34 @@ struct LinearParams {
   DType dtype;
 };
 
+// Weights as cpu/kernels/linear.h reads them: panels of kPanelFeatures features, in each of them
+// pairs of elements of K. N is rounded up to whole panels and K to pairs, with zeros.
+constexpr int64_t kPanelFeatures = 32;
+
+struct PackWeightParams {
+  void* packed;
+  const void* weight;  // [N, K]
+  int64_t weight_stride;
+  int64_t out_features;  // N
+  int64_t in_features;   // K
+  DType dtype;
+};
+
+struct PackedLinearParams {
+  void* out;           // [M, N]
+  const void* x;       // [M, K]
+  const void* weight;  // packed
+  const float* bias;   // [N], or null
+  int64_t out_stride;
+  int64_t x_stride;
+  int64_t num_rows;      // M
+  int64_t out_features;  // N
+  int64_t in_features;   // K
+  int64_t num_parts;     // that K is cut into; 1, 2, 4 or 8
+  DType dtype;           // of x and the weights
+  bool out_is_float;     // or of the type of x
+};
+
 }  // namespace quire
 
 #if defined(QUIRE_COMPILE_CHECKS)
@@ -72,6 +100,67 @@ void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& 
   p.in_features = x.shape[1];
   p.dtype = x.dtype;
   backend.linear(p);
+}
+
+namespace {
+
+void check_packed(const Tensor& packed, int64_t out_features, int64_t in_features, DType dtype) {
+  const int64_t panels = (out_features + kPanelFeatures - 1) / kPanelFeatures;
+  check_shape("packed", packed, {panels, (in_features + 1) / 2, 2 * kPanelFeatures},
+              "[ceil(N / 32), ceil(K / 2), 64]");
+  check_dtype("packed", packed, dtype);
+  check_contiguous("packed", packed);
+  check_device("packed", packed, Device::kCpu);
+}
+
+}  // namespace
+
+void pack_weight(Backend& backend, const Tensor& packed, const Tensor& weight) {
+  check_shape("weight", weight, {-1, -1}, "[N, K]");
+  check_activation_dtype("weight", weight);
+  check_unit_stride("weight", weight);
+  check_device("weight", weight, Device::kCpu);
+  check_packed(packed, weight.shape[0], weight.shape[1], weight.dtype);
+  backend.pack_weight(
+      {packed.data, weight.data, weight.stride[0], weight.shape[0], weight.shape[1], weight.dtype});
+}
+
+void packed_linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& packed,
+                   const std::optional<Tensor>& bias, int64_t num_parts) {
+  check_shape("x", x, {-1, -1}, "[M, K]");
+  check_activation_dtype("x", x);
+  check_unit_stride("x", x);
+  check_device("x", x, Device::kCpu);
+  check_shape("out", out, {x.shape[0], -1}, "[M, N]");
+  check_unit_stride("out", out);
+  check_device("out", out, Device::kCpu);
+  if (out.dtype != DType::kFloat32) check_dtype("out", out, x.dtype);
+  check_packed(packed, out.shape[1], x.shape[1], x.dtype);
+  const bool is_cut = num_parts == 2 || num_parts == 4 || num_parts == 8;
+  if (num_parts != 1 && !(is_cut && x.shape[1] % (2 * num_parts) == 0)) {
+    fail("num_parts: must be 1, 2, 4 or 8 and divide K / 2 = " + std::to_string(x.shape[1]) +
+         " / 2, got " + std::to_string(num_parts));
+  }
+  PackedLinearParams p{};
+  if (bias) {
+    check_shape("bias", *bias, {out.shape[1]}, "[N]");
+    check_dtype("bias", *bias, DType::kFloat32);
+    check_contiguous("bias", *bias);
+    check_device("bias", *bias, Device::kCpu);
+    p.bias = static_cast<const float*>(bias->data);
+  }
+  p.out = out.data;
+  p.x = x.data;
+  p.weight = packed.data;
+  p.out_stride = out.stride[0];
+  p.x_stride = x.stride[0];
+  p.num_rows = x.shape[0];
+  p.out_features = out.shape[1];
+  p.in_features = x.shape[1];
+  p.num_parts = num_parts;
+  p.dtype = x.dtype;
+  p.out_is_float = out.dtype == DType::kFloat32;
+  backend.packed_linear(p);
 }
 
 }  // namespace quire::ops

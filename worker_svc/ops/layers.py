@@ -7,6 +7,9 @@ from torch import Tensor
 
 from worker_svc.ops import compiled
 
+PANEL_FEATURES = 32
+"""Features that packed weights keep together."""
+
 
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
     """Divide rows by their root mean square and scale them (Zhang and Sennrich 2019).
@@ -105,6 +108,45 @@ def quick_gelu(out: Tensor, x: Tensor) -> None:
     compiled._C.quick_gelu(out, x)
 
 
+def packed_shape(out_features: int, in_features: int) -> tuple[int, int, int]:
+    """Return the shape of packed weights: panels of 32 features, pairs of elements of K, a pair."""
+    return -(-out_features // PANEL_FEATURES), -(-in_features // 2), 2 * PANEL_FEATURES
+
+
+def pack_weight(packed: Tensor, weight: Tensor) -> None:
+    """Put weights into the order in which `packed_linear` reads them, on the CPU.
+
+    Args:
+        packed: `packed_shape(N, K)`, of the weights' dtype.
+        weight: [N, K].
+
+    Mutates:
+        packed.
+    """
+    compiled._C.pack_weight(packed, weight)
+
+
+def packed_linear(
+    out: Tensor, x: Tensor, packed: Tensor, bias: Tensor | None, num_parts: int = 1
+) -> None:
+    """Multiply rows by packed weights, x @ weight.T + bias, on the CPU, by the invariance rule.
+
+    docs/numerics.md ("Dense layers") has the order of roundings: the same for every number of rows,
+    of threads and of ranks that share the features, and on every instruction set.
+
+    Args:
+        out: [M, N], of the dtype of x or float32; must not overlap the others.
+        x: [M, K].
+        packed: see `pack_weight`.
+        bias: [N] float32, or None.
+        num_parts: into which K is cut: 1, 2, 4 or 8; their sums are added as a binary tree.
+
+    Mutates:
+        out.
+    """
+    compiled._C.packed_linear(out, x, packed, bias, num_parts)
+
+
 def linear(
     out: Tensor,
     x: Tensor,
@@ -133,6 +175,6 @@ def linear(
         out.
 
     Raises:
-        ValueError: the operands are on the CPU, where torch computes dense layers.
+        ValueError: the operands are on the CPU, where `packed_linear` computes it.
     """
     compiled._C.linear(out, x, weight, bias, total_features or weight.shape[0])

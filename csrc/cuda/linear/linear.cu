@@ -1,4 +1,5 @@
 // Chooses the tiles of a linear layer and launches them. The choice changes no bit.
+#include "core/check.h"
 #include "core/dispatch.h"
 #include "cuda/cuda_ops.h"
 #include "cuda/linear/linear.cuh"
@@ -62,6 +63,14 @@ void linear(const LinearParams& p, cudaStream_t stream) {
   if (p.num_rows == 0 || p.out_features == 0) return;
   const SplitResults& results = split_memory.get(stream);
   QUIRE_DISPATCH_DTYPE(p.dtype, T, run_rows<T>(p, results, stream));
+}
+
+// Never reached: their checks refuse tensors on a GPU, where weights stay as they are.
+void pack_weight(const PackWeightParams&, cudaStream_t) {
+  fail("pack_weight: must be called with tensors on the CPU");
+}
+void packed_linear(const PackedLinearParams&, cudaStream_t) {
+  fail("packed_linear: must be called with tensors on the CPU; on a GPU linear computes it");
 }
 
 }  // namespace quire::cuda
