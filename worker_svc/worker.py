@@ -22,7 +22,6 @@ from quire.version import __version__
 from worker_svc.cache.profile import choose_swap_space_bytes, profile_cache, warm_up
 from worker_svc.device.base import Device
 from worker_svc.device.cpu import CpuDevice
-from worker_svc.layers.float32_products import agree_on_float32
 from worker_svc.loading.loader import LoadedModel, load_model
 from worker_svc.parallel.communicator import ProcessCommunicator
 from worker_svc.parallel.group import ParallelGroup
@@ -149,7 +148,6 @@ class Worker:
             num_parameters=info.num_parameters,
             rank=rank,
             weight_bytes=loaded.weight_bytes,
-            num_float32_linears=sum(each.is_float32 for each in loaded.cpu_linears),
         )
         return loaded
 
@@ -162,7 +160,6 @@ class Worker:
         loaded = self._require_model()
         # The old cache would count as taken memory.
         self._runner = None
-        agree_on_float32(loaded.cpu_linears, loaded.parallel)
         return profile_cache(loaded, options)
 
     def init_cache(self, spec: CacheSpec) -> HostCache:
@@ -173,7 +170,6 @@ class Worker:
         """
         loaded, options = self._require_model(), spec.options
         self._runner = None
-        agree_on_float32(loaded.cpu_linears, loaded.parallel)
         runner = ModelRunner(
             loaded,
             options.block_size,

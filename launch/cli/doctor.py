@@ -28,10 +28,6 @@ def doctor() -> None:
         typer.echo(f"linear     {name}: {'ok' if not found else f'{len(found)} violations'}")
         for violation in found[:5]:
             typer.echo(f"           {violation}")
-        in_float32 = invariance.float32_shapes(dtype)
-        if in_float32:
-            shapes = ", ".join(f"{rows} x {columns}" for rows, columns in in_float32)
-            typer.echo(f"           multiplied in float32, to keep the rule: {shapes} (in x out)")
         violations += len(found)
     if violations:
         typer.echo(

@@ -63,8 +63,8 @@ class LoadOptions(Options):
     )
     invariant: bool = option(
         False,
-        "Layers whose bits depend neither on the number of workers nor, on a GPU too, on the "
-        "batch, so that nothing changes an answer; slower.",
+        "On GPUs, layers whose bits depend neither on the number of workers nor on the batch, so "
+        "that nothing changes an answer; slower. On CPUs it is always so.",
     )
 
 

@@ -16,7 +16,7 @@ from worker_svc.steps.prompt_step import run_prompts
 
 SWAP_SHARE_OF_FREE_MEMORY = 0.125
 MAX_DEFAULT_SWAP_BYTES = 2 * 2**30
-WARM_UP_MAX_TOKENS = 64
+WARM_UP_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 WARM_UP_MAX_S = 1.0
 
 
@@ -87,10 +87,8 @@ def warm_up(loaded: LoadedModel, caches: KVCaches, block_size: int) -> None:
     Writes nothing to the caches.
     """
     deadline = time.monotonic() + WARM_UP_MAX_S
-    padded_rows = loaded.device.padded_rows
-    sizes = {padded_rows(count, loaded.dtype) for count in range(1, WARM_UP_MAX_TOKENS + 1)}
     device = loaded.device.torch_device
-    for num_tokens in sorted(sizes):
+    for num_tokens in WARM_UP_TOKENS:
         _run_dummy_step(loaded, caches, block_size, num_tokens, num_tokens)
         is_late = torch.tensor([time.monotonic() > deadline], dtype=torch.int32).to(device)
         # By rank 0's clock: a rank that went on alone would wait for the others for ever.

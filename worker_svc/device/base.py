@@ -82,9 +82,6 @@ class Device(Protocol):
     def elapsed_us(self, start: Any, end: Any) -> int:
         """Return the microseconds between two moments that have passed."""
 
-    def padded_rows(self, num_rows: int, dtype: torch.dtype) -> int:
-        """Return the number of rows to compute so that linear layers are invariant and quick."""
-
     def profile_memory(self, largest_step: Callable[[], None], utilization: float) -> MemoryProfile:
         """Run the largest step and return the memory that it leaves for the cache.
 

@@ -9,7 +9,6 @@ import torch
 from worker_svc import ops
 from worker_svc.device.base import Array, Fetched, MemoryProfile
 from worker_svc.device.host_memory import available_memory_bytes
-from worker_svc.layers.invariant_linear import padded_rows
 
 # Of the host's memory that is free, for the cache.
 CACHE_SHARE_OF_FREE_MEMORY = 0.25
@@ -68,10 +67,6 @@ class CpuDevice:
     def elapsed_us(self, start: int, end: int) -> int:
         """See Device."""
         return (end - start) // 1000
-
-    def padded_rows(self, num_rows: int, dtype: torch.dtype) -> int:
-        """See Device."""
-        return padded_rows(num_rows, dtype)
 
     def profile_memory(self, largest_step: Callable[[], None], utilization: float) -> MemoryProfile:
         """See Device; the default is a share of the free memory, which other programs use as well.

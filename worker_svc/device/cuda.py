@@ -249,10 +249,6 @@ class CudaDevice:
         """See Device."""
         return round(1000 * start.elapsed_time(end))
 
-    def padded_rows(self, num_rows: int, dtype: torch.dtype) -> int:
-        """See Device; padding gains nothing on a GPU."""
-        return num_rows
-
     def profile_memory(self, largest_step: Callable[[], None], utilization: float) -> MemoryProfile:
         """See Device."""
         largest_step()  # libraries take their memory at their first call

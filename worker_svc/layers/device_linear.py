@@ -1,4 +1,4 @@
-"""Linear layers where their weights are: oneDNN's on the CPU, cuBLAS's or our own on a GPU.
+"""Linear layers where their weights are: our own on the CPU, cuBLAS's or our own on a GPU.
 
 Whether `--invariant` was given is known here while layers are built.
 """
@@ -13,11 +13,9 @@ import torch
 import torch.nn.functional as functional
 
 from worker_svc import ops
-from worker_svc.layers.float32_products import LinearShape, needs_float32
-from worker_svc.layers.invariant_linear import InvariantLinear
+from worker_svc.layers.packed_linear import PackedLinear
 
 _invariant: ContextVar[bool] = ContextVar("layers are built for --invariant", default=False)
-_built: ContextVar[list[InvariantLinear] | None] = ContextVar("layers of the CPU", default=None)
 
 
 class Linear(Protocol):
@@ -32,21 +30,16 @@ class Linear(Protocol):
 
 
 @contextmanager
-def invariance(wanted: bool) -> Iterator[list[InvariantLinear]]:
+def invariance(wanted: bool) -> Iterator[None]:
     """Build layers in the block whose bits depend neither on the batch nor on the number of ranks.
 
-    On the CPU the first half holds in any case.
-
-    Yields:
-        The linear layers of the CPU that the block builds, in order.
+    On the CPU they never do.
     """
-    built: list[InvariantLinear] = []
-    tokens = _invariant.set(wanted), _built.set(built)
+    token = _invariant.set(wanted)
     try:
-        yield built
+        yield
     finally:
-        _invariant.reset(tokens[0])
-        _built.reset(tokens[1])
+        _invariant.reset(token)
 
 
 def is_invariance_wanted() -> bool:
@@ -71,11 +64,11 @@ def make_linear(
         weight: of this rank.
         bias: of this rank.
         total_features: out_features over all ranks; None where this rank has them all. By it
-            layers choose how to cut their sums, or to multiply in float32, so that each rank of
-            any number of ranks does alike.
+            layers on a GPU choose how to cut their sums, so that each rank of any number of ranks
+            does alike.
     """
     if weight.device.type == "cpu":
-        return _make_cpu_linear(weight, bias, total_features)
+        return PackedLinear(weight, bias)
     if not _invariant.get():
         return partial(functional.linear, weight=weight, bias=bias)
     return partial(
@@ -84,21 +77,6 @@ def make_linear(
         bias=bias,
         total_features=total_features or weight.shape[0],
     )
-
-
-def _make_cpu_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, total_features: int | None
-) -> InvariantLinear:
-    linear = InvariantLinear(weight, bias)
-    out_features, in_features = weight.shape
-    is_cut = total_features is not None
-    shape = LinearShape(in_features, total_features or out_features, is_cut, weight.dtype)
-    if needs_float32(shape):
-        linear.multiply_in_float32()
-    built = _built.get()
-    if built is not None:
-        built.append(linear)
-    return linear
 
 
 def fixed_tile_linear(

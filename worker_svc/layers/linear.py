@@ -286,8 +286,8 @@ class RowParallelLinear:
         columns = parallel.part(name, in_features)
         weight = _load(weights, source, in_features, columns, transposed)
         own_bias = weights.load(f"{name}.bias", (out_features,)) if bias else None
-        # If the product is whole, it adds the bias itself: one rounding less.
-        is_whole = parallel.size == 1 and not is_invariance_wanted()
+        # If the product is whole, it adds the bias itself: on a GPU that is one rounding less.
+        is_whole = parallel.size == 1 and not (weight.is_cuda and is_invariance_wanted())
         self._parallel = parallel
         self._partial_sums = PartialSums(name, weight, parallel, own_bias if is_whole else None)
         self._late_bias = None if is_whole else own_bias
@@ -298,8 +298,7 @@ class RowParallelLinear:
         Args:
             x: [tokens, this rank's input features].
         """
-        out = add_up(self._partial_sums(x), self._parallel, x.dtype)
-        return out if self._late_bias is None else out + self._late_bias
+        return add_up(self._partial_sums(x), self._parallel, x.dtype, self._late_bias)
 
 
 class ReplicatedLinear:

@@ -56,11 +56,11 @@ class _Expert:
         self._activation = gated_activation(activation)
         shape = (hidden_size, inner)
         weight = weights.load(f"{down}.weight", shape, (range(hidden_size), own))
-        self._down = PartialSums(down, weight, parallel)
+        self._down = PartialSums(down, weight, parallel, apart=True)
 
     @property
-    def num_parts(self) -> int:
-        return self._down.num_parts
+    def num_sums(self) -> int:
+        return self._down.num_sums
 
     def __call__(self, hidden: torch.Tensor) -> list[torch.Tensor]:
         return self._down(self._activation(self._gate_up(hidden)))
@@ -110,7 +110,7 @@ class SparseMoE:
         # One sum for each part, so that the result does not depend on which rank holds which part.
         sums = [
             torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
-            for _ in range(self._experts[0].num_parts)
+            for _ in range(self._experts[0].num_sums)
         ]
         for index in sorted(set(picked.flatten().cpu().tolist())):
             rows, places = (picked == index).nonzero(as_tuple=True)

@@ -1,16 +1,19 @@
 """The products of row-parallel layers, as the partial sums that ranks add up.
 
-With `--invariant`, tokens do not depend on the number of ranks. So the input features are cut into
-equal parts, whatever that number, and their products are added as neighbours in a binary tree: a
-rank owns a subtree, and the sums of the ranks are the rest of it (see `parallel.tree_sum`).
+Where tokens must not depend on the number of ranks (always on the CPU, with `--invariant` on a
+GPU), the input features are cut into equal parts, whatever that number, and the sums of the parts
+are added as neighbours in a binary tree: a rank owns a subtree, and the sums of the ranks are the
+rest of it (see `parallel.tree_sum`).
 """
 
+from functools import partial
 from math import gcd
 
 import torch
 
 from quire.contract.errors import ModelLoadError
-from worker_svc.layers.device_linear import is_invariance_wanted, make_linear
+from worker_svc.layers.device_linear import Linear, is_invariance_wanted, make_linear
+from worker_svc.layers.packed_linear import PackedLinear
 from worker_svc.parallel.group import ParallelGroup, tree_sum
 
 MAX_PARTS = 8
@@ -18,19 +21,20 @@ MAX_PARTS = 8
 
 
 class PartialSums:
-    """x W^T over this rank's input features, part by part.
+    """x W^T over this rank's input features.
 
     Args:
         name: of the layer, for errors.
         weight: [out_features, this rank's input features].
         parallel: the group.
-        bias: [out_features] if there is one part in all, else None.
+        bias: [out_features] if this rank has all input features and no parts are wanted, else None.
+        apart: whether the sum of each part is wanted, not their sum.
 
     Attributes:
-        num_parts: of this rank; 1 unless invariance is wanted.
+        num_sums: that a call returns: of this rank's parts, or one.
 
     Raises:
-        ModelLoadError: invariance is wanted of more ranks than there are parts.
+        ModelLoadError: the ranks cannot share the parts.
     """
 
     def __init__(
@@ -39,48 +43,74 @@ class PartialSums:
         weight: torch.Tensor,
         parallel: ParallelGroup,
         bias: torch.Tensor | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
-        self.num_parts = _num_parts(name, weight.shape[1] * parallel.size, parallel)
-        self._linears = [
-            make_linear(part.contiguous(), bias) for part in weight.chunk(self.num_parts, dim=1)
-        ]
+        num_parts = _num_parts(name, weight.shape[1] * parallel.size, parallel, weight.device)
+        is_on_cpu = weight.device.type == "cpu"
+        self._linears: list[Linear]
+        if is_on_cpu and not apart:
+            linear = PackedLinear(weight, bias, num_parts)
+            # Rounded before the exchange, sums would depend on the number of ranks.
+            is_whole = parallel.size == 1
+            self._linears = [linear if is_whole else partial(linear, dtype=torch.float32)]
+        elif is_on_cpu:
+            self._linears = [
+                partial(PackedLinear(part, None), dtype=torch.float32)
+                for part in weight.chunk(num_parts, dim=1)
+            ]
+        else:
+            self._linears = [
+                make_linear(part.contiguous(), bias) for part in weight.chunk(num_parts, dim=1)
+            ]
+        self.num_sums = len(self._linears)
 
     def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return [rows, out_features] of each part.
+        """Return the sums, each [rows, out_features].
 
         Args:
             x: [rows, this rank's input features].
         """
-        if self.num_parts == 1:
+        if self.num_sums == 1:
             return [self._linears[0](x)]
-        parts = x.chunk(self.num_parts, dim=1)
+        parts = x.chunk(self.num_sums, dim=1)
         return [
             linear(part.contiguous()) for linear, part in zip(self._linears, parts, strict=True)
         ]
 
 
-def add_up(parts: list[torch.Tensor], parallel: ParallelGroup, dtype: torch.dtype) -> torch.Tensor:
-    """Return the sum of all parts of all ranks.
+def add_up(
+    sums: list[torch.Tensor],
+    parallel: ParallelGroup,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the sum of all sums of all ranks, plus a bias.
 
     Sums of several parts are exchanged in float32: rounded before the exchange, they would depend
     on the number of ranks.
 
     Args:
-        parts: of this rank, each [rows, features].
+        sums: of this rank, each [rows, features].
         parallel: the group.
-        dtype: of the sum.
+        dtype: of the result.
+        bias: [features], or None.
     """
-    own = parts[0] if len(parts) == 1 else tree_sum(parts)
-    return parallel.all_reduce(own).to(dtype)
+    total = parallel.all_reduce(sums[0] if len(sums) == 1 else tree_sum(sums))
+    return (total if bias is None else total + bias).to(dtype)
 
 
-def _num_parts(name: str, in_features: int, parallel: ParallelGroup) -> int:
-    if not is_invariance_wanted():
+def _num_parts(name: str, in_features: int, parallel: ParallelGroup, device: torch.device) -> int:
+    """Return how many parts this rank has; docs/numerics.md explains how many there are in all."""
+    if device.type == "cpu":
+        total = gcd(in_features // 2, MAX_PARTS) if in_features % 2 == 0 else 1
+    elif is_invariance_wanted():
+        total = gcd(in_features, MAX_PARTS)
+    else:
         return 1
-    total = gcd(in_features, MAX_PARTS)
     if total % parallel.size != 0:
         raise ModelLoadError(
-            f"tensor_parallel_size: must divide {total} with invariant, since the {in_features} "
-            f"input features of {name} are added up in as many parts, got {parallel.size}"
+            f"tensor_parallel_size: must divide {total}, since the {in_features} input features of "
+            f"{name} are added up in as many parts, got {parallel.size}"
         )
     return total // parallel.size

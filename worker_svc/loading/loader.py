@@ -12,7 +12,6 @@ from worker_svc.cache.format import resolve_kv_cache_dtype
 from worker_svc.device.base import Device
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers.device_linear import invariance
-from worker_svc.layers.invariant_linear import InvariantLinear
 from worker_svc.loading.digest import digest_checkpoint
 from worker_svc.loading.dummy_weights import DummyCheckpoint
 from worker_svc.loading.hf_config import HfConfig
@@ -42,7 +41,6 @@ class LoadedModel:
         kv_cache_dtype: type of the paged cache's elements.
         weight_bytes: memory of this rank's slice of the weights.
         checkpoint_digest: digest of the directory; see digest_checkpoint.
-        cpu_linears: linear layers of a model on the CPU.
     """
 
     spec: LoadSpec
@@ -54,7 +52,6 @@ class LoadedModel:
     kv_cache_dtype: torch.dtype
     weight_bytes: int
     checkpoint_digest: bytes
-    cpu_linears: tuple[InvariantLinear, ...] = ()
 
 
 @torch.inference_mode()
@@ -98,7 +95,7 @@ def load_model(
         raise ModelLoadError(f"load_format: dummy is not served for {architecture}")
     reader = DummyCheckpoint(device.torch_device) if is_dummy else SafetensorsCheckpoint(directory)
     weights = Weights(reader, DTYPES[dtype_name], device.torch_device, tally=tally)
-    with invariance(spec.options.invariant) as cpu_linears:
+    with invariance(spec.options.invariant):
         model = family.build(config, weights, parallel, max_model_len)
     info = ModelInfo(
         name=served_model_name or spec.model,
@@ -119,7 +116,6 @@ def load_model(
         kv_cache_dtype,
         tally.loaded_bytes,
         digest_checkpoint(directory, reads_weights=not is_dummy),
-        tuple(cpu_linears),
     )
 
 

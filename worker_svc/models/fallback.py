@@ -14,17 +14,20 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from quire.contract.errors import ModelLoadError
 from quire.observe.log import get_logger
 from worker_svc.cache.shapes import empty_caches
 from worker_svc.layers.attention import AttentionMetadata
 from worker_svc.layers.device_linear import are_rows_independent, make_linear
-from worker_svc.layers.invariant_linear import padded_rows
 from worker_svc.layers.linear import HeadShare
 from worker_svc.loading.hf_config import HfConfig, one_line
 from worker_svc.loading.weights import Weights
 from worker_svc.parallel.group import ParallelGroup
+
+ROWS_STEP = 4
+"""Rows are padded to a multiple of it: torch adds up rows of other numbers in another order."""
 
 PROBE_TOKENS = 24
 PROBE_BLOCK_SIZE = 16
@@ -170,8 +173,13 @@ class FallbackForCausalLM:
 
         Mutates: the caches of `metadata`.
         """
+        num_tokens = len(input_ids)
+        padding = (0, -num_tokens % ROWS_STEP)
         with self._interface.attending(metadata):
-            return self._run_body(input_ids, positions)
+            hidden = self._run_body(
+                functional.pad(input_ids, padding), functional.pad(positions, padding)
+            )
+        return hidden[:num_tokens]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab_size] float32; see CausalLM."""
@@ -255,12 +263,6 @@ class FallbackForCausalLM:
             cache.zero_()
         parts = []
         for start, end in ((0, PROBE_TOKENS - 1), (PROBE_TOKENS - 1, PROBE_TOKENS)):
-            rows = padded_rows(end - start, dtype)
-            padded = torch.zeros(2, rows, dtype=torch.int64, device=self._device)
-            padded[0, : end - start], padded[1, : end - start] = (
-                ids[start:end],
-                positions[start:end],
-            )
             metadata = AttentionMetadata(
                 caches=caches,
                 num_tokens=end - start,
@@ -269,11 +271,10 @@ class FallbackForCausalLM:
                 seq_lens=self._int32([end]),
                 query_start_loc=self._int32([0, end - start]),
             )
-            hidden = self.forward(padded[0], padded[1], metadata)
-            parts.append(self.compute_logits(hidden[: end - start]))
-            last = hidden[end - start - 1 : end - start]
+            hidden = self.forward(ids[start:end], positions[start:end], metadata)
+            parts.append(self.compute_logits(hidden))
             if are_rows_independent(self._device) and not torch.equal(
-                self.compute_logits(last), parts[-1][-1:]
+                self.compute_logits(hidden[-1:]), parts[-1][-1:]
             ):
                 log.warning("not_invariant", architecture=self._config.architecture, part="head")
         error = (torch.cat(parts) - expected).square().mean().sqrt()

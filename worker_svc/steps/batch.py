@@ -5,7 +5,6 @@ tens of microseconds at 64 decoding sequences, where rebuilding lists of block i
 milliseconds.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,14 +18,12 @@ from worker_svc.steps.rows import SequenceRows
 class Batch:
     """A ragged batch, tokens of all sequences back to back, on the host.
 
-    Rows from `num_tokens` on pad the batch; see Device.padded_rows.
-
     Attributes:
         sequence_ids: [num_sequences] sequences that are computed.
-        num_tokens: rows without the padding.
-        input_codes: [rows] int64 token ids. The code of a token that only the device knows is
+        num_tokens: of all sequences together.
+        input_codes: [num_tokens] int64 token ids. The code of a token that only the device knows is
             -1 - row of the mirror, whose last token it is.
-        positions: [rows] int64.
+        positions: [num_tokens] int64.
         slot_mapping: [num_tokens] int64.
         table_width: blocks of the longest sequence.
         seq_lens: [num_sequences] int32, tokens with those of this step.
@@ -70,7 +67,6 @@ def gather_batch(
     sequence_ids: tuple[int, ...],
     rows: IntArray,
     counts: IntArray,
-    padded_rows: Callable[[int], int],
     *,
     failed_ids: tuple[int, ...],
     mark: int,
@@ -82,7 +78,6 @@ def gather_batch(
         sequence_ids: [num_sequences] sequences that the step computes.
         rows: [num_sequences] int64 row of each.
         counts: [num_sequences] int64 tokens to compute of each; all have slots.
-        padded_rows: returns how many rows to compute for a number of tokens.
         failed_ids: see Batch.
         mark: see Batch.
     """
@@ -98,14 +93,10 @@ def gather_batch(
     slots = held.block_tables[token_rows, blocks].astype(np.int64)
     slots *= held.block_size
     slots += offsets
-    num_rows = padded_rows(num_tokens) if num_tokens > 0 else 0
-    codes = np.zeros(num_rows, np.int64)
-    codes[:num_tokens] = held.token_ids[token_rows, positions]
+    codes = held.token_ids[token_rows, positions].astype(np.int64)
     unknown = codes < 0
     if unknown.any():
-        codes[unknown] = -1 - token_rows[unknown[:num_tokens]]
-    padded_positions = np.zeros(num_rows, np.int64)
-    padded_positions[:num_tokens] = positions
+        codes[unknown] = -1 - token_rows[unknown]
 
     num_known = held.num_tokens[rows]
     samples = seq_lens == num_known
@@ -118,7 +109,7 @@ def gather_batch(
         sequence_ids=sequence_ids,
         num_tokens=num_tokens,
         input_codes=codes,
-        positions=padded_positions,
+        positions=positions,
         slot_mapping=slots,
         table_width=-(-int(seq_lens.max(initial=0)) // held.block_size),
         seq_lens=seq_lens.astype(np.int32),

@@ -1,6 +1,6 @@
 """The mirror of the live sequences: the orders of each step change it, and nothing else does."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,6 @@ class SequenceMirror:
         num_blocks: block ids are in [0, num_blocks).
         max_model_len: limit on the tokens of a sequence.
         vocab_size: token ids are in [0, vocab_size).
-        padded_rows: returns how many rows to compute for a number of tokens.
         eos_token_ids: end-of-text ids of the model.
         num_rows: sequences to have room for from the beginning; None for a few.
 
@@ -37,14 +36,12 @@ class SequenceMirror:
         num_blocks: int,
         max_model_len: int,
         vocab_size: int,
-        padded_rows: Callable[[int], int],
         eos_token_ids: tuple[int, ...],
         num_rows: int | None = None,
     ) -> None:
         self._cache_blocks = num_blocks
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
-        self._padded_rows = padded_rows
         self._row_of: dict[int, int] = {}
         self._num_steps = 0
         # One token more than the limit: a step sent ahead may sample past a sequence's end.
@@ -112,9 +109,7 @@ class SequenceMirror:
         self._check_batch(sequence_ids, rows, counts)
         self._num_steps += 1
         mark = -1 - self._num_steps % MAX_MARKS
-        batch = gather_batch(
-            held, sequence_ids, rows, counts, self._padded_rows, failed_ids=failed_ids, mark=mark
-        )
+        batch = gather_batch(held, sequence_ids, rows, counts, failed_ids=failed_ids, mark=mark)
         held.num_computed[rows] += counts
         held.token_ids[batch.sampling_rows, batch.sampled_positions] = mark
         held.num_tokens[batch.sampling_rows] += 1

@@ -32,16 +32,12 @@ def run_prompts(
         block_tables: [num_seqs, max blocks] int32.
     """
     num_tokens = len(input_ids)
-    rows = loaded.device.padded_rows(num_tokens, loaded.dtype)
-    padded_ids, positions = np.zeros((2, rows), np.int64)
-    padded_ids[:num_tokens] = input_ids
-    positions[:num_tokens] = np.concatenate([np.arange(length) for length in lengths])
     query_start_loc = np.zeros(len(lengths) + 1, np.int32)
     query_start_loc[1:] = lengths.cumsum()
     placed = loaded.device.place(
         {
-            "input_ids": padded_ids,
-            "positions": positions,
+            "input_ids": input_ids,
+            "positions": np.concatenate([np.arange(length) for length in lengths]),
             "slot_mapping": slot_mapping,
             "block_tables": block_tables,
             "seq_lens": lengths,

@@ -1,7 +1,5 @@
 """Runs steps: orders go in, tokens come out."""
 
-from functools import partial
-
 import numpy as np
 import torch
 
@@ -57,7 +55,6 @@ class ModelRunner:
             num_blocks,
             loaded.info.max_model_len,
             loaded.info.vocab_size,
-            partial(device.padded_rows, dtype=loaded.dtype),
             loaded.info.eos_token_ids,
             # Twice: forks come before releases, and tables that grow stop the device.
             None if max_num_seqs is None else 2 * max_num_seqs,

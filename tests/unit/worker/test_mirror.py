@@ -33,7 +33,7 @@ def step(
 @pytest.mark.parametrize("ok", [True, False])
 def test_a_row_that_changes_hands_waits_for_the_token_of_its_own_step(ok: bool) -> None:
     """The next sequence in the row waits at the same position as the one before it."""
-    mirror = SequenceMirror(16, 10, 100, 50, lambda rows: rows, (2,))
+    mirror = SequenceMirror(16, 10, 100, 50, (2,))
     first = step(mirror, (1, 3), new=1)
     second = step(mirror, (2, 3), new=2, released=1)
     assert first.sampling_rows == second.sampling_rows
@@ -48,7 +48,7 @@ def test_a_row_that_changes_hands_waits_for_the_token_of_its_own_step(ok: bool) 
 
 
 def test_a_token_that_has_not_come_is_named_by_its_row() -> None:
-    mirror = SequenceMirror(16, 10, 100, 50, lambda rows: rows, (2,))
+    mirror = SequenceMirror(16, 10, 100, 50, (2,))
     batch = step(mirror, (1, 3), new=1)
     following = step(mirror, (1, 1))
     assert following.input_codes.tolist() == [-1 - int(batch.sampling_rows[0])]
