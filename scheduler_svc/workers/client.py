@@ -236,7 +236,13 @@ async def on_all(
         return [await call(workers[0])]
     tasks = [asyncio.create_task(call(worker)) for worker in workers]
     try:
-        return await asyncio.gather(*tasks)
+        # Not gather, which raises a failure in place of a cancellation that comes in the same turn
+        # of the loop: the scheduler would form its workers again instead of ending.
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done():
+                task.result()
+        return [task.result() for task in tasks]
     finally:
         for task in tasks:
             task.cancel()
