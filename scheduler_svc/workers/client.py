@@ -72,7 +72,8 @@ class WorkerClient:
     """A client of one worker.
 
     Every method raises the QuireError that the worker sent, WorkerFailedError for any other error
-    of the worker, and UnavailableError for a lost connection or a broken stream.
+    of the worker, and UnavailableError for a lost connection or a broken stream. Of a stream's
+    errors only StaleEpochError comes as it was sent.
 
     Args:
         rank: of the worker among those that share the model.
@@ -173,7 +174,7 @@ class WorkerClient:
             with suppress(asyncio.InvalidStateError):
                 await self._stream.write(request)
         except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
+            raise self._stream_error(error) from error
 
     async def receive(self) -> StepResult:
         """Return the result of the step sent last."""
@@ -181,7 +182,7 @@ class WorkerClient:
         try:
             response = await self._stream.read()
         except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
+            raise self._stream_error(error) from error
         if response is grpc.aio.EOF:
             raise UnavailableError(f"worker {self.address} closed its stream")
         answer = execute_response_from_proto(response)
@@ -214,6 +215,14 @@ class WorkerClient:
             self.is_reachable = False
             return UnavailableError(f"worker {self.address} is unreachable ({text})")
         return WorkerFailedError(f"worker {self.address} failed ({text})")
+
+    def _stream_error(self, error: grpc.aio.AioRpcError) -> QuireError:
+        # gRPC may carry a stream that the server has not seen over to a worker that starts anew at
+        # this address: that one has no cache yet, and is to be formed like any that was lost.
+        failure = self._error(error)
+        if isinstance(failure, (StaleEpochError, UnavailableError)):
+            return failure
+        return WorkerFailedError(f"worker {self.address} failed ({failure.message})")
 
 
 async def answers(rank: int, address: str, tls: TlsFiles | None = None) -> bool:

@@ -202,8 +202,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 yield execute_response_to_proto(StepGap(expected, message.step_id))
                 return
             if self.fake is None:
-                self.violations.append("a step before InitCache")
-                return
+                # No violation: gRPC may bring the stream of a worker that was here before.
+                raise ConfigError("cache: must be allocated first, by InitCache")
             try:
                 result = self.fake.step(scheduler_outputs_from_proto(message))
             except WrongOrderError as error:

@@ -154,6 +154,19 @@ async def test_a_gap_re_forms_the_group() -> None:
         assert len(worker.load_requests) == 2
 
 
+async def test_a_worker_without_a_cache_is_formed_again() -> None:
+    """As one that starts anew at the address of another, and receives the stream of that one."""
+    async with (
+        FakeWorker() as worker,
+        running_scheduler(worker.address) as (_, at),
+        open_session(at) as router,
+    ):
+        epoch, worker.fake = worker.epoch, None
+        await router.submit(1, make_prompt(1), make_params(1))
+        await router.finish(1)
+        assert worker.epoch > epoch
+
+
 async def test_a_worker_lost_while_idle_is_noticed_and_work_waits_for_the_next() -> None:
     async with FakeWorker(num_blocks=30) as worker:
         port = int(worker.address.rpartition(":")[2])
