@@ -29,6 +29,14 @@ struct TokenMaskParams {
   int64_t vocab_size;
 };
 
+struct SoftCapParams {
+  float* logits;  // [N, V]
+  int64_t row_stride;
+  int64_t num_rows;
+  int64_t vocab_size;
+  float cap;
+};
+
 constexpr int kMaxTopLogprobs = 1024;
 
 struct TopLogprobsParams {
@@ -186,6 +194,19 @@ void apply_token_mask(Backend& backend, const Tensor& logits, const Tensor& bitm
   p.num_rows = logits.shape[0];
   p.vocab_size = logits.shape[1];
   backend.apply_token_mask(p);
+}
+
+void apply_soft_cap(Backend& backend, const Tensor& logits, double cap) {
+  check_logits(logits);
+  if (!(cap > 0 && std::isfinite(cap)))
+    fail("cap: must be positive and finite, got " + std::to_string(cap));
+  SoftCapParams p{};
+  p.logits = static_cast<float*>(logits.data);
+  p.row_stride = logits.stride[0];
+  p.num_rows = logits.shape[0];
+  p.vocab_size = logits.shape[1];
+  p.cap = static_cast<float>(cap);
+  backend.apply_soft_cap(p);
 }
 
 void top_logprobs(Backend& backend, const Tensor& logprobs, const Tensor& ranks,

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as functional
 
+from worker_svc import ops
 from worker_svc.layers.device_linear import make_linear
 from worker_svc.loading.weights import Weights
 from worker_svc.parallel.group import ParallelGroup
@@ -165,7 +166,8 @@ class ParallelLMHead:
         logits = logits[:, : self.vocab_size].float().contiguous()
         if self._soft_cap is None:
             return logits
-        return torch.tanh(logits / self._soft_cap) * self._soft_cap
+        ops.apply_soft_cap(logits, self._soft_cap)
+        return logits
 
 
 def _vocab_share(vocab_size: int, parallel: ParallelGroup) -> int:

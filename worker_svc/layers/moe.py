@@ -103,7 +103,8 @@ class SparseMoE:
         Args:
             hidden: [rows, hidden_size].
         """
-        probabilities = self._router(hidden).float().softmax(dim=-1)
+        # Rounded from float64, so that it matters little how a library computes exponentials.
+        probabilities = self._router(hidden).double().softmax(dim=-1).float()
         weights, picked = probabilities.topk(self._config.num_experts_per_token, dim=-1)
         if self._config.normalizes_weights:
             weights = weights / weights.sum(dim=-1, keepdim=True)

@@ -125,8 +125,13 @@ def rope_frequencies(
 
 
 def _plain(theta: float, dim: int) -> torch.Tensor:
+    return 1.0 / _wavelengths(theta, dim)
+
+
+def _wavelengths(theta: float, dim: int) -> torch.Tensor:
+    """Return theta^(2i / dim), rounded from float64: libraries differ in their last bits."""
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-    return 1.0 / (theta**exponents)
+    return (theta ** exponents.double()).float()
 
 
 def _default(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.Tensor, float]:
@@ -160,7 +165,7 @@ def _yarn(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.Ten
     if low == high:
         high += 0.001
     ramp = torch.clamp((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)
-    wavelengths = rope.theta ** (torch.arange(0, dim, 2).float() / dim)
+    wavelengths = _wavelengths(rope.theta, dim)
     kept, interpolated = 1.0 / wavelengths, 1.0 / (factor * wavelengths)
     frequencies = interpolated * ramp + kept * (1 - ramp)
     return frequencies, _yarn_scale(section, factor)

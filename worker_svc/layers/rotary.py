@@ -35,4 +35,6 @@ class RotaryEmbedding:
         frequencies, scale = rope_frequencies(rope, rotary_dim, max_model_len)
         self.is_neox = is_neox
         angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
-        self.cos_sin_cache = (torch.cat((angles.cos(), angles.sin()), dim=-1) * scale).to(device)
+        # Rounded from float64: libraries differ in the last bits of float32 cosines.
+        cos, sin = angles.double().cos().float(), angles.double().sin().float()
+        self.cos_sin_cache = (torch.cat((cos, sin), dim=-1) * scale).to(device)

@@ -62,6 +62,19 @@ def apply_token_mask(logits: Tensor, bitmask: Tensor) -> None:
     compiled._C.apply_token_mask(logits, bitmask)
 
 
+def apply_soft_cap(logits: Tensor, cap: float) -> None:
+    """Bound logits smoothly to (-cap, cap): cap * tanh(logits / cap) (Gemma Team 2024).
+
+    Args:
+        logits: [N, V] float32.
+        cap: Above 0.
+
+    Mutates:
+        logits.
+    """
+    compiled._C.apply_soft_cap(logits, cap)
+
+
 def top_logprobs(
     logits: Tensor, token_ids: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

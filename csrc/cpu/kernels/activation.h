@@ -3,6 +3,7 @@
 
 #include "cpu/kernels/math.h"
 #include "cpu/kernels/norm.h"
+#include "ops/logits.h"
 
 namespace quire::cpu::QUIRE_ISA {
 namespace {
@@ -74,6 +75,20 @@ void gelu_tanh(const ActivationParams& p, ThreadPool& pool) {
 
 void quick_gelu(const ActivationParams& p, ThreadPool& pool) {
   activate_rows<QuickGelu>(p, pool);
+}
+
+void apply_soft_cap(const SoftCapParams& p, ThreadPool& pool) {
+  const F32 cap = broadcast(p.cap);
+  parallel_rows(pool, p.num_rows, 2 * p.vocab_size * int64_t{sizeof(float)},
+                [&](int64_t begin, int64_t end) {
+                  for (int64_t row = begin; row < end; ++row) {
+                    float* logits = p.logits + row * p.row_stride;
+                    for_each_vector(p.vocab_size, [&](int64_t i, int lanes) {
+                      const F32 share = load_up_to(logits + i, lanes) / cap;
+                      store_up_to(logits + i, tanh(share) * cap, lanes);
+                    });
+                  }
+                });
 }
 
 }  // namespace

@@ -61,6 +61,16 @@ __global__ void __launch_bounds__(kThreads) token_mask_kernel(const TokenMaskPar
   if ((allowed >> token % kWarpSize & 1) == 0) p.logits[row * p.row_stride + token] = -INFINITY;
 }
 
+// A block for as many tokens as it has threads, of each row.
+__global__ void __launch_bounds__(kThreads) soft_cap_kernel(const SoftCapParams p) {
+  const int64_t slices = num_slices(p.vocab_size, kThreads);
+  const int64_t row = blockIdx.x / slices;
+  const int64_t token = blockIdx.x % slices * kThreads + threadIdx.x;
+  if (token >= p.vocab_size) return;
+  float* logit = p.logits + row * p.row_stride + token;
+  *logit = p.cap * tanhf(*logit / p.cap);
+}
+
 }  // namespace
 
 void apply_penalties(const PenaltyParams& p, cudaStream_t stream) {
@@ -70,6 +80,11 @@ void apply_penalties(const PenaltyParams& p, cudaStream_t stream) {
 
 void apply_token_mask(const TokenMaskParams& p, cudaStream_t stream) {
   launch(token_mask_kernel, grid_size(p.num_rows * num_slices(p.vocab_size, kThreads)), kThreads, 0,
+         stream, p);
+}
+
+void apply_soft_cap(const SoftCapParams& p, cudaStream_t stream) {
+  launch(soft_cap_kernel, grid_size(p.num_rows * num_slices(p.vocab_size, kThreads)), kThreads, 0,
          stream, p);
 }
 

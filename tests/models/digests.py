@@ -1,0 +1,91 @@
+"""Digests of tokens and logits that every processor must give: `python -m tests.models.digests`.
+
+Each model has one in each type, over all steps of a few prompts: greedy tokens and the
+bits of the logits. Weights are whole numbers of 1/4096 from a generator that is exact everywhere,
+so a digest depends on docs/numerics.md alone. With `--write` they become digests.json, which
+test_digests.py compares.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from launch.cluster.supervisor import embedded_model
+from tests.factories import VARIANTS
+from tests.models.driver import Driver, load_runner
+
+FILE = Path(__file__).with_name("digests.json")
+DTYPES = ("float32", "bfloat16")
+PROMPTS = ([5, 9, 77, 30, 31, 8, 100, 12, 60, 3], [4, 128], list(range(20, 60)))
+NUM_TOKENS = 8
+EMBEDDED = "the embedded model"
+NAMES = (EMBEDDED, *VARIANTS)
+
+
+def save_exact_model(directory: Path, config: PreTrainedConfig) -> Path:
+    """Write a model whose weights are the same numbers on every machine."""
+    generator = np.random.default_rng(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters(), key=itemgetter(0)):
+            units = torch.from_numpy(generator.integers(-2048, 2048, tuple(parameter.shape)))
+            base = 1.0 if parameter.ndim == 1 else 0.0
+            parameter.copy_(base + units / (4096.0 if parameter.ndim > 1 else 16384.0))
+    model.save_pretrained(directory)
+    return directory
+
+
+def digest(directory: Path, dtype: str) -> str:
+    """Return the digest of a model's tokens and logits."""
+    driver = Driver(load_runner(directory, dtype=dtype))
+    result = hashlib.sha256()
+    for index, prompt in enumerate(PROMPTS):
+        driver.add(index, prompt)
+    for _ in range(NUM_TOKENS):
+        driver.step()
+        for index in range(len(PROMPTS)):
+            assert driver.logits[index].isfinite().all()
+            result.update(driver.logits[index].numpy().tobytes())
+    for index in range(len(PROMPTS)):
+        result.update(np.array(driver.tokens[index], np.int64).tobytes())
+    return result.hexdigest()
+
+
+@contextmanager
+def saved(name: str) -> Iterator[Path]:
+    """Yield the directory of a model."""
+    if name == EMBEDDED:
+        yield embedded_model()
+        return
+    with tempfile.TemporaryDirectory() as parent:
+        yield save_exact_model(Path(parent), VARIANTS[name])
+
+
+def main() -> None:
+    """Print the digests, or write them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"write them to {FILE.name}")
+    arguments = parser.parse_args()
+    found = {}
+    for name in NAMES:
+        with saved(name) as directory:
+            found[name] = {dtype: digest(directory, dtype) for dtype in DTYPES}
+        print(name, *(value[:16] for value in found[name].values()), file=sys.stderr)
+    if arguments.write:
+        FILE.write_text(json.dumps(found, indent=1) + "\n")
+    else:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""This processor gives the tokens and logits of every other, on each of its instruction sets."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.models.digests import DTYPES, FILE, NAMES, digest, saved
+from worker_svc import ops
+
+EXPECTED = json.loads(FILE.read_text())
+
+
+@pytest.fixture(autouse=True)
+def _chosen_isa_comes_back() -> Iterator[None]:
+    before = ops.isa()
+    yield
+    ops.set_isa(before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_digests_are_those_committed(name: str) -> None:
+    with saved(name) as directory:
+        for isa in ops.available_isas():
+            ops.set_isa(isa)
+            found = {dtype: digest(directory, dtype) for dtype in DTYPES}
+            assert found == EXPECTED[name], isa
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_what_torch_computes_does_not_depend_on_the_processor(capability: str) -> None:
+    """Residuals are added by torch, for example; it has code of its own for each processor."""
+    if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", capability.upper()):
+        pytest.skip(f"torch runs its code for {capability} here anyway")
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.models.digests"],
+        env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(run.stdout) == EXPECTED
