@@ -214,9 +214,10 @@ class RayLauncher(Launcher):
             RayError: it is not there now, or no more.
         """
         asked = self._actors[rank].status.remote()
-        status: WorkerStatus = await asyncio.wait_for(
-            asyncio.wrap_future(asked.future()), timeout_s
-        )
+        # Not wait_for: that of Python 3.11 loses a cancellation beside an answer, and whoever
+        # watches the actors until cancelled would go on.
+        async with asyncio.timeout(timeout_s):
+            status: WorkerStatus = await asyncio.wrap_future(asked.future())
         return status
 
     async def keep(self) -> None:

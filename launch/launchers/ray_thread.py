@@ -51,7 +51,9 @@ class RayThread:
 
         self._calls.put(run)
         try:
-            result: Result = await asyncio.wait_for(done, timeout_s)
+            # Not wait_for: that of Python 3.11 loses a cancellation beside an answer.
+            async with asyncio.timeout(timeout_s):
+                result: Result = await done
         except TimeoutError:
             raise UnavailableError(
                 f"--launcher ray: {what} took more than {timeout_s:g} s"

@@ -93,3 +93,15 @@ async def test_a_call_that_hangs_is_given_up_and_the_thread_goes_on() -> None:
     assert await thread.call(threading.get_ident, 20, "naming the thread") == ident
     with pytest.raises(ZeroDivisionError):
         await thread.call(lambda: 1 // 0, 20, "dividing")
+
+
+async def test_a_cancellation_beside_an_answer_is_not_lost() -> None:
+    thread, is_answered = RayThread(), threading.Event()
+    call = asyncio.create_task(thread.call(lambda: 1, 20, "answering"))
+    later = asyncio.create_task(thread.call(is_answered.set, 20, "reporting"))
+    await asyncio.sleep(0)
+    # The loop stands still: the answer is the first thing that it finds afterwards.
+    assert is_answered.wait(20)
+    asyncio.get_running_loop().call_soon(call.cancel)
+    await asyncio.wait({call, later})
+    assert call.cancelled()
