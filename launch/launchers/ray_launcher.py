@@ -17,6 +17,7 @@ from typing import Any
 from launch.cluster.config import ClusterConfig
 from launch.launchers.base import Launcher, Say, WorkerPlace
 from launch.launchers.ray_placement import check_host, choose_bundle, place
+from launch.launchers.ray_start import MAX_ATTEMPTS, is_too_slow
 from launch.launchers.ray_thread import RayThread
 from launch.launchers.ray_worker import STOP_TIMEOUT_S, RayWorker, WorkerStatus
 from quire.contract.addresses import WILDCARD_HOSTS
@@ -100,11 +101,33 @@ class RayLauncher(Launcher):
         self._say("starting Ray" if address is None else f"connecting to Ray at {address}")
         if address not in (None, "auto"):
             await _check_reachable(str(address))
-        await self._thread.call(self._connect, CONNECT_TIMEOUT_S, "connecting to Ray")
+        await self._connect_patiently()
         _take_sigterm_back()
         size = self._config.tensor_parallel_size
         self._say(f"waiting for room for {size} worker{'s' if size > 1 else ''} in Ray")
         await self._place()
+
+    async def _connect_patiently(self) -> None:
+        """Connect, and start a Ray of our own again if it was too slow."""
+        attempts_left = MAX_ATTEMPTS
+        while True:
+            attempts_left -= 1
+            try:
+                await self._thread.call(self._connect, CONNECT_TIMEOUT_S, "connecting to Ray")
+            except Exception as error:
+                if not is_too_slow(error):
+                    raise
+                # What has started dies with its thread.
+                self._thread.end()
+                if not attempts_left:
+                    raise UnavailableError(
+                        f"--launcher ray: Ray did not start in {MAX_ATTEMPTS} attempts: "
+                        f"{_first_line(error)}"
+                    ) from error
+                self._thread = RayThread()
+                self._say("Ray took too long to start: starting it again")
+            else:
+                return
 
     def _connect(self) -> None:
         import ray

@@ -15,12 +15,12 @@ Result = TypeVar("Result")
 class RayThread:
     """Runs blocking calls one after the other, off the event loop.
 
-    A daemon that never ends: processes that Ray starts die with the thread that started them, and
-    a call that hangs must not keep this process.
+    A daemon that ends only when told to: processes that Ray starts die with the thread that started
+    them, and a call that hangs must not keep this process.
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._run, name="ray", daemon=True).start()
 
     async def call(self, function: Callable[[], Result], timeout_s: float, what: str) -> Result:
@@ -60,6 +60,10 @@ class RayThread:
             ) from None
         return result
 
+    def end(self) -> None:
+        """End the thread after its calls, and with it the processes that Ray has started in it."""
+        self._calls.put(None)
+
     def _run(self) -> None:
-        while True:
-            self._calls.get()()
+        while (call := self._calls.get()) is not None:
+            call()
