@@ -45,7 +45,15 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     error = (product - (total - back)) + (addend - back)
     is_even = (np.asarray(total).view(np.int64) & 1) == 0
     odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
-    return f32(flush(np.where((error != 0) & is_even, odd, total).astype(np.float32)))
+    return round_to_float32(np.where((error != 0) & is_even, odd, total))
+
+
+def round_to_float32(x: Any) -> Any:
+    """A float64 rounded as if exponents had no bound; zero if it is denormal then."""
+    scale = np.where(np.abs(x) < 2.0**-100, 2.0**64, 1.0)
+    rounded = (x * scale).astype(np.float32)
+    is_denormal = np.abs(rounded) < scale * 2.0**-126
+    return f32(np.where(is_denormal, np.copysign(0.0, x), rounded / scale))
 
 
 def flush(x: Any) -> Any:
