@@ -243,6 +243,18 @@ FALLBACKS: dict[str, Callable[..., PreTrainedConfig]] = {
 }
 """Decoders that have no family here: transformers runs them."""
 
+olmo2_longrope_config = _fallback(
+    Olmo2Config,
+    rope_parameters=rope(
+        "longrope",
+        factor=8.0,
+        short_factor=[1.0 + 0.1 * i for i in range(8)],
+        long_factor=[2.0 + 0.5 * i for i in range(8)],
+        original_max_position_embeddings=32,
+    ),
+)
+"""transformers alone picks its frequencies by the longest sequence of a batch."""
+
 VARIANTS: dict[str, PreTrainedConfig] = {
     **{name: make() for name, make in CONFIGS.items()},
     "llama_mha_biased": llama_config(num_key_value_heads=4, attention_bias=True, mlp_bias=True),

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.factories import CONFIGS, FALLBACKS, VOCAB_SIZE, save_model
+from tests.factories import (
+    CONFIGS,
+    FALLBACKS,
+    VOCAB_SIZE,
+    olmo2_longrope_config,
+    save_model,
+)
 from tests.models.driver import Driver, load_runner
 from worker_svc.steps.runner import ModelRunner
 
@@ -15,6 +21,7 @@ PROMPT_LENGTH = 45
 NUM_TOKENS = 6
 TARGET = 1000
 FAMILIES = CONFIGS | {name: FALLBACKS[name] for name in ("olmo2", "glm")}
+FAMILIES["olmo2_longrope"] = olmo2_longrope_config
 
 pytestmark = [
     pytest.mark.pairwise,

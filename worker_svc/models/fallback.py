@@ -24,6 +24,7 @@ from worker_svc.layers.device_linear import are_rows_independent, make_linear
 from worker_svc.layers.linear import HeadShare
 from worker_svc.loading.hf_config import HfConfig, one_line
 from worker_svc.loading.weights import Weights
+from worker_svc.models.fixed_rope import fix_rope_frequencies
 from worker_svc.parallel.group import ParallelGroup
 
 ROWS_STEP = 4
@@ -146,6 +147,7 @@ class FallbackForCausalLM:
         self.is_capturable = False
         self._device = weights.device
         model = _load(config, weights.dtype)
+        fix_rope_frequencies(model, max_model_len)
         _move(model, weights.device)
         weights.count_parameters(sum(each.numel() for each in model.parameters()))
         self._body = model.base_model
