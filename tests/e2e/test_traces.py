@@ -182,7 +182,9 @@ async def ask_in_every_way(cluster: Cluster, client: AsyncClient) -> list[str]:
 
     for victim in ("worker 0", "scheduler"):
         service = next(each for each in cluster.services if each.name == victim)
-        stream = client.stream(f"{CANARY} {victim}", SamplingParams(max_tokens=200, seed=4))
+        stream = client.stream(
+            f"{CANARY} {victim}", SamplingParams(max_tokens=200, seed=4, ignore_eos=True)
+        )
         texts = []
         async for event in stream:
             if isinstance(event, Delta):
