@@ -10,6 +10,7 @@ SOURCES = (
     "cpu/logit_rules.cpp",
     "cpu/logprobs.cpp",
     "cpu/isa_scalar.cpp",
+    "cpu/linear_scalar.cpp",
     "cpu/thread_pool.cpp",
 )
 
