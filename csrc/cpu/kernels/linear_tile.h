@@ -6,11 +6,12 @@
 #pragma once
 
 #include "cpu/kernels/element.h"
+#include "ops/linear.h"
 
 namespace quire::cpu::QUIRE_ISA {
 namespace {
 
-constexpr int kPanel = 32;       // features of a panel
+constexpr int kPanel = kPanelFeatures;
 constexpr int kXBlock = 16;      // elements of K that lie together in the packed rows of x
 constexpr int kStreamed = 1024;  // bytes that weights are prefetched ahead, if each is read once
 
@@ -29,7 +30,6 @@ QUIRE_ALWAYS_INLINE void accumulate(F32& c, F32 a, F32 b) {
 // each, for kLanes features from `column`.
 struct FloatPair {
   static constexpr int kBytes = 2 * kPanel * 4;  // [k][feature]
-  using X = float;
   static QUIRE_ALWAYS_INLINE F32 odd(const char* pair, int column) {
     return load(reinterpret_cast<const float*>(pair) + kPanel + column);
   }
@@ -40,7 +40,6 @@ struct FloatPair {
 
 struct HalfPair {
   static constexpr int kBytes = 2 * kPanel * 2;  // [k][feature]
-  using X = float;
   static QUIRE_ALWAYS_INLINE F32 odd(const char* pair, int column) {
     return load(reinterpret_cast<const f16*>(pair) + kPanel + column);
   }
@@ -51,39 +50,12 @@ struct HalfPair {
 
 struct Bf16Pair {
   static constexpr int kBytes = 2 * kPanel * 2;  // [feature][k], as VDPBF16PS reads it
-  using X = float;
-#if defined(__AVX512F__)
-  static QUIRE_ALWAYS_INLINE __m512i words(const char* pair, int column) {
-    return _mm512_loadu_si512(pair + 4 * column);
-  }
   static QUIRE_ALWAYS_INLINE F32 odd(const char* pair, int column) {
-    const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-    return {_mm512_castsi512_ps(_mm512_and_si512(words(pair, column), mask))};
+    return load_pairs(pair + 4 * column).odd;
   }
   static QUIRE_ALWAYS_INLINE F32 even(const char* pair, int column) {
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(words(pair, column), 16))};
+    return load_pairs(pair + 4 * column).even;
   }
-#elif defined(__AVX2__)
-  static QUIRE_ALWAYS_INLINE __m256i words(const char* pair, int column) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pair + 4 * column));
-  }
-  static QUIRE_ALWAYS_INLINE F32 odd(const char* pair, int column) {
-    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-    return {_mm256_castsi256_ps(_mm256_and_si256(words(pair, column), mask))};
-  }
-  static QUIRE_ALWAYS_INLINE F32 even(const char* pair, int column) {
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(words(pair, column), 16))};
-  }
-#else
-  static F32 odd(const char* pair, int column) { return each(pair, column, 1); }
-  static F32 even(const char* pair, int column) { return each(pair, column, 0); }
-  static F32 each(const char* pair, int column, int k) {
-    F32 r;
-    const bf16* p = reinterpret_cast<const bf16*>(pair) + 2 * column + k;
-    for (int i = 0; i < kLanes; ++i) r.v[i] = to_float(p[2 * i]);
-    return r;
-  }
-#endif
 };
 
 // Rows of x, packed as [block of K][row][kXBlock]: rows of a tile are neighbours, and the next
@@ -217,7 +189,7 @@ void multiply_tile_of_pairs(const XRows<bf16>& rows, TileWeights weights, TileSu
       __m512i weight[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v)
-        weight[v] = Bf16Pair::words(data + panel * weights.panel_stride, v * kLanes);
+        weight[v] = _mm512_loadu_si512(data + panel * weights.panel_stride + 4 * v * kLanes);
 #pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
         int elements;
