@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.contract.errors import ModelLoadError
-from worker_svc.layers.device_linear import is_invariance_wanted, make_linear
+from worker_svc.layers.device_linear import make_linear
 from worker_svc.layers.partial_sums import PartialSums, add_up
 from worker_svc.loading.weights import Weights
 from worker_svc.parallel.group import ParallelGroup
@@ -286,11 +286,8 @@ class RowParallelLinear:
         columns = parallel.part(name, in_features)
         weight = _load(weights, source, in_features, columns, transposed)
         own_bias = weights.load(f"{name}.bias", (out_features,)) if bias else None
-        # If the product is whole, it adds the bias itself: on a GPU that is one rounding less.
-        is_whole = parallel.size == 1 and not (weight.is_cuda and is_invariance_wanted())
         self._parallel = parallel
-        self._partial_sums = PartialSums(name, weight, parallel, own_bias if is_whole else None)
-        self._late_bias = None if is_whole else own_bias
+        self._partial_sums = PartialSums(name, weight, parallel, own_bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [tokens, out_features], whole on every rank.
@@ -298,7 +295,8 @@ class RowParallelLinear:
         Args:
             x: [tokens, this rank's input features].
         """
-        return add_up(self._partial_sums(x), self._parallel, x.dtype, self._late_bias)
+        sums = self._partial_sums(x)
+        return add_up(sums, self._parallel, x.dtype, self._partial_sums.late_bias)
 
 
 class ReplicatedLinear:

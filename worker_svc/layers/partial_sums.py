@@ -27,11 +27,12 @@ class PartialSums:
         name: of the layer, for errors.
         weight: [out_features, this rank's input features].
         parallel: the group.
-        bias: [out_features] if this rank has all input features and no parts are wanted, else None.
+        bias: [out_features], or None; not with `apart`.
         apart: whether the sum of each part is wanted, not their sum.
 
     Attributes:
         num_sums: that a call returns: of this rank's parts, or one.
+        late_bias: to be added to the sum of all ranks; None if there is none, or it is in the sums.
 
     Raises:
         ModelLoadError: the ranks cannot share the parts.
@@ -48,11 +49,14 @@ class PartialSums:
     ) -> None:
         num_parts = _num_parts(name, weight.shape[1] * parallel.size, parallel, weight.device)
         is_on_cpu = weight.device.type == "cpu"
+        # A product that is the whole sum adds the bias itself: on a GPU that is one rounding less.
+        is_whole = parallel.size == 1 and (is_on_cpu or num_parts == 1)
+        self.late_bias = None if is_whole else bias
+        own_bias = bias if is_whole else None
         self._linears: list[Linear]
         if is_on_cpu and not apart:
-            linear = PackedLinear(weight, bias, num_parts)
+            linear = PackedLinear(weight, own_bias, num_parts)
             # Rounded before the exchange, sums would depend on the number of ranks.
-            is_whole = parallel.size == 1
             self._linears = [linear if is_whole else partial(linear, dtype=torch.float32)]
         elif is_on_cpu:
             self._linears = [
@@ -61,7 +65,7 @@ class PartialSums:
             ]
         else:
             self._linears = [
-                make_linear(part.contiguous(), bias) for part in weight.chunk(num_parts, dim=1)
+                make_linear(part.contiguous(), own_bias) for part in weight.chunk(num_parts, dim=1)
             ]
         self.num_sums = len(self._linears)
 
