@@ -96,8 +96,8 @@ def generate(
     from quire.sdk.client import Client
 
     try:
-        tls_dir, early_stopping = options.pop("tls_dir"), options["early_stopping"]
-        options["early_stopping"] = EARLY_STOPPING[early_stopping]
+        tls_dir = options.pop("tls_dir")
+        options["early_stopping"] = EARLY_STOPPING[options["early_stopping"]]
         options["logit_bias"] = dict(map(_bias, options["logit_bias"]))
         if options["use_beam_search"]:
             # A search needs 0, which is not the default of anything else.

@@ -237,8 +237,8 @@ class RayLauncher(Launcher):
             RayError: it is not there now, or no more.
         """
         asked = self._actors[rank].status.remote()
-        # Not wait_for: that of Python 3.11 loses a cancellation beside an answer, and whoever
-        # watches the actors until cancelled would go on.
+        # Not wait_for: in Python 3.11 it loses a cancellation that comes with the answer, and the
+        # loop that watches the actors until it is cancelled would not end.
         async with asyncio.timeout(timeout_s):
             status: WorkerStatus = await asyncio.wrap_future(asked.future())
         return status

@@ -1,4 +1,4 @@
-"""This processor gives the tokens and logits of every other, on each of its instruction sets."""
+"""Each instruction set of this processor gives the tokens and logits that are committed."""
 
 import json
 import os
