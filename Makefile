@@ -95,7 +95,7 @@ bench-kv: .venv/.dev ## KV cache: share that holds tokens, savings by sharing, c
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m bench.sharing
 	@$(BIN)/python -m bench.kv_quality
 
-bench-tp: .venv/.dev ## One model on 1, 2 and 4 workers: memory, speed, and what the same bits on all cost
+bench-tp: .venv/.dev ## One model on 1, 2 and 4 workers: memory, speed, and the same tokens on all
 	@$(BIN)/python -m bench.tensor_parallel
 
 bench-simulator: .venv/.dev ## The simulator beside a real cluster under the same requests, and its error

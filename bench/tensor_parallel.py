@@ -1,8 +1,8 @@
-"""`make bench-tp`: a model split over 1, 2 and 4 workers, and what the same bits on all cost.
+"""`make bench-tp`: a model split over 1, 2 and 4 workers, with the same bits on all.
 
 Whole clusters over loopback, one thread a worker, a Llama of 160M parameters with made-up weights.
-For each number of workers: memory of a worker's weights, output tokens per second without and with
---invariant, and whether the tokens are those of one worker. Splits are measured in turn, the median
+For each number of workers: memory of a worker's weights, output tokens per second, and how many
+streams have the tokens that one worker gives. Splits are measured in turn, the median
 of several rounds is printed. With as many workers as cores or more, this shows the price of
 splitting, not a gain: workers on one machine share its cores and its memory bandwidth.
 """
@@ -75,7 +75,7 @@ async def weight_bytes(address: str) -> int:
         return int(description.weight_bytes)
 
 
-async def run(model: Path, size: int, *, invariant: bool) -> Run:
+async def run(model: Path, size: int) -> Run:
     """Start a cluster, have it answer all streams at once, stop it."""
     cluster = Cluster(
         ClusterConfig(
@@ -85,7 +85,6 @@ async def run(model: Path, size: int, *, invariant: bool) -> Run:
             device="cpu",
             load_format="dummy",
             kv_cache_gib=0.25,
-            invariant=invariant,
             num_threads=1,
         )
     )
@@ -112,31 +111,27 @@ async def run(model: Path, size: int, *, invariant: bool) -> Run:
 
 
 async def bench(rounds: int) -> bool:
-    """Print the table; return whether all invariant runs gave the same tokens."""
-    runs: dict[tuple[int, bool], list[Run]] = defaultdict(list)
+    """Print the table; return whether all runs gave the same tokens."""
+    runs: dict[int, list[Run]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as directory:
         write_model(Path(directory))
         for _ in range(rounds):
             for size in SIZES:
-                for invariant in (False, True):
-                    runs[size, invariant].append(
-                        await run(Path(directory), size, invariant=invariant)
-                    )
+                runs[size].append(await run(Path(directory), size))
     print(
         f"{NUM_STREAMS} streams of {NUM_TOKENS} tokens, medians of {rounds} rounds, "
         f"{os.cpu_count()} cores, one thread a worker"
     )
-    print("  workers  weights of a worker  tokens/s  --invariant       streams as with one worker")
+    print("  workers  weights of a worker  tokens/s  streams as with one worker")
+    first = runs[1][0]
+    shares = {size: same_streams(runs[size], first.tokens) for size in SIZES}
     for size in SIZES:
-        plain, ordered = speed(runs[size, False]), speed(runs[size, True])
-        held, whole = runs[size, False][0].weight_bytes, runs[1, False][0].weight_bytes
-        shares = [same_streams(runs[size, each], runs[1, each][0].tokens) for each in (False, True)]
+        held = runs[size][0].weight_bytes
         print(
-            f"  {size:7}  {held / 2**20:8.1f} MiB {held / whole:6.1%}  {plain:8,.0f}  "
-            f"{ordered:8,.0f} ({ordered / plain - 1:+.1%})  {shares[0]:.0%}, and "
-            f"{shares[1]:.0%} with --invariant"
+            f"  {size:7}  {held / 2**20:8.1f} MiB {held / first.weight_bytes:6.1%}  "
+            f"{speed(runs[size]):8,.0f}  {shares[size]:.0%}"
         )
-    return all(same_streams(runs[size, True], runs[1, True][0].tokens) == 1 for size in SIZES)
+    return all(share == 1 for share in shares.values())
 
 
 def speed(runs: list[Run]) -> float:
@@ -151,7 +146,7 @@ def same_streams(runs: list[Run], expected: Tokens) -> float:
 
 
 def main() -> int:
-    """Print the table; return 1 if invariant tokens depended on the number of workers."""
+    """Print the table; return 1 if tokens depended on the number of workers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
