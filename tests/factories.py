@@ -9,22 +9,26 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    Cohere2Config,
     CohereConfig,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    Glm4Config,
     GlmConfig,
     GPT2Config,
     GPTJConfig,
     GPTNeoXConfig,
     GraniteConfig,
+    HeliumConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
     MptConfig,
     NemotronConfig,
     Olmo2Config,
+    OlmoConfig,
     OPTConfig,
     Phi3Config,
     PhiConfig,
@@ -34,6 +38,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
+    StableLmConfig,
     Starcoder2Config,
 )
 
@@ -198,6 +203,50 @@ def gemma3_config(**overrides: Any) -> PreTrainedConfig:
     return Gemma3TextConfig(**{**sizes, "layer_types": kinds, **overrides})
 
 
+def olmo2_config(**overrides: Any) -> PreTrainedConfig:
+    """Norms after attention and MLP, query and key normed over all heads."""
+    return Olmo2Config(**{**_SIZES, "num_key_value_heads": 2, **overrides})
+
+
+def granite_config(**overrides: Any) -> PreTrainedConfig:
+    """A factor at each of the four places."""
+    factors = {
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 1.5,
+    }
+    return GraniteConfig(**{**_SIZES, "num_key_value_heads": 2, **factors, **overrides})
+
+
+def glm_config(**overrides: Any) -> PreTrainedConfig:
+    """Neighbouring features of half of each head rotated."""
+    return GlmConfig(**{**_SIZES, "num_key_value_heads": 2, "head_dim": 24, **overrides})
+
+
+def glm4_config(**overrides: Any) -> PreTrainedConfig:
+    """Norms before and after attention and MLP."""
+    return Glm4Config(**{**_SIZES, "num_key_value_heads": 2, "head_dim": 24, **overrides})
+
+
+def stablelm_config(**overrides: Any) -> PreTrainedConfig:
+    """Rotary over half of each head."""
+    sizes = {**_SIZES, "num_key_value_heads": 2, "partial_rotary_factor": 0.5}
+    return StableLmConfig(**{**sizes, **overrides})
+
+
+def cohere_config(**overrides: Any) -> PreTrainedConfig:
+    """Attention and MLP side by side, scaled logits, tied head."""
+    return CohereConfig(**{**_SIZES, "num_key_value_heads": 2, "logit_scale": 0.5, **overrides})
+
+
+def cohere2_config(**overrides: Any) -> PreTrainedConfig:
+    """A window in all layers but one, which rotates nothing."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    sizes = {**_SIZES, "num_key_value_heads": 2, "sliding_window": 9, "layer_types": kinds}
+    return Cohere2Config(**{**sizes, **overrides})
+
+
 def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     """The rope_parameters of a configuration."""
     return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
@@ -223,6 +272,13 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "starcoder2": starcoder2_config,
     "bloom": bloom_config,
     "mpt": mpt_config,
+    "stablelm": stablelm_config,
+    "olmo2": olmo2_config,
+    "granite": granite_config,
+    "cohere": cohere_config,
+    "cohere2": cohere2_config,
+    "glm": glm_config,
+    "glm4": glm4_config,
 }
 """One configuration of every family."""
 
@@ -234,17 +290,15 @@ def _fallback(config_class: type[PreTrainedConfig], **options: Any) -> Callable[
 
 
 FALLBACKS: dict[str, Callable[..., PreTrainedConfig]] = {
-    "olmo2": _fallback(Olmo2Config),
-    "cohere": _fallback(CohereConfig, logit_scale=0.5),
-    "granite": _fallback(GraniteConfig, attention_multiplier=0.2, logits_scaling=1.5),
-    "glm": _fallback(GlmConfig, head_dim=16),
+    "olmo": _fallback(OlmoConfig, clip_qkv=1.5),
+    "helium": _fallback(HeliumConfig, head_dim=16),
     "smollm3": _fallback(SmolLM3Config),
     "nemotron": _fallback(NemotronConfig),
 }
 """Decoders that have no family here: transformers runs them."""
 
-olmo2_longrope_config = _fallback(
-    Olmo2Config,
+olmo_longrope_config = _fallback(
+    OlmoConfig,
     rope_parameters=rope(
         "longrope",
         factor=8.0,
@@ -337,6 +391,15 @@ VARIANTS: dict[str, PreTrainedConfig] = {
         attn_config={"clip_qkv": 1.5, "softmax_scale": 0.4},
         tie_word_embeddings=False,
     ),
+    "stablelm_parallel_qk_norm": stablelm_config(
+        use_parallel_residual=True, use_qkv_bias=True, qk_layernorm=True, partial_rotary_factor=0.25
+    ),
+    "olmo2_mqa_biased": olmo2_config(num_key_value_heads=1, attention_bias=True),
+    "granite_biased": granite_config(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "cohere_qk_norm": cohere_config(
+        use_qk_norm=True, attention_bias=True, tie_word_embeddings=False
+    ),
+    "glm_no_bias": glm_config(attention_bias=False, partial_rotary_factor=1.0),
 }
 """Every family, and every switch that changes its arithmetic."""
 

@@ -11,7 +11,7 @@ from tests.factories import (
     CONFIGS,
     FALLBACKS,
     VOCAB_SIZE,
-    olmo2_longrope_config,
+    olmo_longrope_config,
     save_model,
 )
 from tests.models.driver import Driver, load_runner
@@ -20,8 +20,8 @@ from worker_svc.steps.runner import ModelRunner
 PROMPT_LENGTH = 45
 NUM_TOKENS = 6
 TARGET = 1000
-FAMILIES = CONFIGS | {name: FALLBACKS[name] for name in ("olmo2", "glm")}
-FAMILIES["olmo2_longrope"] = olmo2_longrope_config
+FAMILIES = CONFIGS | {name: FALLBACKS[name] for name in ("olmo", "helium")}
+FAMILIES["olmo_longrope"] = olmo_longrope_config
 
 pytestmark = [
     pytest.mark.pairwise,

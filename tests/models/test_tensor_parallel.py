@@ -20,8 +20,16 @@ from worker_svc.parallel.group import ParallelGroup
 PROMPTS = ([5, 9, 77, 30, 31, 8, 100, 12, 60, 3], [4, 128])
 NUM_TOKENS = 12
 # Shares that the plain configurations do not have: a key/value head that both ranks hold, groups
-# of a fused layer, slopes of a number of heads that is not a power of two.
-VARIANTS_TOO = ("llama_mqa_gelu", "falcon_groups", "falcon_alibi", "mpt_clipped")
+# of a fused layer, slopes of a number of heads that is not a power of two, norms of heads.
+VARIANTS_TOO = (
+    "llama_mqa_gelu",
+    "falcon_groups",
+    "falcon_alibi",
+    "mpt_clipped",
+    "stablelm_parallel_qk_norm",
+    "olmo2_mqa_biased",
+    "cohere_qk_norm",
+)
 SIX_HEADS = ("falcon_alibi", "mpt_clipped")
 NAMES = (*CONFIGS, *VARIANTS_TOO)
 

@@ -16,3 +16,8 @@ def chain(*functions: TensorFunction) -> TensorFunction:
         return x
 
     return apply
+
+
+def scaled_by(factor: float) -> TensorFunction:
+    """Return the function that multiplies by a number, taken as float32, and rounds once."""
+    return lambda x: x * factor

@@ -74,6 +74,7 @@ class DecoderStack:
         head: name of the head, whose weights may be the embedding's.
         head_bias: whether the head has one.
         soft_cap: of the logits; None for none.
+        logit_scale: factor of the logits.
         embedding_size: features of an embedding; None for hidden_size.
         project_in: from an embedding to what the first layer reads; None for none.
         positions: added to the embeddings; None for none.
@@ -98,6 +99,7 @@ class DecoderStack:
         head: str = "lm_head",
         head_bias: bool = False,
         soft_cap: float | None = None,
+        logit_scale: float = 1.0,
         embedding_size: int | None = None,
         project_in: TensorFunction | None = None,
         positions: PositionEmbedding | None = None,
@@ -128,6 +130,7 @@ class DecoderStack:
             tied=config.tie_word_embeddings,
             bias=head_bias,
             soft_cap=soft_cap,
+            scale=logit_scale,
         )
 
     def forward(
@@ -142,7 +145,7 @@ class DecoderStack:
         stream = ResidualStream(embedded)
         for layer in self._layers:
             layer(stream, positions, metadata)
-        hidden = stream.value if self._final_norm is None else stream.normed(self._final_norm)
+        hidden = stream.read(self._final_norm)
         return hidden if self._project_out is None else self._project_out(hidden)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -100,6 +100,7 @@ class ParallelLMHead:
         parallel: the group.
         bias: [ids of this rank] or None.
         soft_cap: logits become cap * tanh(logit / cap); None leaves them.
+        scale: factor of the logits, before they are capped.
 
     Attributes:
         vocab_size: over all ranks.
@@ -112,6 +113,7 @@ class ParallelLMHead:
         parallel: ParallelGroup,
         bias: torch.Tensor | None = None,
         soft_cap: float | None = None,
+        scale: float = 1.0,
     ) -> None:
         # Every rank sends the same number of columns.
         missing = _vocab_share(vocab_size, parallel) - weight.shape[0]
@@ -122,6 +124,7 @@ class ParallelLMHead:
         self._linear = make_linear(weight, bias, vocab_size)
         self._parallel = parallel
         self._soft_cap = soft_cap
+        self._scale = scale
 
     @classmethod
     def tied_or_own(
@@ -134,6 +137,7 @@ class ParallelLMHead:
         tied: bool,
         bias: bool = False,
         soft_cap: float | None = None,
+        scale: float = 1.0,
     ) -> "ParallelLMHead":
         """Return a head with the embedding's weights, or with its own of the same shape.
 
@@ -145,6 +149,7 @@ class ParallelLMHead:
             tied: whether the weights are the embedding's.
             bias: whether the head has one, which is always its own.
             soft_cap: see the class.
+            scale: see the class.
 
         Raises:
             ModelLoadError: a tensor is missing or misshapen.
@@ -154,7 +159,7 @@ class ParallelLMHead:
         if not tied:
             weight = weights.load(f"{name}.weight", (vocab_size, weight.shape[1]), (ids,))
         own_bias = weights.load(f"{name}.bias", (vocab_size,), (ids,)) if bias else None
-        return cls(weight, vocab_size, parallel, own_bias, soft_cap)
+        return cls(weight, vocab_size, parallel, own_bias, soft_cap, scale)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [rows, vocab_size] float32.
@@ -164,9 +169,10 @@ class ParallelLMHead:
         """
         logits = self._parallel.all_gather_columns(self._linear(hidden))
         logits = logits[:, : self.vocab_size].float().contiguous()
-        if self._soft_cap is None:
-            return logits
-        ops.apply_soft_cap(logits, self._soft_cap)
+        if self._scale != 1.0:
+            logits = logits * self._scale
+        if self._soft_cap is not None:
+            ops.apply_soft_cap(logits, self._soft_cap)
         return logits
 
 

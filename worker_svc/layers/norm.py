@@ -6,6 +6,7 @@ import torch
 
 from worker_svc import ops
 from worker_svc.loading.weights import Weights
+from worker_svc.parallel.group import ParallelGroup
 
 
 class Norm(Protocol):
@@ -51,6 +52,51 @@ class RMSNorm:
         """See Norm."""
         ops.fused_add_rms_norm(x, residual, self._weight, self._eps)
         return x
+
+
+class AllHeadsRMSNorm:
+    """The RMSNorm of all heads of a token together, those of other ranks too.
+
+    Ranks send each other their heads: what they could add up by themselves would be in an order
+    that depends on their number.
+
+    Args:
+        weights: scope of the norm.
+        name: of the norm.
+        total_heads: of all ranks.
+        own: heads of this rank.
+        head_dim: features of a head.
+        eps: added to the mean square.
+        parallel: the group.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        total_heads: int,
+        own: range,
+        head_dim: int,
+        eps: float,
+        parallel: ParallelGroup,
+    ) -> None:
+        self._norm = RMSNorm(weights, name, total_heads * head_dim, eps)
+        self._own = slice(own.start, own.stop)
+        # Ranks that hold the same head.
+        self._copies = parallel.size * len(own) // total_heads
+        self._parallel = parallel
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [rows, heads of this rank, head_dim], memory of its own.
+
+        Args:
+            x: of the same shape.
+        """
+        rows, _, head_dim = x.shape
+        joined = self._parallel.all_gather_columns(x.reshape(rows, -1))
+        heads = joined.view(rows, -1, head_dim)[:, :: self._copies]
+        normed = self._norm(heads.reshape(rows, -1))
+        return normed.view(rows, -1, head_dim)[:, self._own]
 
 
 class GemmaRMSNorm:
@@ -122,3 +168,28 @@ class LayerNorm:
         residual += x
         ops.layer_norm(x, residual, self._weight, self._bias, self._eps)
         return x
+
+
+class HeadsLayerNorm:
+    """The LayerNorm of each head by itself, each with weights of its own and no bias.
+
+    Args:
+        weight: [heads of this rank, head_dim].
+        eps: added to the variance.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self._weight = weight.float()
+        self._ones = torch.ones_like(self._weight[0])
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [rows, heads, head_dim], memory of its own.
+
+        Args:
+            x: of the same shape.
+        """
+        wide = x.float().contiguous()
+        out = torch.empty_like(wide)
+        ops.layer_norm(out, wide, self._ones, None, self._eps)
+        return (out * self._weight).to(x.dtype)

@@ -59,6 +59,13 @@ class ResidualStream:
         summand, self._summand = self._summand, None
         return norm.add_and_norm(summand, self._value)
 
+    def read(self, norm: Norm | None) -> torch.Tensor:
+        """Return the norm of the stream, or without one `value`.
+
+        Mutates: the stream, to which the last summand is added.
+        """
+        return self.value if norm is None else self.normed(norm)
+
     def normalize(self, norm: Norm) -> torch.Tensor:
         """Replace the stream by its norm, and return it."""
         self._value = self.normed(norm)
@@ -74,20 +81,19 @@ Mutates: the stream and the layer's key/value cache.
 
 @dataclass(frozen=True, slots=True)
 class SequentialLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)) of that sum."""
+    """x + attention(norm(x)), then x + mlp(norm(x)) of that sum; None in the place of no norm."""
 
-    attention_norm: Norm
+    attention_norm: Norm | None
     attention: SelfAttention
-    mlp_norm: Norm
+    mlp_norm: Norm | None
     mlp: MLP
 
     def __call__(
         self, stream: ResidualStream, positions: torch.Tensor, metadata: AttentionMetadata
     ) -> None:
         """See DecoderLayer."""
-        normed = stream.normed(self.attention_norm)
-        stream.add(self.attention(normed, positions, metadata))
-        stream.add(self.mlp(stream.normed(self.mlp_norm)))
+        stream.add(self.attention(stream.read(self.attention_norm), positions, metadata))
+        stream.add(self.mlp(stream.read(self.mlp_norm)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ import torch
 from worker_svc.layers.attention import AttentionMetadata, PagedAttention
 from worker_svc.layers.chain import TensorFunction
 from worker_svc.layers.linear import QKVParallelLinear
-from worker_svc.layers.norm import Norm
 from worker_svc.layers.rotary import RotaryEmbedding
 
 
@@ -17,7 +16,8 @@ class SelfAttention:
         attention: over the layer's cache.
         out: from heads to hidden states, memory of its own.
         rotary: rotates query and key by their position; None where they are left as they are.
-        qk_norms: of each head's query and of its key, before they are rotated; None for none.
+        qk_norms: of query and of key, both [rows, heads, head_dim], before they are rotated; None
+            for none.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class SelfAttention:
         out: TensorFunction,
         *,
         rotary: RotaryEmbedding | None = None,
-        qk_norms: tuple[Norm, Norm] | None = None,
+        qk_norms: tuple[TensorFunction, TensorFunction] | None = None,
     ) -> None:
         self._qkv = qkv
         self._attention = attention

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from worker_svc.layers.attention import PagedAttention
-from worker_svc.layers.chain import TensorFunction, chain
+from worker_svc.layers.chain import TensorFunction, chain, scaled_by
 from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
 from worker_svc.layers.gated_mlp import GatedMLP
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
@@ -132,7 +132,7 @@ def _config(
         has_qk_norm=has_qk_norm,
         attention_bias=hf.flag("attention_bias", False),
         sliding_window=None if is_first else hf.integer("sliding_window", 4096),
-        layer_kinds=_layer_kinds(hf, num_layers, window_every),
+        layer_kinds=read_layer_types(hf, num_layers, window_every),
         ropes=ropes,
     )
 
@@ -146,15 +146,6 @@ def _cap(hf: HfConfig, key: str, default: float | None) -> float | None:
         return hf.number(key)
     # null means no cap.
     return None if key in hf.names() else default
-
-
-def _layer_kinds(hf: HfConfig, num_layers: int, window_every: int) -> tuple[str, ...]:
-    """Return the kind of each layer; without a list, each `window_every`-th one sees everything."""
-    if "layer_types" not in hf:
-        return tuple(
-            FULL if (index + 1) % window_every == 0 else SLIDING for index in range(num_layers)
-        )
-    return read_layer_types(hf, num_layers)
 
 
 def build_gemma(
@@ -177,14 +168,9 @@ def build_gemma(
         embedding="embed_tokens",
         layers="layers",
         soft_cap=config.final_soft_cap,
-        project_in=_scaling(size**0.5, weights.dtype),
+        # Rounded to the model's type, as it was in training.
+        project_in=scaled_by(torch.tensor(size**0.5, dtype=weights.dtype).item()),
     )
-
-
-def _scaling(factor: float, dtype: torch.dtype) -> TensorFunction:
-    """Return x -> factor x, the factor rounded to the model's type, as it was in training."""
-    rounded = torch.tensor(factor, dtype=dtype)
-    return lambda x: x * rounded
 
 
 def _layer(

@@ -32,7 +32,8 @@ def read_phi3(hf: HfConfig) -> LlamaConfig:
         tie_word_embeddings=hf.flag("tie_word_embeddings", False),
         rope=rope,
         sliding_windows=(window,) * num_layers,
-        fused_projections=True,
+        has_fused_qkv=True,
+        has_fused_gate_up=True,
     )
 
 

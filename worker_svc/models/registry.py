@@ -7,22 +7,27 @@ from typing import Any
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.weights import Weights
 from worker_svc.models.bloom import build_bloom, read_bloom
+from worker_svc.models.cohere import build_cohere, read_cohere, read_cohere2
 from worker_svc.models.falcon import build_falcon, read_falcon
 from worker_svc.models.fallback import FallbackForCausalLM, read_fallback
 from worker_svc.models.gemma import build_gemma, read_gemma, read_gemma2, read_gemma3
+from worker_svc.models.glm import read_glm, read_glm4
 from worker_svc.models.gpt2 import build_gpt2, read_gpt2
 from worker_svc.models.gpt_neox import build_gpt_neox, read_gpt_neox
 from worker_svc.models.gptj import build_gptj, read_gptj
+from worker_svc.models.granite import read_granite
 from worker_svc.models.interface import CausalLM, ModelConfig
 from worker_svc.models.llama import build_llama, read_llama, read_mistral
 from worker_svc.models.mixtral import read_mixtral
 from worker_svc.models.mpt import build_mpt, read_mpt
+from worker_svc.models.olmo2 import read_olmo2
 from worker_svc.models.opt import build_opt, read_opt
 from worker_svc.models.phi import build_phi, read_phi
 from worker_svc.models.phi3 import read_phi3
 from worker_svc.models.qwen2 import read_qwen2
 from worker_svc.models.qwen3 import read_qwen3
 from worker_svc.models.qwen3_moe import read_qwen3_moe
+from worker_svc.models.stablelm import build_stablelm, read_stablelm
 from worker_svc.models.starcoder2 import build_starcoder2, read_starcoder2
 from worker_svc.parallel.group import ParallelGroup
 
@@ -52,6 +57,10 @@ FAMILIES = {
     "Phi3ForCausalLM": ModelFamily(read_phi3, build_llama),
     "Qwen3MoeForCausalLM": ModelFamily(read_qwen3_moe, build_llama),
     "MixtralForCausalLM": ModelFamily(read_mixtral, build_llama),
+    "Olmo2ForCausalLM": ModelFamily(read_olmo2, build_llama),
+    "GraniteForCausalLM": ModelFamily(read_granite, build_llama),
+    "GlmForCausalLM": ModelFamily(read_glm, build_llama),
+    "Glm4ForCausalLM": ModelFamily(read_glm4, build_llama),
     "GemmaForCausalLM": ModelFamily(read_gemma, build_gemma),
     "Gemma2ForCausalLM": ModelFamily(read_gemma2, build_gemma),
     "Gemma3ForCausalLM": ModelFamily(read_gemma3, build_gemma),
@@ -62,6 +71,9 @@ FAMILIES = {
     "PhiForCausalLM": ModelFamily(read_phi, build_phi),
     "FalconForCausalLM": ModelFamily(read_falcon, build_falcon),
     "Starcoder2ForCausalLM": ModelFamily(read_starcoder2, build_starcoder2),
+    "StableLmForCausalLM": ModelFamily(read_stablelm, build_stablelm),
+    "CohereForCausalLM": ModelFamily(read_cohere, build_cohere),
+    "Cohere2ForCausalLM": ModelFamily(read_cohere2, build_cohere),
     "BloomForCausalLM": ModelFamily(read_bloom, build_bloom),
     "MptForCausalLM": ModelFamily(read_mpt, build_mpt),
 }

@@ -24,12 +24,23 @@ def read_sliding_windows(hf: HfConfig, num_layers: int) -> tuple[int | None, ...
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
-def read_layer_types(hf: HfConfig, num_layers: int) -> tuple[str, ...]:
+def read_layer_types(
+    hf: HfConfig, num_layers: int, full_every: int | None = None
+) -> tuple[str, ...]:
     """Return the kind of each layer, SLIDING or FULL.
+
+    Args:
+        hf: to read.
+        num_layers: of the model.
+        full_every: without a list, each such layer sees everything; None wants a list.
 
     Raises:
         ModelLoadError: `layer_types` does not name each layer's kind.
     """
+    if full_every is not None and "layer_types" not in hf:
+        return tuple(
+            FULL if (index + 1) % full_every == 0 else SLIDING for index in range(num_layers)
+        )
     kinds = hf.texts("layer_types")
     if len(kinds) != num_layers or not {SLIDING, FULL} >= set(kinds):
         raise hf.error("layer_types", f"must be {num_layers} of {SLIDING} and {FULL}, got {kinds}")

@@ -103,10 +103,10 @@ def test_several_workers_are_refused(tmp_path: Path) -> None:
     from worker_svc.loading.weights import SafetensorsCheckpoint, Weights
     from worker_svc.models.fallback import read_fallback
 
-    save_model(tmp_path, FALLBACKS["olmo2"]())
+    save_model(tmp_path, FALLBACKS["olmo"]())
     config = read_fallback(HfConfig.read(tmp_path / "config.json"))
     weights = Weights(SafetensorsCheckpoint(tmp_path), torch.float32, torch.device("cpu"))
     with pytest.raises(
-        ModelLoadError, match="tensor_parallel_size: must be 1 for Olmo2ForCausalLM, got 2"
+        ModelLoadError, match="tensor_parallel_size: must be 1 for OlmoForCausalLM, got 2"
     ):
         FallbackForCausalLM(config, weights, ParallelGroup(0, 2), 64)

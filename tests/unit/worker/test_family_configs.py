@@ -12,18 +12,23 @@ from transformers import PreTrainedConfig
 from quire.contract.errors import ModelLoadError
 from tests.factories import (
     bloom_config,
+    cohere2_config,
+    cohere_config,
     edit_config,
     falcon_config,
     gemma2_config,
     gemma3_config,
+    glm_config,
     gpt_neox_config,
     gptj_config,
+    granite_config,
     mpt_config,
     phi3_config,
     phi_config,
     qwen3_moe_config,
     rope,
     save_model,
+    stablelm_config,
     starcoder2_config,
 )
 from tests.models.driver import Driver, load_runner
@@ -72,6 +77,7 @@ LONGROPE_FACTORS = {"short_factor": [1.5] * 6, "long_factor": [2.5] * 6}
             {"rope_parameters": None, "partial_rotary_factor": 0.5},
             "partial_rotary_factor: must be 1, got 0.5",
         ),
+        (granite_config, {"logits_scaling": 0}, "logits_scaling: must not be 0"),
         (
             bloom_config,
             {"slow_but_exact": True, "pretraining_tp": 2},
@@ -171,6 +177,22 @@ def test_refused_by_name(
             },
         ),
         (qwen3_moe_config, {"num_local_experts": None, "num_experts": 6}),
+        (
+            partial(stablelm_config, partial_rotary_factor=0.25),
+            {"rope_parameters": None, "rope_theta": 10_000.0, "partial_rotary_factor": None},
+        ),
+        (
+            glm_config,
+            {"rope_parameters": None, "rope_theta": 10_000.0, "partial_rotary_factor": None},
+        ),
+        (
+            partial(cohere_config, rope_parameters=rope("default", rope_theta=500_000.0)),
+            {"rope_parameters": None},
+        ),
+        (
+            partial(cohere2_config, layer_types=None, sliding_window_pattern=2),
+            {"layer_types": None, "sliding_window_pattern": 2},
+        ),
         (
             bloom_config,
             {
