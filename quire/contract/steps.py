@@ -53,6 +53,8 @@ class SchedulerOutputs:
         num_scheduled_tokens: tokens that each sequence computes.
         num_new_blocks: how many of `new_block_ids` each sequence appends to its table.
         new_block_ids: of all sequences, one after the other.
+        num_draft_slots: tokens that the worker may draft for each sequence and compute beside those
+            that it is ordered to; parallel to `sequence_ids`, empty if there are none.
         epoch: of the scheduler; 0 until the step is sent.
         step_id: from 1, without gaps, in each stream; 0 until the step is sent.
         traceparent: W3C Trace Context of the scheduler's span of this step; "" for none.
@@ -70,6 +72,7 @@ class SchedulerOutputs:
     num_scheduled_tokens: MutableSequence[int] = field(default_factory=list)
     num_new_blocks: MutableSequence[int] = field(default_factory=list)
     new_block_ids: MutableSequence[int] = field(default_factory=list)
+    num_draft_slots: MutableSequence[int] = field(default_factory=list)
     epoch: int = 0
     step_id: int = 0
     traceparent: str = ""
@@ -93,11 +96,13 @@ class StepResult:
     """What a worker did in a step. Only rank 0 samples: on other ranks the sequences are empty.
 
     Attributes:
-        sequence_ids: sequences that got a token, in batch order; parallel to `token_ids`.
+        sequence_ids: sequences that got a token, in batch order; parallel to `token_ids`. One whose
+            drafts were right got several, one after the other.
         token_ids: the tokens.
         failed_sequence_ids: sequences whose logits were not finite; they got no token.
         logprobs: parallel to `token_ids` if any of the sequences asked for them, else empty.
         prompt_logprobs: (sequence, what was computed of its prompt) of those that asked for it.
+        num_draft_tokens: tokens drafted for each sequence that had slots for them, in batch order.
         epoch: as ordered.
         step_id: as ordered.
         model_us: time of the forward pass.
@@ -111,6 +116,7 @@ class StepResult:
     failed_sequence_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     prompt_logprobs: Sequence[tuple[int, PromptLogprobs]] = ()
+    num_draft_tokens: Sequence[int] = ()
     epoch: int = 0
     step_id: int = 0
     model_us: int = 0

@@ -188,6 +188,7 @@ def scheduler_outputs_to_proto(outputs: SchedulerOutputs) -> worker_pb2.Schedule
         num_scheduled_tokens=outputs.num_scheduled_tokens,
         num_new_blocks=outputs.num_new_blocks,
         new_block_ids=outputs.new_block_ids,
+        num_draft_slots=outputs.num_draft_slots,
         forks=chain.from_iterable(outputs.forks),
         chosen_sequence_ids=[sequence_id for sequence_id, _ in outputs.chosen_tokens],
         chosen_token_ids=[token_id for _, token_id in outputs.chosen_tokens],
@@ -222,6 +223,7 @@ def scheduler_outputs_from_proto(message: worker_pb2.SchedulerOutputs) -> Schedu
         num_scheduled_tokens=message.num_scheduled_tokens,
         num_new_blocks=message.num_new_blocks,
         new_block_ids=message.new_block_ids,
+        num_draft_slots=message.num_draft_slots,
         forks=_pairs("forks", message.forks),
         chosen_tokens=list(zip(message.chosen_sequence_ids, message.chosen_token_ids, strict=True)),
         blocks_to_swap_out=_pairs("blocks_to_swap_out", message.blocks_to_swap_out),
@@ -331,6 +333,7 @@ def step_result_to_proto(result: StepResult) -> worker_pb2.StepResult:
             )
             for sequence_id, part in result.prompt_logprobs
         ],
+        num_draft_tokens=result.num_draft_tokens,
     )
 
 
@@ -350,6 +353,7 @@ def step_result_from_proto(message: worker_pb2.StepResult) -> StepResult:
             )
             for each in message.prompt_logprobs
         ],
+        num_draft_tokens=list(message.num_draft_tokens),
         epoch=message.epoch,
         step_id=message.step_id,
         model_us=message.model_us,

@@ -1,6 +1,7 @@
 """A scheduler for one ModelRunner in which tests choose what each step computes."""
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,13 @@ from worker_svc.loading.loader import load_model
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.sampling.sampler import Sampled
 from worker_svc.steps.batch import Batch
+from worker_svc.steps.drafts import rows_that_count
 from worker_svc.steps.pending import PendingStep
 from worker_svc.steps.runner import ModelRunner
 
 # In the place of a token that was sampled and has not been reported yet.
 PENDING = -1
+NO_SLOTS: Mapping[int, int] = {}
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 
 
@@ -158,6 +161,10 @@ class Driver:
             )
         )
 
+    def num_left(self, sequence_id: int) -> int:
+        """Tokens of a sequence that are not computed."""
+        return len(self.tokens[sequence_id]) - self._computed[sequence_id]
+
     def step(self, scheduled: Mapping[int, int] | None = None) -> dict[int, int]:
         """Run a step and return the sampled tokens.
 
@@ -166,20 +173,26 @@ class Driver:
         """
         return self.finish(self.start(scheduled))
 
-    def start(self, scheduled: Mapping[int, int] | None = None) -> PendingStep:
+    def start(
+        self,
+        scheduled: Mapping[int, int] | None = None,
+        draft_slots: Mapping[int, int] = NO_SLOTS,
+    ) -> PendingStep:
         """Start a step, perhaps before the one before it has been finished.
 
         Args:
             scheduled: tokens to compute by sequence; None computes all that are left of all.
+            draft_slots: tokens that may be drafted, by sequence.
         """
         if scheduled is None:
-            scheduled = {i: len(t) - self._computed[i] for i, t in self.tokens.items()}
+            scheduled = {each: self.num_left(each) for each in self.tokens}
         self._step_id += 1
         block_size = self.runner.cache_engine.block_size
         new_blocks: list[list[int]] = []
         for sequence_id, count in scheduled.items():
             held = self._blocks[sequence_id]
-            needed = -(-(self._computed[sequence_id] + count) // block_size) - len(held)
+            end = self._computed[sequence_id] + count + draft_slots.get(sequence_id, 0)
+            needed = -(-end // block_size) - len(held)
             new_blocks.append([self._free.pop() for _ in range(needed)])
             held.extend(new_blocks[-1])
             self._computed[sequence_id] += count
@@ -192,6 +205,7 @@ class Driver:
             num_scheduled_tokens=list(scheduled.values()),
             num_new_blocks=[len(blocks) for blocks in new_blocks],
             new_block_ids=[block for blocks in new_blocks for block in blocks],
+            num_draft_slots=[draft_slots.get(each, 0) for each in scheduled] if draft_slots else [],
             epoch=1,
             step_id=self._step_id,
         )
@@ -203,7 +217,7 @@ class Driver:
         return self.runner.execute(outputs)
 
     def finish(self, step: PendingStep) -> dict[int, int]:
-        """Wait for a step, the first of those started, and return the sampled tokens."""
+        """Wait for a step, the first of those started, and return the last sampled tokens."""
         result = step.result()
         self.runner.mirror.check_invariants()
         assert not result.failed_sequence_ids
@@ -211,11 +225,19 @@ class Driver:
         logprobs = zip(result.sequence_ids, result.logprobs, strict=False)
         self.logprobs = {each: found for each, found in logprobs if found.token_ids}
         # Not the result's, which ranks above 0 leave empty.
-        token_ids, _ = step.sampled()
-        sampled = dict(zip(step.batch.sampling_ids, token_ids.tolist(), strict=True))
-        for sequence_id, token_id in sampled.items():
+        token_ids, ok = step.sampled()
+        expected_ids = step.batch.expected_ids
+        counts = ok if expected_ids is None else rows_that_count(expected_ids, token_ids, ok)
+        sampled: dict[int, int] = {}
+        found = zip(step.batch.sampling_ids, token_ids.tolist(), strict=True)
+        for sequence_id, token_id in compress(found, counts):
             tokens = self.tokens[sequence_id]
-            tokens[tokens.index(PENDING)] = token_id
+            if sequence_id in sampled:
+                self._computed[sequence_id] += 1
+                tokens.append(token_id)
+            else:
+                tokens[tokens.index(PENDING)] = token_id
+            sampled[sequence_id] = token_id
         return sampled
 
     def generate(

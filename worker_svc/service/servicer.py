@@ -261,7 +261,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             stream.is_ended = True
             raise
         thread_us = (time.perf_counter_ns() - started_ns) // 1000
-        return _StartedStep(outputs, pending, thread_us, sum(outputs.num_scheduled_tokens))
+        return _StartedStep(outputs, pending, thread_us, pending.batch.num_tokens)
 
     def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Queue a call for the model's thread."""

@@ -20,7 +20,7 @@ class Batch:
 
     Attributes:
         sequence_ids: [num_sequences] sequences that are computed.
-        num_tokens: of all sequences together.
+        num_tokens: of all sequences together, drafts included.
         input_codes: [num_tokens] int64 token ids. The code of a token that only the device knows is
             -1 - row of the mirror, whose last token it is.
         positions: [num_tokens] int64.
@@ -30,13 +30,16 @@ class Batch:
         query_start_loc: [num_sequences + 1] int32.
         sample_rows: [num_sampling] int64, the batch rows whose logits are needed.
         rows: [num_sequences] int64 rows of the mirror.
-        num_scheduled_tokens: [num_sequences] int64 tokens that this step computes.
-        sampling_rows: [num_sampling] int64 rows of the mirror of the sequences that sample.
+        num_scheduled_tokens: [num_sequences] int64 tokens that this step computes, with drafts.
+        sampling_rows: [num_sampling] int64 rows of the mirror of the sequences that sample. Each is
+            there once more for each of its drafts.
         sampled_positions: [num_sampling] int64, index in its sequence of the token each will
             sample.
         sampling_ids: [num_sampling] ids of the sequences that sample.
         failed_ids: sequences that failed in an earlier step and were left out of this batch.
         mark: negative number that stands for the tokens of this step in the mirror.
+        num_drafted: drafts of each sequence that had slots for them.
+        expected_ids: [num_sampling] int64, see `rows_that_count`; None if nothing was drafted.
     """
 
     sequence_ids: tuple[int, ...]
@@ -55,6 +58,8 @@ class Batch:
     sampling_ids: tuple[int, ...]
     failed_ids: tuple[int, ...]
     mark: int
+    num_drafted: tuple[int, ...] = ()
+    expected_ids: IntArray | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -70,6 +75,8 @@ def gather_batch(
     *,
     failed_ids: tuple[int, ...],
     mark: int,
+    num_drafts: IntArray | None = None,
+    num_drafted: tuple[int, ...] = (),
 ) -> Batch:
     """Lay out the next tokens of some sequences back to back.
 
@@ -80,7 +87,12 @@ def gather_batch(
         counts: [num_sequences] int64 tokens to compute of each; all have slots.
         failed_ids: see Batch.
         mark: see Batch.
+        num_drafts: [num_sequences] int64 drafts of each, which stand behind its tokens; None if
+            there are none.
+        num_drafted: see Batch.
     """
+    if num_drafts is not None:
+        counts = counts + num_drafts
     # Everything is per token: which sequence, which position, which slot.
     computed = held.num_computed[rows]
     seq_lens = computed + counts
@@ -99,12 +111,22 @@ def gather_batch(
         codes[unknown] = -1 - token_rows[unknown]
 
     num_known = held.num_tokens[rows]
-    samples = seq_lens == num_known
+    samples = (seq_lens if num_drafts is None else seq_lens - num_drafts) == num_known
     if samples.all():
         sampling_rows, sampling_ids, sampled_positions = rows, sequence_ids, num_known
     else:
         sampling_rows, sampled_positions = rows[samples], num_known[samples]
         sampling_ids = tuple(np.array(sequence_ids, np.int64)[samples].tolist())
+    sample_rows, expected_ids = query_start_loc[1:][samples].astype(np.int64) - 1, None
+    if num_drafts is not None:
+        num_rows = 1 + num_drafts[samples]
+        nth = np.arange(num_rows.sum()) - np.repeat(np.cumsum(num_rows) - num_rows, num_rows)
+        sampling_rows = np.repeat(sampling_rows, num_rows)
+        sampled_positions = np.repeat(sampled_positions, num_rows) + nth
+        sampling_ids = tuple(np.repeat(np.array(sampling_ids, np.int64), num_rows).tolist())
+        num_behind = np.repeat(num_rows, num_rows) - 1 - nth
+        sample_rows = np.repeat(sample_rows, num_rows) - num_behind
+        expected_ids = np.where(num_behind > 0, np.append(codes[1:], -1)[sample_rows], -1)
     return Batch(
         sequence_ids=sequence_ids,
         num_tokens=num_tokens,
@@ -114,7 +136,7 @@ def gather_batch(
         table_width=-(-int(seq_lens.max(initial=0)) // held.block_size),
         seq_lens=seq_lens.astype(np.int32),
         query_start_loc=query_start_loc,
-        sample_rows=query_start_loc[1:][samples].astype(np.int64) - 1,
+        sample_rows=sample_rows,
         rows=rows,
         num_scheduled_tokens=counts,
         sampling_rows=sampling_rows,
@@ -122,4 +144,6 @@ def gather_batch(
         sampling_ids=sampling_ids,
         failed_ids=failed_ids,
         mark=mark,
+        num_drafted=num_drafted,
+        expected_ids=expected_ids,
     )

@@ -9,6 +9,7 @@ from quire.contract.errors import InvalidRequestError
 from quire.contract.steps import MirroredSequence, SchedulerOutputs, SequenceState
 from worker_svc.arrays import IntArray
 from worker_svc.steps.batch import Batch, gather_batch
+from worker_svc.steps.drafts import Drafter, prompt_lookup, rows_that_count
 from worker_svc.steps.rows import SequenceRows
 
 # Steps with marks of their own; many more than can be under way.
@@ -28,6 +29,7 @@ class SequenceMirror:
 
     Attributes:
         held: the sequences by row; other objects only read it.
+        drafter: guesses at what follows the tokens of a sequence; the same on every rank.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class SequenceMirror:
         self._vocab_size = vocab_size
         self._row_of: dict[int, int] = {}
         self._num_steps = 0
+        self.drafter: Drafter = prompt_lookup
         # One token more than the limit: a step sent ahead may sample past a sequence's end.
         max_num_tokens = max_model_len + 1
         self.held = (
@@ -89,6 +92,7 @@ class SequenceMirror:
         """Apply the orders of a step and return its batch, as good as computed.
 
         Each sequence that samples gains a token, for which the batch's mark stands until `settle`.
+        Where there are drafts they stand instead; then `settle` must come before the next step.
 
         Mutates: the sequences that the step names.
 
@@ -99,26 +103,42 @@ class SequenceMirror:
         held, sequence_ids = self.held, tuple(outputs.sequence_ids)
         rows, counts = self._rows(sequence_ids), _array(outputs.num_scheduled_tokens)
         self._append_blocks(rows, _array(outputs.num_new_blocks), _array(outputs.new_block_ids))
+        num_drafts, num_drafted = self._draft(sequence_ids, rows, counts, outputs.num_draft_slots)
         failed_ids: tuple[int, ...] = ()
         failed = held.has_failed[rows]
         if failed.any():
             # The scheduler sent this step before it knew of the failure.
             failed_ids = tuple(np.array(sequence_ids)[failed].tolist())
             sequence_ids = tuple(np.array(sequence_ids)[~failed].tolist())
-            rows, counts = rows[~failed], counts[~failed]
+            rows, counts, num_drafts = rows[~failed], counts[~failed], num_drafts[~failed]
         self._check_batch(sequence_ids, rows, counts)
         self._num_steps += 1
         mark = -1 - self._num_steps % MAX_MARKS
-        batch = gather_batch(held, sequence_ids, rows, counts, failed_ids=failed_ids, mark=mark)
+        batch = gather_batch(
+            held,
+            sequence_ids,
+            rows,
+            counts,
+            failed_ids=failed_ids,
+            mark=mark,
+            num_drafts=num_drafts if any(num_drafted) else None,
+            num_drafted=num_drafted,
+        )
         held.num_computed[rows] += counts
-        held.token_ids[batch.sampling_rows, batch.sampled_positions] = mark
+        sampling_rows, positions = batch.sampling_rows, batch.sampled_positions
+        if batch.expected_ids is not None:
+            has_none = ~np.isin(sampling_rows, rows[num_drafts > 0])
+            sampling_rows, positions = sampling_rows[has_none], positions[has_none]
+        held.token_ids[sampling_rows, positions] = mark
         held.num_tokens[batch.sampling_rows] += 1
         return batch
 
     def settle(self, batch: Batch, token_ids: IntArray, ok: npt.NDArray[np.bool_]) -> None:
         """Write the tokens of a batch in the place of its mark, where this still stands.
 
-        Mutates: token_ids and has_failed of the rows.
+        Where there were drafts, all tokens are written that count.
+
+        Mutates: token_ids and has_failed of the rows; with drafts num_tokens and num_computed, too.
 
         Args:
             batch: a batch that `apply` returned.
@@ -130,12 +150,59 @@ class SequenceMirror:
         # A sequence may have been released since. Its row may hold another one, with known tokens
         # or with the mark of a later step at the same position.
         waits = held.token_ids[rows, positions] == batch.mark
+        if batch.expected_ids is not None:
+            # No other step was applied since.
+            waits = rows_that_count(batch.expected_ids, token_ids, ok)
+            held.num_tokens[rows[waits]] = positions[waits] + 1
+            held.num_computed[rows[waits]] = positions[waits]
         if not waits.all():
             rows, positions = rows[waits], positions[waits]
             token_ids, ok = token_ids[waits], ok[waits]
         held.token_ids[rows, positions] = token_ids
         if not ok.all():
             held.has_failed[rows[~ok]] = True
+
+    def _draft(
+        self,
+        sequence_ids: tuple[int, ...],
+        rows: IntArray,
+        counts: IntArray,
+        num_slots: Sequence[int],
+    ) -> tuple[IntArray, tuple[int, ...]]:
+        """Write drafts behind the tokens of those sequences that have slots for them.
+
+        Mutates: token_ids.
+
+        Returns:
+            num_drafts and num_drafted, as of `gather_batch`.
+
+        Raises:
+            InvalidRequestError: a sequence with slots does not sample, or slots do not fit it.
+        """
+        num_drafts = np.zeros_like(rows)
+        if not num_slots:
+            return num_drafts, ()
+        if len(num_slots) != len(rows):
+            raise InvalidRequestError(
+                "num_draft_slots", f"length must be {len(rows)}, got {len(num_slots)}"
+            )
+        held, drafted = self.held, []
+        for index in np.flatnonzero(num_slots).tolist():
+            row, slots = int(rows[index]), num_slots[index]
+            end = int(held.num_tokens[row])
+            room = min(held.num_blocks[row] * held.block_size, self._max_model_len - 1) - end
+            if held.num_computed[row] + counts[index] != end or slots > room:
+                raise InvalidRequestError(
+                    "num_draft_slots",
+                    f"must be at most {room}, for sequence {sequence_ids[index]} that samples, "
+                    f"got {slots}",
+                )
+            if not held.has_failed[row]:
+                draft = self.drafter(held.token_ids[row, :end], slots)
+                held.token_ids[row, end : end + len(draft)] = draft
+                num_drafts[index] = len(draft)
+            drafted.append(int(num_drafts[index]))
+        return num_drafts, tuple(drafted)
 
     def _change_sequences(self, outputs: SchedulerOutputs) -> None:
         """Fork, change, release and add the sequences that a step names."""

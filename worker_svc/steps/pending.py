@@ -14,6 +14,7 @@ from worker_svc.arrays import IntArray
 from worker_svc.device.base import Device, Fetched
 from worker_svc.sampling.sampler import Sampled
 from worker_svc.steps.batch import Batch
+from worker_svc.steps.drafts import rows_that_count
 from worker_svc.steps.mirror import SequenceMirror
 
 
@@ -94,11 +95,15 @@ class PendingStep:
             return result
         failed_ids, sampling_ids = self.batch.failed_ids, self.batch.sampling_ids
         logprobs = self._sampled.logprobs.read(token_ids, reported)
-        if not ok.all():
+        is_reported = ok
+        if self.batch.expected_ids is not None:
+            counts = rows_that_count(self.batch.expected_ids, token_ids, ok)
+            is_reported, ok = ok & counts, ok | ~counts
+        if not is_reported.all():
             ids = np.array(sampling_ids, np.int64)
             failed_ids += tuple(ids[~ok].tolist())
-            sampling_ids, token_ids = tuple(ids[ok].tolist()), token_ids[ok]
-            logprobs = tuple(itertools.compress(logprobs, ok))
+            sampling_ids, token_ids = tuple(ids[is_reported].tolist()), token_ids[is_reported]
+            logprobs = tuple(itertools.compress(logprobs, is_reported))
         return replace(
             result,
             sequence_ids=sampling_ids,
@@ -106,6 +111,7 @@ class PendingStep:
             failed_sequence_ids=failed_ids,
             logprobs=logprobs,
             prompt_logprobs=self._sampled.prompt_logprobs,
+            num_draft_tokens=self.batch.num_drafted,
         )
 
 
@@ -127,8 +133,13 @@ class PendingSteps:
     def settle(self, leave: int = 0) -> None:
         """Wait for all steps but the last `leave` and write their tokens into the mirror.
 
+        How far a sequence with drafts has come must be known before the next step: the last step is
+        not left either if it has any.
+
         Mutates: the mirror.
         """
+        if self._steps and self._steps[-1].batch.expected_ids is not None:
+            leave = 0
         while len(self._steps) > leave:
             step = self._steps.popleft()
             self._mirror.settle(step.batch, *step.sampled())

@@ -86,9 +86,9 @@ class ModelRunner:
             InvalidRequestError: the orders do not fit what is held; the mirror is then undefined.
         """
         # On a GPU the last step may be under way still: the one before it has ended by now, or
-        # will before a third could start. A fork copies tokens, which must be known.
-        is_known_at_once = self._device.is_immediate or bool(outputs.forks)
-        self._pending.settle(leave=0 if is_known_at_once else 1)
+        # will before a third could start. A fork copies tokens, and a draft follows from them.
+        reads_tokens = bool(outputs.forks or outputs.num_draft_slots)
+        self._pending.settle(leave=0 if self._device.is_immediate or reads_tokens else 1)
         batch = self.mirror.apply(outputs)
         self.cache_engine.move(
             _pairs(outputs.blocks_to_swap_out),
