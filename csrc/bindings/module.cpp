@@ -5,6 +5,7 @@
 
 #include "bindings/tensor_caster.h"
 #include "core/check.h"
+#include "core/recording.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/isa.h"
 #include "ops/ops.h"
@@ -62,6 +63,18 @@ bool is_on_gpu(const T&) {
   return false;
 }
 
+// Keeps the operations of the calling thread on the CPU, while it is not null.
+thread_local quire::Recording* recording = nullptr;
+
+void start_recording(quire::Recording& self) {
+  if (recording != nullptr) quire::fail("recording: must be the only one of this thread");
+  recording = &self;
+}
+
+void stop_recording(quire::Recording&) {
+  recording = nullptr;
+}
+
 // The backend for the operands of an operation: that of the GPU if any of them is on it.
 template <typename... Args>
 quire::Backend& backend_for(const Args&... args) {
@@ -69,6 +82,7 @@ quire::Backend& backend_for(const Args&... args) {
   if (is_emulating) return cuda_backend();
 #endif
   if ((is_on_gpu(args) || ...)) return cuda_backend();
+  if (recording != nullptr) return *recording;
   return backend();
 }
 
@@ -150,6 +164,12 @@ PYBIND11_MODULE(_C, module) {
 #define QUIRE_OP(name, Params, ...) define(module, #name, quire::ops::name);
 #include "ops.def"
 
+  py::class_<quire::Recording>(module, "Recording")
+      .def(py::init([] { return std::make_unique<quire::Recording>(backend()); }))
+      .def("start", start_recording)
+      .def("stop", stop_recording)
+      .def("replay", &quire::Recording::replay, py::call_guard<py::gil_scoped_release>())
+      .def("__len__", &quire::Recording::size);
   module.def("plan_attention", plan_attention, py::call_guard<py::gil_scoped_release>());
   module.def("isa", isa);
   module.def("available_isas", available_isas);

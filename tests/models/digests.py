@@ -47,7 +47,7 @@ def save_exact_model(directory: Path, config: PreTrainedConfig) -> Path:
 
 def digest(directory: Path, dtype: str) -> str:
     """Return the digest of a model's tokens and logits."""
-    driver = Driver(load_runner(directory, dtype=dtype))
+    driver = Driver(load_runner(directory, dtype=dtype, max_num_seqs=len(PROMPTS)))
     result = hashlib.sha256()
     for index, prompt in enumerate(PROMPTS):
         driver.add(index, prompt)

@@ -4,6 +4,10 @@ from torch import Tensor
 
 from worker_svc.ops import compiled
 
+Recording = compiled._C.Recording
+"""Keeps the CPU operations of the thread between `start()` and `stop()`; `replay()` runs them again
+on the same memory, without checks. Their tensors must stay where they are."""
+
 
 def has_cuda() -> bool:
     """Return whether this build has kernels for GPUs."""

@@ -11,6 +11,7 @@ from worker_svc.device.base import Array, Device
 from worker_svc.layers.attention import AttentionMetadata, KVCaches
 from worker_svc.models.interface import CausalLM
 from worker_svc.steps.batch import Batch
+from worker_svc.steps.cpu_graphs import CpuDecodeGraphs
 from worker_svc.steps.rows import SequenceRows
 
 
@@ -58,21 +59,44 @@ class CpuInputs:
         model: the model.
         held: the sequences.
         caches: caches of the model.
+        max_num_seqs: limit on the sequences of a step, up to which decode steps are graphs; None
+            for no graphs.
+
+    Attributes:
+        graphs: the decode steps recorded; None without graphs.
     """
 
     def __init__(
-        self, device: Device, model: CausalLM, held: SequenceRows, caches: KVCaches
+        self,
+        device: Device,
+        model: CausalLM,
+        held: SequenceRows,
+        caches: KVCaches,
+        max_num_seqs: int | None = None,
     ) -> None:
         self._device = device
         self._model = model
         self._held = held
         self._caches = caches
+        self.graphs: CpuDecodeGraphs | None = None
+        if max_num_seqs is not None and model.is_capturable:
+            self.graphs = CpuDecodeGraphs(model, held, caches, max_num_seqs)
 
     def capture_graphs(self) -> None:
-        """See Inputs; the CPU has none."""
+        """See Inputs; steps on the CPU make their graphs themselves."""
 
     def place(self, batch: Batch, *, layer_by_layer: bool) -> DeviceBatch:
         """See Inputs."""
+        # The layers of a graph do not wait for blocks.
+        if self.graphs is not None and not layer_by_layer and self.graphs.fits(batch):
+            sampling = self._held.sampling.columns(batch.sampling_rows, batch.sampled_positions)
+            placed = self._device.place({"sampling_rows": batch.sampling_rows, **sampling})
+            return DeviceBatch(
+                partial(self.graphs.forward, batch),
+                None,
+                placed["sampling_rows"],
+                {name: placed[name] for name in sampling},
+            )
         arrays = model_arrays(batch)
         arrays["block_tables"] = self._held.block_tables[batch.rows, : batch.table_width]
         sampling = self._held.sampling.columns(batch.sampling_rows, batch.sampled_positions)

@@ -61,11 +61,13 @@ class ModelRunner:
         )
         held, caches = self.mirror.held, self.cache_engine.caches
         self.inputs: Inputs
+        graphs_up_to = None if enforce_eager else max_num_seqs
         if isinstance(device, CudaDevice):
-            graphs_up_to = None if enforce_eager else max_num_seqs
             self.inputs = GpuInputs(device, model, held, caches, graphs_up_to)
         else:
-            self.inputs = CpuInputs(device, model, held, caches)
+            # Exchanges of ranks go through torch's own threads, which no graph records.
+            is_alone = loaded.parallel.size == 1
+            self.inputs = CpuInputs(device, model, held, caches, graphs_up_to if is_alone else None)
         self._pending = PendingSteps(self.mirror)
         self.sampler = Sampler(
             loaded.parallel, device, held, model.compute_logits, self._pending.settle
