@@ -31,6 +31,10 @@ class ModelInfo:
         max_model_len: largest number of tokens, prompt and output, of one sequence.
         eos_token_ids: end-of-text ids.
         num_parameters: over all ranks.
+        numerics_id: cells with the same one give the same tokens, to the bit; "" on a GPU without
+            `invariant`, where nothing is promised.
+        text_id: digest of tokenizer and chat template: from workers those of the model directory,
+            "" if it has none; from routers those in use.
     """
 
     name: str
@@ -40,6 +44,8 @@ class ModelInfo:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     num_parameters: int
+    numerics_id: str = ""
+    text_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

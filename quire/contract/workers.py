@@ -110,8 +110,8 @@ class LoadResponse:
 
     Attributes:
         model: what it turned out to be.
-        checkpoint_digest: of the model directory: ranks whose digests differ were given different
-            models.
+        checkpoint_digest: of configuration and tensors: ranks whose digests differ were given
+            different models.
     """
 
     model: ModelInfo

@@ -41,7 +41,7 @@ class FormedWorkers:
         num_blocks: blocks of the cache, the same on every rank.
         num_host_blocks: blocks in the host's memory, the same on every rank.
         swap_block_us: measured time to move one block one way, on the slowest rank.
-        checkpoint_digest: of the model directory, the same on every rank.
+        checkpoint_digest: of configuration and tensors, the same on every rank.
     """
 
     epoch: int
@@ -179,7 +179,7 @@ class Formation:
             await asyncio.sleep(CLAIM_POLL_S)
 
     async def _load_model(self, epoch: int, scheduler_name: str) -> tuple[ModelInfo, bytes]:
-        """Load the model on every rank; return its description and the digest of its directory."""
+        """Load the model on every rank; return its description and the checkpoint's digest."""
         config = self._config
         meeting_address = ""
         if len(self.workers) > 1:

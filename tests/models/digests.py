@@ -3,7 +3,7 @@
 Each model has one in each type, over all steps of a few prompts: greedy tokens and the
 bits of the logits. Weights are whole numbers of 1/4096 from a generator that is exact everywhere,
 so a digest depends on docs/numerics.md alone. With `--write` they become digests.json, which
-test_digests.py compares.
+test_digests.py compares, beside the ARITHMETIC_VERSION that they were written with.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from launch.cluster.supervisor import embedded_model
 from tests.factories import VARIANTS
 from tests.models.driver import Driver, load_runner
+from worker_svc.loading.numerics_id import ARITHMETIC_VERSION
 
 FILE = Path(__file__).with_name("digests.json")
 DTYPES = ("float32", "bfloat16")
@@ -30,6 +32,9 @@ PROMPTS = ([5, 9, 77, 30, 31, 8, 100, 12, 60, 3], [4, 128], list(range(20, 60)))
 NUM_TOKENS = 8
 EMBEDDED = "the embedded model"
 NAMES = (EMBEDDED, *VARIANTS)
+VERSION = "arithmetic_version"
+
+Digests = dict[str, Any]
 
 
 def save_exact_model(directory: Path, config: PreTrainedConfig) -> Path:
@@ -71,6 +76,21 @@ def saved(name: str) -> Iterator[Path]:
         yield save_exact_model(Path(parent), VARIANTS[name])
 
 
+def checked(found: Digests, written: Digests) -> Digests:
+    """Return what is to be written in the place of other digests.
+
+    Raises:
+        ValueError: an entry changes, and ARITHMETIC_VERSION with it does not.
+    """
+    changed = [name for name in found if name in written and found[name] != written[name]]
+    if changed and written[VERSION] >= ARITHMETIC_VERSION:
+        raise ValueError(
+            f"ARITHMETIC_VERSION: must be above {written[VERSION]}, since the digests of "
+            f"{', '.join(changed)} change, got {ARITHMETIC_VERSION}"
+        )
+    return {VERSION: ARITHMETIC_VERSION, **found}
+
+
 def main() -> None:
     """Print the digests, or write them."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -82,7 +102,8 @@ def main() -> None:
             found[name] = {dtype: digest(directory, dtype) for dtype in DTYPES}
         print(name, *(value[:16] for value in found[name].values()), file=sys.stderr)
     if arguments.write:
-        FILE.write_text(json.dumps(found, indent=1) + "\n")
+        written = checked(found, json.loads(FILE.read_text()))
+        FILE.write_text(json.dumps(written, indent=1) + "\n")
     else:
         print(json.dumps(found))
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.models.digests import DTYPES, FILE, NAMES, digest, saved
+from tests.models.digests import DTYPES, FILE, NAMES, VERSION, checked, digest, saved
 from worker_svc import ops
+from worker_svc.loading.numerics_id import ARITHMETIC_VERSION
 
 EXPECTED = json.loads(FILE.read_text())
 
@@ -44,4 +45,21 @@ def test_what_torch_computes_does_not_depend_on_the_processor(capability: str) -
         text=True,
         check=True,
     )
-    assert json.loads(run.stdout) == EXPECTED
+    assert json.loads(run.stdout) == {name: EXPECTED[name] for name in NAMES}
+
+
+def test_digests_belong_to_the_arithmetic_of_this_version() -> None:
+    """A cell of another version must have another numerics id."""
+    assert EXPECTED[VERSION] == ARITHMETIC_VERSION
+    assert EXPECTED.keys() == {VERSION, *NAMES}
+
+
+def test_changed_digests_are_written_with_a_higher_version_only() -> None:
+    kept = {name: EXPECTED[name] for name in NAMES}
+    assert checked(kept, EXPECTED) == EXPECTED
+    assert checked({**kept, "a new model": {}}, EXPECTED).keys() == {*EXPECTED, "a new model"}
+    changed = {**kept, NAMES[1]: kept[NAMES[0]]}
+    with pytest.raises(ValueError, match=rf"must be above .* the digests of {NAMES[1]} change"):
+        checked(changed, EXPECTED)
+    lower = {**EXPECTED, VERSION: ARITHMETIC_VERSION - 1}
+    assert checked(changed, lower)[VERSION] == ARITHMETIC_VERSION

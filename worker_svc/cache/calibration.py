@@ -8,11 +8,11 @@ arithmetic are fixed: a worker that restarts computes the same scales.
 import numpy as np
 import torch
 
+from worker_svc.cache.format import calibration_length
 from worker_svc.cache.shapes import empty_caches
 from worker_svc.loading.loader import LoadedModel
 from worker_svc.steps.prompt_step import run_prompts
 
-NUM_TOKENS = 512
 _BLOCK_SIZE = 16
 _LARGEST = 448.0  # of e4m3
 _ROOM = 2.0
@@ -21,7 +21,7 @@ _ROOM = 2.0
 def calibrate(loaded: LoadedModel) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the scales of each layer's keys and values, [kv_heads] float32 each."""
     device = loaded.device.torch_device
-    num_tokens = min(NUM_TOKENS, loaded.info.max_model_len)
+    num_tokens = calibration_length(loaded.kv_cache_dtype, loaded.info.max_model_len)
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
     caches = empty_caches(
         loaded.model.num_layers,

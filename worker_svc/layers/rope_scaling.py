@@ -101,6 +101,17 @@ class RopeParameters:
             return max(self.max_position_embeddings, stretched)
         return self.max_position_embeddings
 
+    def deciding_length(self, max_model_len: int) -> int:
+        """Return the length that picks the frequencies; 0 where none does.
+
+        Limits of which it is the same give the same frequencies.
+        """
+        if self.kind == "dynamic":
+            return max(max_model_len, self.max_position_embeddings)
+        if self.kind == "longrope" and max_model_len > self.original_max_position_embeddings:
+            return self.max_position_embeddings
+        return 0
+
     @property
     def factor(self) -> float:
         """How much longer the model was made."""
@@ -144,7 +155,7 @@ def _linear(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.T
 
 def _dynamic(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.Tensor, float]:
     factor = rope.section.number("factor")
-    length = max(max_model_len, rope.max_position_embeddings)
+    length = rope.deciding_length(max_model_len)
     stretch = factor * length / rope.max_position_embeddings - (factor - 1)
     return _plain(rope.theta * stretch ** (dim / (dim - 2)), dim), 1.0
 
@@ -198,7 +209,7 @@ def _llama3(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.T
 def _longrope(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.Tensor, float]:
     """Divide each frequency by a factor of its own. Source: Ding et al., 2024, LongRoPE."""
     original = rope.original_max_position_embeddings
-    key = "long_factor" if max_model_len > original else "short_factor"
+    key = "long_factor" if rope.deciding_length(max_model_len) else "short_factor"
     factors = torch.tensor(rope.section.numbers(key), dtype=torch.float32)
     if factors.numel() != dim // 2:
         raise rope.section.error(key, f"must be {dim // 2} numbers, got {factors.numel()}")

@@ -1,36 +1,102 @@
-"""A digest of a model directory, which shows that ranks were given different models."""
+"""A digest of a checkpoint: of its configuration and of every byte of its tensors."""
 
+import json
 import os
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, Self
 
-NUM_SAMPLES = 64
-SAMPLE_BYTES = 4096
+from quire.contract.errors import ModelLoadError
+from worker_svc.loading.hf_config import HfConfig, one_line
+
+# Of config.json: where it came from, and the type that is chosen when it is loaded.
+_NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+_MAX_THREADS = 8
+_CHUNK_BYTES = 2**20
+_LENGTH_BYTES = 8
 
 
-def digest_checkpoint(directory: Path, *, reads_weights: bool) -> bytes:
-    """Return a digest of a model's configuration and, in samples, of its weights.
+class CheckpointDigest:
+    """Reads all tensors in threads of its own while the block builds the model.
 
-    Each rank reads only its slice, so reading all weights would take too long. The digest covers
-    the size of every file and evenly spaced samples, the first and the last bytes among them: thus
-    names, shapes and types of the tensors. Weights that were trained further have another digest.
+    All of them on every rank, though each keeps only its slice: ranks that were given different
+    models must be refused, and the digest is the same on any number of ranks, and however the
+    tensors are divided into files.
 
     Args:
-        directory: directory of the model.
-        reads_weights: whether it has weights; dummy weights have no file.
+        config: config.json.
+        files: the safetensors file that holds each tensor, by the tensor's name; none where
+            weights are made up, from the configuration alone.
     """
+
+    def __init__(self, config: HfConfig, files: Mapping[str, Path]) -> None:
+        self._config = config
+        self._files = files
+        num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="digest")
+        self._parts: list[tuple[str, Future[bytes]]] = []
+
+    def __enter__(self) -> Self:
+        """Start to read.
+
+        Raises:
+            ModelLoadError: a file cannot be read.
+        """
+        headers = {path: _Header(path) for path in sorted(set(self._files.values()))}
+        for name, path in sorted(self._files.items()):
+            tensor = headers[path].tensors[name]
+            begin, end = (headers[path].size + offset for offset in tensor["data_offsets"])
+            part = self._threads.submit(_digest_bytes, path, begin, end)
+            self._parts.append((f"\0{name}\0{tensor['dtype']}\0{tensor['shape']}\0", part))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def result(self) -> bytes:
+        """Wait for the threads and return the digest.
+
+        Raises:
+            ModelLoadError: a file cannot be read.
+        """
+        digest = sha256(self._config.canonical(without=_NOT_OF_THE_MODEL).encode())
+        for tensor, part in self._parts:
+            digest.update(tensor.encode() + part.result())
+        return digest.digest()
+
+
+class _Header:
+    """The head of a safetensors file: a length in eight bytes, and JSON; the tensors follow."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+                self.tensors: dict[str, Any] = json.loads(file.read(length))
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from error
+        self.size = _LENGTH_BYTES + length
+
+
+def _digest_bytes(path: Path, begin: int, end: int) -> bytes:
+    """Return the digest of the bytes [begin, end) of a file; hashing holds no interpreter lock."""
     digest = sha256()
-    names = ["config.json", "generation_config.json"]
-    if reads_weights:
-        names += sorted(path.name for path in directory.glob("*.safetensors"))
-    for name in names:
-        path = directory / name
-        if not path.is_file():
-            continue
-        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            last = max(0, path.stat().st_size - SAMPLE_BYTES)
-            for index in range(NUM_SAMPLES):
-                file.seek(last * index // (NUM_SAMPLES - 1), os.SEEK_SET)
-                digest.update(file.read(SAMPLE_BYTES))
+    buffer = memoryview(bytearray(min(_CHUNK_BYTES, end - begin)))
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(begin)
+            while begin < end:
+                num_read = file.readinto(buffer[: end - begin])
+                if not num_read:
+                    raise EOFError(f"{end - begin} bytes are missing")
+                digest.update(buffer[:num_read])
+                begin += num_read
+    except (OSError, EOFError) as error:
+        raise _unreadable(path, error) from error
     return digest.digest()
+
+
+def _unreadable(path: Path, error: Exception) -> ModelLoadError:
+    return ModelLoadError(f"{path}: not a whole safetensors file: {one_line(error)}")

@@ -5,7 +5,7 @@ the file and the key.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,15 @@ class HfConfig:
     def __contains__(self, key: str) -> bool:
         """Whether `key` is present and not null."""
         return self._values.get(key) is not None
+
+    def canonical(self, without: Collection[str] = ()) -> str:
+        """Return this object as JSON, the same for the same values in any order.
+
+        Args:
+            without: keys to leave out.
+        """
+        values = {key: value for key, value in self._values.items() if key not in without}
+        return json.dumps(values, sort_keys=True)
 
     def names(self) -> list[str]:
         """Return the keys of this object."""

@@ -1,6 +1,6 @@
 """From a model directory to a model: its family, dtype, limits, and this rank's slice."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -8,13 +8,15 @@ import torch
 from quire.contract.errors import ModelLoadError
 from quire.contract.outputs import ModelInfo
 from quire.contract.workers import LoadSpec
+from quire.text_id import text_id
 from worker_svc.cache.format import resolve_kv_cache_dtype
 from worker_svc.device.base import Device
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers.device_linear import invariance
-from worker_svc.loading.digest import digest_checkpoint
+from worker_svc.loading.digest import CheckpointDigest
 from worker_svc.loading.dummy_weights import DummyCheckpoint
 from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.numerics_id import numerics_id
 from worker_svc.loading.weights import SafetensorsCheckpoint, Weights, WeightTally
 from worker_svc.models.interface import CausalLM
 from worker_svc.models.registry import FAMILIES, find_family
@@ -40,7 +42,7 @@ class LoadedModel:
         device: device that computes it.
         kv_cache_dtype: type of the paged cache's elements.
         weight_bytes: memory of this rank's slice of the weights.
-        checkpoint_digest: digest of the directory; see digest_checkpoint.
+        checkpoint_digest: of config.json and of the tensors; see CheckpointDigest.
     """
 
     spec: LoadSpec
@@ -95,8 +97,10 @@ def load_model(
         raise ModelLoadError(f"load_format: dummy is not served for {architecture}")
     reader = DummyCheckpoint(device.torch_device) if is_dummy else SafetensorsCheckpoint(directory)
     weights = Weights(reader, DTYPES[dtype_name], device.torch_device, tally=tally)
-    with invariance(spec.options.invariant):
+    files = {} if isinstance(reader, DummyCheckpoint) else reader.files
+    with CheckpointDigest(hf, files) as digest, invariance(spec.options.invariant):
         model = family.build(config, weights, parallel, max_model_len)
+        checkpoint_digest = digest.result()
     info = ModelInfo(
         name=served_model_name or spec.model,
         architecture=architecture,
@@ -105,17 +109,21 @@ def load_model(
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
         num_parameters=tally.num_parameters,
+        text_id=text_id(directory),
+    )
+    numerics = numerics_id(
+        info, config, checkpoint_digest, kv_cache_dtype, device, invariant=spec.options.invariant
     )
     return LoadedModel(
         spec,
-        info,
+        replace(info, numerics_id=numerics),
         model,
         DTYPES[dtype_name],
         parallel,
         device,
         kv_cache_dtype,
         tally.loaded_bytes,
-        digest_checkpoint(directory, reads_weights=not is_dummy),
+        checkpoint_digest,
     )
 
 

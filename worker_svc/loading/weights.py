@@ -49,6 +49,11 @@ class SafetensorsCheckpoint:
         else:
             raise ModelLoadError(_no_safetensors(directory))
 
+    @property
+    def files(self) -> dict[str, Path]:
+        """The file that holds each tensor, by the tensor's name."""
+        return {name: self._directory / file for name, file in self._file_of_tensor.items()}
+
     def has(self, name: str) -> bool:
         """Return whether the checkpoint holds a tensor of this name."""
         return name in self._file_of_tensor

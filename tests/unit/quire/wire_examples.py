@@ -75,7 +75,9 @@ class Example:
         return f"{self.write(self.value).DESCRIPTOR.name}-{type(self.value).__name__}"
 
 
-MODEL = ModelInfo("demo", "LlamaForCausalLM", "bfloat16", 2**17, 2**15, (1, 2), 2**40)
+MODEL = ModelInfo(
+    "demo", "LlamaForCausalLM", "bfloat16", 2**17, 2**15, (1, 2), 2**40, "5f7a", "ac14"
+)
 STATE = CellState(
     **{each.name: 2 + index for index, each in enumerate(fields(CellState))} | {"draining": True}
 )

@@ -42,6 +42,8 @@ model_infos = st.builds(
     max_model_len=u32,
     eos_token_ids=ids,
     num_parameters=u64,
+    numerics_id=st.text(max_size=8),
+    text_id=st.text(max_size=8),
 )
 # Some of the fields are 32 bits wide on the wire.
 cell_states = st.builds(
