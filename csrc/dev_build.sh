@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds worker_svc._C in place, for work on the kernels: csrc/dev_build.sh [build folder] [cmake options...]
+# Builds worker_svc._C and the stubs of protos/ in place, for work on them: csrc/dev_build.sh [build folder] [cmake options...]
 # PYTHON names an interpreter other than that of .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,7 +10,7 @@ shift || true
 python=${PYTHON:-$root/.venv/bin/python}
 export PATH="$(dirname "$python"):$PATH"
 
-cmake -S . -B "$build" -G Ninja -Wno-author -DCMAKE_BUILD_TYPE=Release \
+cmake -S . -B "$build" -G Ninja -Wno-author -DCMAKE_BUILD_TYPE=Release -DSKBUILD_STATE=editable \
   -DPython_EXECUTABLE="$python" \
   -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" "$@" >"$build.log" 2>&1 ||
   { cat "$build.log" >&2; exit 1; }
@@ -26,7 +26,7 @@ place() {
 }
 if [ "$build" = build/dev ]; then
   place worker_svc
-  "$python" csrc/bindings/stub.py worker_svc/_C.pyi
+  cmake --build "$build" --target quire_stub quire_protos
   installed=$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/worker_svc
   if [ -d "$installed" ]; then place "$installed"; fi
 fi

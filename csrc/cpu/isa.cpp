@@ -14,7 +14,8 @@ std::vector<const KernelTable*> probe() {
                       __builtin_cpu_supports("avx512vl");
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c");
-  if (avx512 && __builtin_cpu_supports("avx512bf16"))
+  // Every processor with the one has the other so far, but they are separate bits.
+  if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
     tables.push_back(&avx512_bf16::kernel_table());
   if (avx512) tables.push_back(&avx512::kernel_table());
   if (avx2) tables.push_back(&avx2::kernel_table());

@@ -1,4 +1,4 @@
-// AVX-512 of x86-64-v4 with BF16 dot products. See isa_scalar.cpp.
+// AVX-512 of x86-64-v4 with dot products of BF16 and int8. See isa_scalar.cpp.
 #define QUIRE_ISA avx512_bf16
 #define QUIRE_ISA_NAME "avx512_bf16"
 

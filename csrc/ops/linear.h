@@ -33,6 +33,12 @@ struct PackWeightParams {
   DType dtype;
 };
 
+// Weights of int8 as cpu/kernels/linear_int8.h reads them: panels as above, in each of them for
+// each part of K fours of its elements, with zeros at the end, and then the float32 scales of the
+// features. Sums of longer parts would not fit into int32.
+constexpr int64_t kInt8Four = 4;
+constexpr int64_t kMaxInt8Part = 1 << 17;
+
 struct PackedLinearParams {
   void* out;           // [M, N]
   const void* x;       // [M, K]
@@ -125,8 +131,11 @@ void pack_weight(Backend& backend, const Tensor& packed, const Tensor& weight) {
       {packed.data, weight.data, weight.stride[0], weight.shape[0], weight.shape[1], weight.dtype});
 }
 
-void packed_linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& packed,
-                   const std::optional<Tensor>& bias, int64_t num_parts) {
+namespace {
+
+// What packed_linear and int8_linear are given, but for the weights.
+PackedLinearParams packed_linear_params(const Tensor& out, const Tensor& x, const Tensor& packed,
+                                        const std::optional<Tensor>& bias, int64_t num_parts) {
   check_shape("x", x, {-1, -1}, "[M, K]");
   check_activation_dtype("x", x);
   check_unit_stride("x", x);
@@ -135,7 +144,6 @@ void packed_linear(Backend& backend, const Tensor& out, const Tensor& x, const T
   check_unit_stride("out", out);
   check_device("out", out, Device::kCpu);
   if (out.dtype != DType::kFloat32) check_dtype("out", out, x.dtype);
-  check_packed(packed, out.shape[1], x.shape[1], x.dtype);
   const bool is_cut = num_parts == 2 || num_parts == 4 || num_parts == 8;
   if (num_parts != 1 && !(is_cut && x.shape[1] % (2 * num_parts) == 0)) {
     fail("num_parts: must be 1, 2, 4 or 8 and divide K / 2 = " + std::to_string(x.shape[1]) +
@@ -160,7 +168,35 @@ void packed_linear(Backend& backend, const Tensor& out, const Tensor& x, const T
   p.num_parts = num_parts;
   p.dtype = x.dtype;
   p.out_is_float = out.dtype == DType::kFloat32;
+  return p;
+}
+
+}  // namespace
+
+void packed_linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& packed,
+                   const std::optional<Tensor>& bias, int64_t num_parts) {
+  const PackedLinearParams p = packed_linear_params(out, x, packed, bias, num_parts);
+  check_packed(packed, p.out_features, p.in_features, p.dtype);
   backend.packed_linear(p);
+}
+
+void int8_linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& packed,
+                 const std::optional<Tensor>& bias, int64_t num_parts) {
+  const PackedLinearParams p = packed_linear_params(out, x, packed, bias, num_parts);
+  const int64_t part = p.in_features / num_parts;
+  if (part > kMaxInt8Part) {
+    fail("x: K / num_parts must be at most " + std::to_string(kMaxInt8Part) + ", got " +
+         std::to_string(part));
+  }
+  const int64_t steps = num_parts * ((part + kInt8Four - 1) / kInt8Four + 1);
+  check_shape(
+      "packed", packed,
+      {(p.out_features + kPanelFeatures - 1) / kPanelFeatures, steps, kInt8Four * kPanelFeatures},
+      "[ceil(N / 32), P * (ceil(K / P / 4) + 1), 128]");
+  check_dtype("packed", packed, DType::kInt8);
+  check_contiguous("packed", packed);
+  check_device("packed", packed, Device::kCpu);
+  backend.int8_linear(p);
 }
 
 }  // namespace quire::ops

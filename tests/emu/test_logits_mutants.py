@@ -11,6 +11,7 @@ SOURCES = (
     "cpu/logprobs.cpp",
     "cpu/isa_scalar.cpp",
     "cpu/linear_scalar.cpp",
+    "cpu/linear_int8_scalar.cpp",
     "cpu/thread_pool.cpp",
 )
 

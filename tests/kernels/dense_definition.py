@@ -2,8 +2,9 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from tests.kernels.definition import Floats, flush, fma
+from tests.kernels.definition import Floats, f32, flush, fma
 
 CHUNK = 256
 
@@ -34,9 +35,40 @@ def dense(
             np.split(rows, num_parts, axis=1), np.split(weights, num_parts, axis=1), strict=True
         )
     ]
+    return add_parts(sums, bias)
+
+
+def add_parts(sums: list[Floats], bias: torch.Tensor | None) -> torch.Tensor:
+    """Return the sum of the parts' sums, each [M, N], and a bias [N]."""
     while len(sums) > 1:
         sums = [flush(a + b) for a, b in zip(sums[::2], sums[1::2], strict=True)]
     total = sums[0]
     if bias is not None:
         total = flush(total + flush(bias.float().numpy()))
     return torch.from_numpy(total)
+
+
+def quantise(rows: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """Return the integers [M, L] and scales [M] of rows [M, L]."""
+    scales = f32(np.abs(flush(rows)).max(axis=1) / f32(127))
+    scales = np.where(np.isfinite(rows).all(axis=1), flush(scales), f32(np.nan))
+    is_zero = ~(scales > 0)
+    inverse = f32(1) / np.where(is_zero, f32(1), scales)
+    integers = np.rint(np.where(is_zero[:, None], f32(0), f32(flush(rows) * inverse[:, None])))
+    return integers.astype(np.int64), scales
+
+
+def int8_dense(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_parts: int
+) -> torch.Tensor:
+    """Return [M, N] float32 of x [M, K], weight [N, K] and bias [N], both quantised to int8."""
+    sums = []
+    for part, weight_part in zip(
+        np.split(x.float().numpy(), num_parts, axis=1),
+        np.split(weight.float().numpy(), num_parts, axis=1),
+        strict=True,
+    ):
+        (rows, row_scales), (weights, scales) = quantise(part), quantise(weight_part)
+        factors = flush(row_scales[:, None] * scales[None])
+        sums.append(flush((rows @ weights.T).astype(np.float32) * factors))
+    return add_parts(sums, bias)

@@ -147,6 +147,29 @@ def packed_linear(
     compiled._C.packed_linear(out, x, packed, bias, num_parts)
 
 
+def int8_linear(
+    out: Tensor, x: Tensor, packed: Tensor, bias: Tensor | None, num_parts: int = 1
+) -> None:
+    """Multiply rows by packed weights of int8, x @ weight.T + bias, on the CPU, rows in int8, too.
+
+    docs/numerics.md ("Dense layers in int8") has the scale of a row and the roundings: the same
+    as `packed_linear`'s rows need, whatever the company, the threads, the ranks and the machine.
+
+    Args:
+        out: [M, N], of the dtype of x or float32; must not overlap the others.
+        x: [M, K].
+        packed: [ceil(N / 32), P * (ceil(K / P / 4) + 1), 128] int8: panels of 32 features, in which
+            lie for each part of K fours of its elements, each plus 128 without a sign, [feature,
+            element], and then the float32 scales of the features.
+        bias: [N] float32, or None.
+        num_parts: P, into which K is cut: 1, 2, 4 or 8; their sums are added as a binary tree.
+
+    Mutates:
+        out.
+    """
+    compiled._C.int8_linear(out, x, packed, bias, num_parts)
+
+
 def linear(
     out: Tensor,
     x: Tensor,

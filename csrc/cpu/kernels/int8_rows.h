@@ -3,7 +3,9 @@
 // depends on that token alone.
 #pragma once
 
-#include "cpu/kernels/norm.h"
+#include "core/params.h"
+#include "cpu/kernels/element.h"
+#include "cpu/kernels/row_vectors.h"
 
 namespace quire::cpu::QUIRE_ISA {
 namespace {

@@ -15,6 +15,32 @@ constexpr int kPanel = kPanelFeatures;
 constexpr int kXBlock = 16;      // elements of K that lie together in the packed rows of x
 constexpr int kStreamed = 1024;  // bytes that weights are prefetched ahead, if each is read once
 
+#if defined(__AVX512F__)
+constexpr int kMaxTileRows = 14;
+constexpr int vectors_of(int) {
+  return 2;
+}
+constexpr int panels_of(int rows) {
+  return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+}
+#elif defined(__AVX2__)
+constexpr int kMaxTileRows = 6;
+constexpr int vectors_of(int rows) {
+  return rows <= 2 ? 4 : 2;
+}
+constexpr int panels_of(int rows) {
+  return rows == 1 ? 2 : 1;
+}
+#else
+constexpr int kMaxTileRows = 4;
+constexpr int vectors_of(int) {
+  return 4;
+}
+constexpr int panels_of(int) {
+  return 1;
+}
+#endif
+
 // c = a * b + c, in place: left to itself the compiler copies accumulators.
 QUIRE_ALWAYS_INLINE void accumulate(F32& c, F32 a, F32 b) {
 #if defined(__AVX512F__)
@@ -64,6 +90,8 @@ template <typename X>
 struct XRows {
   const X* data;
   int64_t block_stride;  // elements from one block of K to the next
+
+  XRows from(int64_t row) const { return {data + row * kXBlock, block_stride}; }
 };
 
 // Where a tile's sums go: row r and feature f of the item's buffer lie at data[r * stride + f].
@@ -78,7 +106,7 @@ struct TileWeights {
   const char* data;
   int64_t panel_stride;  // bytes from a panel to the next
   const char* next;      // weights that are needed soon, where each is read more than once
-  int num_pairs;         // of elements of K in this chunk
+  int num_steps;         // pairs of elements of K in this chunk, fours of int8
 };
 
 template <typename Pair, int kRows, int kPanels, int kVectors>
@@ -140,7 +168,7 @@ void multiply_tile(const XRows<float>& rows, TileWeights weights, int column, Ti
   const char* data = weights.data;
   const char* next = weights.next;
   // One flat loop: of two nested ones GCC 12 keeps the sums in memory.
-  for (int pair = 0; pair < weights.num_pairs; ++pair) {
+  for (int pair = 0; pair < weights.num_steps; ++pair) {
     const int in_block = pair % kPairsOfBlock;
     if constexpr (kLines > 0) {
       const float* ahead = x - 2 * in_block + rows.block_stride + kLines * in_block * kXBlock;
@@ -182,7 +210,7 @@ void multiply_tile_of_pairs(const XRows<bf16>& rows, TileWeights weights, TileSu
   const bf16* x = rows.data;
   const char* data = weights.data;
   const char* next = weights.next;
-  for (int pair = 0; pair < weights.num_pairs; ++pair) {
+  for (int pair = 0; pair < weights.num_steps; ++pair) {
     fetch_weights<kPanels, Bf16Pair::kBytes, kIsStream>(data, next, weights.panel_stride);
 #pragma GCC unroll 8
     for (int panel = 0; panel < kPanels; ++panel) {

@@ -72,5 +72,8 @@ void pack_weight(const PackWeightParams&, cudaStream_t) {
 void packed_linear(const PackedLinearParams&, cudaStream_t) {
   fail("packed_linear: must be called with tensors on the CPU; on a GPU linear computes it");
 }
+void int8_linear(const PackedLinearParams&, cudaStream_t) {
+  fail("int8_linear: must be called with tensors on the CPU");
+}
 
 }  // namespace quire::cuda
