@@ -1,4 +1,4 @@
-"""Paged attention against the memory bandwidth and torch's SDPA, all measured in this process.
+"""Paged attention beside a linear read and torch's SDPA, dense layers in int8 beside bf16's.
 
 Machines share their memory with neighbours, so a rate alone says little: each case alternates the
 kernel with a linear read of the same cache and prints the ratio of the best of both.
@@ -17,9 +17,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc import ops
+from worker_svc.layers.int8_linear import Int8Linear
+from worker_svc.layers.packed_linear import PackedLinear
 
 NUM_KV_HEADS = 8
 BLOCK_SIZE = 16
+DENSE_WEIGHTS = 60_000_000
 
 
 def seconds(body: Callable[[], object]) -> float:
@@ -171,6 +174,32 @@ def bench_prefill(args: argparse.Namespace, dtype: torch.dtype) -> None:
             print(line, flush=True)
 
 
+def bench_dense(args: argparse.Namespace, dtype: torch.dtype) -> None:
+    """Dense layers in int8 beside those of the type, over weights beyond the caches."""
+    for in_features, out_features in ((2048, 2048), (4096, 11008)):
+        count = -(-DENSE_WEIGHTS // (in_features * out_features))
+        weights = [torch.randn(out_features, in_features).to(dtype) for _ in range(count)]
+        layers = [[kind(each, None) for each in weights] for kind in (PackedLinear, Int8Linear)]
+        for rows in (1, 8, 64):
+            x = torch.randn(rows, in_features).to(dtype)
+            bodies = [partial(_apply, each, x) for each in layers]
+            times = best_of_alternating(args.repeats, *bodies)
+            size = count * in_features * out_features
+            print(
+                f"  {in_features} x {out_features}, M={rows}: "
+                f"{size * dtype.itemsize / times[0] / 1e9:.1f} GB/s, "
+                f"{2e-9 * rows * size / times[0]:.0f} GFLOP/s; int8 {times[0] / times[1]:.2f} "
+                f"times as fast, {size / times[1] / 1e9:.1f} GB/s, "
+                f"{2e-9 * rows * size / times[1]:.0f} GOP/s",
+                flush=True,
+            )
+
+
+def _apply(layers: list[PackedLinear | Int8Linear], x: Tensor) -> None:
+    for layer in layers:
+        layer(x)
+
+
 def bench_rotary(args: argparse.Namespace, dtype: torch.dtype) -> None:
     """Rotary embedding and the write to the cache in one pass, against one after the other."""
     heads, size = 4 * NUM_KV_HEADS, args.head_size
@@ -224,6 +253,8 @@ def main() -> None:
         dtype = getattr(torch, name)
         print(f"rotary_and_cache, {dtype}, {4 * NUM_KV_HEADS} heads, {NUM_KV_HEADS} kv heads")
         bench_rotary(args, dtype)
+        print(f"dense layers, {dtype}")
+        bench_dense(args, dtype)
         bench_decode(args, dtype)
         if args.prefill:
             print(f"prefill, {dtype}, causal")

@@ -1,11 +1,12 @@
-"""What a KV cache of a byte for each element costs in quality, and what it saves.
+"""What a byte for each element of the KV cache or of the weights costs in quality, and saves.
 
-The perplexity of the demo model on a text, and the divergence of the next token's distribution of
-random models from that over a cache of the model's own type. Run by `make bench-kv`.
+The perplexity of the demo model on a text, and for caches the divergence of the next token's
+distribution of random models from that over one of the model's own type. Run by `make bench-kv`.
 """
 
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from launch.cluster.supervisor import embedded_model
-from quire.contract.engine_options import LoadOptions
+from quire.contract.engine_options import QUANTIZATIONS, LoadOptions
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import SchedulerOutputs, SequenceState
 from quire.contract.workers import LoadSpec
@@ -38,12 +39,10 @@ def divergence(reference: torch.Tensor, logits: torch.Tensor) -> float:
 
 
 class Reader:
-    """A model over a cache of some type, which reads texts."""
+    """A model, loaded in some way, which reads texts."""
 
-    def __init__(self, directory: Path, kv_cache_dtype: str, device: Device, load_format: str):
-        spec = LoadSpec(
-            str(directory), LoadOptions(kv_cache_dtype=kv_cache_dtype, load_format=load_format)
-        )
+    def __init__(self, directory: Path, options: LoadOptions, device: Device):
+        spec = LoadSpec(str(directory), options)
         self.loaded = load_model(spec, "bench", ParallelGroup(), device)
         self.block_bytes = block_bytes(self.loaded, BLOCK_SIZE)
 
@@ -105,25 +104,30 @@ def random_model(directory: Path, shape: tuple[int, int, int, int]) -> Path:
     return directory
 
 
-def print_quality(kv_cache_dtype: str, device: Device, num_tokens: int = NUM_TOKENS) -> None:
-    """Print what a type of cache costs and saves."""
+def print_perplexity(what: str, options: LoadOptions, device: Device, num_tokens: int) -> None:
+    """Print what options cost the demo model."""
     model = embedded_model()
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     text = tokenizer.encode((model / "LICENSE").read_text()).ids[:num_tokens]
-    perplexities = []
-    for name in ("auto", kv_cache_dtype):
-        logprob, _ = Reader(model, name, device, "safetensors").read(text)
-        perplexities.append(math.exp(-logprob))
-    change = perplexities[1] / perplexities[0] - 1
+    readers = [Reader(model, each, device) for each in (LoadOptions(), options)]
+    before, after = (math.exp(-reader.read(text)[0]) for reader in readers)
     print(
-        f"{kv_cache_dtype} cache on {device.name}: perplexity of the demo model over "
-        f"{len(text)} tokens {perplexities[0]:.4f} -> {perplexities[1]:.4f} ({change:+.2%})"
+        f"{what} on {device.name}: perplexity of the demo model over {len(text)} tokens "
+        f"{before:.4f} -> {after:.4f} ({after / before - 1:+.2%}), "
+        f"weights {readers[0].loaded.weight_bytes / readers[1].loaded.weight_bytes:.2f}x smaller"
     )
+
+
+def print_quality(kv_cache_dtype: str, device: Device, num_tokens: int = NUM_TOKENS) -> None:
+    """Print what a type of cache costs and saves."""
+    options = LoadOptions(kv_cache_dtype=kv_cache_dtype)
+    print_perplexity(f"{kv_cache_dtype} cache", options, device, num_tokens)
     for shape in RANDOM_MODELS:
         with tempfile.TemporaryDirectory() as name:
             directory = random_model(Path(name), shape)
             own, small = (
-                Reader(directory, each, device, "dummy") for each in ("auto", kv_cache_dtype)
+                Reader(directory, replace(each, load_format="dummy"), device)
+                for each in (LoadOptions(), options)
             )
         ids = [(31 * i + 7) % 2000 for i in range(num_tokens // 4)]
         nats = divergence(own.read(ids)[1], small.read(ids)[1])
@@ -139,6 +143,8 @@ def main() -> None:
     for name, dtype in KV_CACHE_DTYPES.items():
         if dtype in device.kv_cache_dtypes:
             print_quality(name, device)
+    for method in QUANTIZATIONS[1:]:
+        print_perplexity(method, LoadOptions(quantization=method), device, NUM_TOKENS)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from launch.cluster.supervisor import Cluster, ClusterConfig
 from quire.contract.errors import UnauthenticatedError
-from quire.contract.outputs import CellStatus
+from quire.contract.outputs import CellStatus, ModelInfo
 from quire.rpc import Role, TlsFiles
 from quire.sdk.client import AsyncClient
 from quire.version import __version__
@@ -87,11 +87,16 @@ def _model_lines(cluster: Cluster, status: CellStatus | None) -> list[str]:
     tokens = state.num_blocks * state.block_size
     return [
         f"Quire {__version__} serves {model.name}",
-        f"  model      {model.architecture}, {model.dtype}, "
+        f"  model      {model.architecture}, {_precision(model)}, "
         f"{model.num_parameters / 1e6:,.1f} M parameters, up to {model.max_model_len:,} tokens",
         f"  KV cache   {state.num_blocks:,} blocks of {state.block_size} = {tokens:,} tokens "
         f"({tokens / model.max_model_len:,.1f} requests of full length at once)",
     ]
+
+
+def _precision(model: ModelInfo) -> str:
+    """Return the type of a model, and how its weights are held if it is not in that."""
+    return model.dtype if model.quantization == "none" else f"{model.dtype} {model.quantization}"
 
 
 def _lines_to_paste(config: ClusterConfig, target: str) -> list[str]:

@@ -13,6 +13,7 @@ from quire.contract.options import Bounds, Options, option
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("safetensors", "dummy")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
+QUANTIZATIONS = ("none", "w8a8")
 LARGEST_INT32 = 2**31 - 1
 GIB = 2**30
 
@@ -54,6 +55,12 @@ class LoadOptions(Options):
         "What the KV cache holds: 'auto' the model's own type; a byte for each element, so that "
         "twice as much fits, as 'fp8' on a GPU or 'int8' on the CPU.",
         choices=KV_CACHE_DTYPES,
+    )
+    quantization: str = option(
+        "none",
+        "How attention and MLPs hold their weights, on CPUs: 'w8a8' as int8, with activations in "
+        "int8 as well; half the memory of bfloat16.",
+        choices=QUANTIZATIONS,
     )
     max_model_len: int | None = option(
         None,
@@ -174,6 +181,7 @@ class EngineKeywords(TypedDict, total=False):
     dtype: str
     load_format: str
     kv_cache_dtype: str
+    quantization: str
     max_model_len: int | None
     invariant: bool
     distributed_timeout_s: float

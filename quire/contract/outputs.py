@@ -35,6 +35,7 @@ class ModelInfo:
             `invariant`, where nothing is promised.
         text_id: digest of tokenizer and chat template: from workers those of the model directory,
             "" if it has none; from routers those in use.
+        quantization: how attention and MLPs hold their weights; "none" or "w8a8".
     """
 
     name: str
@@ -46,6 +47,7 @@ class ModelInfo:
     num_parameters: int
     numerics_id: str = ""
     text_id: str = ""
+    quantization: str = "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,11 @@ DTYPES = ("float32", "bfloat16")
 PROMPTS = ([5, 9, 77, 30, 31, 8, 100, 12, 60, 3], [4, 128], list(range(20, 60)))
 NUM_TOKENS = 8
 EMBEDDED = "the embedded model"
-NAMES = (EMBEDDED, *VARIANTS)
+# Models whose layers are quantised as they are loaded.
+QUANTIZED = {
+    f"{name}, {method}": (name, method) for name in (EMBEDDED, "mixtral") for method in ("w8a8",)
+}
+NAMES = (EMBEDDED, *VARIANTS, *QUANTIZED)
 VERSION = "arithmetic_version"
 
 Digests = dict[str, Any]
@@ -50,9 +54,12 @@ def save_exact_model(directory: Path, config: PreTrainedConfig) -> Path:
     return directory
 
 
-def digest(directory: Path, dtype: str) -> str:
-    """Return the digest of a model's tokens and logits."""
-    driver = Driver(load_runner(directory, dtype=dtype, max_num_seqs=len(PROMPTS)))
+def digest(name: str, directory: Path, dtype: str) -> str:
+    """Return the digest of the tokens and logits of a model, which `saved` has written."""
+    _, quantization = QUANTIZED.get(name, (name, "none"))
+    driver = Driver(
+        load_runner(directory, dtype=dtype, max_num_seqs=len(PROMPTS), quantization=quantization)
+    )
     result = hashlib.sha256()
     for index, prompt in enumerate(PROMPTS):
         driver.add(index, prompt)
@@ -69,6 +76,7 @@ def digest(directory: Path, dtype: str) -> str:
 @contextmanager
 def saved(name: str) -> Iterator[Path]:
     """Yield the directory of a model."""
+    name, _ = QUANTIZED.get(name, (name, "none"))
     if name == EMBEDDED:
         yield embedded_model()
         return
@@ -99,7 +107,7 @@ def main() -> None:
     found = {}
     for name in NAMES:
         with saved(name) as directory:
-            found[name] = {dtype: digest(directory, dtype) for dtype in DTYPES}
+            found[name] = {dtype: digest(name, directory, dtype) for dtype in DTYPES}
         print(name, *(value[:16] for value in found[name].values()), file=sys.stderr)
     if arguments.write:
         written = checked(found, json.loads(FILE.read_text()))

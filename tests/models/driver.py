@@ -41,6 +41,7 @@ def load_runner(
     enforce_eager: bool = False,
     invariant: bool = False,
     kv_cache_dtype: str = "auto",
+    quantization: str = "none",
 ) -> ModelRunner:
     """A runner of one rank, alone unless `parallel` is given."""
     spec = LoadSpec(
@@ -50,6 +51,7 @@ def load_runner(
             max_model_len=max_model_len,
             invariant=invariant,
             kv_cache_dtype=kv_cache_dtype,
+            quantization=quantization,
         ),
     )
     loaded = load_model(spec, "test", parallel or ParallelGroup(), device)

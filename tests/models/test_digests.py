@@ -28,7 +28,7 @@ def test_digests_are_those_committed(name: str) -> None:
     with saved(name) as directory:
         for isa in ops.available_isas():
             ops.set_isa(isa)
-            found = {dtype: digest(directory, dtype) for dtype in DTYPES}
+            found = {dtype: digest(name, directory, dtype) for dtype in DTYPES}
             assert found == EXPECTED[name], isa
 
 

@@ -30,15 +30,18 @@ pytestmark = [
         [(name, dtype) for name in FAMILIES for dtype in ("float32", "bfloat16")]
         + [("llama", "float16"), ("gpt2", "float16")]
         + [("llama", "bfloat16 over int8"), ("qwen3", "float16 over int8")]
-        + [("gpt2", "float32 over int8"), ("gemma2", "bfloat16 over int8")],
+        + [("gpt2", "float32 over int8"), ("gemma2", "bfloat16 over int8")]
+        + [("llama", "bfloat16 as w8a8"), ("mixtral", "float32 as w8a8")],
     ),
 ]
 
 
 def load(directory: Path, dtype: str, **options: Any) -> ModelRunner:
-    """A runner of a model in a type, over a cache of another if one is named."""
+    """A runner of a model in a type, over a cache of another or quantised if that is named."""
     dtype, _, kv_cache_dtype = dtype.partition(" over ")
-    return load_runner(directory, dtype=dtype, kv_cache_dtype=kv_cache_dtype or "auto", **options)
+    dtype, _, quantization = dtype.partition(" as ")
+    options |= {"kv_cache_dtype": kv_cache_dtype or "auto", "quantization": quantization or "none"}
+    return load_runner(directory, dtype=dtype, **options)
 
 
 @pytest.fixture

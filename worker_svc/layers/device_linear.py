@@ -14,6 +14,7 @@ import torch.nn.functional as functional
 
 from worker_svc import ops
 from worker_svc.layers.packed_linear import PackedLinear
+from worker_svc.layers.quantization import shared_linear
 
 _invariant: ContextVar[bool] = ContextVar("layers are built for --invariant", default=False)
 
@@ -53,7 +54,11 @@ def are_rows_independent(device: torch.device) -> bool:
 
 
 def make_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, total_features: int | None = None
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    total_features: int | None = None,
+    *,
+    is_shared: bool = False,
 ) -> Linear:
     """Return the layer of a weight [out_features, in_features] and a bias [out_features].
 
@@ -66,9 +71,10 @@ def make_linear(
         total_features: out_features over all ranks; None where this rank has them all. By it
             layers on a GPU choose how to cut their sums, so that each rank of any number of ranks
             does alike.
+        is_shared: whether it is one of the layers that `--quantization` is for.
     """
     if weight.device.type == "cpu":
-        return PackedLinear(weight, bias)
+        return shared_linear(weight, bias) if is_shared else PackedLinear(weight, bias)
     if not _invariant.get():
         return partial(functional.linear, weight=weight, bias=bias)
     return partial(

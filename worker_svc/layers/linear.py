@@ -134,7 +134,7 @@ class MergedColumnParallelLinear:
             )
         # Some layers are stored as one: their rows count once.
         total_features = sum({source.name: source.total_rows for source in sources}.values())
-        self._linear = make_linear(weight, merged_bias, total_features)
+        self._linear = make_linear(weight, merged_bias, total_features, is_shared=True)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [tokens, this rank's output features of every source, in order].

@@ -13,7 +13,7 @@ import torch
 
 from quire.contract.errors import ModelLoadError
 from worker_svc.layers.device_linear import Linear, is_invariance_wanted, make_linear
-from worker_svc.layers.packed_linear import PackedLinear
+from worker_svc.layers.quantization import shared_linear
 from worker_svc.parallel.group import ParallelGroup, tree_sum
 
 MAX_PARTS = 8
@@ -55,12 +55,12 @@ class PartialSums:
         own_bias = bias if is_whole else None
         self._linears: list[Linear]
         if is_on_cpu and not apart:
-            linear = PackedLinear(weight, own_bias, num_parts)
+            linear = shared_linear(weight, own_bias, num_parts)
             # Rounded before the exchange, sums would depend on the number of ranks.
             self._linears = [linear if is_whole else partial(linear, dtype=torch.float32)]
         elif is_on_cpu:
             self._linears = [
-                partial(PackedLinear(part, None), dtype=torch.float32)
+                partial(shared_linear(part, None), dtype=torch.float32)
                 for part in weight.chunk(num_parts, dim=1)
             ]
         else:

@@ -13,6 +13,7 @@ from worker_svc.cache.format import resolve_kv_cache_dtype
 from worker_svc.device.base import Device
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers.device_linear import invariance
+from worker_svc.layers.quantization import NONE, quantization
 from worker_svc.loading.digest import CheckpointDigest
 from worker_svc.loading.dummy_weights import DummyCheckpoint
 from worker_svc.loading.hf_config import HfConfig
@@ -91,6 +92,7 @@ def load_model(
     )
     eos_token_ids = _eos_token_ids(directory, hf)
 
+    _check_quantization(spec.options.quantization, architecture, device)
     tally = WeightTally()
     is_dummy = spec.options.load_format == "dummy"
     if is_dummy and architecture not in FAMILIES:
@@ -98,7 +100,11 @@ def load_model(
     reader = DummyCheckpoint(device.torch_device) if is_dummy else SafetensorsCheckpoint(directory)
     weights = Weights(reader, DTYPES[dtype_name], device.torch_device, tally=tally)
     files = {} if isinstance(reader, DummyCheckpoint) else reader.files
-    with CheckpointDigest(hf, files) as digest, invariance(spec.options.invariant):
+    with (
+        CheckpointDigest(hf, files) as digest,
+        invariance(spec.options.invariant),
+        quantization(spec.options.quantization) as quantized,
+    ):
         model = family.build(config, weights, parallel, max_model_len)
         checkpoint_digest = digest.result()
     info = ModelInfo(
@@ -109,6 +115,7 @@ def load_model(
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
         num_parameters=tally.num_parameters,
+        quantization=spec.options.quantization,
         text_id=text_id(directory),
     )
     numerics = numerics_id(
@@ -122,7 +129,7 @@ def load_model(
         parallel,
         device,
         kv_cache_dtype,
-        tally.loaded_bytes,
+        tally.loaded_bytes - quantized.saved_bytes,
         checkpoint_digest,
     )
 
@@ -131,6 +138,18 @@ def _refuse_quantized(hf: HfConfig) -> None:
     if "quantization_config" in hf:
         method = hf.section("quantization_config").text("quant_method", "unnamed")
         raise hf.error("quantization_config", f"quantized weights ({method}) are not served here")
+
+
+def _check_quantization(method: str, architecture: str, device: Device) -> None:
+    if method == NONE:
+        return
+    if device.torch_device.type != "cpu":
+        raise ModelLoadError(f"quantization: must be none on {device.name}, got {method!r}")
+    if architecture not in FAMILIES:
+        raise ModelLoadError(
+            f"quantization: must be none for {architecture}, whose layers are those of "
+            f"transformers, got {method!r}"
+        )
 
 
 def _resolve_dtype(hf: HfConfig, asked: str) -> str:

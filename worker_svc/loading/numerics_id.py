@@ -54,6 +54,7 @@ def numerics_id(
         "checkpoint": checkpoint_digest.hex(),
         "dtype": info.dtype,
         "kv_cache_dtype": str(kv_cache_dtype),
+        "quantization": info.quantization,
         "calibration": calibration_length(kv_cache_dtype, info.max_model_len),
         "rope": [rope.deciding_length(info.max_model_len) for rope in _ropes(config)],
         "eos_token_ids": info.eos_token_ids,

@@ -76,7 +76,7 @@ class Example:
 
 
 MODEL = ModelInfo(
-    "demo", "LlamaForCausalLM", "bfloat16", 2**17, 2**15, (1, 2), 2**40, "5f7a", "ac14"
+    "demo", "LlamaForCausalLM", "bfloat16", 2**17, 2**15, (1, 2), 2**40, "5f7a", "ac14", "w8a8"
 )
 STATE = CellState(
     **{each.name: 2 + index for index, each in enumerate(fields(CellState))} | {"draining": True}
@@ -248,6 +248,7 @@ LOAD_OPTIONS = LoadOptions(
     dtype="float16",
     load_format="dummy",
     kv_cache_dtype="int8",
+    quantization="w8a8",
     max_model_len=2**15,
     invariant=True,
 )

@@ -1,0 +1,78 @@
+"""Quantised layers: near what the model's own type gives, the same on any number of ranks."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.kv_quality import divergence
+from quire.contract.engine_options import LoadOptions
+from quire.contract.errors import ModelLoadError
+from quire.contract.workers import LoadSpec
+from tests.factories import CONFIGS, FALLBACKS, llama_config, save_model
+from tests.models.driver import Driver, load_runner
+from tests.models.linked_ranks import run_ranks
+from worker_svc.loading.loader import load_model
+from worker_svc.parallel.group import ParallelGroup
+
+TEXT = [(13 * i) % 120 + 3 for i in range(60)]
+METHODS = ("w8a8",)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "bloom", "gptj", "mixtral"])
+def test_logits_are_near(family: str, method: str, tmp_path: Path) -> None:
+    save_model(tmp_path, CONFIGS[family]())
+    logits = []
+    for quantization in ("none", method):
+        driver = Driver(load_runner(tmp_path, dtype="float32", quantization=quantization))
+        driver.add(0, TEXT)
+        driver.step()
+        logits.append(driver.logits[0])
+    assert 0 < divergence(*(each[None] for each in logits)) < 0.05
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+def test_logits_have_the_same_bits_on_1_2_and_4_ranks(
+    family: str, method: str, dtype: str, tmp_path: Path
+) -> None:
+    save_model(tmp_path, CONFIGS[family]())
+
+    def run(parallel: ParallelGroup) -> tuple[list[list[int]], torch.Tensor]:
+        runner = load_runner(tmp_path, dtype=dtype, parallel=parallel, quantization=method)
+        driver = Driver(runner)
+        return driver.generate((TEXT[:10], TEXT[3:5]), 8), driver.logits[0]
+
+    tokens, logits = run(ParallelGroup())
+    for size in (2, 4):
+        for rank_tokens, rank_logits in run_ranks(size, run):
+            assert rank_tokens == tokens
+            assert torch.equal(rank_logits, logits)
+
+
+def test_weights_take_less_memory(tmp_path: Path) -> None:
+    save_model(tmp_path, llama_config(hidden_size=256, intermediate_size=512))
+    held = {}
+    for method in ("none", *METHODS):
+        options = LoadOptions(dtype="float32", quantization=method)
+        loaded = load_model(LoadSpec(str(tmp_path), options), "test", ParallelGroup())
+        assert loaded.info.quantization == method
+        held[method] = loaded.weight_bytes
+    assert held["w8a8"] < 0.4 * held["none"]
+
+
+def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
+    save_model(tmp_path, FALLBACKS["olmo"]())
+    with pytest.raises(
+        ModelLoadError, match=r"quantization: must be none for OlmoForCausalLM, .* got 'w8a8'"
+    ):
+        load_runner(tmp_path, quantization="w8a8")
+    save_model(tmp_path, llama_config())
+    spec = LoadSpec(str(tmp_path), LoadOptions(quantization="w8a8"))
+    gpu: Any = SimpleNamespace(name="cuda:0", torch_device=torch.device("cuda:0"))
+    with pytest.raises(ModelLoadError, match="quantization: must be none on cuda:0, got 'w8a8'"):
+        load_model(spec, "test", ParallelGroup(), gpu)
