@@ -27,6 +27,25 @@ struct LogitsScan {
   bool ok;         // no NaN, no +inf, at least one finite value
 };
 
+// A row of logits that is sampled from: token i has x = (logits[i] - max) / temperature.
+struct ScaledLogits {
+  const float* logits;
+  int64_t size;
+  float max;
+  float temperature;
+};
+
+// Bins of a row, by x: each holds 1/64 of a logit below the one before it, the last all the rest.
+constexpr float kBinsPerUnit = 64.f;
+constexpr int kNumBins = 2048;  // 32 units; every token below weighs 0
+
+// A token of the bin in which a cut lies.
+struct Candidate {
+  float x;
+  int64_t index;
+  int64_t weight;  // floor(2^40 e^x)
+};
+
 // Tokens a sampler may draw: x > x_cut, or x == x_cut and index <= index_cut.
 struct SampleCut {
   float x_cut;
@@ -51,11 +70,12 @@ struct KernelTable {
   void (*attend)(const PagedAttentionParams&, const AttentionItem* items, int64_t num_items,
                  ThreadPool&);
   LogitsScan (*scan_logits)(const float* logits, int64_t n);
-  // x[i] = (logits[i] - max) / temperature
-  void (*scale_logits)(const float* logits, int64_t n, float max, float temperature, float* x);
-  // weights[i] = round(2^40 * e^x[i])
-  void (*fixed_point_weights)(const float* x, int64_t n, int64_t* weights);
-  int64_t (*draw_token)(const float* x, int64_t n, const SampleCut&, const DrawKey&);
+  // Adds to each bin the weight of its tokens that the cut keeps, or their number.
+  void (*add_to_bins)(const ScaledLogits&, const SampleCut&, bool by_weight, int64_t* bins);
+  // Writes the tokens of [begin, end) in a bin that the cut keeps, in order; returns how many.
+  int64_t (*tokens_of_bin)(const ScaledLogits&, const SampleCut&, int bin, int64_t begin,
+                           int64_t end, Candidate* out);
+  int64_t (*draw_token)(const ScaledLogits&, const SampleCut&, const DrawKey&);
   // The sum of 2^44 e^(logits[i] - max), each rounded down.
   uint64_t (*sum_weights)(const float* logits, int64_t n, float max);
   float (*log)(float);

@@ -71,8 +71,8 @@ constexpr KernelTable kTable = {
 #define QUIRE_ISA_OP(name, Params, ...) name,
 #define QUIRE_OP(name, Params, ...)
 #include "ops.def"
-    attend,         scan_logits, scale_logits, fixed_point_weights, draw_token,
-    sum_weights,    log_of,      philox4x32,   stream_read,
+    attend,         scan_logits, add_to_bins, tokens_of_bin, draw_token,
+    sum_weights,    log_of,      philox4x32,  stream_read,
 };
 
 }  // namespace
