@@ -104,6 +104,11 @@ bench-simulator: .venv/.dev ## The simulator beside a real cluster under the sam
 bench-scale: .venv/.ready ## CPU time and bytes of one more token, request, router or cell
 	@$(BIN)/python -m bench.scale
 
+bench-peers: .venv/.dev ## Quire beside other engines (ENGINES= WORKLOADS= SHAPES= DTYPES= ROUNDS=3)
+	@$(BIN)/python -m bench.peers setup $(ENGINES)
+	@$(BIN)/python -m bench.peers run --rounds $(or $(ROUNDS),3) $(if $(ENGINES),--engines $(ENGINES)) \
+		$(if $(WORKLOADS),--workloads $(WORKLOADS)) $(if $(SHAPES),--shapes $(SHAPES)) $(if $(DTYPES),--dtypes $(DTYPES))
+
 bench-kernels: .venv/.dev ## Paged attention against the memory bandwidth of the same process
 	@$(BIN)/python bench/kernels_cpu.py
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \

@@ -1,0 +1,1 @@
+"""Programs that run one engine each, within the virtual environment of that engine."""

@@ -1,0 +1,140 @@
+"""The parts of bench/peers that compute: requests, figures, the roof, what is written and read."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from bench.peers import record
+from bench.peers.environments import OURS, missing, recipes
+from bench.peers.probes import Probe
+from bench.peers.record import Key, Results, Row
+from bench.peers.shapes import SHAPES, Shape
+from bench.peers.statistics import Figures, figures, medians, percentile, roof_seconds
+from bench.peers.workloads import PACES, WORKLOADS, Pace, Request, warm_up
+
+PACE = Pace(1.0, ttft_s=0.5, tpot_s=0.1)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("quick", [False, True])
+def test_rounds_have_the_same_lengths_and_times_but_other_prompts(name: str, quick: bool) -> None:
+    make = WORKLOADS[name].requests
+    rounds = [make(seed, PACE, quick) for seed in (1, 2)]
+    lengths = [
+        [(len(each.prompt), each.max_tokens, each.arrival_s) for each in requests]
+        for requests in rounds
+    ]
+    assert lengths[0] == lengths[1]
+    assert rounds[0] == make(1, PACE, quick)
+    prompts = [each.prompt for each in itertools.chain(*rounds, warm_up())]
+    for prompt, other in itertools.combinations(prompts, 2):
+        assert prompt[-8:] != other[-8:]
+    # Only what is shared on purpose begins alike.
+    firsts = {tuple(prompt[:8]) for prompt in prompts}
+    assert len(firsts) == len(prompts) - (0 if name != "prefix" else 2 * (len(rounds[0]) - 1))
+
+
+def test_workloads_are_as_their_titles_say() -> None:
+    sizes = {name: [*each.requests(1, PACES["125M"], False)] for name, each in WORKLOADS.items()}
+    assert [(len(each.prompt), each.max_tokens) for each in sizes["single"]] == [(128, 128)]
+    assert len(sizes["mix"]) == 64
+    assert all(
+        8 <= len(each.prompt) <= 1024 and 8 <= each.max_tokens <= 512 for each in sizes["mix"]
+    )
+    shared = sizes["prefix"]
+    assert len(shared) == 32
+    assert all(each.prompt[:512] == shared[0].prompt[:512] for each in shared)
+    assert {(len(each.prompt), each.max_tokens) for each in shared} == {(544, 64)}
+    arrivals = [each.arrival_s for each in sizes["poisson"]]
+    assert len(arrivals) == 64
+    assert arrivals == sorted(arrivals)
+    mean = arrivals[-1] / 63
+    assert 0.6 / PACES["125M"].requests_per_s < mean < 1.6 / PACES["125M"].requests_per_s
+    assert [(len(each.prompt), each.max_tokens) for each in sizes["long"]] == [(7936, 128)]
+
+
+def test_figures_of_a_run() -> None:
+    requests = [Request([1], 3), Request([1], 2, arrival_s=1.0), Request([1], 1, arrival_s=1.0)]
+    times = [[0.5, 0.6, 0.7], [1.2, 1.5], [2.0]]
+    run = figures(requests, times, PACE)
+    assert run.seconds == 2.0
+    assert run.tokens_per_s == 3.0
+    assert run.ttft_p50 == 0.5
+    assert run.ttft_p90 == pytest.approx(0.9)
+    assert run.tpot_p50 == pytest.approx(0.1)
+    # The second is too slow after its first token, the third before it.
+    assert run.goodput == 0.5
+
+
+def test_an_engine_that_sends_another_number_of_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="tokens: must be 3, got 2"):
+        figures([Request([1], 3)], [[0.1, 0.2]], PACE)
+
+
+def test_percentiles_lie_between_values() -> None:
+    assert percentile([4.0, 0.0], 50) == 2.0
+    assert percentile([1.0], 99) == 1.0
+
+
+def _figures(value: float) -> Figures:
+    return Figures(*[value] * 9)
+
+
+def test_medians_are_taken_of_each_figure() -> None:
+    assert medians(map(_figures, (3.0, 1.0, 2.0))) == _figures(2.0)
+
+
+def test_weights_of_the_shapes_are_those_of_the_files() -> None:
+    assert SHAPES["125M"].dense_weights == 100_073_472
+    assert SHAPES["1.1B"].dense_weights == 1_034_420_224
+
+
+TINY = Shape("tiny", hidden=64, layers=1, heads=2, kv_heads=1, intermediate=64)
+
+
+def test_roof_of_one_stream_is_bytes_over_bandwidth() -> None:
+    request = Request([1] * 4, 3)
+    seconds = roof_seconds([request], TINY, 2.0, 2.0, 1e9, 1e30)
+    # Steps read the weights, and the keys and values of 4, 5 and 6 tokens.
+    moved = 3 * TINY.dense_weights * 2 + (4 + 5 + 6) * TINY.kv_elements * 2
+    assert seconds == pytest.approx(moved / 1e9)
+
+
+def test_roof_of_a_long_prompt_is_operations_over_their_rate() -> None:
+    request = Request([1] * 5000, 1)
+    seconds = roof_seconds([request], TINY, 2.0, 2.0, 1e30, 1e12)
+    scores = 4 * 2 * 64 * (2048 * 2048 + 2048 * 4096 + 904 * 5000)
+    assert seconds == pytest.approx((2 * 5000 * TINY.dense_weights + scores) / 1e12)
+
+
+def test_roof_computes_a_shared_prefix_once() -> None:
+    def seconds(requests: list[Request]) -> float:
+        return roof_seconds(requests, TINY, 2.0, 2.0, 1e30, 1e12)
+
+    shared = [Request([1] * 100 + [index], 1) for index in range(4)]
+    other = [Request([index] * 101, 1) for index in range(4)]
+    assert seconds(shared) < 0.3 * seconds(other)
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    row = Row(_figures(1.5), Probe(2e10, 3e11, 0.5), 1.25, 2**30)
+    results = Results(
+        "a processor, 2 cores",
+        2,
+        True,
+        {"quire": "1"},
+        {Key("quire", "125M", "bfloat16", "mix"): [row, row]},
+        {Key("other", "125M", "int8", "mix"): "no int8 weights"},
+    )
+    record.save(results, tmp_path / "results.json")
+    assert record.load(tmp_path / "results.json") == results
+    assert "not measured: no int8 weights" in "\n".join(record.lines(results))
+
+
+def test_every_engine_pins_its_versions_and_has_an_adapter() -> None:
+    assert missing(OURS) == ""
+    for engine, recipe in recipes().items():
+        assert all("==" in each for each in recipe["packages"])
+        adapter = f"bench/peers/adapters/{engine.replace('-', '_')}.py"
+        assert (Path(__file__).parents[2] / adapter).is_file()
