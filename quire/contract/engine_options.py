@@ -88,7 +88,7 @@ class CacheOptions(Options):
     max_num_batched_tokens: int = option(
         2048, "Most tokens computed in one step.", bounds=Bounds(1, 2**20)
     )
-    enforce_eager: bool = option(False, "No graphs of decode steps: less memory, slower decoding.")
+    enforce_eager: bool = option(False, "No graphs of small steps: less memory, slower decoding.")
     gpu_memory_utilization: float = option(
         0.9,
         "Share of a GPU's memory for weights, activations and KV cache together.",

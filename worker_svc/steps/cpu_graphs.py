@@ -1,6 +1,8 @@
-"""Decode steps on the CPU as graphs: one call instead of ten for each layer.
+"""Small steps on the CPU as graphs: one call instead of ten for each layer.
 
-A graph is made when a step first has its number of sequences, by that step.
+A graph keeps numbers of tokens and of sequences, and reads which tokens are whose: one serves the
+decoding of some sequences, another that of one sequence and its drafts. It is recorded by the
+second step of its shape, since many prompts have a shape of their own.
 """
 
 from functools import partial
@@ -14,71 +16,85 @@ from worker_svc.models.interface import CausalLM
 from worker_svc.steps.batch import Batch
 from worker_svc.steps.rows import SequenceRows
 
-MAX_GRAPH_SIZE = 128
-"""Beyond as many sequences a step takes so long that calls do not count."""
+MAX_GRAPH_TOKENS = 128
+"""A step of more tokens takes so long that calls do not count."""
+
+MAX_GRAPHS = 256
+
+Shape = tuple[int, int]
+"""Tokens and sequences of a step."""
 
 
-class CpuDecodeGraphs:
-    """The decode steps of a model, a graph for each number of sequences.
+class CpuGraphs:
+    """The small steps of a model, a graph for each shape.
 
     Args:
         model: the model.
         held: the sequences.
         caches: caches of the model.
-        max_num_seqs: limit on the sequences of a batch.
     """
 
-    def __init__(
-        self, model: CausalLM, held: SequenceRows, caches: KVCaches, max_num_seqs: int
-    ) -> None:
+    def __init__(self, model: CausalLM, held: SequenceRows, caches: KVCaches) -> None:
         self._model = model
         self._held = held
         self._caches = caches
-        self._max_size = size = min(max_num_seqs, MAX_GRAPH_SIZE)
-        self._graphs: dict[int, CpuGraph] = {}
+        self._graphs: dict[Shape, CpuGraph] = {}  # the one used last comes last
+        self._seen: set[Shape] = set()
         self._memory = GraphMemory()
-        # What graphs read; a graph of n sequences the first n rows.
+        # What graphs read, each as much as it needs.
+        size = MAX_GRAPH_TOKENS
         self._input_ids = np.zeros(size, np.int64)
         self._positions = np.zeros(size, np.int64)
         self._slot_mapping = np.zeros(size, np.int64)
         self._seq_lens = np.zeros(size, np.int32)
         self._block_tables = np.zeros((size, held.max_blocks), np.int32)
-        self._query_start_loc = np.arange(size + 1, dtype=np.int32)
+        self._query_start_loc = np.zeros(size + 1, np.int32)
 
     @property
-    def sizes(self) -> set[int]:
-        """Numbers of sequences for which there is a graph."""
+    def shapes(self) -> set[Shape]:
+        """Shapes for which there is a graph."""
         return set(self._graphs)
 
     def fits(self, batch: Batch) -> bool:
-        """Return whether a batch may be computed by a graph."""
-        return batch.is_decode and batch.num_tokens <= self._max_size
+        """Return whether a batch is to be computed here: whether its shape has come before."""
+        shape = (batch.num_tokens, len(batch.rows))
+        if not 0 < batch.num_tokens <= MAX_GRAPH_TOKENS:
+            return False
+        if shape in self._seen:
+            return True
+        self._seen.add(shape)
+        return False
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Return the last hidden states [num_tokens, hidden_size] of a decode batch.
+        """Return the last hidden states [num_tokens, hidden_size] of a batch that fits.
 
         Mutates: the caches. The next step overwrites what was returned.
         """
-        size, width = batch.num_tokens, batch.table_width
+        size, num_seqs, width = batch.num_tokens, len(batch.rows), batch.table_width
         self._input_ids[:size] = batch.input_codes
         self._positions[:size] = batch.positions
         self._slot_mapping[:size] = batch.slot_mapping
-        self._seq_lens[:size] = batch.seq_lens
-        self._block_tables[:size, :width] = self._held.block_tables[batch.rows, :width]
-        graph = self._graphs.get(size)
+        self._seq_lens[:num_seqs] = batch.seq_lens
+        self._query_start_loc[: num_seqs + 1] = batch.query_start_loc
+        self._block_tables[:num_seqs, :width] = self._held.block_tables[batch.rows, :width]
+        shape = (size, num_seqs)
+        graph = self._graphs.pop(shape, None)
         if graph is not None:
+            self._graphs[shape] = graph
             return graph.replay()
-        graph = self._graphs[size] = record(partial(self._run, size), self._memory)
+        if len(self._graphs) == MAX_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        graph = self._graphs[shape] = record(partial(self._run, *shape), self._memory)
         return graph.result
 
-    def _run(self, size: int) -> torch.Tensor:
+    def _run(self, size: int, num_seqs: int) -> torch.Tensor:
         metadata = AttentionMetadata(
             caches=self._caches,
             num_tokens=size,
             slot_mapping=torch.from_numpy(self._slot_mapping[:size]),
-            block_tables=torch.from_numpy(self._block_tables[:size]),
-            seq_lens=torch.from_numpy(self._seq_lens[:size]),
-            query_start_loc=torch.from_numpy(self._query_start_loc[: size + 1]),
+            block_tables=torch.from_numpy(self._block_tables[:num_seqs]),
+            seq_lens=torch.from_numpy(self._seq_lens[:num_seqs]),
+            query_start_loc=torch.from_numpy(self._query_start_loc[: num_seqs + 1]),
         )
         input_ids = torch.from_numpy(self._input_ids[:size])
         return self._model.forward(input_ids, torch.from_numpy(self._positions[:size]), metadata)

@@ -11,7 +11,7 @@ from worker_svc.device.base import Array, Device
 from worker_svc.layers.attention import AttentionMetadata, KVCaches
 from worker_svc.models.interface import CausalLM
 from worker_svc.steps.batch import Batch
-from worker_svc.steps.cpu_graphs import CpuDecodeGraphs
+from worker_svc.steps.cpu_graphs import CpuGraphs
 from worker_svc.steps.rows import SequenceRows
 
 
@@ -59,11 +59,10 @@ class CpuInputs:
         model: the model.
         held: the sequences.
         caches: caches of the model.
-        max_num_seqs: limit on the sequences of a step, up to which decode steps are graphs; None
-            for no graphs.
+        use_graphs: whether small steps are graphs.
 
     Attributes:
-        graphs: the decode steps recorded; None without graphs.
+        graphs: the steps recorded; None without graphs.
     """
 
     def __init__(
@@ -72,49 +71,46 @@ class CpuInputs:
         model: CausalLM,
         held: SequenceRows,
         caches: KVCaches,
-        max_num_seqs: int | None = None,
+        *,
+        use_graphs: bool = False,
     ) -> None:
         self._device = device
         self._model = model
         self._held = held
         self._caches = caches
-        self.graphs: CpuDecodeGraphs | None = None
-        if max_num_seqs is not None and model.is_capturable:
-            self.graphs = CpuDecodeGraphs(model, held, caches, max_num_seqs)
+        self.graphs: CpuGraphs | None = None
+        if use_graphs and model.is_capturable:
+            self.graphs = CpuGraphs(model, held, caches)
 
     def capture_graphs(self) -> None:
         """See Inputs; steps on the CPU make their graphs themselves."""
 
     def place(self, batch: Batch, *, layer_by_layer: bool) -> DeviceBatch:
         """See Inputs."""
+        sampling = self._held.sampling.columns(batch.sampling_rows, batch.sampled_positions)
+        placed = self._device.place({**model_arrays(batch), **sampling})
+        forward = partial(self._forward, batch, placed)
         # The layers of a graph do not wait for blocks.
         if self.graphs is not None and not layer_by_layer and self.graphs.fits(batch):
-            sampling = self._held.sampling.columns(batch.sampling_rows, batch.sampled_positions)
-            placed = self._device.place({"sampling_rows": batch.sampling_rows, **sampling})
-            return DeviceBatch(
-                partial(self.graphs.forward, batch),
-                None,
-                placed["sampling_rows"],
-                {name: placed[name] for name in sampling},
-            )
-        arrays = model_arrays(batch)
-        arrays["block_tables"] = self._held.block_tables[batch.rows, : batch.table_width]
-        sampling = self._held.sampling.columns(batch.sampling_rows, batch.sampled_positions)
-        placed = self._device.place({**arrays, **sampling})
+            forward = partial(self.graphs.forward, batch)
+        return DeviceBatch(
+            forward,
+            None if batch.is_decode else placed["sample_rows"],
+            placed["sampling_rows"],
+            {name: placed[name] for name in sampling},
+        )
+
+    def _forward(self, batch: Batch, placed: dict[str, torch.Tensor]) -> torch.Tensor:
+        tables = self._held.block_tables[batch.rows, : batch.table_width]
         metadata = AttentionMetadata(
             caches=self._caches,
             num_tokens=batch.num_tokens,
             slot_mapping=placed["slot_mapping"],
-            block_tables=placed["block_tables"],
+            block_tables=torch.from_numpy(tables),
             seq_lens=placed["seq_lens"],
             query_start_loc=placed["query_start_loc"],
         )
-        return DeviceBatch(
-            partial(self._model.forward, placed["input_codes"], placed["positions"], metadata),
-            placed["sample_rows"],
-            placed["sampling_rows"],
-            {name: placed[name] for name in sampling},
-        )
+        return self._model.forward(placed["input_codes"], placed["positions"], metadata)
 
     def keep_sampled(self, placed: DeviceBatch, token_ids: torch.Tensor) -> None:
         """See Inputs; the host knows these tokens before the next step."""

@@ -27,8 +27,8 @@ class ModelRunner:
         num_blocks: blocks of the cache.
         swap_space_bytes: host memory for swapped blocks.
         max_num_seqs: limit on the sequences of a step; None if it is not known, then there are no
-            graphs.
-        enforce_eager: whether to do without graphs on a GPU.
+            graphs on a GPU.
+        enforce_eager: whether to do without graphs.
 
     Attributes:
         cache_engine: the paged cache.
@@ -61,13 +61,13 @@ class ModelRunner:
         )
         held, caches = self.mirror.held, self.cache_engine.caches
         self.inputs: Inputs
-        graphs_up_to = None if enforce_eager else max_num_seqs
         if isinstance(device, CudaDevice):
+            graphs_up_to = None if enforce_eager else max_num_seqs
             self.inputs = GpuInputs(device, model, held, caches, graphs_up_to)
         else:
             # Exchanges of ranks go through torch's own threads, which no graph records.
-            is_alone = loaded.parallel.size == 1
-            self.inputs = CpuInputs(device, model, held, caches, graphs_up_to if is_alone else None)
+            use_graphs = loaded.parallel.size == 1 and not enforce_eager
+            self.inputs = CpuInputs(device, model, held, caches, use_graphs=use_graphs)
         self._pending = PendingSteps(self.mirror)
         self.sampler = Sampler(
             loaded.parallel, device, held, model.compute_logits, self._pending.settle

@@ -13,8 +13,6 @@ from worker_svc.device.cpu_graph import CpuGraph, GraphMemory, record
 from worker_svc.steps.inputs import CpuInputs
 from worker_svc.steps.runner import ModelRunner
 
-PROMPTS = ([5, 9, 77, 30], [4, 128], [7, 7, 8])
-
 
 def silu(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(x.shape[0], x.shape[1] // 2)
@@ -75,29 +73,40 @@ def test_results_read_on_the_host_are_refused() -> None:
     assert isinstance(record(lambda: torch.ones(2), GraphMemory()), CpuGraph)
 
 
-def graph_sizes(runner: ModelRunner) -> set[int]:
+def graph_shapes(runner: ModelRunner) -> set[tuple[int, int]]:
     assert isinstance(runner.inputs, CpuInputs)
-    return set() if runner.inputs.graphs is None else runner.inputs.graphs.sizes
+    return set() if runner.inputs.graphs is None else runner.inputs.graphs.shapes
 
 
 def test_steps_have_the_tokens_and_logits_of_eager_ones(tmp_path: Path) -> None:
     directory = save_model(tmp_path, VARIANTS["gpt2"])
-    drivers = [
-        Driver(load_runner(directory, max_num_seqs=4, enforce_eager=eager, swap_space_bytes=2**20))
+    graphs, eager = drivers = [
+        Driver(load_runner(directory, enforce_eager=eager, swap_space_bytes=2**20))
         for eager in (False, True)
     ]
-    for driver in drivers:
-        for index, prompt in enumerate(PROMPTS):
-            driver.add(index, prompt)
-        driver.step()
-    # Tables grow beyond a block, numbers of sequences change, and a step waits for blocks.
-    for number, count in enumerate([3] * 20 + [2] * 20 + [3] * 20):
+
+    def step(scheduled: dict[int, int]) -> None:
         for driver in drivers:
-            if number == 30:
-                driver.swap(1)
-            driver.step(dict.fromkeys(range(count), 1))
-        graphs, eager = drivers
+            driver.step(scheduled)
         assert graphs.tokens == eager.tokens
-        assert all(torch.equal(graphs.logits[i], eager.logits[i]) for i in range(count))
-    assert graph_sizes(drivers[0].runner) == {2, 3}
-    assert graph_sizes(drivers[1].runner) == set()
+        assert graphs.logits.keys() == eager.logits.keys()
+        assert all(torch.equal(graphs.logits[i], eager.logits[i]) for i in eager.logits)
+
+    def add(prompts: dict[int, list[int]]) -> None:
+        for driver in drivers:
+            for index, prompt in prompts.items():
+                driver.add(index, prompt)
+        step({index: len(prompt) for index, prompt in prompts.items()})
+
+    add({0: [5, 9, 77, 30], 1: [4, 128], 2: [7, 7, 8]})
+    # Tables grow beyond a block, shapes change, and a step waits for blocks.
+    for number in range(60):
+        if number == 30:
+            for driver in drivers:
+                driver.swap(1)
+        step(dict.fromkeys((0, 1, 2) if number < 20 else (0, 1) if number < 40 else (2,), 1))
+    # Tokens of one shape have other owners.
+    for first, lengths in ((10, (1, 4, 1)), (20, (4, 1, 1)), (30, (2, 2, 2))):
+        add({first + i: [9, 5, 60, 7][:length] for i, length in enumerate(lengths)})
+    assert graph_shapes(graphs.runner) == {(3, 3), (2, 2), (1, 1), (6, 3)}
+    assert graph_shapes(eager.runner) == set()
