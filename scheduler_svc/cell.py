@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 
-from quire.contract.engine_options import PreemptionMode
+from quire.contract.engine_options import PreemptionMode, SpeculationMode
 from quire.contract.errors import DrainingError, InvalidRequestError, OverloadedError
 from quire.contract.outputs import CellState, FinishReason
 from quire.contract.sessions import Queued, Refused, StepOutputs, Submission
@@ -49,6 +49,7 @@ class Cell:
         self.blocks = BlockSpaceManager(
             config.block_size, formed.num_blocks, config.watermark, formed.num_host_blocks
         )
+        speculates = config.speculation != SpeculationMode.OFF and formed.is_invariant
         self.scheduler = Scheduler(
             self.blocks,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -58,6 +59,7 @@ class Cell:
             enable_prefix_caching=config.enable_prefix_caching,
             preemption_mode=PreemptionMode(config.preemption_mode),
             priority_ageing_s=config.priority_ageing_s,
+            max_draft_tokens=config.max_draft_tokens if speculates else 0,
         )
         self.scheduler.preemption_costs.block_us = formed.swap_block_us
         self.counters = Counters()
@@ -161,6 +163,9 @@ class Cell:
         self.counters.count_ends(progress)
         costs, result = self.scheduler.preemption_costs, executed.result
         costs.observe_step(executed.num_tokens, result.model_us)
+        self.scheduler.speculation.observe_step(
+            executed.num_tokens, executed.elapsed_us, has_slots=bool(result.num_draft_tokens)
+        )
         if executed.num_swapped_blocks:
             costs.observe_swap(executed.num_swapped_blocks, result.swap_us)
 
@@ -193,6 +198,7 @@ class Cell:
         """What routers are sent about the cell, as it is now."""
         scheduler, blocks, counters = self.scheduler, self.blocks, self.counters
         preemption, prefix_cache = scheduler.counters, scheduler.prefix_cache
+        drafts = scheduler.speculation.counters
         return CellState(
             epoch=self.epoch,
             num_waiting=len(scheduler.queues.waiting),
@@ -221,6 +227,8 @@ class Cell:
             recomputed_tokens_total=preemption.recomputed_tokens,
             prefix_cache_queries_total=prefix_cache.num_tokens_looked_up,
             prefix_cache_hits_total=prefix_cache.num_tokens_found,
+            draft_tokens_total=drafts.draft_tokens,
+            accepted_draft_tokens_total=drafts.accepted_tokens,
         )
 
     @property

@@ -190,6 +190,16 @@ def _steps(counters: Counters, state: CellState) -> Iterator[Metric]:
     yield counter("quire_scheduler_steps_total", "Steps run.", state.steps_total)
     yield counter("quire_scheduler_sampled_tokens_total", "Tokens sampled.", state.tokens_total)
     yield counter(
+        "quire_scheduler_draft_tokens_total",
+        "Tokens drafted by speculation.",
+        state.draft_tokens_total,
+    )
+    yield counter(
+        "quire_scheduler_accepted_draft_tokens_total",
+        "Those of them that were right.",
+        state.accepted_draft_tokens_total,
+    )
+    yield counter(
         "quire_scheduler_phase_seconds_total",
         "Time of steps by phase: deciding, sending, the model, sampling, moving blocks.",
         {
@@ -254,6 +264,12 @@ class SchedulerAliases(Collector):
                 "prefix_cache_hits_total",
                 "Tokens found in the prefix cache.",
                 state.prefix_cache_hits_total,
+            ),
+            ("spec_decode_num_draft_tokens_total", "Tokens drafted.", state.draft_tokens_total),
+            (
+                "spec_decode_num_accepted_tokens_total",
+                "Drafted tokens that were right.",
+                state.accepted_draft_tokens_total,
             ),
         ):
             yield counter(f"vllm:{name}", documentation, {model: value}, labels)

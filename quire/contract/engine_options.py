@@ -18,6 +18,13 @@ LARGEST_INT32 = 2**31 - 1
 GIB = 2**30
 
 
+class SpeculationMode(StrEnum):
+    """Where drafts of the next tokens come from: nowhere, or from what the sequence has before."""
+
+    OFF = "off"
+    PROMPT_LOOKUP = "prompt-lookup"
+
+
 class PreemptionMode(StrEnum):
     """What becomes of a preempted group's blocks: moved, dropped, or whichever is cheaper."""
 
@@ -157,6 +164,16 @@ class EngineOptions(LoadOptions, CacheOptions):
         "'recompute' drops it, 'auto' does what is cheaper.",
         choices=PreemptionMode,
     )
+    speculation: str = option(
+        SpeculationMode.OFF,
+        "Where a sequence repeats itself, draft its next tokens from what followed before "
+        "('prompt-lookup') and check several in one step, as far as it is measured to be faster; "
+        "on GPUs with --invariant only. The tokens are the same.",
+        choices=SpeculationMode,
+    )
+    max_draft_tokens: int = option(
+        8, "Most tokens drafted for a sequence in one step.", bounds=Bounds(1, 64)
+    )
     priority_ageing_s: float = option(
         60.0,
         "A request may be overtaken by those that come up to so many seconds later, for each level "
@@ -198,4 +215,6 @@ class EngineKeywords(TypedDict, total=False):
     enable_prefix_caching: bool
     num_gpu_blocks_override: int | None
     preemption_mode: str
+    speculation: str
+    max_draft_tokens: int
     priority_ageing_s: float

@@ -81,6 +81,8 @@ class CellState:
     swap_us_total: int = 0
     outstanding_tokens: int = 0
     draining: bool = False
+    draft_tokens_total: int = 0
+    accepted_draft_tokens_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

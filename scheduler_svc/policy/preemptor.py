@@ -1,19 +1,22 @@
-"""How a preempted group loses its blocks: moved to the host's memory, or freed."""
+"""Which group is preempted, and how it loses its blocks: moved to the host's memory, or freed."""
 
 from collections.abc import Mapping
 
 from quire.contract.engine_options import PreemptionMode
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.blocks.residency import Residency
+from scheduler_svc.policy.queues import Queues
+from scheduler_svc.policy.step_builder import StepBuilder
 from scheduler_svc.sequences.preemption import PreemptionCosts, PreemptionCounters
 from scheduler_svc.sequences.sequence import SequenceGroup, SequenceStatus
 
 
 class Preemptor:
-    """Takes the blocks of groups, in the cheaper way or the configured one.
+    """Preempts groups and takes their blocks, in the cheaper way or the configured one.
 
     Args:
         block_manager: of the workers' cache.
+        queues: the groups.
         residency: which sequences hold blocks.
         mode: what becomes of the blocks.
         costs: measured prices of moving and of computing.
@@ -23,18 +26,42 @@ class Preemptor:
     def __init__(
         self,
         block_manager: BlockSpaceManager,
+        queues: Queues,
         residency: Residency,
         mode: PreemptionMode,
         costs: PreemptionCosts,
         counters: PreemptionCounters,
     ) -> None:
         self._blocks = block_manager
+        self._queues = queues
         self._residency = residency
         self._mode = mode
         self._costs = costs
         self._counters = counters
 
-    def take_blocks(self, group: SequenceGroup, may_swap: bool = True) -> None:
+    def make_room(self, num_blocks: int, group: SequenceGroup, step: StepBuilder) -> bool:
+        """Preempt from the end until `num_blocks` are free; return False if that took `group` too.
+
+        Mutates: the groups that are preempted, and step.
+        """
+        while num_blocks > self._blocks.num_free_blocks:
+            step.has_preempted = True
+            if self.preempt_last() is group:
+                return False
+        return True
+
+    def preempt_last(self, may_swap: bool = True) -> SequenceGroup:
+        """Preempt the last running group and return it; it keeps its place in the order.
+
+        Args:
+            may_swap: whether its blocks may be moved to the host's memory.
+        """
+        group = self._queues.running.last
+        self._queues.preempt(group)
+        self._take_blocks(group, may_swap)
+        return group
+
+    def _take_blocks(self, group: SequenceGroup, may_swap: bool) -> None:
         """Take all blocks of the cache from a group that was preempted.
 
         Mutates: the group's sequences, which are swapped or wait to be computed again.

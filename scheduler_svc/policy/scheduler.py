@@ -11,10 +11,11 @@ from scheduler_svc.blocks.prefix_cache import PrefixCache
 from scheduler_svc.blocks.residency import Residency
 from scheduler_svc.policy.admission import Admission
 from scheduler_svc.policy.beam_forks import BeamForks
+from scheduler_svc.policy.draft_slots import DraftSlots
 from scheduler_svc.policy.preemptor import Preemptor
 from scheduler_svc.policy.progress import FinishedSequence, GroupTime, Progress
 from scheduler_svc.policy.queues import Queues
-from scheduler_svc.policy.step_builder import StepBuilder
+from scheduler_svc.policy.step_builder import StepBuilder, wait_reason
 from scheduler_svc.policy.time_ledger import WaitReason
 from scheduler_svc.sequences.preemption import PreemptionCosts, PreemptionCounters
 from scheduler_svc.sequences.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -40,6 +41,10 @@ class Scheduler:
     token is dropped and sampled again, to the same id. Beams wait, since what they compute next
     depends on each other.
 
+    A sequence may get slots for drafts, which the workers guess and compute with its last token: so
+    a step brings it one token or several, to the same ids. Nothing is scheduled ahead of the result
+    of such a step, since how far it gets is not known.
+
     A group of several sequences computes its prompt once, as the first of them; the others are
     forked from it as soon as its computation is scheduled, and share its blocks.
 
@@ -52,6 +57,7 @@ class Scheduler:
         enable_prefix_caching: let sequences share the blocks of a prefix that was computed before.
         preemption_mode: what becomes of a preempted group's blocks.
         priority_ageing_s: how much later each level of priority counts as come, in seconds.
+        max_draft_tokens: the most slots for drafts of a sequence in a step; 0 for no speculation.
 
     Attributes:
         queues: the groups that wait and run; only to be read.
@@ -59,6 +65,7 @@ class Scheduler:
         prefix_cache: what was found in it so far.
         preemption_costs: the caller reports there what steps and moves have cost.
         counters: what preemption has come to so far.
+        speculation: decides about slots for drafts; the caller reports there what steps have taken.
     """
 
     def __init__(
@@ -72,6 +79,7 @@ class Scheduler:
         enable_prefix_caching: bool,
         preemption_mode: PreemptionMode = PreemptionMode.AUTO,
         priority_ageing_s: float = 60.0,
+        max_draft_tokens: int = 0,
     ) -> None:
         self._blocks = block_manager
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -89,8 +97,17 @@ class Scheduler:
         self.counters = PreemptionCounters()
         self.residency = Residency(block_manager, self.prefix_cache, self.counters)
         self._preemptor = Preemptor(
-            block_manager, self.residency, preemption_mode, self.preemption_costs, self.counters
+            block_manager,
+            self.queues,
+            self.residency,
+            preemption_mode,
+            self.preemption_costs,
+            self.counters,
         )
+        self._draft_slots = DraftSlots(
+            block_manager, self.queues, max_num_batched_tokens, max_draft_tokens
+        )
+        self.speculation = self._draft_slots.speculation
         self._beam_forks = BeamForks(self.queues, self.residency, self._admission.next_sequence_id)
 
     @property
@@ -111,16 +128,20 @@ class Scheduler:
             now: seconds, on the clock of `add`. It decides nothing; the times of groups go by it.
         """
         self.queues.advance(now)
-        step = StepBuilder(self._max_num_batched_tokens)
+        if self._draft_slots.in_flight:
+            return None
+        step = StepBuilder(self._max_num_batched_tokens, self._draft_slots.plan())
         has_yielded = self._yield_to_first_waiting()
         self._schedule_running(step)
         if not step.has_preempted:
             self._start_waiting(step, only_first=has_yielded)
-        self.queues.wait_for(self._wait_reason(step, has_yielded))
+        self.queues.wait_for(wait_reason(self.queues, step, has_yielded, self._max_num_seqs))
         outputs = step.outputs
         if not outputs.sequence_ids:
             return None
         outputs.chosen_tokens = self._beam_forks.take_chosen_tokens()
+        outputs.num_draft_slots = step.num_draft_slots()
+        self._draft_slots.in_flight = step.draft_slots
         self.residency.move_orders_to(outputs)
         return outputs
 
@@ -138,13 +159,19 @@ class Scheduler:
             group = self.residency.find(sequence_id)
             if group is not None:
                 progress.prompt_logprobs.append((group.group_id, prompt_logprobs))
+        self._draft_slots.observe(result, groups)
+        last_id = None
         tokens = zip(result.sequence_ids, result.token_ids, strict=True)
         for index, (sequence_id, token_id) in enumerate(tokens):
+            is_behind_draft, last_id = sequence_id == last_id, sequence_id
             group = groups.get(sequence_id)
             if group is None:
                 continue  # aborted, preempted or found complete while the step ran
             sequence = group.sequences[sequence_id]
-            sequence.num_pending_tokens -= 1
+            if is_behind_draft:
+                sequence.num_computed_tokens += 1  # the token before, which was drafted
+            else:
+                sequence.num_pending_tokens -= 1
             if prefilling and group.group_id in prefilling:
                 self.queues.start_decode(group)
             if group.beam_search is not None:
@@ -182,7 +209,7 @@ class Scheduler:
             first = waiting.first
             if first.order > running.last.order or self._find_place(first) is not None:
                 break
-            self._preempt_last()
+            self._preemptor.preempt_last()
             has_yielded = True
         return has_yielded
 
@@ -230,47 +257,22 @@ class Scheduler:
                 has_slots = has_slots and blocks.has_slots(sequence.sequence_id, start, end)
         if not has_slots:
             ranges = [(sequence.sequence_id, start, end) for sequence, start, end in ready]
-            if not self._make_room(blocks.num_blocks_to_append(ranges), group, step):
+            if not self._preemptor.make_room(blocks.num_blocks_to_append(ranges), group, step):
                 return
         for sequence, start, end in ready:
             if not step.token_budget:
                 return
             slots = table = None
-            if not has_slots:
-                slots = blocks.append_slots(sequence.sequence_id, start, end)
+            num_drafts = self._draft_slots.num_slots(group, sequence, end, step)
+            if not has_slots or num_drafts:
+                slots = blocks.append_slots(sequence.sequence_id, start, end + num_drafts)
             if not sequence.is_mirrored:
                 table = tuple(blocks.block_table(sequence.sequence_id))
-            step.add(group, sequence, end - start, table, slots)
+            step.add(group, sequence, end - start, table, slots, num_drafts)
             if sequence.num_computed_tokens // blocks.block_size > sequence.num_published_blocks:
                 self.prefix_cache.publish(sequence, group.cache_salt)
         if len(group.sequences) > 1:
             self.residency.fork_waiting(group)
-
-    def _make_room(self, num_blocks: int, group: SequenceGroup, step: StepBuilder) -> bool:
-        """Preempt from the end until `num_blocks` are free; False if that took `group` too."""
-        while num_blocks > self._blocks.num_free_blocks:
-            step.has_preempted = True
-            if self._preempt_last() is group:
-                return False
-        return True
-
-    def _preempt_last(self, may_swap: bool = True) -> SequenceGroup:
-        """Preempt the last running group and return it; it keeps its place in the order."""
-        group = self.queues.running.last
-        self.queues.preempt(group)
-        self._preemptor.take_blocks(group, may_swap)
-        return group
-
-    def _wait_reason(self, step: StepBuilder, has_yielded: bool) -> WaitReason:
-        """Return what keeps the first waiting group from running, now that a step is scheduled."""
-        if not self.queues.waiting or has_yielded:
-            return WaitReason.STEP
-        if step.has_preempted:
-            return WaitReason.BLOCKS
-        if not step.token_budget:
-            return WaitReason.TOKENS
-        num_seqs = self.queues.num_running_seqs + self.queues.waiting.first.num_seqs
-        return WaitReason.SEQS if num_seqs > self._max_num_seqs else WaitReason.BLOCKS
 
     # ------------------------------------------------------------------ requests
 
@@ -353,10 +355,11 @@ class Scheduler:
         self.queues.advance(now)
         self.queues.wait_for(WaitReason.NOT_READY)
         while self.queues.running:
-            self._preempt_last(may_swap=False)
+            self._preemptor.preempt_last(may_swap=False)
         for group in self.residency.swapped_groups:
             self.residency.reset(group)
         self._beam_forks.take_chosen_tokens()  # no step will carry them
+        self._draft_slots.in_flight = {}
         self.residency.forget_workers()
 
     # ------------------------------------------------------------------ ends
@@ -388,6 +391,7 @@ class Scheduler:
         """End a sequence; its blocks are free unless others share them."""
         self.residency.free(group, sequence)
         self.queues.end_sequence(group, sequence)
+        self.speculation.forget(sequence.sequence_id)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless queues, statuses, block tables and counts agree."""

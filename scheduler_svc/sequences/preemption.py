@@ -2,11 +2,7 @@
 
 from dataclasses import dataclass
 
-# A step's weight in the averages halves every so many steps.
-_HALF_LIFE_STEPS = 200
-_DECAY = 0.5 ** (1 / _HALF_LIFE_STEPS)
-# Below this spread of step sizes, their slope is noise.
-_LEAST_SPREAD_TOKENS = 4.0
+from scheduler_svc.sequences.step_times import StepTimes
 
 
 @dataclass(slots=True)
@@ -29,44 +25,22 @@ class PreemptionCounters:
 
 
 @dataclass(slots=True)
-class PreemptionCosts:
+class PreemptionCosts(StepTimes):
     """Measured prices of moving and of computing.
 
-    The price of a token is the slope of step time over step size (least squares with decaying
-    weights): what one more token in a step costs, which is how recomputed prompts are paid for.
+    The price of a token is what one more costs in a step, which is how recomputed prompts are paid
+    for.
 
     Attributes:
         block_us: time to move one block one way; 0 until measured.
     """
 
     block_us: float = 0.0
-    _weight: float = 0.0
-    _mean_tokens: float = 0.0
-    _mean_us: float = 0.0
-    _covariance: float = 0.0
-    _variance: float = 0.0
-
-    def observe_step(self, num_tokens: int, model_us: float) -> None:
-        """Record the time of a step's forward pass."""
-        self._weight = self._weight * _DECAY + 1
-        share = 1 / self._weight
-        tokens_off, us_off = num_tokens - self._mean_tokens, model_us - self._mean_us
-        self._mean_tokens += share * tokens_off
-        self._mean_us += share * us_off
-        self._covariance = (1 - share) * (self._covariance + share * tokens_off * us_off)
-        self._variance = (1 - share) * (self._variance + share * tokens_off**2)
 
     def observe_swap(self, num_blocks: int, swap_us: float) -> None:
         """Record the time it took to move blocks."""
         measured = swap_us / num_blocks
         self.block_us = measured if not self.block_us else 0.8 * self.block_us + 0.2 * measured
-
-    @property
-    def token_us(self) -> float:
-        """Time that one more token adds to a step; 0 until steps of different sizes were seen."""
-        if self._variance < _LEAST_SPREAD_TOKENS**2:
-            return 0.0
-        return max(0.0, self._covariance / self._variance)
 
     def moving_is_cheaper(self, num_tokens: int, num_blocks: int, num_sequences: int) -> bool:
         """Return whether to move a group's blocks rather than to compute its tokens again.

@@ -42,6 +42,7 @@ class FormedWorkers:
         num_host_blocks: blocks in the host's memory, the same on every rank.
         swap_block_us: measured time to move one block one way, on the slowest rank.
         checkpoint_digest: of configuration and tensors, the same on every rank.
+        is_invariant: whether a token's bits depend on its context alone, not on its company.
     """
 
     epoch: int
@@ -50,6 +51,7 @@ class FormedWorkers:
     num_host_blocks: int = 0
     swap_block_us: float = 0.0
     checkpoint_digest: bytes = b""
+    is_invariant: bool = True
 
 
 class Formation:
@@ -72,6 +74,7 @@ class Formation:
         self._roster = roster
         self._formed: FormedWorkers | None = None
         self._loaded_model: ModelInfo | None = None
+        self._is_invariant = config.invariant
 
     async def form(self, scheduler_name: str) -> FormedWorkers:
         """Describe, load, profile (the first time) and allocate, under a new epoch.
@@ -97,7 +100,13 @@ class Formation:
         if self._formed is None:
             num_blocks = await self._choose_num_blocks(epoch)
             model = self._fit_model_len(loaded, num_blocks)
-            formed = FormedWorkers(epoch, model, num_blocks, checkpoint_digest=digest)
+            formed = FormedWorkers(
+                epoch,
+                model,
+                num_blocks,
+                checkpoint_digest=digest,
+                is_invariant=self._is_invariant,
+            )
         elif (loaded, digest) != (self._loaded_model, self._formed.checkpoint_digest):
             raise ModelLoadError(f"model {self._config.model} changed while it was served")
         else:
@@ -151,6 +160,8 @@ class Formation:
                 device=description.device,
                 isa=description.isa,
             )
+        are_cpus = all(description.device == "cpu" for description in descriptions)
+        self._is_invariant = self._config.invariant or are_cpus
         seen = [description.epoch for description in descriptions]
         if self._formed is not None:
             seen.append(self._formed.epoch)

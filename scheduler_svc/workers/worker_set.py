@@ -31,7 +31,7 @@ class ExecutedStep:
         step_bytes: size of the message to one worker.
         elapsed_us: from before serialising the orders, or from reading the result of the step
             before if that was later, to reading the result.
-        num_tokens: of its batch.
+        num_tokens: of its batch, drafts included.
         num_sequences: of its batch.
         num_swapped_blocks: moved beside it, either way.
     """
@@ -241,7 +241,7 @@ class WorkerSet:
             results[0],
             sent.step_bytes,
             elapsed_us,
-            sent.num_tokens,
+            sent.num_tokens + sum(results[0].num_draft_tokens),
             sent.num_sequences,
             sent.num_swapped_blocks,
         )

@@ -69,6 +69,7 @@ async def collect_all(client: AsyncClient) -> list[list[Completion]]:
     ("victim", "options"),
     [
         ("worker 0", {}),
+        pytest.param("worker 0", {"speculation": "prompt-lookup"}, id="speculation"),
         ("scheduler", {}),
         pytest.param("worker 0", {"kv_cache_dtype": "int8"}, marks=pytest.mark.deep),
     ],

@@ -185,9 +185,10 @@ class FakeModel:
                     raise WrongOrderError(f"block {block_id} belongs to different prefixes")
 
     def _run(self, outputs: SchedulerOutputs) -> StepResult:
-        result = StepResult([], [], [], [], [])
-        for sequence_id, num_tokens in zip(
-            outputs.sequence_ids, outputs.num_scheduled_tokens, strict=True
+        result = StepResult([], [], [], [], [], [])
+        slots = outputs.num_draft_slots or [0] * len(outputs.sequence_ids)
+        for sequence_id, num_tokens, num_slots in zip(
+            outputs.sequence_ids, outputs.num_scheduled_tokens, slots, strict=True
         ):
             sequence = self.sequences[sequence_id]
             end = sequence.num_computed_tokens + num_tokens
@@ -202,7 +203,9 @@ class FakeModel:
                 self._report_prompt(sequence_id, sequence, end, result)
             sequence.num_computed_tokens = end
             self.num_computed += num_tokens
-            if end == len(sequence.token_ids):
+            if num_slots:
+                self._speculate(sequence_id, sequence, num_slots, result)
+            elif end == len(sequence.token_ids):
                 self._sample(sequence_id, sequence, result)
         if not any(logprobs.token_ids for logprobs in result.logprobs):
             result.logprobs.clear()
@@ -217,6 +220,33 @@ class FakeModel:
         if tokens:
             logprobs = [TokenLogprobs((token,), (0.0,), 1) for token in tokens]
             result.prompt_logprobs.append((sequence_id, PromptLogprobs(first, logprobs)))
+
+    def _speculate(
+        self, sequence_id: int, sequence: MirroredSequence, num_slots: int, result: StepResult
+    ) -> None:
+        """Write drafts into all slots, one in three of them wrong, and sample up to the first."""
+        end, state = len(sequence.token_ids), sequence.state
+        if sequence.num_computed_tokens != end or state.num_candidates:
+            raise WrongOrderError(f"sequence {sequence_id} does not sample, but has slots")
+        if end + num_slots > len(sequence.block_ids) * self.block_size:
+            raise WrongOrderError(f"sequence {sequence_id} has no slot for its last draft")
+        drafts: list[int] = []
+        for position in range(end, end + num_slots - end % 2):
+            context = [*sequence.token_ids, *drafts]
+            right = fake_next_token(
+                context, state.sampling_params, self.vocab_size, state.sequence_index
+            )
+            drafts.append((right + (zlib.crc32(array("Q", context)) % 3 == 0)) % self.vocab_size)
+            block = self._cache[sequence.block_ids[position // self.block_size]]
+            block[position % self.block_size] = drafts[-1]
+        result.num_draft_tokens.append(len(drafts))
+        self.num_computed += len(drafts)
+        self._sample(sequence_id, sequence, result)
+        for draft in drafts:
+            if sequence.token_ids[-1] != draft:
+                break
+            sequence.num_computed_tokens += 1
+            self._sample(sequence_id, sequence, result)
 
     def _sample(self, sequence_id: int, sequence: MirroredSequence, result: StepResult) -> None:
         context = [

@@ -86,6 +86,7 @@ class Cell:
         enable_prefix_caching: bool = False,
         num_host_blocks: int = 0,
         preemption_mode: PreemptionMode = PreemptionMode.AUTO,
+        max_draft_tokens: int = 0,
     ) -> None:
         self.blocks = BlockSpaceManager(block_size, num_blocks, watermark, num_host_blocks)
         self.scheduler = Scheduler(
@@ -96,6 +97,7 @@ class Cell:
             eos_token_ids=(EOS_TOKEN_ID,),
             enable_prefix_caching=enable_prefix_caching,
             preemption_mode=preemption_mode,
+            max_draft_tokens=max_draft_tokens,
         )
         self.model = FakeModel(block_size, num_blocks, vocab_size, num_host_blocks)
         self.outputs: dict[tuple[int, int], list[int]] = {}
@@ -153,7 +155,12 @@ class Cell:
             if outputs is not None:
                 sent = outputs
                 self._results.append(self.model.step(outputs))
-        self.take(self.scheduler.update(self._results.popleft(), self.now))
+        result = self._results.popleft()
+        self.take(self.scheduler.update(result, self.now))
+        num_tokens = len(result.sequence_ids) + sum(result.num_draft_tokens)
+        self.scheduler.speculation.observe_step(
+            num_tokens, 100 + num_tokens, has_slots=bool(result.num_draft_tokens)
+        )
         self.scheduler.check_invariants()
         self.num_steps += 1
         return sent or NO_ORDERS

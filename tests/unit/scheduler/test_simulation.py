@@ -91,9 +91,14 @@ def count_idle_slots(cell: Cell) -> int:
 @pytest.mark.parametrize("mode", PreemptionMode)
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
+@pytest.mark.parametrize("max_draft_tokens", [0, 3, 8])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_workload_equals_an_unconstrained_run(
-    seed: int, max_steps_in_flight: int, prefix_caching: bool, mode: PreemptionMode
+    seed: int,
+    max_draft_tokens: int,
+    max_steps_in_flight: int,
+    prefix_caching: bool,
+    mode: PreemptionMode,
 ) -> None:
     rng = random.Random(seed)
     cell = Cell(
@@ -108,6 +113,7 @@ def test_random_workload_equals_an_unconstrained_run(
         enable_prefix_caching=prefix_caching,
         num_host_blocks=rng.choice([10, 60]),
         preemption_mode=mode,
+        max_draft_tokens=max_draft_tokens,
     )
     # Prices by which moving the 4 tokens of a full block is cheaper, and that of 2 is not.
     cell.scheduler.preemption_costs.block_us = 15.0
@@ -144,6 +150,11 @@ def test_random_workload_equals_an_unconstrained_run(
     assert (counters.swapped_out_blocks > 0) == (mode is not PreemptionMode.RECOMPUTE)
     assert counters.swapped_in_blocks <= counters.swapped_out_blocks
     assert cell.model.num_copied > 20
+    drafts = cell.scheduler.speculation.counters
+    if max_draft_tokens:
+        assert 0 < drafts.accepted_tokens < drafts.draft_tokens
+    else:
+        assert drafts.draft_tokens == 0
     assert (cell.scheduler.prefix_cache.num_tokens_found > 0) == prefix_caching
     assert cell.blocks.num_free_blocks == cell.blocks.num_blocks
     assert cell.blocks.num_free_host_blocks == cell.blocks.num_host_blocks

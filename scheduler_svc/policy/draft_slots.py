@@ -1,0 +1,97 @@
+"""Slots for drafts: given to sequences of a step, and taken back when its result is in."""
+
+from collections import Counter
+from collections.abc import Container
+
+from quire.contract.steps import StepResult
+from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.policy.queues import Queues
+from scheduler_svc.policy.speculation import Speculation
+from scheduler_svc.policy.step_builder import StepBuilder
+from scheduler_svc.sequences.sequence import Sequence, SequenceGroup
+
+
+class DraftSlots:
+    """Gives as many slots as speculation asks for, and the cache and the limits allow.
+
+    Args:
+        block_manager: of the workers' cache.
+        queues: the groups.
+        max_num_batched_tokens: tokens of one step, over all sequences.
+        max_draft_tokens: the most slots of a sequence in a step; 0 for no speculation.
+
+    Attributes:
+        speculation: decides which sequences should have slots.
+        in_flight: slots by sequence, in batch order, of the step in flight that has any.
+    """
+
+    def __init__(
+        self,
+        block_manager: BlockSpaceManager,
+        queues: Queues,
+        max_num_batched_tokens: int,
+        max_draft_tokens: int,
+    ) -> None:
+        self._blocks = block_manager
+        self._queues = queues
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self.speculation = Speculation(max_draft_tokens)
+        self.in_flight: dict[int, int] = {}
+
+    def plan(self) -> dict[int, int]:
+        """Return the slots that sequences should have in the next step."""
+        if not self.speculation.is_on:
+            return {}
+        return self.speculation.plan(
+            [
+                sequence_id
+                for group in self._queues.running
+                if group.beam_search is None
+                for sequence_id in group.sequences
+            ],
+            self._max_num_batched_tokens - self._queues.num_running_seqs,
+        )
+
+    def num_slots(
+        self, group: SequenceGroup, sequence: Sequence, end: int, step: StepBuilder
+    ) -> int:
+        """Return how many slots a sequence gets behind its first `end` tokens.
+
+        Args:
+            group: of the sequence.
+            sequence: is computed in this step.
+            end: its tokens, with the one that is pending.
+            step: is put together.
+        """
+        num_planned = step.planned_slots.get(sequence.sequence_id, 0)
+        num_left = end - sequence.num_computed_tokens
+        # Not behind a prompt, for whose last token others of the group may wait.
+        if not num_planned or num_left > 1 or end <= sequence.num_prompt_tokens:
+            return 0
+        num_slots = min(
+            num_planned,
+            group.max_num_tokens - 1 - end,
+            step.token_budget - num_left,
+        )
+        num_blocks = self._blocks.num_blocks_for(end + num_slots)
+        num_more = num_blocks - len(self._blocks.block_table(sequence.sequence_id))
+        # No group is preempted for a draft: each that runs may need a block, and a copy of one.
+        num_spare = self._blocks.num_free_blocks - 2 * self._queues.num_running_seqs
+        return num_slots if num_more <= max(0, num_spare) else 0
+
+    def observe(self, result: StepResult, running: Container[int]) -> None:
+        """Record what became of the drafts of a step, which is no longer in flight.
+
+        Args:
+            result: of the step.
+            running: the sequences that still run.
+        """
+        if not result.num_draft_tokens:
+            return
+        slots, self.in_flight = self.in_flight, {}
+        num_tokens = Counter(result.sequence_ids)
+        self.speculation.observe_drafts(
+            (sequence_id, num_drafted, max(0, num_tokens[sequence_id] - 1))
+            for sequence_id, num_drafted in zip(slots, result.num_draft_tokens, strict=True)
+            if sequence_id in running
+        )

@@ -1,0 +1,185 @@
+"""Drafts: who gets slots for them and when, and what right and wrong ones leave behind."""
+
+import pytest
+
+from quire.contract.outputs import FinishReason
+from scheduler_svc.policy.speculation import FIRST_INTERVAL, LONGEST_INTERVAL, Speculation
+from tests.unit.scheduler.factories import Cell, make_params, make_prompt, reference
+
+ROOM = 1000
+
+
+def speculation(*, row_us: float = 1.0, draft_us: float = 120.0) -> Speculation:
+    """One that has seen steps of 100 us without drafts, and some with them."""
+    found = Speculation(8)
+    for num_tokens in (1, 2, 9):
+        found.observe_step(num_tokens, 100 + row_us * num_tokens, has_slots=False)
+        found.observe_step(num_tokens, draft_us + row_us * num_tokens, has_slots=True)
+    return found
+
+
+def learn(policy: Speculation, sequence_id: int, drafted: int, accepted: int) -> None:
+    for _ in range(30):
+        policy.observe_drafts([(sequence_id, drafted, accepted)])
+
+
+def test_none_without_speculation() -> None:
+    assert not Speculation(0).is_on
+    assert [Speculation(n)._ladder for n in (1, 2, 3, 8)] == [[1], [2], [2, 3], [2, 4, 8]]
+
+
+def test_slots_shrink_with_acceptance() -> None:
+    policy, slots = speculation(row_us=4.0), []
+    for accepted in (8, 6, 1, 0):
+        learn(policy, 1, 8, accepted)
+        slots.append(policy.plan([1], ROOM).get(1, 0))
+    assert slots == sorted(slots, reverse=True)
+    assert (slots[0], slots[-1]) == (8, 0)
+
+
+def test_each_sequence_for_itself() -> None:
+    policy = speculation()
+    learn(policy, 1, 8, 8)
+    learn(policy, 2, 8, 0)
+    assert policy.plan([1, 2], ROOM) == {1: 8}
+
+
+def test_off_where_a_row_costs_as_much_as_a_token() -> None:
+    policy = speculation(row_us=50.0)
+    learn(policy, 1, 8, 8)
+    assert policy.plan([1], ROOM), "alone"
+    assert policy.plan(list(range(1, 200)), ROOM) == {}, "200 rows: the batch is full"
+
+
+def test_off_where_steps_with_drafts_are_too_slow() -> None:
+    policy = speculation(draft_us=1000.0)
+    learn(policy, 1, 8, 8)
+    assert policy.plan([1], ROOM) == {}
+
+
+def test_not_more_slots_than_fit() -> None:
+    policy = speculation()
+    learn(policy, 1, 8, 8)
+    for _ in range(FIRST_INTERVAL):
+        plan = policy.plan([1], 3)
+    assert plan == {1: 2}, "tried with as few as there is room for"
+
+
+def test_what_fails_is_tried_again_ever_more_seldom() -> None:
+    policy = speculation()
+    learn(policy, 1, 0, 0)
+    assert steps_to_trial(policy) == LONGEST_INTERVAL
+    policy.observe_drafts([(1, 0, 0)])
+    assert steps_to_trial(policy) == LONGEST_INTERVAL
+    policy.observe_drafts([(1, 2, 1)])
+    assert steps_to_trial(policy) == FIRST_INTERVAL
+
+
+def steps_to_trial(policy: Speculation) -> int:
+    """How many plans it takes until one has slots."""
+    return next(index for index in range(1, 1000) if policy.plan([1], ROOM))
+
+
+def test_a_sequence_that_has_ended_is_forgotten() -> None:
+    cell = Cell(max_draft_tokens=4)
+    cell.add(make_prompt(6), make_params(max_tokens=20))
+    cell.run()
+    assert cell.scheduler.speculation.counters.accepted_tokens > 0
+    assert not cell.scheduler.speculation._acceptance
+
+
+@pytest.mark.parametrize("max_steps_in_flight", [1, 2])
+def test_drafts_bring_the_same_tokens_in_fewer_steps(max_steps_in_flight: int) -> None:
+    steps = []
+    for max_draft_tokens in (0, 4):
+        cell = Cell(max_draft_tokens=max_draft_tokens, max_steps_in_flight=max_steps_in_flight)
+        group_id = cell.add(make_prompt(6), make_params(max_tokens=60))
+        cell.run()
+        assert cell.tokens[group_id] == reference(make_prompt(6), max_tokens=60)
+        steps.append(cell.num_steps)
+    accepted = cell.scheduler.speculation.counters.accepted_tokens
+    assert accepted > 0
+    assert steps[1] == steps[0] - accepted
+
+
+def test_nothing_is_scheduled_ahead_of_drafts() -> None:
+    cell = Cell(max_draft_tokens=4)
+    cell.add(make_prompt(6), make_params(max_tokens=30))
+    prompt = cell.scheduler.schedule()
+    decode = cell.scheduler.schedule()
+    assert prompt is not None
+    assert decode is not None
+    assert (prompt.num_draft_slots, decode.num_draft_slots) == ([], [2])
+    assert cell.scheduler.schedule() is None
+    cell.take(cell.scheduler.update(cell.model.step(prompt)))
+    assert cell.scheduler.schedule() is None
+    cell.take(cell.scheduler.update(cell.model.step(decode)))
+    assert cell.scheduler.schedule() is not None
+
+
+@pytest.mark.parametrize("place", range(1, 24))
+def test_a_stop_or_a_limit_among_drafts_cuts_what_follows(place: int) -> None:
+    prompt = make_prompt(6)
+    output = reference(prompt, max_tokens=40)
+    stop = next(token for token in output[place:] if output.index(token) >= place)
+    expected = output[: output.index(stop) + 1]
+    cell = Cell(max_draft_tokens=8, enable_prefix_caching=True)
+    stopped = cell.add(prompt, make_params(stop_token_ids=(stop,)))
+    limited = cell.add(prompt, make_params(max_tokens=place))
+    cell.run()
+    assert cell.tokens[stopped] == expected
+    assert cell.finished[stopped] is FinishReason.STOP
+    assert cell.tokens[limited] == output[:place]
+    assert cell.blocks.num_free_blocks == cell.blocks.num_blocks
+
+
+def test_a_following_turn_finds_only_what_was_accepted() -> None:
+    """The fake model's cache would give a wrong draft away."""
+    cell = Cell(max_draft_tokens=8, enable_prefix_caching=True)
+    prompt = make_prompt(6)
+    first = cell.add(prompt, make_params(max_tokens=40))
+    cell.run()
+    turn = [*prompt, *cell.tokens[first], 5]
+    second = cell.add(turn, make_params(max_tokens=20))
+    cell.run()
+    assert cell.tokens[second] == reference(turn, max_tokens=20)
+    assert cell.scheduler.prefix_cache.num_tokens_found == (len(turn) - 2) // 4 * 4
+
+
+def test_no_group_is_preempted_for_a_draft() -> None:
+    """Both fit with not a block to spare."""
+    cell = Cell(num_blocks=8, block_size=4, max_draft_tokens=8)
+    groups = [cell.add(make_prompt(7, first), make_params(max_tokens=9)) for first in (1, 2)]
+    cell.run()
+    assert cell.scheduler.counters.preemptions == 0
+    for first, group_id in zip((1, 2), groups, strict=True):
+        assert cell.tokens[group_id] == reference(make_prompt(7, first), max_tokens=9)
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_workers_or_requests_lost_with_drafts_in_flight(is_aborted: bool) -> None:
+    cell = Cell(max_draft_tokens=4, max_steps_in_flight=2)
+    group_id = cell.add(make_prompt(6), make_params(max_tokens=30))
+    other = cell.add(make_prompt(5), make_params(max_tokens=30))
+    while not (outputs := cell.step()).num_draft_slots:
+        pass
+    assert cell.scheduler.schedule() is None
+    if is_aborted:
+        cell.scheduler.abort(group_id)
+    else:
+        cell.lose_workers()
+    cell.run()
+    assert outputs.num_draft_slots
+    assert cell.tokens[other] == reference(make_prompt(5), max_tokens=30)
+    if not is_aborted:
+        assert cell.tokens[group_id] == reference(make_prompt(6), max_tokens=30)
+
+
+def test_beams_have_no_drafts() -> None:
+    cell = Cell(max_draft_tokens=4)
+    cell.add(
+        make_prompt(6),
+        make_params(n=2, use_beam_search=True, temperature=0.0, max_tokens=12),
+    )
+    cell.run()
+    assert cell.scheduler.speculation.counters.draft_tokens == 0
