@@ -23,6 +23,7 @@ from transformers import (
     GraniteConfig,
     HeliumConfig,
     LlamaConfig,
+    MiniCPM3Config,
     MistralConfig,
     MixtralConfig,
     MptConfig,
@@ -292,6 +293,16 @@ def _fallback(config_class: type[PreTrainedConfig], **options: Any) -> Callable[
 FALLBACKS: dict[str, Callable[..., PreTrainedConfig]] = {
     "olmo": _fallback(OlmoConfig, clip_qkv=1.5),
     "helium": _fallback(HeliumConfig, head_dim=16),
+    # Values are narrower than keys.
+    "minicpm3": _fallback(
+        MiniCPM3Config,
+        num_key_value_heads=4,
+        q_lora_rank=24,
+        kv_lora_rank=16,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+    ),
     "smollm3": _fallback(SmolLM3Config),
     "nemotron": _fallback(NemotronConfig),
 }

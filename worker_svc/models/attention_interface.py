@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers import AttentionInterface
 
 from worker_svc.layers.attention import AttentionMetadata, PagedAttention
@@ -87,7 +88,7 @@ def paged_attention(
         module: of the layer; has its index.
         query: [1, heads, rows, head_dim].
         key: [1, kv_heads, rows, head_dim].
-        value: as key.
+        value: [1, kv_heads, rows, up to head_dim].
         attention_mask: None; causality comes from the step's metadata.
         scaling: of the dot products; None for 1 / sqrt(head_dim).
         sliding_window: tokens that are seen; None for all.
@@ -95,7 +96,7 @@ def paged_attention(
         others: of no effect on inference, or recorded as not served.
 
     Returns:
-        Attended values [1, rows, heads, head_dim], and None for the weights.
+        Attended values [1, rows, heads, features of a value], and None for the weights.
     """
     _, num_heads, num_rows, head_dim = query.shape
     layer_index = getattr(module, "layer_idx", None)
@@ -121,9 +122,12 @@ def paged_attention(
         sliding_window,
         soft_cap=softcap,
     )
+    value_dim = value.shape[-1]
+    # Zeros behind its features leave a value's own as they are.
+    value = functional.pad(value, (0, head_dim - value_dim))
     query, key, value = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
     out = attention(query, key, value, _metadata.get())
-    return out.view(1, num_rows, num_heads, head_dim), None
+    return out.view(1, num_rows, num_heads, head_dim)[..., :value_dim], None
 
 
 def register() -> None:

@@ -8,7 +8,6 @@ something the attention interface does not show is refused instead of being wron
 
 import copy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,17 @@ from torch.nn import functional
 
 from quire.contract.errors import ModelLoadError
 from quire.observe.log import get_logger
-from worker_svc.cache.shapes import empty_caches
 from worker_svc.layers.attention import AttentionMetadata
 from worker_svc.layers.device_linear import are_rows_independent, make_linear
 from worker_svc.layers.linear import HeadShare
 from worker_svc.loading.hf_config import HfConfig, one_line
 from worker_svc.loading.weights import Weights
 from worker_svc.models.fixed_rope import fix_rope_frequencies
+from worker_svc.models.probe import TOLERANCE, probe_inputs, relative_error, run_probe
 from worker_svc.parallel.group import ParallelGroup
 
 ROWS_STEP = 4
 """Rows are padded to a multiple of it: torch adds up rows of other numbers in another order."""
-
-PROBE_TOKENS = 24
-PROBE_BLOCK_SIZE = 16
-# Largest error of the logits that rounding explains: root mean square, relative to the logits' own.
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.03}
 
 log = get_logger()
 
@@ -206,7 +200,7 @@ class FallbackForCausalLM:
             ModelLoadError: a layer does not attend exactly once, differs from the others, or needs
                 what the kernels do not support.
         """
-        ids, positions = self._probe()
+        ids, positions = probe_inputs(self.vocab_size, self._device)
         with self._interface.recording() as calls:
             self._run_body(ids, positions)
         layers = [call.layer_index for call in calls]
@@ -222,7 +216,7 @@ class FallbackForCausalLM:
         if unserved:
             raise self._refusal(f"its attention uses {', '.join(sorted(unserved))}")
         first = calls[0]
-        if first.value_dim != first.head_dim:
+        if first.value_dim > first.head_dim:
             raise self._refusal(
                 f"values of {first.value_dim} features beside keys of {first.head_dim}"
             )
@@ -233,7 +227,7 @@ class FallbackForCausalLM:
 
         Mutates: the attention of `model`, while it runs.
         """
-        ids, positions = self._probe()
+        ids, positions = probe_inputs(self.vocab_size, self._device)
         model.set_attn_implementation("eager")
         out = model(
             input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
@@ -252,49 +246,19 @@ class FallbackForCausalLM:
         Raises:
             ModelLoadError: the logits differ by more than rounding explains.
         """
-        ids, positions = self._probe()
-        caches = empty_caches(
-            self.num_layers,
-            self.heads,
-            dtype,
-            PROBE_BLOCK_SIZE,
-            2,
-            partial(torch.empty, device=self._device),
-        )
-        for cache in (*caches.keys, *caches.values):
-            cache.zero_()
         parts = []
-        for start, end in ((0, PROBE_TOKENS - 1), (PROBE_TOKENS - 1, PROBE_TOKENS)):
-            metadata = AttentionMetadata(
-                caches=caches,
-                num_tokens=end - start,
-                slot_mapping=positions[start:end].clone(),
-                block_tables=self._int32([[0, 1]]),
-                seq_lens=self._int32([end]),
-                query_start_loc=self._int32([0, end - start]),
-            )
-            hidden = self.forward(ids[start:end], positions[start:end], metadata)
-            parts.append(self.compute_logits(hidden))
+        for hidden, logits in run_probe(self, dtype, self._device):
+            parts.append(logits)
             if are_rows_independent(self._device) and not torch.equal(
-                self.compute_logits(hidden[-1:]), parts[-1][-1:]
+                self.compute_logits(hidden[-1:]), logits[-1:]
             ):
                 log.warning("not_invariant", architecture=self._config.architecture, part="head")
-        error = (torch.cat(parts) - expected).square().mean().sqrt()
-        share = float(error / expected.square().mean().sqrt())
+        share = relative_error(torch.cat(parts), expected)
         if not share <= TOLERANCE[dtype]:
             raise self._refusal(
                 f"over the paged cache its logits are off by {share:.1%}: it does something that "
                 "the attention interface does not show"
             )
-
-    def _probe(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ids and positions, [PROBE_TOKENS] int64 each, of a fixed text."""
-        positions = torch.arange(PROBE_TOKENS)
-        ids = (positions * 7919 + 11) % self.vocab_size
-        return ids.to(self._device), positions.to(self._device)
-
-    def _int32(self, values: list[Any]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32).to(self._device)
 
     def _refusal(self, reason: str) -> ModelLoadError:
         return ModelLoadError(f"architectures: {self._config.architecture} is not served: {reason}")

@@ -8,13 +8,13 @@ DEFAULT_POSITIONS = 32_768
 DEFAULT_HEAD_DIM = 128
 
 
-def read_qwen3(hf: HfConfig) -> LlamaConfig:
-    """Return a Qwen3ForCausalLM configuration; see ModelFamily."""
+def read_qwen3(hf: HfConfig, default_head_dim: int | None = DEFAULT_HEAD_DIM) -> LlamaConfig:
+    """Return a Qwen3ForCausalLM configuration; see ModelFamily, and read_llama_like."""
     has_attention_bias = hf.flag("attention_bias", False)
     return read_llama_like(
         hf,
         default_positions=DEFAULT_POSITIONS,
-        default_head_dim=DEFAULT_HEAD_DIM,
+        default_head_dim=default_head_dim,
         sliding_windows=read_sliding_windows(hf, hf.integer("num_hidden_layers")),
         qkv_bias=has_attention_bias,
         output_bias=has_attention_bias,

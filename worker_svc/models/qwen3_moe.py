@@ -10,7 +10,7 @@ from worker_svc.models.qwen3 import read_qwen3
 
 def read_qwen3_moe(hf: HfConfig) -> LlamaConfig:
     """Return a Qwen3MoeForCausalLM configuration; see ModelFamily."""
-    config = read_qwen3(hf)
+    config = read_qwen3(hf, default_head_dim=None)
     sparse_step = hf.integer("decoder_sparse_step", 1)
     listed = hf.numbers("mlp_only_layers") if "mlp_only_layers" in hf else []
     dense = {int(index) for index in listed}

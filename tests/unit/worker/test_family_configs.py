@@ -177,6 +177,7 @@ def test_refused_by_name(
             },
         ),
         (qwen3_moe_config, {"num_local_experts": None, "num_experts": 6}),
+        (partial(qwen3_moe_config, head_dim=16), {"head_dim": None}),
         (
             partial(stablelm_config, partial_rotary_factor=0.25),
             {"rope_parameters": None, "rope_theta": 10_000.0, "partial_rotary_factor": None},
