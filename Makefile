@@ -77,6 +77,9 @@ deploy: .venv/.dev ## Render and check OVERLAY= with IMAGE_TAG= [IMAGE_REGISTRY=
 test-manifests: .venv/.dev ## Run the pods of the Kubernetes manifests with a container engine
 	@$(BIN)/python -m pytest -q -m manifests tests/manifests
 
+architectures: .venv/.dev ## Write docs/models.md: how each causal architecture of the installed transformers is served
+	@$(BIN)/python -m tools.architectures
+
 docs: .venv/.dev ## Build the documentation into build/docs; a dead link ends it
 	@$(BIN)/sphinx-build -q -W --keep-going -c docs . build/docs
 	@echo build/docs/docs/index.html

@@ -64,6 +64,7 @@ ALLOWED = {
     ("launch/launchers/ray_launcher.py", "ray"): "--launcher ray: places workers, no data",
     ("launch/launchers/ray_placement.py", "ray"): "--launcher ray: places workers, no data",
     ("launch/launchers/ray_worker.py", "ray"): "--launcher ray: places workers, no data",
+    ("tools/architectures.py", "multiprocessing"): "tiny models, over pipes to children",
     (
         "tools/demo_corpus.py",
         "importlib.import_module of a variable",

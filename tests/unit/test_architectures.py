@@ -1,0 +1,60 @@
+"""docs/models.md is true: of our own families, of the installed transformers, row by row."""
+
+import re
+
+import pytest
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tools.architectures import PAGE, Outcome, Row, classify_apart, page, tiny_config
+from worker_svc.models.registry import FAMILIES
+
+ROW = re.compile(r"^\| (\S+) \| `(\w+)` \| (\w+) \| (.*?) ?\|$", re.MULTILINE)
+TEXT = PAGE.read_text()
+OUTCOMES = {
+    model_type: (architecture, Outcome(outcome))
+    for model_type, architecture, outcome, _ in ROW.findall(TEXT)
+}
+# Of each outcome, and of what makes tiny models hard: experts, values narrower than keys, encoders.
+REDERIVED = ("bert", "deepseek_v3", "gpt_oss", "mamba", "mixtral", "stablelm", "gemma4_assistant")
+
+
+def test_native_rows_are_the_registry() -> None:
+    native = {name for name, outcome in OUTCOMES.values() if outcome is Outcome.NATIVE}
+    assert native == set(FAMILIES)
+
+
+def test_the_table_is_of_the_installed_transformers() -> None:
+    assert f"transformers {transformers.__version__} has" in TEXT
+    names = {model_type: name for model_type, (name, _) in OUTCOMES.items()}
+    assert names == dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def test_no_native_family_gives_other_logits_and_few_are_unknown() -> None:
+    outcomes = [outcome for _, outcome in OUTCOMES.values()]
+    assert Outcome.WRONG not in outcomes
+    assert outcomes.count(Outcome.UNKNOWN) < 10
+
+
+def test_what_is_written_can_be_read() -> None:
+    rows = [
+        Row("b", "BForCausalLM", Outcome.REFUSED, "one | two < *three*"),
+        Row("a", "AForCausalLM", Outcome.FALLBACK),
+    ]
+    assert [found[0] for found in ROW.findall(page(rows))] == ["a", "b"]
+    assert str(rows[0]).endswith(r"| one \| two &lt; \*three\* |")
+
+
+def test_tiny_models_keep_every_kind_of_layer() -> None:
+    config = tiny_config("qwen3_next")
+    assert config.layer_types == ["linear_attention"] * 3 + ["full_attention"]
+    assert config.hidden_size == 64
+    assert config.num_experts == 4
+    assert config.num_experts_per_tok == 2
+    assert config.vocab_size == 160
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("model_type", REDERIVED)
+def test_rows_can_be_derived_again(model_type: str) -> None:
+    assert f"{classify_apart(model_type)}\n" in TEXT

@@ -1,0 +1,316 @@
+"""Writes docs/models.md: how each causal architecture of the installed `transformers` is served.
+
+Of each one a tiny random model is built by `transformers`, saved, and loaded as a worker does, in a
+process of its own. A native model's logits are compared with those of `transformers`; the fallback
+compares them by itself before it serves.
+"""
+
+import argparse
+import multiprocessing
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from quire.contract.errors import ModelLoadError
+from quire.contract.workers import LoadSpec
+from worker_svc.loading.hf_config import HfConfig, one_line
+from worker_svc.loading.loader import load_model
+from worker_svc.models.fallback import FallbackForCausalLM
+from worker_svc.models.probe import TOLERANCE, probe_inputs, relative_error, run_probe
+from worker_svc.models.registry import find_family
+from worker_svc.parallel.group import ParallelGroup
+
+PAGE = Path(__file__).resolve().parent.parent / "docs/models.md"
+TIMEOUT_S = 120
+NUM_LAYERS = 4
+REASON_CHARACTERS = 200
+
+# The largest value of a key of config.json, by the first pattern that is found in its name.
+_LARGEST = (
+    (r"token_id|token_index", 3),
+    (r"vocab_size", 160),
+    (r"kv_heads|key_value_heads|key_heads|head_kv|query_groups", 2),
+    (r"rotary_dim", 8),
+    (r"head_dim|dim_head|d_head|head_size|headdim|kv_channels", 16),
+    (r"heads?$", 4),
+    (r"layers?$|num_blocks$", NUM_LAYERS),
+    (r"n_group|topk_group", 1),
+    (r"per_tok|top_k|topk", 2),
+    (r"experts$", 4),
+    (r"position|n_ctx|seq_len|length|context", 256),
+    (r"rank$", 16),
+    (r"window", 8),
+    (r"dim$|size$|width|d_model|n_embd|n_inner|ffn|d_inner", 64),
+)
+# Of keys that are null in a default configuration, and that some models cannot do without.
+_OF_NULL = {"head_dim": 16, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+# What a tiny model needs beside that, by model type.
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+_TWEAKS: dict[str, dict[str, Any]] = {
+    "bamba": _MAMBA,
+    "cohere_compass_text": {"rope_parameters": {_SLIDING: _ROPE, _FULL: _ROPE}},
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0}},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+    "ernie4_5_moe": {"moe_k": 2},
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128},
+    "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": [_SLIDING, _FULL] * 2},
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", _FULL] * 2},
+    "longcat_flash": {"qk_head_dim": 32},
+    "mamba2": {"num_heads": 8},
+}
+# What every process needs, imported once.
+_PRELOADED = [
+    "worker_svc.loading.loader",
+    "worker_svc.models.attention_interface",
+    "transformers.modeling_utils",
+    "transformers.models.llama.modeling_llama",
+]
+_NOT_ARGUMENTS = (
+    "architectures",
+    "model_type",
+    "transformers_version",
+    "id2label",
+    "label2id",
+    "per_layer_config",
+)
+
+
+class Outcome(StrEnum):
+    """How an architecture is served."""
+
+    NATIVE = "native"
+    FALLBACK = "fallback"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table.
+
+    Attributes:
+        model_type: of config.json.
+        architecture: the class of `transformers`.
+        outcome: how it is served.
+        reason: why not; empty for what is served.
+    """
+
+    model_type: str
+    architecture: str
+    outcome: Outcome
+    reason: str = ""
+
+    def __str__(self) -> str:
+        reason = self.reason.replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
+        return f"| {self.model_type} | `{self.architecture}` | {self.outcome} | {reason} |"
+
+
+def tiny_config(model_type: str) -> Any:
+    """Return the configuration of a model of a few layers and features."""
+    config_class = transformers.CONFIG_MAPPING[model_type]
+    values = _shrunk(config_class().to_dict()) | _TWEAKS.get(model_type, {})
+    config = config_class(**values)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]]
+    if hasattr(config, "is_decoder"):
+        config.is_decoder, config.is_encoder_decoder = True, False
+    return config
+
+
+def _shrunk(values: Mapping[str, Any]) -> dict[str, Any]:
+    counts = {
+        value
+        for key, value in values.items()
+        if isinstance(value, int) and re.search(r"layers?$", key)
+    }
+    shrunk: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in _NOT_ARGUMENTS:
+            continue
+        if isinstance(value, dict) and not key.startswith("rope"):
+            # A part of several: its class is found by its model type.
+            shrunk[key] = _shrunk(value) | (
+                {"model_type": value["model_type"]} if "model_type" in value else {}
+            )
+        elif isinstance(value, list) and len(value) in counts and len(value) > NUM_LAYERS:
+            shrunk[key] = _first_of_each_kind(value)
+        elif value is None and key in _OF_NULL:
+            shrunk[key] = _OF_NULL[key]
+        elif isinstance(value, int) and not isinstance(value, bool):
+            shrunk[key] = min([value, *_limit(key)])
+        else:
+            shrunk[key] = value
+    # Some models are made for as many of both.
+    if values.get("num_key_value_heads") == values.get("num_attention_heads") is not None:
+        shrunk["num_key_value_heads"] = shrunk["num_attention_heads"]
+    return shrunk
+
+
+def _limit(key: str) -> list[int]:
+    return [most for pattern, most in _LARGEST if re.search(pattern, key)][:1]
+
+
+def _first_of_each_kind(kinds: list[Any]) -> list[Any]:
+    """Return NUM_LAYERS of a list of layers, in order, every kind among them if there is room."""
+    indices = sorted(range(len(kinds)), key=lambda index: (kinds[index] in kinds[:index], index))
+    return [kinds[index] for index in sorted(indices[:NUM_LAYERS])]
+
+
+@torch.inference_mode()
+def classify(model_type: str) -> Row:
+    """Build a tiny random model, load it as a worker does, and return what came of it."""
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+
+    def row(outcome: Outcome, reason: str = "") -> Row:
+        reason = reason.removeprefix(f"architectures: {architecture} is not served: ")
+        return Row(model_type, architecture, outcome, _cut(reason))
+
+    def unknown(error: Exception) -> Row:
+        return row(Outcome.UNKNOWN, f"{type(error).__name__}: {one_line(error)}")
+
+    with tempfile.TemporaryDirectory() as directory:
+
+        def refused(error: ModelLoadError) -> Row:
+            return row(Outcome.REFUSED, str(error).replace(f"{directory}/", ""))
+
+        try:
+            config = tiny_config(model_type)
+            config.save_pretrained(directory)
+        except Exception as error:  # whatever the configuration's own checks raise
+            return unknown(error)
+        hf = HfConfig.read(Path(directory) / "config.json")
+        try:
+            # Some are refused before there are weights, which may be hard to make.
+            find_family(hf)[1].read(hf)
+        except ModelLoadError as error:
+            return refused(error)
+        try:
+            model = _random_model(config)
+            model.save_pretrained(directory)
+        except Exception as error:  # whatever the model's own code raises
+            return unknown(error)
+        try:
+            loaded = load_model(LoadSpec(directory), "tiny", ParallelGroup())
+        except ModelLoadError as error:
+            return refused(error)
+        if isinstance(loaded.model, FallbackForCausalLM):
+            return row(Outcome.FALLBACK)
+        device = loaded.device.torch_device
+        ids, _ = probe_inputs(loaded.info.vocab_size, device)
+        logits = torch.cat([each for _, each in run_probe(loaded.model, loaded.dtype, device)])
+        error_share = relative_error(logits, model(ids.unsqueeze(0)).logits[0])
+        if not error_share <= TOLERANCE[loaded.dtype]:
+            return row(Outcome.WRONG, f"its logits are off by {error_share:.1%}")
+        return row(Outcome.NATIVE)
+
+
+def _random_model(config: Any) -> Any:
+    """Return a float32 model in which attention matters, as it does not with initial weights."""
+    torch.manual_seed(0)
+    auto: Any = transformers.AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and "embed" not in name:
+            parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
+    return model
+
+
+def _cut(reason: str) -> str:
+    return reason if len(reason) <= REASON_CHARACTERS else f"{reason[: REASON_CHARACTERS - 3]}..."
+
+
+def _send(model_type: str, sender: Connection) -> None:
+    """Classify in a process whose output nobody reads."""
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    torch.set_num_threads(1)
+    sender.send(classify(model_type))
+
+
+def classify_apart(model_type: str) -> Row:
+    """Classify in a process of its own, which may die or hang."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(model_type, sender), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        if receiver.poll(TIMEOUT_S):
+            row: Row = receiver.recv()
+            return row
+        reason = f"no answer within {TIMEOUT_S} s"
+    except EOFError:
+        process.join()
+        reason = f"its process ended with status {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    return Row(model_type, architecture, Outcome.UNKNOWN, reason)
+
+
+def page(rows: Iterable[Row]) -> str:
+    """Return the page of a table of all architectures."""
+    rows = sorted(rows, key=lambda row: row.model_type)
+    counts = Counter(row.outcome for row in rows)
+    return f"""# Models
+
+How a worker serves each architecture of which transformers {transformers.__version__} has a causal
+language model. `python -m tools.architectures` writes this page: `transformers` builds a tiny
+random model of each, a worker loads it, and its logits are compared.
+
+- **{Outcome.NATIVE}** ({counts[Outcome.NATIVE]}): a family of our own, on any number of workers.
+- **{Outcome.FALLBACK}** ({counts[Outcome.FALLBACK]}): `transformers` runs it over the paged cache,
+  on one worker.
+- **{Outcome.REFUSED}** ({counts[Outcome.REFUSED]}): with the reason that the worker reports. Most
+  do not let their attention be replaced, or keep something beside keys and values.
+- **{Outcome.UNKNOWN}** ({counts[Outcome.UNKNOWN]}): no tiny model of it could be built.
+
+A model's own configuration decides too: a native family refuses switches that it does not serve by
+name, and the fallback compares the logits of every model before it serves it. Encoders such as BERT
+are taken as decoders here, `is_decoder: true`.
+
+| model type | architecture | served | why not |
+|---|---|---|---|
+""" + "".join(f"{row}\n" for row in rows)
+
+
+def main() -> None:
+    """Write the table, or print the rows of a few model types."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "model_types", nargs="*", help="print these rows only; none writes them all"
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
+    arguments = parser.parse_args()
+    types = arguments.model_types or list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    rows = []
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for row in pool.map(classify_apart, types):
+            print(row, flush=True)
+            rows.append(row)
+    if not arguments.model_types:
+        PAGE.write_text(page(rows))
+    if any(row.outcome is Outcome.WRONG for row in rows):
+        raise SystemExit("a native family gives other logits than transformers")
+
+
+if __name__ == "__main__":
+    main()
