@@ -39,7 +39,7 @@ class Router:
         """
         self._config = config
         self._tokenizer = tokenizer
-        self._cells = CellPool(config)
+        self._cells = CellPool(config, tokenizer.text_id)
         self._counters = Counters()
         self._admin: ServiceAdmin | None = None
         validator = Validator(tokenizer, self._cells.find_model, config.max_prompt_bytes)

@@ -89,6 +89,7 @@ def _model_lines(cluster: Cluster, status: CellStatus | None) -> list[str]:
         f"Quire {__version__} serves {model.name}",
         f"  model      {model.architecture}, {_precision(model)}, "
         f"{model.num_parameters / 1e6:,.1f} M parameters, up to {model.max_model_len:,} tokens",
+        f"  ids        numerics {model.numerics_id or 'none'}, text {model.text_id or 'none'}",
         f"  KV cache   {state.num_blocks:,} blocks of {state.block_size} = {tokens:,} tokens "
         f"({tokens / model.max_model_len:,.1f} requests of full length at once)",
     ]

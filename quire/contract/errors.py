@@ -66,6 +66,12 @@ class UnavailableError(QuireError):
     reason = "UNAVAILABLE"
 
 
+class NumericsLostError(UnavailableError):
+    """A stream cannot continue: no cell is left that computes the same tokens."""
+
+    reason = "NUMERICS_LOST"
+
+
 class DrainingError(QuireError):
     """A cell takes no new requests; another one may."""
 

@@ -144,12 +144,17 @@ class Started:
     Attributes:
         request_id: the client's, or the one the router made.
         num_prompt_tokens: after tokenization.
-        seed: send it again to get the same tokens.
+        seed: send it again to get the same tokens, from cells of the same numerics_id.
+        numerics_id: of every cell that computes this stream; "" if its tokens may change where it
+            is continued. See ModelInfo.
+        text_id: of the tokenizer in use.
     """
 
     request_id: str
     num_prompt_tokens: int
     seed: int
+    numerics_id: str = ""
+    text_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +211,15 @@ class Completion:
         token_ids: of the output.
         finish_reason: why it ended.
         num_prompt_tokens: after tokenization.
-        seed: send it again to get the same tokens.
+        seed: send it again to get the same tokens, from cells of the same numerics_id.
         stop_str: the stop string that ended the text, if one did.
         logprobs: parallel to `token_ids` if the request asked for them, else empty.
         index: which of the n outputs.
         cumulative_logprob: sum over the output's tokens, where it is known.
         prompt_logprobs: of each token of the prompt but the first, if the request asked for them.
         time_breakdown: of the whole request, if it asked for it.
+        numerics_id: of the cells that computed it, see Started.
+        text_id: of the tokenizer in use.
     """
 
     request_id: str
@@ -227,6 +234,8 @@ class Completion:
     cumulative_logprob: float | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     time_breakdown: TimeBreakdown | None = None
+    numerics_id: str = ""
+    text_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

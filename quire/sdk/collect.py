@@ -69,6 +69,8 @@ class Collector:
                     cumulative_logprob=finished.cumulative_logprob,
                     prompt_logprobs=tuple(self._prompt_logprobs),
                     time_breakdown=self._time_breakdown,
+                    numerics_id=self._started.numerics_id,
+                    text_id=self._started.text_id,
                 )
             )
         return completions

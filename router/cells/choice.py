@@ -175,7 +175,7 @@ class CellChoice(Generic[CellT]):
         prompt_token_ids: AbstractSequence[int],
         cache_salt: bytes,
         num_sequences: int = 1,
-        refused_by: Collection[CellT] = (),
+        excluded: Collection[CellT] = (),
     ) -> Assignment[CellT] | None:
         """Choose a cell for a request and count the request as its own; None if there is no cell.
 
@@ -183,7 +183,7 @@ class CellChoice(Generic[CellT]):
             prompt_token_ids: with the output so far of a request that is moved.
             cache_salt: cached prefixes are shared within a salt only.
             num_sequences: that the request will decode at once.
-            refused_by: cells that have no room for it.
+            excluded: cells that it must not go to.
         """
         if not self._cells:
             return None
@@ -196,9 +196,9 @@ class CellChoice(Generic[CellT]):
             case RoutingPolicy.PREFIX_AWARE:
                 prefixes = self._prefixes(prompt_token_ids, cache_salt)
                 view = self._cheapest(prefixes, len(prompt_token_ids))
-        if view.cell in refused_by:
+        if view.cell in excluded:
             # Rare enough to look at all the others.
-            others = [each for each in self._cells if each.cell not in refused_by]
+            others = [each for each in self._cells if each.cell not in excluded]
             if not others:
                 return None
             view = min(others, key=lambda each: each.outstanding_tokens)

@@ -1,8 +1,8 @@
 """All the cells behind this router: which there are, and what happens when one comes or is lost.
 
 The router holds everything that a request needs to continue: prompt, parameters, seed and the
-tokens so far. When a session breaks, its requests are submitted again, to any cell that serves
-their model or to the same one once it is back, and continue with the very tokens they would have
+tokens so far. When a session breaks, its requests are submitted again, to any cell of the same
+numerics id or to the same one once it is back, and continue with the very tokens they would have
 had. Their clients notice a pause and nothing else.
 """
 
@@ -10,10 +10,12 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
+from dataclasses import replace
 from enum import StrEnum
 
 from quire.contract.errors import (
     ModelNotFoundError,
+    NumericsLostError,
     OverloadedError,
     RequestExistsError,
     UnavailableError,
@@ -49,9 +51,16 @@ class CellPool:
         submissions: requests handed to cells so far, by why.
     """
 
-    def __init__(self, config: RouterConfig):
+    def __init__(self, config: RouterConfig, text_id: str = ""):
+        """Prepare to connect.
+
+        Args:
+            config: names the cells.
+            text_id: of this router's tokenizer.
+        """
         self.submissions: Counter[SubmissionReason] = Counter()
         self._config = config
+        self._text_id = text_id
         # By address, in the order in which they became known.
         self._cells: dict[str, CellSession] = {}
         # Of each model, the cells that take requests.
@@ -140,13 +149,13 @@ class CellPool:
         return [cell.status for cell in self._cells.values()]
 
     def models(self) -> list[ModelInfo]:
-        """Return the models of the connected cells, each once."""
+        """Return the models of the connected cells, once for each name and numerics id."""
         models = {
-            cell.model.name: cell.model
+            (cell.model.name, cell.model.numerics_id): cell.model
             for cell in self._cells.values()
             if cell.connected and cell.model
         }
-        return list(models.values())
+        return [replace(model, text_id=self._text_id) for model in models.values()]
 
     async def watch(self) -> AsyncGenerator[list[CellStatus], None]:
         """Yield the status of every cell, at once and after changes; a slow reader misses some."""
@@ -178,7 +187,8 @@ class CellPool:
         models = self.models()
         if not models:
             return None
-        if not name and len(models) == 1:
+        names = dict.fromkeys(model.name for model in models)
+        if not name and len(names) == 1:
             return models[0]
         for model in models:
             if model.name == name:
@@ -186,7 +196,7 @@ class CellPool:
         cells = self._cells.values()
         if any(cell.model is None or cell.model.name == name for cell in cells):
             return None
-        served = ", ".join(model.name for model in models)
+        served = ", ".join(names)
         wrong = f"{name} is not served" if name else "required, several are served"
         raise ModelNotFoundError(f"model: {wrong}; served: {served}")
 
@@ -230,25 +240,35 @@ class CellPool:
             cell.cancel(stream)
 
     def _place(self, stream: RequestStream) -> None:
-        """Submit a request to a cell that takes requests for its model; if none, let it wait."""
-        self._stop_waiting(stream)
+        """Submit a request to a cell that may compute it and takes requests; if none, it waits."""
         request = stream.request
         choice = self._choices.get(request.model.name)
         assignment = choice and choice.place(
             stream.tokens_to_compute,
             request.cache_salt.encode(),
             request.sampling_params.width,
-            self._refused_by.get(stream, ()),
+            self._others(stream) if stream.was_queued else self._refused_by.get(stream, ()),
         )
         if assignment:
+            self._stop_waiting(stream)
             self.submissions[self._reason(stream)] += 1
             self._cell_of[stream] = assignment.cell
             assignment.cell.submit(stream, assignment)
+            return
+        if stream in self._waiting:
             return
         stream.ledger.waits_for_cell()
         config = self._config
         limit_s = config.recovery_timeout_s if stream.was_queued else config.connect_timeout_s
         self._wait(stream, limit_s, self._give_up, stream, limit_s)
+
+    def _others(self, stream: RequestStream) -> set[CellSession]:
+        """Return the cells that might continue a stream with other tokens."""
+        return {
+            cell
+            for cell in self._cells.values()
+            if cell.model is not None and cell.model.numerics_id != stream.numerics_id
+        }
 
     def _reason(self, stream: RequestStream) -> SubmissionReason:
         if stream in self._refused_by:
@@ -257,7 +277,15 @@ class CellPool:
 
     def _give_up(self, stream: RequestStream, waited_s: float) -> None:
         del self._waiting[stream]
-        stream.fail(_unavailable(waited_s))
+        if stream.was_queued and self._choices.get(stream.request.model.name):
+            # Cells take requests for its model: all of them are others.
+            stream.fail(_numerics_lost(stream, waited_s))
+        else:
+            stream.fail(_unavailable(waited_s))
+
+    def _place_again(self, stream: RequestStream) -> None:
+        del self._waiting[stream]
+        self._place(stream)
 
     def _wait(
         self, stream: RequestStream, delay_s: float, then: Callable[..., None], *args: object
@@ -281,6 +309,13 @@ class CellPool:
         """Return the cells of its model that take requests, for it to join."""
         assert cell.model is not None, "connected"
         name = cell.model.name
+        if cell.model.text_id not in ("", self._text_id):
+            log.warning(
+                "text_differs",
+                address=cell.address,
+                text_id=cell.model.text_id,
+                router_text_id=self._text_id,
+            )
         if name not in self._choices:
             policy = RoutingPolicy(self._config.routing_policy)
             self._choices[name] = CellChoice(policy, random.Random())
@@ -319,8 +354,16 @@ class CellPool:
     def stream_postponed(self, stream: RequestStream, retry_after_ms: int) -> None:
         """Try again later, as often as it takes: what was queued once is not refused."""
         stream.ledger.lost()
-        self._wait(stream, retry_after_ms / 1e3, self._place, stream)
+        self._wait(stream, retry_after_ms / 1e3, self._place_again, stream)
 
 
 def _unavailable(waited_s: float) -> UnavailableError:
     return UnavailableError(f"no scheduler is reachable (waited {waited_s:g} s)")
+
+
+def _numerics_lost(stream: RequestStream, waited_s: float) -> NumericsLostError:
+    return NumericsLostError(
+        f"numerics_id: must be {stream.numerics_id or 'absent'} to continue this stream with the "
+        f"same tokens, but no such cell is left that serves {stream.request.model.name} (waited "
+        f"{waited_s:g} s); the request may be sent again"
+    )

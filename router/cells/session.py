@@ -209,7 +209,8 @@ class CellSession:
             case Queued(number, seed):
                 if number in self._streams:
                     self._choice.queued(self._assignments[number])
-                    self._streams[number].mark_queued(seed)
+                    assert self.model is not None, "connected"
+                    self._streams[number].mark_queued(seed, self.model.numerics_id)
             case Refused():
                 self._refuse(event)
             case CellState():

@@ -61,6 +61,7 @@ class RequestStream:
         describe_request(self.span, request)
         self.sampling_params: SamplingParams = request.sampling_params
         self.was_queued = False
+        self.numerics_id = ""
         self.ended = False
         self._make_detokenizer = make_detokenizer
         params = request.sampling_params
@@ -133,14 +134,15 @@ class RequestStream:
             include_time_breakdown=self.request.include_time_breakdown,
         )
 
-    def mark_queued(self, seed: int) -> None:
-        """The scheduler took the request; with a seed it will keep, wherever it continues.
+    def mark_queued(self, seed: int, numerics_id: str = "") -> None:
+        """The scheduler took the request; seed and numerics id it keeps, wherever it continues.
 
         Mutates: nothing when it was queued before, by a scheduler that was lost.
         """
         if self.was_queued:
             return
         self.was_queued = True
+        self.numerics_id = numerics_id
         self.sampling_params = dataclasses.replace(self.sampling_params, seed=seed)
         self._start(seed)
         self._log.info(
@@ -151,7 +153,10 @@ class RequestStream:
 
     def _start(self, seed: int) -> None:
         num_prompt_tokens = len(self.request.prompt_token_ids)
-        self._started.append(Started(self.request_id, num_prompt_tokens, seed))
+        text_id = self.request.model.text_id
+        self._started.append(
+            Started(self.request_id, num_prompt_tokens, seed, self.numerics_id, text_id)
+        )
         self._unread.set()
 
     def push_token(

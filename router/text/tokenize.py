@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from quire.contract.errors import OverloadedError
+from quire.text_id import text_id
 from router.text.detokenize import Detokenizer, DetokenizerFactory
 from router.text.tokenizer_files import load_backend
 
@@ -47,14 +49,18 @@ class Tokenizer:
     goes on meanwhile.
     """
 
-    def __init__(self, backend: "Backend", num_threads: int = 2, max_queued: int = 256):
+    def __init__(
+        self, backend: "Backend", num_threads: int = 2, max_queued: int = 256, text_id: str = ""
+    ):
         """Wrap a tokenizer.
 
         Args:
             backend: the tokenizer; never changed after this, so that threads may share it.
             num_threads: threads that encode and decode.
             max_queued: calls that wait for or run in a thread at once.
+            text_id: of the files that it was read from.
         """
+        self.text_id = text_id
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -71,7 +77,7 @@ class Tokenizer:
             ModelLoadError: the directory holds no tokenizer that can be used.
         """
         backend = await asyncio.to_thread(load_backend, model)
-        return cls(backend, num_threads, max_queued)
+        return cls(backend, num_threads, max_queued, text_id(Path(model)))
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
         """Return the token ids of a text.

@@ -14,6 +14,7 @@ from tests.fakes.fake_scheduler import FakeScheduler, running_scheduler
 from tests.fakes.small_tokenizers import byte_level
 
 BACKEND = byte_level()
+TEXT_ID = "7e47"
 PROMPT = "The list class has methods 中文 😀 to sort"
 PROMPT_IDS = tuple(BACKEND.encode(PROMPT).ids)
 
@@ -40,7 +41,7 @@ async def router_for(
         **{"connect_timeout_s": 30.0, **settings},
     )
     async with AsyncExitStack() as stack:
-        router = Router(config, Tokenizer(BACKEND, num_threads=1))
+        router = Router(config, Tokenizer(BACKEND, num_threads=1, text_id=TEXT_ID))
         address = await router.start()
         stack.push_async_callback(router.stop)
         client = await stack.enter_async_context(AsyncClient(address))

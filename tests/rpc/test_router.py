@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -27,6 +28,7 @@ from tests.rpc.router_setup import (
     BACKEND,
     PROMPT,
     PROMPT_IDS,
+    TEXT_ID,
     echoed,
     running_router,
     text_of,
@@ -37,7 +39,7 @@ async def test_streams_started_deltas_finished(tmp_path) -> None:
     async with running_router(tmp_path) as setup:
         params = SamplingParams(max_tokens=50, seed=5)
         events = [e async for e in setup.client.stream(PROMPT, params, request_id="mine")]
-        assert events[0] == Started("mine", len(PROMPT_IDS), 5)
+        assert events[0] == Started("mine", len(PROMPT_IDS), 5, text_id=TEXT_ID)
         assert events[-1] == Finished(FinishReason.LENGTH, 50)
         deltas = events[1:-1]
         assert all(isinstance(delta, Delta) for delta in deltas)
@@ -107,7 +109,7 @@ async def test_tokenize_and_detokenize(tmp_path) -> None:
 
 async def test_models_and_cluster_state(tmp_path) -> None:
     async with running_router(tmp_path) as setup:
-        assert await setup.client.list_models() == [MODEL]
+        assert await setup.client.list_models() == [replace(MODEL, text_id=TEXT_ID)]
         async with aclosing(setup.client.watch_cluster()) as watch:
             (cell,) = await anext(watch)
             assert (cell.address, cell.connected, cell.model) == (setup.scheduler, True, MODEL)
@@ -160,7 +162,7 @@ async def test_synchronous_client(tmp_path) -> None:
             assert caught.value.field == "prompt"
             with pytest.raises(ModelNotFoundError):
                 client.generate("x", model="other")
-            assert client.list_models() == [MODEL]
+            assert client.list_models() == [replace(MODEL, text_id=TEXT_ID)]
             assert not client.abort("no such request")
             for (cell,) in client.watch_cluster():
                 assert cell.connected

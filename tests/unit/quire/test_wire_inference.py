@@ -20,7 +20,14 @@ from tests.unit.quire.wire_strategies import (
 )
 
 events = st.one_of(
-    st.builds(Started, st.text(max_size=8), u32, u64),
+    st.builds(
+        Started,
+        st.text(max_size=8),
+        u32,
+        u64,
+        st.text(max_size=8),
+        st.text(max_size=8),
+    ),
     st.builds(
         Delta,
         st.text(max_size=8),

@@ -213,7 +213,7 @@ def _inference() -> list[Example]:
             inference.cluster_to_proto,
             inference.cluster_from_proto,
         ),
-        Example(Started("mine", 3, 2**64 - 1), *event),
+        Example(Started("mine", 3, 2**64 - 1, "5f7a", "ac14"), *event),
         Example(delta, *event),
         Example(Finished(FinishReason.STOP, 5, "\n", 1, -0.5, TIME), *event),
         Example(Finished(FinishReason.ERROR, 5), *event),

@@ -180,6 +180,7 @@ def test_types_are_in_it(llama: Path) -> None:
         {"dtype": "float16"},
         {"kv_cache_dtype": "int8"},
         {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+        {"quantization": "w8a8"},
     ]
     assert len({id_of(llama, **each) for each in options}) == len(options)
     assert id_of(llama, dtype="float32") == id_of(llama)
