@@ -60,15 +60,17 @@ class EngineProcess:
             self._process.stdin.write(json.dumps({"do": command, **fields}) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise EngineFailedError(f"the process ended, see {self._log}") from None
+            raise EngineFailedError(
+                f"the process ended, see {self._log.relative_to(ROOT)}"
+            ) from None
         line = self._process.stdout.readline()
         if not line:
-            raise EngineFailedError(f"the process ended, see {self._log}")
+            raise EngineFailedError(f"the process ended, see {self._log.relative_to(ROOT)}")
         reply: dict[str, Any] = json.loads(line)
         if "unsupported" in reply:
             raise UnsupportedError(reply["unsupported"])
         if "error" in reply:
-            raise EngineFailedError(f"{reply['error']}, see {self._log}")
+            raise EngineFailedError(f"{reply['error']}, see {self._log.relative_to(ROOT)}")
         return reply
 
     def convert(self, options: Options) -> None:
@@ -86,9 +88,7 @@ class EngineProcess:
 
     def run(self, requests: Sequence[Request]) -> list[list[float]]:
         """Return the times of each answer's tokens, in seconds; errors as in `convert`."""
-        reply = self._ask(
-            "run", num_seqs=len(requests), requests=[asdict(request) for request in requests]
-        )
+        reply = self._ask("run", requests=[asdict(request) for request in requests])
         times: list[list[float]] = reply["token_times"]
         return times
 

@@ -58,4 +58,6 @@ def setup(engine: str) -> None:
         run(sys.executable, "-m", "venv", home)
         pip = (home / "bin" / "python", "-m", "pip", "--disable-pip-version-check")
         run(*pip, "install", "--progress-bar", "off", *recipe["packages"])
+        if "removed" in recipe:
+            run(*pip, "uninstall", "--yes", *recipe["removed"])
     (home / "installed.json").write_text(json.dumps(recipe))

@@ -30,10 +30,15 @@ class Probe:
 
 
 def processor() -> str:
-    """Return the name of the processor and how many cores there are."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else 'unknown processor'}, {len(names)} cores"
+    """Return the processor's name, family and model, and how many cores there are."""
+    fields: dict[str, str] = {}
+    num_cores = 0
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
+        num_cores += name.strip() == "processor"
+    names = [fields.get(name, "?") for name in ("model name", "cpu family", "model")]
+    return "{} (family {}, model {}), {} cores".format(*names, num_cores)
 
 
 def best_seconds(body: Callable[[], object], repeats: int) -> float:

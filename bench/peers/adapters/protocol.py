@@ -60,8 +60,8 @@ class Engine(ABC):
     async def start(self, options: Options) -> str:
         """Load the model; return the engine's version."""
 
-    async def prepare(self, num_seqs: int) -> None:  # noqa: B027 - most engines need not know
-        """Expect so many requests at once from now on."""
+    async def prepare(self, num_seqs: int, num_tokens: int) -> None:  # noqa: B027 - as above
+        """Expect so many requests at once from now on, each of at most so many tokens."""
 
     @abstractmethod
     def stream(self, prompt: list[int], max_tokens: int) -> AsyncGenerator[int, None]:
@@ -94,8 +94,10 @@ async def _do(engine: Engine, command: dict[str, Any]) -> dict[str, Any]:
         case "start":
             return {"version": await engine.start(Options(**command))}
         case "run":
-            await engine.prepare(command["num_seqs"])
-            return {"token_times": await _answer(engine, command["requests"])}
+            requests = command["requests"]
+            longest = max(len(each["prompt"]) + each["max_tokens"] for each in requests)
+            await engine.prepare(len(requests), longest)
+            return {"token_times": await _answer(engine, requests)}
         case "stop":
             await engine.stop()
             return {}

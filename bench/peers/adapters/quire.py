@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from bench.peers.adapters.protocol import Engine, Options, UnsupportedError, serve
+from bench.peers.adapters.protocol import Engine, Options, serve
 from launch.cluster.supervisor import Cluster, ClusterConfig
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import Delta
@@ -14,20 +14,17 @@ from quire.version import __version__
 class Quire(Engine):
     """Router, scheduler and worker over gRPC."""
 
-    def convert(self, options: Options) -> None:
-        """Refuse what is no option of the engine."""
-        if options.dtype == "int8":
-            raise UnsupportedError("no int8 weights")
-
     async def start(self, options: Options) -> str:
         """Start the cluster."""
         log.configure("bench", "warning")
+        quantized = options.dtype == "int8"
         self._cluster = Cluster(
             ClusterConfig(
                 model=Path(options.model),
                 port=0,
                 device="cpu",
-                dtype=options.dtype,
+                dtype="bfloat16" if quantized else options.dtype,
+                quantization="w8a8" if quantized else "none",
                 num_threads=options.num_threads,
                 max_num_seqs=options.max_num_seqs,
                 max_model_len=options.max_model_len,
