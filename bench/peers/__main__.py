@@ -1,4 +1,4 @@
-"""Quire beside other engines: `python -m bench.peers setup | run`."""
+"""Quire beside other engines: `python -m bench.peers setup | run | report`."""
 
 import argparse
 import os
@@ -6,13 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.peers import record
+from bench.peers import record, report
 from bench.peers.environments import BUILD, OURS, ROOT, recipes, setup
 from bench.peers.rounds import Plan, run_rounds
 from bench.peers.shapes import BYTES, SHAPES
 from bench.peers.workloads import WORKLOADS
 
 RESULTS = BUILD / "results.json"
+PAGE = ROOT / "docs" / "benchmarks.md"
+PICTURE = ROOT / "docs" / "images" / "peers.svg"
 
 
 def install(engines: list[str]) -> int:
@@ -68,11 +70,16 @@ def main() -> int:
     run_parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     run_parser.add_argument("--quick", action="store_true", help="fewer, shorter requests")
     run_parser.add_argument("--output", type=Path, default=RESULTS)
+    report_parser = commands.add_parser("report", help="write docs/benchmarks.md and its picture")
+    report_parser.add_argument("results", nargs="?", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     os.chdir(ROOT)
     if arguments.command == "setup":
         return install(arguments.engines)
-    return measure(arguments)
+    if arguments.command == "run":
+        return measure(arguments)
+    report.write(record.load(arguments.results), PAGE, PICTURE)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The parts of bench/peers that compute: requests, figures, the roof, what is written and read."""
+"""What bench/peers computes: requests, figures, the roof, reports."""
 
 import itertools
 from pathlib import Path
 
 import pytest
 
-from bench.peers import record
+from bench.peers import record, report
 from bench.peers.environments import OURS, missing, recipes
 from bench.peers.probes import Probe
 from bench.peers.record import Key, Results, Row
@@ -117,19 +117,56 @@ def test_roof_computes_a_shared_prefix_once() -> None:
     assert seconds(shared) < 0.3 * seconds(other)
 
 
-def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    row = Row(_figures(1.5), Probe(2e10, 3e11, 0.5), 1.25, 2**30)
-    results = Results(
+def _results() -> Results:
+    def rows(seconds: float) -> list[Row]:
+        return [Row(_figures(seconds), Probe(2e10, 3e11, 0.5), 1.2, 2**30)] * 3
+
+    return Results(
         "a processor, 2 cores",
         2,
-        True,
-        {"quire": "1"},
-        {Key("quire", "125M", "bfloat16", "mix"): [row, row]},
-        {Key("other", "125M", "int8", "mix"): "no int8 weights"},
+        False,
+        {"quire": "1", "llama-cpp": "2"},
+        {
+            Key("llama-cpp", "125M", "bfloat16", "mix"): rows(3.0),
+            Key("quire", "125M", "bfloat16", "mix"): rows(1.5),
+            Key("quire", "125M", "bfloat16", "poisson"): rows(0.05),
+        },
+        {Key("transformers", "125M", "bfloat16", "mix"): "no such weights\nsecond line"},
     )
-    record.save(results, tmp_path / "results.json")
-    assert record.load(tmp_path / "results.json") == results
-    assert "not measured: no int8 weights" in "\n".join(record.lines(results))
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    record.save(_results(), tmp_path / "results.json")
+    assert record.load(tmp_path / "results.json") == _results()
+    assert "not measured: no such weights" in "\n".join(record.lines(_results()))
+
+
+def test_the_report_replaces_its_section_and_draws_the_same_bytes(tmp_path: Path) -> None:
+    page, picture = tmp_path / "page.md", tmp_path / "peers.svg"
+    page.write_text(f"before\n{report.BEGIN}old\n{report.END}after\n")
+    report.write(_results(), page, picture)
+    text, drawn = page.read_text(), picture.read_bytes()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert text.index("| quire | 1.5 | 1,500 | 1,500 | 80% | 1.0 |") < text.index("| llama-cpp |")
+    assert "| quire | 0.05 | 50.0 / 50.0 / 50.0 | 50.0 / 50.0 / 50.0 | 1.0 |" in text
+    assert "Not measured, transformers: no such weights." in text
+    tables = text.count("| engine |")
+    assert tables == 2
+    # Above, on each table and on the picture.
+    assert text.count("a processor, 2 cores") == tables + 2
+    report.write(_results(), page, picture)
+    assert page.read_text() == text
+    assert picture.read_bytes() == drawn
+    assert b"a processor, 2 cores" in drawn
+
+
+def test_a_page_without_a_place_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("no place")
+    with pytest.raises(ValueError, match="page: must have"):
+        report.write(_results(), page, tmp_path / "peers.svg")
 
 
 def test_every_engine_pins_its_versions_and_has_an_adapter() -> None:
