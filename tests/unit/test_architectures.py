@@ -1,13 +1,16 @@
 """docs/models.md is true: of our own families, of the installed transformers, row by row."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tools.architectures import PAGE, Outcome, Row, classify_apart, page, tiny_config
-from worker_svc.models.registry import FAMILIES
+from tools.architectures import PAGE, Outcome, Row, classify, classify_apart, page, tiny_config
+from worker_svc.loading.hf_config import HfConfig
+from worker_svc.models.llama import LlamaConfig, build_llama, read_llama
+from worker_svc.models.registry import FAMILIES, ModelFamily
 
 ROW = re.compile(r"^\| (\S+) \| `(\w+)` \| (\w+) \| (.*?) ?\|$", re.MULTILINE)
 TEXT = PAGE.read_text()
@@ -52,6 +55,17 @@ def test_tiny_models_keep_every_kind_of_layer() -> None:
     assert config.num_experts == 4
     assert config.num_experts_per_tok == 2
     assert config.vocab_size == 160
+
+
+def test_a_family_that_computes_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(hf: HfConfig) -> LlamaConfig:
+        return replace(read_llama(hf), residual_multiplier=0.9)
+
+    assert classify("llama") == Row("llama", "LlamaForCausalLM", Outcome.NATIVE)
+    monkeypatch.setitem(FAMILIES, "LlamaForCausalLM", ModelFamily(read, build_llama))
+    row = classify("llama")
+    assert row.outcome is Outcome.WRONG
+    assert row.reason.startswith("its logits are off by ")
 
 
 @pytest.mark.deep
