@@ -39,6 +39,13 @@ struct PackWeightParams {
 constexpr int64_t kInt8Four = 4;
 constexpr int64_t kMaxInt8Part = 1 << 17;
 
+// Weights of 8 or 4 bits as GroupedOperands reads them: panels as pack_weight makes them, cut along
+// K into groups. In each of them lie pairs of integers, of 4 bits the first 32 in the lower halves
+// of bytes and the others in the upper ones; then 32 float32 scales and 32 zeros in int8.
+constexpr int64_t grouped_bytes(int64_t group_size, int64_t bits) {
+  return group_size * kPanelFeatures * bits / 8 + kPanelFeatures * 5;
+}
+
 struct PackedLinearParams {
   void* out;           // [M, N]
   const void* x;       // [M, K]
@@ -52,6 +59,8 @@ struct PackedLinearParams {
   int64_t num_parts;     // that K is cut into; 1, 2, 4 or 8
   DType dtype;           // of x and the weights
   bool out_is_float;     // or of the type of x
+  int64_t group_size;    // elements of K of a group; of grouped_linear alone, as bits
+  int64_t bits;          // 8 or 4
 };
 
 }  // namespace quire
@@ -178,6 +187,27 @@ void packed_linear(Backend& backend, const Tensor& out, const Tensor& x, const T
   const PackedLinearParams p = packed_linear_params(out, x, packed, bias, num_parts);
   check_packed(packed, p.out_features, p.in_features, p.dtype);
   backend.packed_linear(p);
+}
+
+void grouped_linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& packed,
+                    const std::optional<Tensor>& bias, int64_t num_parts, int64_t bits) {
+  PackedLinearParams p = packed_linear_params(out, x, packed, bias, num_parts);
+  if (bits != 8 && bits != 4) fail("bits: must be 8 or 4, got " + std::to_string(bits));
+  const int64_t panels = (p.out_features + kPanelFeatures - 1) / kPanelFeatures;
+  check_shape("packed", packed, {panels, -1, -1}, "[ceil(N / 32), K / group size, bytes]");
+  p.bits = bits;
+  p.group_size = packed.shape[1] == 0 ? 0 : p.in_features / packed.shape[1];
+  const bool is_size = p.group_size == 32 || p.group_size == 64 || p.group_size == 128;
+  if (!is_size || p.in_features % (p.group_size * num_parts) != 0 ||
+      packed.shape[2] != grouped_bytes(p.group_size, bits)) {
+    fail("packed: must be groups of 32, 64 or 128 of K / num_parts = " +
+         std::to_string(p.in_features / num_parts) + ", got " + std::to_string(packed.shape[1]) +
+         " groups of " + std::to_string(packed.shape[2]) + " bytes");
+  }
+  check_dtype("packed", packed, DType::kInt8);
+  check_contiguous("packed", packed);
+  check_device("packed", packed, Device::kCpu);
+  backend.grouped_linear(p);
 }
 
 void int8_linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& packed,

@@ -35,7 +35,8 @@ class ModelInfo:
             `invariant`, where nothing is promised.
         text_id: digest of tokenizer and chat template: from workers those of the model directory,
             "" if it has none; from routers those in use.
-        quantization: how attention and MLPs hold their weights; "none" or "w8a8".
+        quantization: how attention and MLPs hold their weights; "none", "w8a8", "w8" or
+            "w4".
     """
 
     name: str

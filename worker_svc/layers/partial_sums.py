@@ -13,7 +13,7 @@ import torch
 
 from quire.contract.errors import ModelLoadError
 from worker_svc.layers.device_linear import Linear, is_invariance_wanted, make_linear
-from worker_svc.layers.quantization import shared_linear
+from worker_svc.layers.quantization import part_step, shared_linear
 from worker_svc.parallel.group import ParallelGroup, tree_sum
 
 MAX_PARTS = 8
@@ -108,6 +108,8 @@ def _num_parts(name: str, in_features: int, parallel: ParallelGroup, device: tor
     """Return how many parts this rank has; docs/numerics.md explains how many there are in all."""
     if device.type == "cpu":
         total = gcd(in_features // 2, MAX_PARTS) if in_features % 2 == 0 else 1
+        while total > 1 and in_features // total % part_step() != 0:
+            total //= 2
     elif is_invariance_wanted():
         total = gcd(in_features, MAX_PARTS)
     else:

@@ -12,10 +12,17 @@ from dataclasses import dataclass
 
 import torch
 
+from worker_svc.layers.grouped_linear import (
+    GROUP_SIZES,
+    GroupedLinear,
+    GroupedWeight,
+    group_size_of,
+)
 from worker_svc.layers.int8_linear import Int8Linear
 from worker_svc.layers.packed_linear import PackedLinear
 
 NONE = "none"
+_BITS = {"w8": 8, "w4": 4}
 
 
 @dataclass(slots=True)
@@ -23,7 +30,7 @@ class Quantization:
     """What layers are built for.
 
     Attributes:
-        method: "none" or "w8a8".
+        method: "none"; "w8a8"; "w8" or "w4", weights alone.
         saved_bytes: of the weights given, which the layers built so far do not hold.
     """
 
@@ -49,19 +56,37 @@ def quantization(method: str) -> Iterator[Quantization]:
         _quantization.reset(token)
 
 
+def part_step() -> int:
+    """Return what the length of a part of K must be a multiple of, where K is cut into parts."""
+    return GROUP_SIZES[-1] if _asked().method in _BITS else 1
+
+
 def shared_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, num_parts: int = 1
-) -> PackedLinear | Int8Linear:
+) -> PackedLinear | Int8Linear | GroupedLinear:
     """Return a layer on the CPU that ranks share.
 
     Args:
         weight: [out_features, in_features] of this rank.
         bias: [out_features], or None.
         num_parts: into which the input features are cut; 1, 2, 4 or 8.
+
+    Raises:
+        ModelLoadError: no groups divide the parts.
     """
-    asked = _quantization.get(Quantization())
+    asked = _asked()
     if asked.method == NONE:
         return PackedLinear(weight, bias, num_parts)
-    layer = Int8Linear(weight, bias, num_parts)
+    layer: Int8Linear | GroupedLinear
+    if asked.method in _BITS:
+        group_size = group_size_of(weight.shape[1] // num_parts)
+        grouped = GroupedWeight.of(weight, _BITS[asked.method], group_size)
+        layer = GroupedLinear(grouped, bias, num_parts, weight.dtype)
+    else:
+        layer = Int8Linear(weight, bias, num_parts)
     asked.saved_bytes += weight.nbytes - layer.weight_bytes
     return layer
+
+
+def _asked() -> Quantization:
+    return _quantization.get(Quantization())

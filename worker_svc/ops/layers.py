@@ -147,6 +147,31 @@ def packed_linear(
     compiled._C.packed_linear(out, x, packed, bias, num_parts)
 
 
+def grouped_linear(
+    out: Tensor, x: Tensor, packed: Tensor, bias: Tensor | None, num_parts: int, bits: int
+) -> None:
+    """Multiply rows by packed weights of 8 or 4 bits, x @ weight.T + bias, on the CPU.
+
+    A weight is (integer - zero) * scale in float32, rounded to the dtype of x; the rest is
+    `packed_linear`.
+
+    Args:
+        out: [M, N], of the dtype of x or float32; must not overlap the others.
+        x: [M, K].
+        packed: [ceil(N / 32), K / G, bytes] int8: panels of 32 features, cut into groups of G = 32,
+            64 or 128 elements of K. In a group lie pairs as in `packed_shape`, of 4 bits the first
+            32 integers in the lower halves of bytes and the others in the upper ones; then 32
+            float32 scales and 32 int8 zeros.
+        bias: [N] float32, or None.
+        num_parts: into which K is cut, each of whole groups: 1, 2, 4 or 8.
+        bits: 8 or 4.
+
+    Mutates:
+        out.
+    """
+    compiled._C.grouped_linear(out, x, packed, bias, num_parts, bits)
+
+
 def int8_linear(
     out: Tensor, x: Tensor, packed: Tensor, bias: Tensor | None, num_parts: int = 1
 ) -> None:

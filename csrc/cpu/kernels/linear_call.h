@@ -45,14 +45,18 @@ class RowMemory {
 };
 
 // A call of packed_linear over operands of one kind, which are
-//   T              type of x and, unless that is float, of the result
-//   X              of the rows as they are packed
-//   kStep          elements of K that lie together in a panel, kStepBytes with all its features
-//   kTailBytes     of a panel behind each part
-//   kChunk         elements of K whose sum begins at zero
-//   row_elements   the elements of a part of a row, converted where that takes the whole part
-//   rows           what a tile needs of x
-//   multiply_rows  the tile of so many rows
+//   T                type of x and, unless that is float, of the result
+//   X                of the rows as they are packed
+//   kStep            elements of K that a tile takes together
+//   kStepBytes       of them, with all features of a panel
+//   kTailBytes       of a panel behind each part
+//   kChunk           elements of K whose sum begins at zero
+//   bytes_of         so many elements of K of a panel
+//   row_elements     the elements of a part of a row, converted where that takes the whole part
+//   rows             what a tile needs of x
+//   multiply_rows    the tile of so many rows
+//   kIsUnpacked      whether tiles read chunks that `unpack` makes
+//   multiply_packed  a chunk of up to kMaxPackedRows rows without that
 template <typename Operands>
 class LinearCall {
   using T = typename Operands::T;
@@ -70,7 +74,7 @@ class LinearCall {
         part_(round_up(length_, kStep)),
         blocks_of_part_(round_up(part_, kXBlock) / kXBlock),
         num_panels_(round_up(p.out_features, kPanel) / kPanel),
-        part_bytes_(part_ / kStep * kStepBytes + Operands::kTailBytes),
+        part_bytes_(operands_.bytes_of(part_) + Operands::kTailBytes),
         panel_bytes_(p.num_parts * part_bytes_),
         is_stream_(p.num_rows <= kMaxTileRows) {
     const int64_t max_rows = kTilesOfBlock * kMaxTileRows;
@@ -194,21 +198,35 @@ class LinearCall {
   void multiply_chunk(const Chunk& chunk, const TileSums& sums) const {
     const int64_t elements = min_of(kChunk, part_ - chunk.k);
     const char* weights = static_cast<const char*>(p_.weight) + chunk.first_panel * panel_bytes_ +
-                          chunk.part * part_bytes_ + chunk.k / kStep * kStepBytes;
+                          chunk.part * part_bytes_ + operands_.bytes_of(chunk.k);
     const int64_t x_block = chunk.part * blocks_of_part_ + chunk.k / kXBlock;
     const auto x = operands_.rows(packed_row(chunk.row) + x_block * block_stride_, block_stride_,
                                   chunk.row, chunk.part);
     const int steps = static_cast<int>(elements / kStep);
+    int64_t panel_stride = panel_bytes_;
+    if constexpr (Operands::kIsUnpacked) {
+      if constexpr (Operands::kMaxPackedRows > 0) {
+        if (chunk.rows <= Operands::kMaxPackedRows) {
+          for (int64_t panel = 0; panel < chunk.num_panels; ++panel) {
+            operands_.multiply_packed(chunk.rows, x, weights + panel * panel_bytes_, elements,
+                                      {sums.data + panel * kPanel, sums.stride, sums.adds});
+          }
+          return;
+        }
+      }
+      panel_stride = int64_t{steps} * kStepBytes;
+      weights = operands_.unpack(weights, panel_bytes_, chunk.num_panels, panel_stride, elements);
+    }
     if (is_stream_) {
-      stream_chunk(chunk, x, {weights, panel_bytes_, nullptr, steps}, sums);
+      stream_chunk(chunk, x, {weights, panel_stride, nullptr, steps}, sums);
     } else {
       for (int64_t panel = 0; panel < chunk.num_panels; ++panel) {
         const char* next = panel + 1 < chunk.num_panels
-                               ? weights + panel_bytes_
-                               : weights - panel * panel_bytes_ + steps * kStepBytes;
+                               ? weights + panel_stride
+                               : weights - panel * panel_stride + steps * kStepBytes;
         multiply_panel(chunk.rows, x, {weights, 0, next, steps},
                        {sums.data + panel * kPanel, sums.stride, sums.adds});
-        weights += panel_bytes_;
+        weights += panel_stride;
       }
     }
   }
@@ -221,12 +239,12 @@ class LinearCall {
     int64_t panel = 0;
     for (; at_once > 1 && panel + at_once <= chunk.num_panels; panel += at_once) {
       Operands::template multiply_rows<kMaxTileRows, true, true>(rows, x, weights, sums);
-      weights.data += at_once * panel_bytes_;
+      weights.data += at_once * weights.panel_stride;
       sums.data += at_once * kPanel;
     }
     for (; panel < chunk.num_panels; ++panel) {
       Operands::template multiply_rows<kMaxTileRows, true, false>(rows, x, weights, sums);
-      weights.data += panel_bytes_;
+      weights.data += weights.panel_stride;
       sums.data += kPanel;
     }
   }

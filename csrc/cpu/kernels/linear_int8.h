@@ -18,12 +18,15 @@ class Int8Operands {
   static constexpr int kStepBytes = kFourBytes;
   static constexpr int64_t kTailBytes = kPanel * sizeof(float);
   static constexpr int64_t kChunk = kMaxInt8Part;
+  static constexpr bool kIsUnpacked = false;
 
   explicit Int8Operands(const PackedLinearParams& p) : num_parts_(p.num_parts) {
     static thread_local RowMemory memory;
     scales_ =
         static_cast<RowScale*>(memory.get(p.num_rows * num_parts_ * int64_t{sizeof(RowScale)}));
   }
+
+  int64_t bytes_of(int64_t elements) const { return elements / kStep * kStepBytes; }
 
   const int8_t* row_elements(const T* part, int64_t length, int64_t row, int64_t index) const {
     static thread_local RowMemory memory;
