@@ -87,6 +87,9 @@ docs: .venv/.dev ## Build the documentation into build/docs; a dead link ends it
 bench-smoke: .venv/.ready ## Tokens/s, step time split and bytes per step at 64 decoding sequences
 	@$(BIN)/python bench/smoke.py
 
+bench-step: .venv/.ready ## A decode step of a 125M model at 1 to 64 sequences: beside its roof, and Python's share
+	@$(BIN)/python -m bench.step
+
 bench-sched: .venv/.ready ## Cost of scheduling and of the step message
 	@$(BIN)/python bench/scheduler.py
 
