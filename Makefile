@@ -115,6 +115,9 @@ bench-peers: .venv/.dev ## Quire beside other engines (ENGINES= WORKLOADS= SHAPE
 	@$(BIN)/python -m bench.peers run --rounds $(or $(ROUNDS),3) $(if $(ENGINES),--engines $(ENGINES)) \
 		$(if $(WORKLOADS),--workloads $(WORKLOADS)) $(if $(SHAPES),--shapes $(SHAPES)) $(if $(DTYPES),--dtypes $(DTYPES))
 
+bench-guard: .venv/.dev ## Ratios that must not fall: our kernels over torch's, a cluster over the roof (RECORD=1 writes them)
+	@$(BIN)/python -m bench.guard $(if $(filter 1,$(RECORD)),--record)
+
 bench-kernels: .venv/.dev ## Paged attention against the memory bandwidth of the same process
 	@$(BIN)/python bench/kernels_cpu.py
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \

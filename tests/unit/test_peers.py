@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.guard import fallen
 from bench.peers import record, report
 from bench.peers.environments import OURS, missing, recipes
 from bench.peers.probes import Probe
@@ -167,6 +168,13 @@ def test_a_page_without_a_place_is_refused(tmp_path: Path) -> None:
     page.write_text("no place")
     with pytest.raises(ValueError, match="page: must have"):
         report.write(_results(), page, tmp_path / "peers.svg")
+
+
+def test_the_guard_names_what_has_fallen_or_gone() -> None:
+    recorded = {"steady": 1.0, "noisy": 1.0, "fallen": 1.0, "gone": 0.5}
+    lines = fallen(recorded, {"steady": 1.2, "noisy": 0.9, "fallen": 0.7, "new": 0.1})
+    assert [line.split(":")[0] for line in lines] == ["fallen", "gone"]
+    assert lines[0] == "fallen: must be at least 0.80, got 0.70"
 
 
 def test_every_engine_pins_its_versions_and_has_an_adapter() -> None:
