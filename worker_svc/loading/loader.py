@@ -18,7 +18,8 @@ from worker_svc.loading.digest import CheckpointDigest
 from worker_svc.loading.dummy_weights import DummyCheckpoint
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.numerics_id import numerics_id
-from worker_svc.loading.weights import SafetensorsCheckpoint, Weights, WeightTally
+from worker_svc.loading.quantized_checkpoint import read_quantization
+from worker_svc.loading.weights import SafetensorsCheckpoint, TensorReader, Weights, WeightTally
 from worker_svc.models.interface import CausalLM
 from worker_svc.models.registry import FAMILIES, find_family
 from worker_svc.parallel.group import ParallelGroup
@@ -82,7 +83,6 @@ def load_model(
     if not (directory / "config.json").is_file():
         raise ModelLoadError(f"{directory}: no config.json; is it a Hugging Face model directory?")
     hf = HfConfig.read(directory / "config.json")
-    _refuse_quantized(hf)
     architecture, family = find_family(hf)
     config = family.read(hf)
     dtype_name = _resolve_dtype(hf, spec.options.dtype)
@@ -97,9 +97,13 @@ def load_model(
     is_dummy = spec.options.load_format == "dummy"
     if is_dummy and architecture not in FAMILIES:
         raise ModelLoadError(f"load_format: dummy is not served for {architecture}")
-    reader = DummyCheckpoint(device.torch_device) if is_dummy else SafetensorsCheckpoint(directory)
+    reader: TensorReader = DummyCheckpoint(device.torch_device)
+    files = {}
+    if not is_dummy:
+        checkpoint = SafetensorsCheckpoint(directory)
+        files = checkpoint.files
+        reader = read_quantization(checkpoint, hf, is_native=architecture in FAMILIES)
     weights = Weights(reader, DTYPES[dtype_name], device.torch_device, tally=tally)
-    files = {} if isinstance(reader, DummyCheckpoint) else reader.files
     with (
         CheckpointDigest(hf, files) as digest,
         invariance(spec.options.invariant),
@@ -132,12 +136,6 @@ def load_model(
         tally.loaded_bytes - quantized.saved_bytes,
         checkpoint_digest,
     )
-
-
-def _refuse_quantized(hf: HfConfig) -> None:
-    if "quantization_config" in hf:
-        method = hf.section("quantization_config").text("quant_method", "unnamed")
-        raise hf.error("quantization_config", f"quantized weights ({method}) are not served here")
 
 
 def _check_quantization(method: str, architecture: str, device: Device) -> None:

@@ -92,6 +92,49 @@ class SafetensorsCheckpoint:
             raise self._unreadable(file_name, error) from error
         return tensor
 
+    def stored(
+        self, name: str, shape: tuple[int | None, ...] = (), dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return a whole tensor of any type.
+
+        Args:
+            name: as in the checkpoint.
+            shape: that it must have, None for any length; of any shape if empty.
+            dtype: that it must have, if any.
+
+        Raises:
+            ModelLoadError: missing, of another shape or type, or unreadable.
+        """
+        file_name = self._file_of_tensor.get(name)
+        if file_name is None:
+            raise ModelLoadError(f"{self._directory}: tensor {name} is missing")
+        try:
+            tensor: torch.Tensor = self._open(file_name).get_tensor(name)
+        except SafetensorError as error:
+            raise self._unreadable(file_name, error) from error
+        if shape:
+            self.require_shape(name, tensor, shape)
+        if dtype not in (None, tensor.dtype):
+            raise ModelLoadError(
+                f"{self._directory / file_name}: tensor {name} holds {tensor.dtype}, not {dtype}"
+            )
+        return tensor
+
+    def require_shape(self, name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
+        """Check the shape of a tensor, or of what was made from it.
+
+        Raises:
+            ModelLoadError: it has another one.
+        """
+        found = tensor.shape
+        if len(shape) != len(found) or any(
+            wanted not in (None, size) for wanted, size in zip(shape, found, strict=True)
+        ):
+            raise ModelLoadError(
+                f"{self.files[name]}: tensor {name} has shape {list(tensor.shape)}, "
+                f"but config.json asks for {list(shape)}"
+            )
+
     def _open(self, file_name: str) -> Any:
         if file_name not in self._files:
             try:

@@ -162,7 +162,7 @@ def wrong_type(path: Path) -> None:
 
 
 def quantized(path: Path) -> None:
-    edit_config(path, quantization_config={"quant_method": "awq", "bits": 4})
+    edit_config(path, quantization_config={"quant_method": "bitsandbytes"})
 
 
 def unsupported_activation(path: Path) -> None:
@@ -253,7 +253,10 @@ def shard_lacks_a_tensor(path: Path) -> None:
         ),
         (missing_key, "num_hidden_layers: is missing"),
         (wrong_type, "hidden_size: must be a positive integer, got '64'"),
-        (quantized, r"quantized weights \(awq\) are not served"),
+        (
+            quantized,
+            "quant_method must be one of gptq, awq, compressed-tensors, got 'bitsandbytes'",
+        ),
         (unsupported_activation, "activation: must be one of silu, .*, got 'mish'"),
         (unsupported_rope, "rope_type: must be one of default, .*, got 'axial'"),
         (

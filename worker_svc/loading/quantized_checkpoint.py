@@ -1,0 +1,224 @@
+"""Checkpoints that hold integers in the place of weights: GPTQ, AWQ, compressed-tensors.
+
+A weight is (integer - zero) * scale, computed in float32, and then like any other of a checkpoint.
+`read_quantization` finds the format by `quantization_config`.
+
+Sources: Frantar et al., 2022, "GPTQ"; Lin et al., 2023, "AWQ"; the layouts are those that
+AutoGPTQ and GPTQModel, AutoAWQ (its "gemm") and compressed-tensors write.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+
+from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.weights import SafetensorsCheckpoint, TensorReader
+
+CONFIG_KEY = "quantization_config"
+_WORD_BITS = 32
+# What is added to a stored zero.
+_GPTQ_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+# AutoAWQ's order of the features in a word of eight, from the lowest bits.
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+class QuantizedCheckpoint(ABC):
+    """A checkpoint whose dense layers are dequantised as they are read; the rest is as it is.
+
+    Args:
+        checkpoint: the files.
+        config: section of config.json.
+        suffix: of the tensor that a quantised layer has in the place of `weight`.
+    """
+
+    def __init__(self, checkpoint: SafetensorsCheckpoint, config: HfConfig, suffix: str) -> None:
+        self._checkpoint = checkpoint
+        self._config = config
+        self._suffix = suffix
+        # Layers of several sources are read once for each.
+        self._last: tuple[str, torch.Tensor] | None = None
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a tensor of this name, or what it can be made from."""
+        return self._checkpoint.has(name) or self._is_quantized(name)
+
+    def read(self, name: str, shape: tuple[int, ...], part: tuple[range, ...]) -> torch.Tensor:
+        """Return part of a tensor; of a quantised one the whole is read, and float32 returned.
+
+        Args:
+            name: as in the checkpoint.
+            shape: shape that the whole tensor must have.
+            part: indices of each leading dimension; all indices of the other dimensions.
+
+        Raises:
+            ModelLoadError: missing, of another shape, or unreadable.
+        """
+        if not self._is_quantized(name):
+            return self._checkpoint.read(name, shape, part)
+        if self._last is None or self._last[0] != name:
+            weight = self._weight(name.removesuffix("weight"), shape[0], shape[1])
+            self._last = name, weight
+        return self._last[1][tuple(slice(item.start, item.stop) for item in part) or ...]
+
+    def _is_quantized(self, name: str) -> bool:
+        layer = name.removesuffix("weight")
+        return layer != name and self._checkpoint.has(layer + self._suffix)
+
+    @abstractmethod
+    def _weight(self, layer: str, num_features: int, in_features: int) -> torch.Tensor:
+        """Return [num_features, in_features] float32; `layer` ends with a dot."""
+
+
+class GptqCheckpoint(QuantizedCheckpoint):
+    """Words of `bits` along K; scales [groups, N]; zeros packed along N, stored less 1 in "gptq".
+
+    With `desc_act` rows of K are in any group, as g_idx says.
+    """
+
+    def __init__(self, checkpoint: SafetensorsCheckpoint, config: HfConfig) -> None:
+        super().__init__(checkpoint, config, "qweight")
+        self._bits = _bits(config, "bits", (4, 8))
+        form = config.text("checkpoint_format", "gptq")
+        if form not in _GPTQ_OFFSETS:
+            raise config.error("checkpoint_format", f"must be gptq or gptq_v2, got {form!r}")
+        self._offset = _GPTQ_OFFSETS[form]
+
+    def _weight(self, layer: str, num_features: int, in_features: int) -> torch.Tensor:
+        words = self._checkpoint.stored(f"{layer}qweight", (None, num_features), torch.int32)
+        integers = unpacked(words.t(), self._bits)
+        scales = self._checkpoint.stored(f"{layer}scales", (None, num_features)).float().t()
+        num_groups = scales.shape[1]
+        zeros = self._checkpoint.stored(f"{layer}qzeros", (num_groups, None), torch.int32)
+        zeros = unpacked(zeros, self._bits).t() + self._offset
+        index = torch.arange(in_features) // -(-in_features // num_groups)
+        if self._checkpoint.has(f"{layer}g_idx"):
+            index = self._checkpoint.stored(f"{layer}g_idx", (in_features,), torch.int32).long()
+        self._checkpoint.require_shape(f"{layer}qweight", integers, (num_features, in_features))
+        return (integers - zeros[:, index]).float() * scales[:, index]
+
+
+class AwqCheckpoint(QuantizedCheckpoint):
+    """Words of eight features of 4 bits, in an order of their own; scales [groups, N]."""
+
+    def __init__(self, checkpoint: SafetensorsCheckpoint, config: HfConfig) -> None:
+        super().__init__(checkpoint, config, "qweight")
+        _bits(config, "bits" if "bits" in config else "w_bit", (4,))
+        if config.text("version", "gemm").lower() != "gemm":
+            raise config.error("version", f"must be gemm, got {config.text('version')!r}")
+
+    def _weight(self, layer: str, num_features: int, in_features: int) -> torch.Tensor:
+        scales = self._checkpoint.stored(f"{layer}scales", (None, num_features)).float()
+        size = in_features // len(scales)
+        integers, zeros = (
+            self._integers(layer + name, (rows, num_features))
+            for name, rows in (("qweight", in_features), ("qzeros", len(scales)))
+        )
+        weight = (integers - zeros.repeat_interleave(size, 0)).float()
+        return (weight * scales.repeat_interleave(size, 0)).t()
+
+    def _integers(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        words = self._checkpoint.stored(name, (shape[0], shape[1] // 8), torch.int32)
+        stored = unpacked(words, 4).view(shape[0], -1, 8)
+        integers = torch.empty_like(stored)
+        integers[:, :, list(_AWQ_ORDER)] = stored
+        return integers.view(shape)
+
+
+class CompressedCheckpoint(QuantizedCheckpoint):
+    """compressed-tensors: scales [N, groups], [N, 1] or [1], and zeros like them or none.
+
+    Integers of 8 bits and float8 are stored in `weight`, those of 4 bits packed along K.
+    """
+
+    def __init__(self, checkpoint: SafetensorsCheckpoint, config: HfConfig) -> None:
+        super().__init__(checkpoint, config, "weight_scale")
+        self._format = config.text("format", "unnamed")
+        if self._format not in ("pack-quantized", "int-quantized", "float-quantized"):
+            raise config.error(
+                "format",
+                f"must be pack-quantized, int-quantized or float-quantized, got {self._format!r}",
+            )
+        groups = config.section("config_groups")
+        weights = [groups.section(name).section("weights") for name in groups.names()]
+        sizes = {_bits(each, "num_bits", (4, 8)) for each in weights}
+        if len(sizes) != 1:
+            raise config.error("config_groups", f"must have one number of bits, got {sizes}")
+        (self._bits,) = sizes
+
+    def _weight(self, layer: str, num_features: int, in_features: int) -> torch.Tensor:
+        shape = (num_features, in_features)
+        zeros = None
+        if self._format == "pack-quantized":
+            words = self._checkpoint.stored(
+                f"{layer}weight_packed", (num_features, None), torch.int32
+            )
+            middle = 2 ** (self._bits - 1)
+            values = unpacked(words, self._bits)[:, :in_features] - middle
+            if self._checkpoint.has(f"{layer}weight_zero_point"):
+                packed = self._checkpoint.stored(
+                    f"{layer}weight_zero_point", (None, None), torch.int32
+                )
+                zeros = unpacked(packed.t(), self._bits).t()[:num_features] - middle
+            self._checkpoint.require_shape(f"{layer}weight_packed", values, shape)
+        else:
+            dtype = torch.int8 if self._format == "int-quantized" else torch.float8_e4m3fn
+            values = self._checkpoint.stored(f"{layer}weight", shape, dtype)
+            if self._checkpoint.has(f"{layer}weight_zero_point"):
+                zeros = self._checkpoint.stored(f"{layer}weight_zero_point").int()
+        scales = self._checkpoint.stored(f"{layer}weight_scale").float()
+        scales = scales.reshape(-1, scales.shape[-1] if scales.ndim > 1 else 1)
+        index = torch.arange(in_features) // -(-in_features // scales.shape[1])
+        if self._checkpoint.has(f"{layer}weight_g_idx"):
+            index = self._checkpoint.stored(f"{layer}weight_g_idx", (in_features,)).long()
+        weight: torch.Tensor = values.float()
+        if zeros is not None:
+            weight -= zeros.reshape(scales.shape)[:, index]
+        return weight * scales[:, index]
+
+
+def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the unsigned integers of words [M, n] int32, lowest bits first: [M, n * 32 / bits]."""
+    shifts = torch.arange(0, _WORD_BITS, bits, dtype=torch.int32)
+    integers: torch.Tensor = (words.unsqueeze(-1) >> shifts) & (2**bits - 1)
+    return integers.flatten(1)
+
+
+_FORMATS: dict[str, Callable[[SafetensorsCheckpoint, HfConfig], TensorReader]] = {
+    "gptq": GptqCheckpoint,
+    "awq": AwqCheckpoint,
+    "compressed-tensors": CompressedCheckpoint,
+}
+
+
+def read_quantization(
+    checkpoint: SafetensorsCheckpoint, hf: HfConfig, *, is_native: bool
+) -> TensorReader:
+    """Return the reader of a checkpoint, whatever its weights are stored as.
+
+    Args:
+        checkpoint: the files.
+        hf: config.json.
+        is_native: whether the model has a family of ours.
+
+    Raises:
+        ModelLoadError: a format that is not served; names it.
+    """
+    if CONFIG_KEY not in hf:
+        return checkpoint
+    if not is_native:
+        raise hf.error(CONFIG_KEY, "quantized weights are not served for models of transformers")
+    config = hf.section(CONFIG_KEY)
+    method = config.text("quant_method", "unnamed")
+    if method not in _FORMATS:
+        raise hf.error(
+            CONFIG_KEY, f"quant_method must be one of {', '.join(_FORMATS)}, got {method!r}"
+        )
+    return _FORMATS[method](checkpoint, config)
+
+
+def _bits(config: HfConfig, key: str, served: tuple[int, ...]) -> int:
+    bits = config.integer(key)
+    if bits not in served:
+        raise config.error(key, f"must be {' or '.join(map(str, served))}, got {bits}")
+    return bits
