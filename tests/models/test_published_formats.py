@@ -256,3 +256,23 @@ def test_tensors_of_another_shape_are_refused(tmp_path: Path) -> None:
     save_file(tensors, stored / "model.safetensors")
     with pytest.raises(ModelLoadError, match=f"tensor {name} has shape"):
         load_runner(stored)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "change"),
+    [
+        ("gptq with desc_act", "g_idx", lambda each: each + 1),
+        ("compressed-tensors of 4 bits", "weight_scale", lambda each: each[:-1]),
+        ("compressed-tensors of 4 bits with zeros", "weight_zero_point", lambda each: each[:, 1:]),
+    ],
+)
+def test_scales_that_do_not_fit_are_refused(
+    name: str, tensor: str, change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    stored, _ = save_both(tmp_path, FORMATS[name])
+    tensors = load_file(stored / "model.safetensors")
+    key = next(each for each in tensors if each.endswith(tensor))
+    tensors[key] = change(tensors[key]).contiguous()
+    save_file(tensors, stored / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"proj.weight: scales .* do not fit a weight of"):
+        load_runner(stored)

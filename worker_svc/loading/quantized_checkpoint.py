@@ -9,9 +9,11 @@ AutoGPTQ and GPTQModel, AutoAWQ (its "gemm") and compressed-tensors write.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
+from quire.contract.errors import ModelLoadError
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.weights import SafetensorsCheckpoint, TensorReader
 
@@ -21,6 +23,48 @@ _WORD_BITS = 32
 _GPTQ_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 # AutoAWQ's order of the features in a word of eight, from the lowest bits.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """What a format holds of a weight.
+
+    Attributes:
+        values: [N, K], integers or float8.
+        scales: [N, groups] or [1, groups] float32.
+        zeros: as scales; None for 0.
+        group_of: [K], the group of each input feature; None for groups of equal length, in order.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+    group_of: torch.Tensor | None = None
+
+    def dequantised(self, name: str) -> torch.Tensor:
+        """Return [N, K] float32.
+
+        Raises:
+            ModelLoadError: shapes do not fit together; names the layer.
+        """
+        (num_features, in_features), (rows, groups) = self.values.shape, self.scales.shape
+        group_of = self.group_of
+        if group_of is None:
+            group_of = torch.arange(in_features) // max(1, in_features // max(1, groups))
+        weight: torch.Tensor = self.values.float()
+        if (
+            rows not in (1, num_features)
+            or not bool(((group_of >= 0) & (group_of < groups)).all())
+            or (self.zeros is not None and self.zeros.shape != self.scales.shape)
+        ):
+            raise ModelLoadError(
+                f"{name}: scales {list(self.scales.shape)} and zeros "
+                f"{None if self.zeros is None else list(self.zeros.shape)} do not fit a weight of "
+                f"{list(self.values.shape)}"
+            )
+        if self.zeros is not None:
+            weight = weight - self.zeros[:, group_of]
+        return weight * self.scales[:, group_of]
 
 
 class QuantizedCheckpoint(ABC):
@@ -57,8 +101,8 @@ class QuantizedCheckpoint(ABC):
         if not self._is_quantized(name):
             return self._checkpoint.read(name, shape, part)
         if self._last is None or self._last[0] != name:
-            weight = self._weight(name.removesuffix("weight"), shape[0], shape[1])
-            self._last = name, weight
+            layer = self._layer(name.removesuffix("weight"), shape[0], shape[1])
+            self._last = name, layer.dequantised(name)
         return self._last[1][tuple(slice(item.start, item.stop) for item in part) or ...]
 
     def _is_quantized(self, name: str) -> bool:
@@ -66,8 +110,8 @@ class QuantizedCheckpoint(ABC):
         return layer != name and self._checkpoint.has(layer + self._suffix)
 
     @abstractmethod
-    def _weight(self, layer: str, num_features: int, in_features: int) -> torch.Tensor:
-        """Return [num_features, in_features] float32; `layer` ends with a dot."""
+    def _layer(self, layer: str, num_features: int, in_features: int) -> StoredLayer:
+        """Return a layer whose values are [num_features, in_features]; its name ends with a dot."""
 
 
 class GptqCheckpoint(QuantizedCheckpoint):
@@ -84,18 +128,18 @@ class GptqCheckpoint(QuantizedCheckpoint):
             raise config.error("checkpoint_format", f"must be gptq or gptq_v2, got {form!r}")
         self._offset = _GPTQ_OFFSETS[form]
 
-    def _weight(self, layer: str, num_features: int, in_features: int) -> torch.Tensor:
+    def _layer(self, layer: str, num_features: int, in_features: int) -> StoredLayer:
         words = self._checkpoint.stored(f"{layer}qweight", (None, num_features), torch.int32)
         integers = unpacked(words.t(), self._bits)
         scales = self._checkpoint.stored(f"{layer}scales", (None, num_features)).float().t()
         num_groups = scales.shape[1]
         zeros = self._checkpoint.stored(f"{layer}qzeros", (num_groups, None), torch.int32)
         zeros = unpacked(zeros, self._bits).t() + self._offset
-        index = torch.arange(in_features) // -(-in_features // num_groups)
+        group_of = None
         if self._checkpoint.has(f"{layer}g_idx"):
-            index = self._checkpoint.stored(f"{layer}g_idx", (in_features,), torch.int32).long()
+            group_of = self._checkpoint.stored(f"{layer}g_idx", (in_features,), torch.int32).long()
         self._checkpoint.require_shape(f"{layer}qweight", integers, (num_features, in_features))
-        return (integers - zeros[:, index]).float() * scales[:, index]
+        return StoredLayer(integers, scales, zeros, group_of)
 
 
 class AwqCheckpoint(QuantizedCheckpoint):
@@ -107,15 +151,13 @@ class AwqCheckpoint(QuantizedCheckpoint):
         if config.text("version", "gemm").lower() != "gemm":
             raise config.error("version", f"must be gemm, got {config.text('version')!r}")
 
-    def _weight(self, layer: str, num_features: int, in_features: int) -> torch.Tensor:
+    def _layer(self, layer: str, num_features: int, in_features: int) -> StoredLayer:
         scales = self._checkpoint.stored(f"{layer}scales", (None, num_features)).float()
-        size = in_features // len(scales)
         integers, zeros = (
-            self._integers(layer + name, (rows, num_features))
+            self._integers(layer + name, (rows, num_features)).t()
             for name, rows in (("qweight", in_features), ("qzeros", len(scales)))
         )
-        weight = (integers - zeros.repeat_interleave(size, 0)).float()
-        return (weight * scales.repeat_interleave(size, 0)).t()
+        return StoredLayer(integers, scales.t(), zeros)
 
     def _integers(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         words = self._checkpoint.stored(name, (shape[0], shape[1] // 8), torch.int32)
@@ -146,7 +188,7 @@ class CompressedCheckpoint(QuantizedCheckpoint):
             raise config.error("config_groups", f"must have one number of bits, got {sizes}")
         (self._bits,) = sizes
 
-    def _weight(self, layer: str, num_features: int, in_features: int) -> torch.Tensor:
+    def _layer(self, layer: str, num_features: int, in_features: int) -> StoredLayer:
         shape = (num_features, in_features)
         zeros = None
         if self._format == "pack-quantized":
@@ -165,16 +207,17 @@ class CompressedCheckpoint(QuantizedCheckpoint):
             dtype = torch.int8 if self._format == "int-quantized" else torch.float8_e4m3fn
             values = self._checkpoint.stored(f"{layer}weight", shape, dtype)
             if self._checkpoint.has(f"{layer}weight_zero_point"):
-                zeros = self._checkpoint.stored(f"{layer}weight_zero_point").int()
-        scales = self._checkpoint.stored(f"{layer}weight_scale").float()
-        scales = scales.reshape(-1, scales.shape[-1] if scales.ndim > 1 else 1)
-        index = torch.arange(in_features) // -(-in_features // scales.shape[1])
+                zeros = _table(self._checkpoint.stored(f"{layer}weight_zero_point")).int()
+        scales = _table(self._checkpoint.stored(f"{layer}weight_scale")).float()
+        group_of = None
         if self._checkpoint.has(f"{layer}weight_g_idx"):
-            index = self._checkpoint.stored(f"{layer}weight_g_idx", (in_features,)).long()
-        weight: torch.Tensor = values.float()
-        if zeros is not None:
-            weight -= zeros.reshape(scales.shape)[:, index]
-        return weight * scales[:, index]
+            group_of = self._checkpoint.stored(f"{layer}weight_g_idx", (in_features,)).long()
+        return StoredLayer(values, scales, zeros, group_of)
+
+
+def _table(stored: torch.Tensor) -> torch.Tensor:
+    """Return [rows, groups] of that, of [rows], or of one for all."""
+    return stored if stored.ndim == 2 else stored.reshape(-1, 1)
 
 
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
