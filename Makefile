@@ -104,6 +104,9 @@ bench-kv: .venv/.dev ## KV cache: share that holds tokens, savings by sharing, c
 bench-tp: .venv/.dev ## One model on 1, 2 and 4 workers: memory, speed, and the same tokens on all
 	@$(BIN)/python -m bench.tensor_parallel
 
+bench-speculation: .venv/.dev ## One stream with and without drafts, on edits of this repository's files, prose and random tokens
+	@$(BIN)/python -m bench.speculation
+
 bench-simulator: .venv/.dev ## The simulator beside a real cluster under the same requests, and its error
 	@$(BIN)/python -m bench.simulator
 

@@ -15,6 +15,8 @@ FIRST_INTERVAL = 2
 LONGEST_INTERVAL = 64
 # Prompts tell little about steps of a few rows.
 _MOST_STEP_TOKENS = 256
+# A step that took longer than so many of its kind says more about the machine than about drafts.
+_OUTLIER = 2.0
 
 
 @dataclass(slots=True)
@@ -56,8 +58,8 @@ class Speculation:
         self._acceptance_of_all = 0.5
         self._interval = FIRST_INTERVAL
         self._steps_to_trial = 0
-        self._plain = StepTimes(least_spread_tokens=0.5)
-        self._drafting = StepTimes(least_spread_tokens=0.5)
+        self._plain = StepTimes(least_spread_tokens=0.5, half_life_steps=30)
+        self._drafting = StepTimes(least_spread_tokens=0.5, half_life_steps=30)
 
     @property
     def is_on(self) -> bool:
@@ -83,7 +85,7 @@ class Speculation:
         if slots and num_slots <= max_slots and self._pays(len(decoding), num_slots, num_expected):
             return slots
         self._steps_to_trial -= 1
-        if self._steps_to_trial > 0 or self._row_price(len(decoding)) >= 1:
+        if self._steps_to_trial > 0:
             return {}
         return dict.fromkeys(decoding[: max_slots // self._ladder[0]], self._ladder[0])
 
@@ -149,8 +151,11 @@ class Speculation:
             step_us: its time.
             has_slots: whether sequences had slots for drafts.
         """
+        times = self._drafting if has_slots else self._plain
         if num_tokens <= _MOST_STEP_TOKENS:
-            (self._drafting if has_slots else self._plain).observe_step(num_tokens, step_us)
+            if times.is_measured:
+                step_us = min(step_us, _OUTLIER * times.step_us(num_tokens))
+            times.observe_step(num_tokens, step_us)
 
 
 def _expected(acceptance: float, num_slots: int) -> float:

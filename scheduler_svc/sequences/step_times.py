@@ -2,10 +2,6 @@
 
 from dataclasses import dataclass
 
-# A step's weight in the averages halves every so many steps.
-_HALF_LIFE_STEPS = 200
-_DECAY = 0.5 ** (1 / _HALF_LIFE_STEPS)
-
 
 @dataclass(slots=True)
 class StepTimes:
@@ -13,9 +9,11 @@ class StepTimes:
 
     Attributes:
         least_spread_tokens: below this spread of step sizes, their slope is noise.
+        half_life_steps: a step's weight in the averages halves every so many steps.
     """
 
     least_spread_tokens: float = 4.0
+    half_life_steps: float = 200.0
     _weight: float = 0.0
     _mean_tokens: float = 0.0
     _mean_us: float = 0.0
@@ -24,7 +22,7 @@ class StepTimes:
 
     def observe_step(self, num_tokens: int, step_us: float) -> None:
         """Record the time of a step."""
-        self._weight = self._weight * _DECAY + 1
+        self._weight = self._weight * 0.5 ** (1 / self.half_life_steps) + 1
         share = 1 / self._weight
         tokens_off, us_off = num_tokens - self._mean_tokens, step_us - self._mean_us
         self._mean_tokens += share * tokens_off
