@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -60,4 +61,27 @@ def setup(engine: str) -> None:
         run(*pip, "install", "--progress-bar", "off", *recipe["packages"])
         if "removed" in recipe:
             run(*pip, "uninstall", "--yes", *recipe["removed"])
+        if "source" in recipe:
+            source = home / "source"
+            run(
+                *(*pip, "download", "--no-deps", "--no-binary", "llama-cpp-python"),
+                *("--dest", source, recipe["source"]),
+            )
+            with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
+                archive.extractall(source, filter="data")
+            build_llama_server(run, home, next(source.glob("*/vendor/llama.cpp")))
     (home / "installed.json").write_text(json.dumps(recipe))
+
+
+def build_llama_server(run: Any, home: Path, source: Path) -> None:
+    """Build llama-server for this processor, without its web page, which would be fetched."""
+    cmake = home / "bin" / "cmake"
+    build = home / "llama"
+    run(
+        *(cmake, "-S", source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"),
+        f"-DCMAKE_MAKE_PROGRAM={home / 'bin' / 'ninja'}",
+        *("-DBUILD_SHARED_LIBS=OFF", "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_TESTS=OFF"),
+        *("-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_OPENSSL=OFF"),
+        *("-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF"),
+    )
+    run(cmake, "--build", build, "--target", "llama-server")
