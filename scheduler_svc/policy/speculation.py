@@ -13,6 +13,8 @@ LEAST_ACCEPTANCE = 0.1
 # Steps between two trials while nothing is accepted; doubled with each that fails.
 FIRST_INTERVAL = 2
 LONGEST_INTERVAL = 64
+# So that the rows of a trial cost little where a batch is large; others have their turn.
+SEQUENCES_OF_TRIAL = 16
 # Prompts tell little about steps of a few rows.
 _MOST_STEP_TOKENS = 256
 # A step that took longer than so many of its kind says more about the machine than about drafts.
@@ -58,6 +60,7 @@ class Speculation:
         self._acceptance_of_all = 0.5
         self._interval = FIRST_INTERVAL
         self._steps_to_trial = 0
+        self._first_of_trial = 0
         self._plain = StepTimes(least_spread_tokens=0.5, half_life_steps=30)
         self._drafting = StepTimes(least_spread_tokens=0.5, half_life_steps=30)
 
@@ -87,7 +90,11 @@ class Speculation:
         self._steps_to_trial -= 1
         if self._steps_to_trial > 0:
             return {}
-        return dict.fromkeys(decoding[: max_slots // self._ladder[0]], self._ladder[0])
+        num_tried = min(SEQUENCES_OF_TRIAL, max_slots // self._ladder[0])
+        self._first_of_trial += num_tried
+        first = self._first_of_trial % max(1, len(decoding))
+        tried = [*decoding[first:], *decoding[:first]][:num_tried]
+        return dict.fromkeys(tried, self._ladder[0])
 
     def _promising(self, sequence_ids: list[int]) -> tuple[dict[int, int], float]:
         """Return the best number of slots of each sequence that should have any.

@@ -75,6 +75,27 @@ def test_what_fails_is_tried_again_ever_more_seldom() -> None:
     assert steps_to_trial(policy) == FIRST_INTERVAL
 
 
+@pytest.mark.parametrize("num_drafted", [0, 2])
+@pytest.mark.parametrize("num_sequences", [1, 8, 64])
+@pytest.mark.parametrize("slower", [1.05, 1.6, 2.0])
+def test_trying_costs_at_most_three_percent_where_nothing_repeats(
+    slower: float, num_sequences: int, num_drafted: int
+) -> None:
+    """Also where steps that are not sent ahead take twice as long, and drafts are all wrong."""
+    policy, spent_us, num_steps = Speculation(8), 0.0, 3000
+    plain_us = 1000.0 + 10 * num_sequences
+    for step in range(num_steps):
+        first = step // 300 * num_sequences  # requests of 300 tokens
+        plan = policy.plan(range(first, first + num_sequences), ROOM)
+        num_rows = len(plan) * num_drafted
+        step_us = slower * plain_us + 10 * num_rows if plan else plain_us
+        policy.observe_step(num_sequences + num_rows, step_us, has_slots=bool(plan))
+        if plan:
+            policy.observe_drafts([(each, num_drafted, 0) for each in plan])
+        spent_us += step_us
+    assert num_steps * plain_us / spent_us > 0.97
+
+
 def steps_to_trial(policy: Speculation) -> int:
     """How many plans it takes until one has slots."""
     return next(index for index in range(1, 1000) if policy.plan([1], ROOM))
