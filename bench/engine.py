@@ -68,6 +68,7 @@ class Engine:
         device: of the worker; None for the CPU.
         spec: what to load and how, beside the model; None for all as it is.
         enforce_eager: whether a GPU is to do without graphs.
+        max_draft_tokens: most tokens drafted for a sequence in a step.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Engine:
         device: Device | None = None,
         spec: LoadSpec | None = None,
         enforce_eager: bool = False,
+        max_draft_tokens: int = 0,
     ) -> None:
         self._max_steps_in_flight = max_steps_in_flight
         loaded = load_model(spec or LoadSpec(str(model)), "bench", ParallelGroup(), device)
@@ -107,6 +109,7 @@ class Engine:
             eos_token_ids=loaded.info.eos_token_ids,
             enable_prefix_caching=False,
             preemption_mode=mode,
+            max_draft_tokens=max_draft_tokens,
         )
         self.scheduler.preemption_costs.block_us = cache.measure_block_us()
 

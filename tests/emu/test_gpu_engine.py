@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from bench.engine import Engine
@@ -56,6 +58,39 @@ def test_preemption(gpu: CudaDevice, model: Path, mode: PreemptionMode) -> None:
     assert engine.scheduler.counters.preemptions > 0
     moved = engine.scheduler.counters.swapped_out_blocks
     assert moved > 0 if mode is PreemptionMode.SWAP else moved == 0
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled", "forks"])
+@pytest.mark.parametrize("num_blocks", [ROOMY, TIGHT])
+def test_drafts_half_of_them_right(
+    gpu: CudaDevice, model: Path, num_blocks: int, name: str
+) -> None:
+    expected, _ = outputs(model, PARAMS[name])
+    texts = [[*PROMPTS[group_id - 1], *output] for (group_id, _), output in expected.items()]
+
+    def draft(token_ids: npt.NDArray[np.int32], num_slots: int) -> npt.NDArray[np.int32]:
+        known = token_ids.tolist()
+        text = next(each for each in texts if each[: len(known)] == known)
+        found = np.array(text[len(known) :][:num_slots], np.int32)
+        found[1 + len(known) % 2 :] += 1  # wrong from the second or third on
+        return found % 100
+
+    engine = Engine(
+        model,
+        spec=LoadSpec(str(model), LoadOptions(dtype="float32", invariant=True)),
+        max_num_seqs=8,
+        num_blocks=num_blocks,
+        device=gpu,
+        max_steps_in_flight=2,
+        max_draft_tokens=4,
+    )
+    engine.runner.mirror.drafter = draft
+    engine.scheduler.speculation.plan = lambda ids, _: (  # type: ignore[method-assign]
+        dict.fromkeys(ids, 4) if len(ids) % 2 == 0 else {}
+    )
+    assert engine.run(PROMPTS, PARAMS[name]).outputs == expected
+    drafts = engine.scheduler.speculation.counters
+    assert 0 < drafts.accepted_tokens < drafts.draft_tokens
 
 
 def test_the_benchmark(gpu: CudaDevice, tmp_path: Path) -> None:
