@@ -172,8 +172,9 @@ async def test_cells_of_other_ids_that_come_and_go_prolong_no_wait(tmp_path: Pat
                     await asyncio.sleep(0.01)
 
         cells.fakes[1].refuse_next(DRAINING)
-        task = asyncio.create_task(cells.client.generate(PROMPTS[0], PARAMS))
-        await cells.fakes[0].until(lambda: cells.fakes[0].num_running() == 1)
+        stream = cells.client.stream(PROMPTS[0], PARAMS)
+        # Queued at the first cell, as the router knows: bound to its id.
+        task = asyncio.create_task(read(await anext(stream), stream))
         await cells.kill(0)
         flapping = asyncio.create_task(flap())
         try:

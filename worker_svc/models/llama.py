@@ -195,6 +195,13 @@ def _layer(
 ) -> DecoderLayer:
     size, eps = config.hidden_size, config.norm_eps
     attn = weights.scope("self_attn")
+    qkv = QKVParallelLinear(
+        attn,
+        size,
+        heads,
+        ("qkv_proj",) if config.has_fused_qkv else ("q_proj", "k_proj", "v_proj"),
+        bias=config.qkv_bias,
+    )
     width = heads.total_heads * heads.head_dim
     out: TensorFunction = RowParallelLinear(
         attn, "o_proj", width, size, heads.parallel, bias=config.output_bias
@@ -209,13 +216,7 @@ def _layer(
         mlp = chain(mlp, scaled_by(config.residual_multiplier))
     scale = config.attention_multiplier
     attention = SelfAttention(
-        QKVParallelLinear(
-            attn,
-            size,
-            heads,
-            ("qkv_proj",) if config.has_fused_qkv else ("q_proj", "k_proj", "v_proj"),
-            bias=config.qkv_bias,
-        ),
+        qkv,
         PagedAttention(
             layer_index,
             heads.head_dim**-0.5 if scale is None else scale,
