@@ -22,8 +22,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from launch.cluster.supervisor import embedded_model
-from tests.factories import VARIANTS
 from tests.models.driver import Driver, load_runner
+from tests.variants import VARIANTS
 from worker_svc.loading.numerics_id import ARITHMETIC_VERSION
 
 FILE = Path(__file__).with_name("digests.json")

@@ -10,7 +10,6 @@ from transformers.models.mpt.modeling_mpt import MptModel, build_mpt_alibi_tenso
 from tests.factories import (
     CONFIGS,
     FALLBACKS,
-    VARIANTS,
     VOCAB_SIZE,
     llama_config,
     mpt_config,
@@ -18,6 +17,7 @@ from tests.factories import (
     rope,
 )
 from tests.models.driver import Driver, load_runner
+from tests.variants import VARIANTS
 
 NUM_TOKENS = 24
 

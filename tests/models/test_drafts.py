@@ -11,9 +11,10 @@ import pytest
 
 from quire.contract.outputs import TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
-from tests.factories import CONFIGS, EOS_TOKEN_ID, VARIANTS, VOCAB_SIZE, llama_config, save_model
+from tests.factories import CONFIGS, EOS_TOKEN_ID, VOCAB_SIZE, llama_config, save_model
 from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
+from tests.variants import VARIANTS
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps.runner import ModelRunner
 

@@ -9,9 +9,10 @@ import torch
 
 from quire.contract.errors import ModelLoadError
 from quire.contract.workers import LoadSpec
-from tests.factories import CONFIGS, VARIANTS, llama_config, save_model
+from tests.factories import CONFIGS, llama_config, save_model
 from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
+from tests.variants import VARIANTS
 from worker_svc.cache import profile
 from worker_svc.cache.engine import allocate_caches
 from worker_svc.loading.loader import load_model

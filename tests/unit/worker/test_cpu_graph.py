@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.factories import VARIANTS, save_model
+from tests.factories import save_model
 from tests.models.driver import Driver, load_runner
+from tests.variants import VARIANTS
 from worker_svc import ops
 from worker_svc.device.cpu_graph import CpuGraph, GraphMemory, record
 from worker_svc.steps.inputs import CpuInputs
