@@ -99,7 +99,8 @@ class StepResult:
         sequence_ids: sequences that got a token, in batch order; parallel to `token_ids`. One whose
             drafts were right got several, one after the other.
         token_ids: the tokens.
-        failed_sequence_ids: sequences whose logits were not finite; they got no token.
+        failed_sequence_ids: sequences whose logits were not finite; they got no token, or
+            only those before the row that was not.
         logprobs: parallel to `token_ids` if any of the sequences asked for them, else empty.
         prompt_logprobs: (sequence, what was computed of its prompt) of those that asked for it.
         num_draft_tokens: tokens drafted for each sequence that had slots for them, in batch order.

@@ -8,7 +8,7 @@ from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.queues import Queues
 from scheduler_svc.policy.speculation import Speculation
 from scheduler_svc.policy.step_builder import StepBuilder
-from scheduler_svc.sequences.sequence import Sequence, SequenceGroup
+from scheduler_svc.sequences.sequence import Sequence, SequenceGroup, SequenceStatus
 
 
 class DraftSlots:
@@ -37,20 +37,39 @@ class DraftSlots:
         self._max_num_batched_tokens = max_num_batched_tokens
         self.speculation = Speculation(max_draft_tokens)
         self.in_flight: dict[int, int] = {}
+        self._num_reserved = 0
 
     def plan(self) -> dict[int, int]:
         """Return the slots that sequences should have in the next step."""
         if not self.speculation.is_on:
             return {}
-        return self.speculation.plan(
+        planned = self.speculation.plan(
             [
                 sequence_id
                 for group in self._queues.running
                 if group.beam_search is None
                 for sequence_id in group.sequences
             ],
-            self._max_num_batched_tokens - self._queues.num_running_seqs,
+            max(0, self._max_num_batched_tokens - self._queues.num_running_seqs),
         )
+        if planned:
+            self._num_reserved = self._num_blocks_to_come()
+        return planned
+
+    def _num_blocks_to_come(self) -> int:
+        """Return the most blocks that running groups can need in this step and the next.
+
+        Each sequence may be copied a block that it shares, and one that is yet to be forked may
+        need a table of its own.
+        """
+        num_blocks = 0
+        for group in self._queues.running:
+            for sequence in group.sequences.values():
+                end = len(sequence.token_ids) + sequence.num_pending_tokens + 1
+                num_blocks += self._blocks.num_blocks_for(end) + 1
+                if sequence.status is SequenceStatus.RUNNING:
+                    num_blocks -= len(self._blocks.block_table(sequence.sequence_id))
+        return num_blocks
 
     def num_slots(
         self, group: SequenceGroup, sequence: Sequence, end: int, step: StepBuilder
@@ -75,8 +94,8 @@ class DraftSlots:
         )
         num_blocks = self._blocks.num_blocks_for(end + num_slots)
         num_more = num_blocks - len(self._blocks.block_table(sequence.sequence_id))
-        # No group is preempted for a draft: each that runs may need a block, and a copy of one.
-        num_spare = self._blocks.num_free_blocks - 2 * self._queues.num_running_seqs
+        # No group is preempted for a draft.
+        num_spare = self._blocks.num_free_blocks - self._num_reserved
         return num_slots if num_more <= max(0, num_spare) else 0
 
     def observe(self, result: StepResult, running: Container[int]) -> None:

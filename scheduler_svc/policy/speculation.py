@@ -82,6 +82,8 @@ class Speculation:
             sequence_ids: those that decode.
             max_slots: the most of all together.
         """
+        if not self._plain.is_measured:
+            return {}
         decoding = list(sequence_ids)
         slots, num_expected = self._promising(decoding)
         num_slots = sum(slots.values())
@@ -159,7 +161,7 @@ class Speculation:
             has_slots: whether sequences had slots for drafts.
         """
         times = self._drafting if has_slots else self._plain
-        if num_tokens <= _MOST_STEP_TOKENS:
+        if has_slots or num_tokens <= _MOST_STEP_TOKENS:
             if times.is_measured:
                 step_us = min(step_us, _OUTLIER * times.step_us(num_tokens))
             times.observe_step(num_tokens, step_us)

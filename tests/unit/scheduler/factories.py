@@ -99,6 +99,8 @@ class Cell:
             preemption_mode=preemption_mode,
             max_draft_tokens=max_draft_tokens,
         )
+        # Without it, none are tried.
+        self.scheduler.speculation.observe_step(1, 100.0, has_slots=False)
         self.model = FakeModel(block_size, num_blocks, vocab_size, num_host_blocks)
         self.outputs: dict[tuple[int, int], list[int]] = {}
         self.ends: dict[tuple[int, int], FinishReason] = {}

@@ -177,6 +177,53 @@ def test_no_group_is_preempted_for_a_draft() -> None:
         assert cell.tokens[group_id] == reference(make_prompt(7, first), max_tokens=9)
 
 
+@pytest.mark.parametrize("length", [12, 14])
+def test_forks_that_are_computed_again_get_their_blocks(length: int) -> None:
+    """As after a crash: the second sequence of a group needs a table of its own."""
+    prompts = make_prompt(length, 1), make_prompt(4, 2)
+    answers = [reference(prompt, max_tokens=34) for prompt in prompts]
+    preemptions = []
+    for max_draft_tokens in (0, 8):
+        cell = Cell(num_blocks=20, max_draft_tokens=max_draft_tokens)
+        single = cell.add(prompts[0], make_params(max_tokens=34))
+        outputs = dict.fromkeys((0, 1), answers[1][:27])
+        double = cell.add(prompts[1], make_params(n=2, max_tokens=34), outputs=outputs)
+        cell.step()
+        cell.step()
+        preemptions.append(cell.scheduler.counters.preemptions)
+        cell.run()
+        assert cell.tokens[single] == answers[0]
+        assert answers[1][:27] + cell.tokens[double] == answers[1]
+    assert preemptions[0] == preemptions[1]
+
+
+def test_none_before_a_step_without_slots_was_measured() -> None:
+    policy = Speculation(8)
+    assert policy.plan([1], ROOM) == {}
+    policy.observe_step(1, 100.0, has_slots=False)
+    assert policy.plan([1], ROOM) == {1: 2}
+
+
+def test_large_steps_with_drafts_count() -> None:
+    policy = speculation(row_us=0.1)
+    learn(policy, 1, 8, 8)
+    sequence_ids = list(range(1, 65))
+    assert policy.plan(sequence_ids, ROOM), "rows seem to cost nothing"
+    for _ in range(60):
+        policy.observe_step(64, 200.0, has_slots=False)
+        policy.observe_step(576, 20_000.0, has_slots=True)
+    assert policy.plan(sequence_ids, ROOM) == {}
+
+
+def test_no_more_sequences_than_tokens_of_a_step() -> None:
+    cell = Cell(max_num_seqs=16, max_num_batched_tokens=8, num_blocks=200, max_draft_tokens=8)
+    prompts = [make_prompt(3, first) for first in range(1, 13)]
+    groups = [cell.add(prompt, make_params(max_tokens=12)) for prompt in prompts]
+    cell.run()
+    for prompt, group_id in zip(prompts, groups, strict=True):
+        assert cell.tokens[group_id] == reference(prompt, max_tokens=12)
+
+
 @pytest.mark.parametrize("is_aborted", [False, True])
 def test_workers_or_requests_lost_with_drafts_in_flight(is_aborted: bool) -> None:
     cell = Cell(max_draft_tokens=4, max_steps_in_flight=2)
