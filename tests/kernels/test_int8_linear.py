@@ -45,6 +45,17 @@ def test_bits_of_the_definition_where_it_flushes(cpu_isa: str, dtype: torch.dtyp
     assert_same_bits(multiply(x, weight, bias * 2.0**-125, 4), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_denormals_of_few_and_many_rows(cpu_isa: str, dtype: torch.dtype) -> None:
+    """A denormal element is zero in a row of a scale that is just normal."""
+    x = torch.full((17, 64), 0.9 * 2.0**-126).to(dtype)
+    x[:, 0] = 140 * 2.0**-126
+    weight = torch.full((32, 64), 2.0**60).to(dtype)
+    expected = int8_dense(x, weight, None, 1)
+    for count in (1, 15, 16, 17):
+        assert_same_bits(multiply(x[:count], weight), expected[:count])
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_longest_part_fits_into_int32(cpu_isa: str, sign: float) -> None:
     x, weight = torch.full((2, LONGEST_PART), sign), torch.ones(3, LONGEST_PART)

@@ -91,6 +91,7 @@ class LinearCall {
   void run() {
     constexpr int64_t kRowsOfTask = 16;
     if (p_.num_rows < kRowsOfTask) {
+      const FlushDenormals environment;
       for (int64_t row = 0; row < p_.num_rows; ++row) pack_row(row);
     } else {
       parallel_for(pool_, (p_.num_rows + kRowsOfTask - 1) / kRowsOfTask, [&](int64_t i, int) {
