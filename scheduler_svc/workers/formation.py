@@ -107,7 +107,10 @@ class Formation:
                 checkpoint_digest=digest,
                 is_invariant=self._is_invariant,
             )
-        elif (loaded, digest) != (self._loaded_model, self._formed.checkpoint_digest):
+        elif (
+            _without_text(loaded) != _without_text(self._loaded_model)
+            or digest != self._formed.checkpoint_digest
+        ):
             raise ModelLoadError(f"model {self._config.model} changed while it was served")
         else:
             # Not profiled again: a survivor's cache would count as used memory, and routers
@@ -203,7 +206,8 @@ class Formation:
 
         first, *others = await on_all(self.workers, load)
         for worker, response in zip(self.workers[1:], others, strict=True):
-            if response != first:
+            is_same = _without_text(response.model) == _without_text(first.model)
+            if not is_same or response.checkpoint_digest != first.checkpoint_digest:
                 raise ModelLoadError(
                     f"workers {self.workers[0].address} and {worker.address} have different models "
                     f"at {config.model}: all ranks must be given the same directory"
@@ -236,3 +240,8 @@ class Formation:
             )
         log.warning("max_model_len_clamped", model=model.max_model_len, cache=num_slots)
         return replace(model, max_model_len=num_slots)
+
+
+def _without_text(model: ModelInfo | None) -> ModelInfo | None:
+    """Return what ranks must agree on: files of the tokenizer are the routers' affair."""
+    return None if model is None else replace(model, text_id="")

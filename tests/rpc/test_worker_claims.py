@@ -31,6 +31,16 @@ async def test_ranks_that_hold_other_models_are_refused(other: dict[str, object]
     assert first.num_steps == second.num_steps == 0
 
 
+async def test_ranks_may_hold_other_tokenizers() -> None:
+    other = replace(FAKE_MODEL, text_id="of another tokenizer")
+    async with (
+        FakeWorker() as first,
+        FakeWorker(model=other) as second,
+        running_scheduler(first.address, second.address, wait=False) as (scheduler, _),
+    ):
+        await asyncio.wait_for(scheduler.wait_until_serving(), 20)
+
+
 async def test_a_worker_that_another_scheduler_drives_is_left_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
