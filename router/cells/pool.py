@@ -263,11 +263,15 @@ class CellPool:
         self._wait(stream, limit_s, self._give_up, stream, limit_s)
 
     def _others(self, stream: RequestStream) -> set[CellSession]:
-        """Return the cells that might continue a stream with other tokens."""
+        """Return the cells that might continue a stream with other tokens, or end it sooner."""
         return {
             cell
             for cell in self._cells.values()
-            if cell.model is not None and cell.model.numerics_id != stream.numerics_id
+            if cell.model is not None
+            and (
+                cell.model.numerics_id != stream.numerics_id
+                or cell.model.max_model_len < stream.max_model_len
+            )
         }
 
     def _reason(self, stream: RequestStream) -> SubmissionReason:
@@ -364,6 +368,7 @@ def _unavailable(waited_s: float) -> UnavailableError:
 def _numerics_lost(stream: RequestStream, waited_s: float) -> NumericsLostError:
     return NumericsLostError(
         f"numerics_id: must be {stream.numerics_id or 'absent'} to continue this stream with the "
-        f"same tokens, but no such cell is left that serves {stream.request.model.name} (waited "
-        f"{waited_s:g} s); the request may be sent again"
+        f"same tokens, but no such cell with a max_model_len of {stream.max_model_len} or more is "
+        f"left that serves {stream.request.model.name} (waited {waited_s:g} s); the request may be "
+        "sent again"
     )

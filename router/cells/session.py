@@ -210,7 +210,9 @@ class CellSession:
                 if number in self._streams:
                     self._choice.queued(self._assignments[number])
                     assert self.model is not None, "connected"
-                    self._streams[number].mark_queued(seed, self.model.numerics_id)
+                    self._streams[number].mark_queued(
+                        seed, self.model.numerics_id, self.model.max_model_len
+                    )
             case Refused():
                 self._refuse(event)
             case CellState():

@@ -62,6 +62,7 @@ class RequestStream:
         self.sampling_params: SamplingParams = request.sampling_params
         self.was_queued = False
         self.numerics_id = ""
+        self.max_model_len = 0
         self.ended = False
         self._make_detokenizer = make_detokenizer
         params = request.sampling_params
@@ -134,15 +135,17 @@ class RequestStream:
             include_time_breakdown=self.request.include_time_breakdown,
         )
 
-    def mark_queued(self, seed: int, numerics_id: str = "") -> None:
+    def mark_queued(self, seed: int, numerics_id: str = "", max_model_len: int = 0) -> None:
         """The scheduler took the request; seed and numerics id it keeps, wherever it continues.
+
+        It continues where sequences may be as long as there.
 
         Mutates: nothing when it was queued before, by a scheduler that was lost.
         """
         if self.was_queued:
             return
         self.was_queued = True
-        self.numerics_id = numerics_id
+        self.numerics_id, self.max_model_len = numerics_id, max_model_len
         self.sampling_params = dataclasses.replace(self.sampling_params, seed=seed)
         self._start(seed)
         self._log.info(

@@ -28,10 +28,12 @@ def token(prompt: list[int], numerics: str, position: int) -> int:
     return 100 * len(numerics) + 300 * (numerics == "b") + prompt[0] + position
 
 
-def fake_cell(numerics: str) -> FakeScheduler:
+def fake_cell(described: str) -> FakeScheduler:
+    """A cell of a numerics id, or of one and a limit on the length of sequences: "a, 64"."""
+    numerics, _, length = described.partition(", ")
     return FakeScheduler(
         lambda prompt, seed, position: token(list(prompt), numerics, position),
-        replace(MODEL, numerics_id=numerics),
+        replace(MODEL, numerics_id=numerics, max_model_len=int(length or MODEL.max_model_len)),
     )
 
 
@@ -132,11 +134,26 @@ async def test_no_stream_continues_on_a_cell_of_another_id(
         assert isinstance(error, NumericsLostError)
         assert isinstance(error, UnavailableError)
         assert f"numerics_id: must be {lost or 'absent'} to continue" in error.message
-        assert "no such cell is left that serves fake (waited 1 s)" in error.message
+        assert "is left that serves fake (waited 1 s)" in error.message
     for prompt, result in zip([*PROMPTS, PROMPTS[0]], [*results, again], strict=True):
         if isinstance(result, Completion):
             assert result.numerics_id == left
             check(prompt, result)
+
+
+async def test_a_stream_continues_where_it_may_become_as_long(tmp_path: Path) -> None:
+    async with cells_of(tmp_path, "a", "a, 64", "a") as cells:
+        victim, short, _ = cells.fakes
+        tasks = await spread(cells)
+        num_short = len(short.submitted)
+        assert victim.submitted
+        await cells.kill(0)
+        for fake in cells.fakes[1:]:
+            await fake.release()
+        completions = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        assert len(short.submitted) == num_short
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        check(prompt, completion)
 
 
 @pytest.mark.parametrize("comes_back_as", ["a", "b"])
