@@ -33,7 +33,11 @@ NUM_TOKENS = 8
 EMBEDDED = "the embedded model"
 # Models whose layers are quantised as they are loaded.
 QUANTIZED = {
-    f"{name}, {method}": (name, method) for name in (EMBEDDED, "mixtral") for method in ("w8a8",)
+    f"{name}, {method}": (name, method)
+    for name, method in (
+        *((EMBEDDED, method) for method in ("w8a8", "w8", "w4")),
+        ("mixtral", "w8a8"),
+    )
 }
 NAMES = (EMBEDDED, *VARIANTS, *QUANTIZED)
 VERSION = "arithmetic_version"
