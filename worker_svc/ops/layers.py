@@ -177,8 +177,8 @@ def int8_linear(
 ) -> None:
     """Multiply rows by packed weights of int8, x @ weight.T + bias, on the CPU, rows in int8, too.
 
-    docs/numerics.md ("Dense layers in int8") has the scale of a row and the roundings: the same
-    as `packed_linear`'s rows need, whatever the company, the threads, the ranks and the machine.
+    docs/numerics.md ("Dense layers in int8") has the scale of a row and the roundings. A
+    row's bits depend on the row, the weights and num_parts alone.
 
     Args:
         out: [M, N], of the dtype of x or float32; must not overlap the others.
