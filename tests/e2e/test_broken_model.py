@@ -60,7 +60,7 @@ def missing_shard(directory: Path) -> None:
 
 
 def quantized(directory: Path) -> None:
-    edit_config(directory, quantization_config={"quant_method": "awq", "bits": 4})
+    edit_config(directory, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
 
 
 ALWAYS: list[tuple[Callable[[Path], None], tuple[str, ...]]] = [
@@ -74,7 +74,7 @@ DEEP: list[tuple[Callable[[Path], None], tuple[str, ...]]] = [
     (pickle_only, ("pytorch_model.bin", "safetensors")),
     (no_weights, ("safetensors",)),
     (missing_shard, ("model-00002-of-00002.safetensors",)),
-    (quantized, ("awq",)),
+    (quantized, ("bitsandbytes",)),
 ]
 
 
