@@ -60,7 +60,9 @@ def missing_shard(directory: Path) -> None:
 
 
 def quantized(directory: Path) -> None:
-    edit_config(directory, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    edit_config(
+        directory, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
+    )
 
 
 ALWAYS: list[tuple[Callable[[Path], None], tuple[str, ...]]] = [
