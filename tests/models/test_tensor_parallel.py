@@ -36,10 +36,10 @@ NAMES = (*CONFIGS, *VARIANTS_TOO)
 
 
 def generate(
-    directory: Path, parallel: ParallelGroup, *, dtype: str
+    directory: Path, parallel: ParallelGroup, *, dtype: str, quantization: str = "none"
 ) -> tuple[list[list[int]], torch.Tensor]:
     """Return the tokens of the prompts, and the logits of the first one's last step."""
-    runner = load_runner(directory, parallel=parallel, dtype=dtype)
+    runner = load_runner(directory, parallel=parallel, dtype=dtype, quantization=quantization)
     driver = Driver(runner)
     return driver.generate(PROMPTS, NUM_TOKENS), driver.logits[0]
 
@@ -60,6 +60,21 @@ def test_logits_have_the_same_bits_on_1_2_and_4_ranks(
         for rank_tokens, rank_logits in run_ranks(size, run):
             assert rank_tokens == tokens
             assert torch.equal(rank_logits, logits)
+
+
+@pytest.mark.parametrize("quantization", ["none", "w8a8", "w4"])
+def test_logits_have_the_same_bits_on_8_ranks(quantization: str, tmp_path: Path) -> None:
+    """The largest number there is: each rank has one head and one part of K."""
+    sizes = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
+    save_model(tmp_path, llama_config(intermediate_size=512, **sizes))
+
+    def run(parallel: ParallelGroup) -> tuple[list[list[int]], torch.Tensor]:
+        return generate(tmp_path, parallel, dtype="bfloat16", quantization=quantization)
+
+    tokens, logits = run(ParallelGroup())
+    for rank_tokens, rank_logits in run_ranks(8, run):
+        assert rank_tokens == tokens
+        assert torch.equal(rank_logits, logits)
 
 
 def test_each_rank_holds_its_share_of_the_weights(tmp_path: Path) -> None:
