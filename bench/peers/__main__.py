@@ -44,6 +44,8 @@ def measure(arguments: argparse.Namespace) -> int:
     # Engines get the same cores, however many threads they start beside those that compute.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
     results = run_rounds(plan, lambda line: print(line, flush=True))
+    if arguments.add and arguments.output.exists():
+        results = record.merged(record.load(arguments.output), results)
     record.save(results, arguments.output)
     for line in record.lines(results):
         print(line)
@@ -70,6 +72,9 @@ def main() -> int:
     run_parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     run_parser.add_argument("--quick", action="store_true", help="fewer, shorter requests")
     run_parser.add_argument("--output", type=Path, default=RESULTS)
+    run_parser.add_argument(
+        "--add", action="store_true", help="keep what --output has of what is not measured now"
+    )
     report_parser = commands.add_parser("report", help="write docs/benchmarks.md and its picture")
     report_parser.add_argument("results", nargs="?", type=Path, default=RESULTS)
     arguments = parser.parse_args()

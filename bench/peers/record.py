@@ -103,6 +103,24 @@ def load(path: Path) -> Results:
     )
 
 
+def merged(earlier: Results, later: Results) -> Results:
+    """Return what was measured in either run; what both have, as the later one has it.
+
+    Raises:
+        ValueError: they are of different machines or kinds.
+    """
+    kinds = [(run.processor, run.num_threads, run.quick) for run in (earlier, later)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"processor, threads, quick: must be {kinds[0]}, got {kinds[1]}")
+    missing = {key: why for key, why in earlier.missing.items() if key not in later.rows}
+    return Results(
+        *kinds[0],
+        earlier.versions | later.versions,
+        earlier.rows | later.rows,
+        missing | later.missing,
+    )
+
+
 def _key(entry: dict[str, str]) -> Key:
     return Key(entry["engine"], entry["shape"], entry["dtype"], entry["workload"])
 

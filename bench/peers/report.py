@@ -49,6 +49,32 @@ _COLUMNS: dict[str, tuple[tuple[str, Callable[[Figures], str]], ...]] = {
     "long": _ALONE,
 }
 
+# What counts in each workload.
+_PANELS: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
+    ("single", "single stream: ms a token", lambda figures: 1e3 * figures.tpot_p50),
+    ("mix", "mix of 64: output tokens/s", lambda figures: figures.tokens_per_s),
+    ("prefix", "shared prefix: output tokens/s", lambda figures: figures.tokens_per_s),
+    ("poisson", "arrivals: good answers/s", lambda figures: figures.goodput),
+    ("long", "long context: s to the first token", lambda figures: figures.ttft_p50),
+)
+_IN_SECONDS = {"single", "long"}
+
+
+def beside_best(results: Results, shape: str, dtype: str, workload: str) -> str:
+    """Return our speed over the best peer's and the peer's name, "" where either is missing."""
+    value = next(value for name, _, value in _PANELS if name == workload)
+    speeds = {
+        key.engine: value(medians(row.figures for row in rows))
+        ** (-1 if workload in _IN_SECONDS else 1)
+        for key, rows in results.rows.items()
+        if (key.shape, key.dtype, key.workload) == (shape, dtype, workload)
+    }
+    ours = speeds.pop(OURS, None)
+    if ours is None or not speeds:
+        return ""
+    best = max(speeds, key=lambda name: speeds[name])
+    return f"{ours / speeds[best]:.2f} ({best})" if speeds[best] else ""
+
 
 def roof_share(rows: list[Row]) -> float:
     """Return the median over rounds of the roof's time over an engine's; 0 if there is no roof."""
@@ -77,6 +103,17 @@ def section(results: Results) -> str:
     if results.quick:
         lines += ["", "**A quick run, of fewer and shorter requests: its figures mean little.**"]
     kinds = sorted({(key.shape, key.dtype) for key in (*results.rows, *results.missing)})
+    lines += [
+        "",
+        f"Quire's speed over the best peer's ({results.processor}): a token's time alone,",
+        "tokens/s, good answers/s, the time to the first token of a long prompt.",
+        "",
+        "| model | " + " | ".join(WORKLOADS) + " |",
+        "|---" * (len(WORKLOADS) + 1) + "|",
+    ]
+    for shape, dtype in kinds:
+        cells = [beside_best(results, shape, dtype, workload) for workload in WORKLOADS]
+        lines.append(f"| {shape}, {dtype} | " + " | ".join(cells) + " |")
     for shape, dtype in kinds:
         lines += ["", f"### {shape}, {dtype}"]
         for workload in WORKLOADS:
@@ -139,15 +176,6 @@ def write(results: Results, page: Path, picture: Path) -> None:
         raise ValueError(f"page: must have {BEGIN.strip()} and {END.strip()}, got {page}")
     page.write_text(before + begin + "\n" + section(results) + "\n" + end + after)
     draw(results, picture)
-
-
-_PANELS: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
-    ("single", "single stream: ms a token", lambda figures: 1e3 * figures.tpot_p50),
-    ("mix", "mix of 64: output tokens/s", lambda figures: figures.tokens_per_s),
-    ("prefix", "shared prefix: output tokens/s", lambda figures: figures.tokens_per_s),
-    ("poisson", "arrivals: good answers/s", lambda figures: figures.goodput),
-    ("long", "long context: s to the first token", lambda figures: figures.ttft_p50),
-)
 
 
 def draw(results: Results, path: Path) -> None:

@@ -142,6 +142,28 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert "not measured: no such weights" in "\n".join(record.lines(_results()))
 
 
+def test_results_of_two_runs_are_put_together() -> None:
+    key = Key("transformers", "125M", "bfloat16", "mix")
+    later = Results("a processor, 2 cores", 2, False, {"quire": "3"}, {key: []}, {})
+    both = record.merged(_results(), later)
+    assert both.versions == {"quire": "3", "llama-cpp": "2"}
+    assert set(both.rows) == {*_results().rows, key}
+    assert both.missing == {}
+    with pytest.raises(ValueError, match="processor, threads, quick: must be"):
+        record.merged(_results(), Results("another", 2, False))
+
+
+def test_a_time_beside_the_best_peers_is_a_speed() -> None:
+    rows = {
+        Key(engine, "125M", "bfloat16", "single"): [
+            Row(_figures(seconds), Probe(2e10, 3e11, 0.5), 1.2, 2**30)
+        ]
+        for engine, seconds in (("quire", 0.5), ("llama-cpp", 1.0), ("vllm-cpu", 2.0))
+    }
+    results = Results("a processor, 2 cores", 2, False, {}, rows)
+    assert report.beside_best(results, "125M", "bfloat16", "single") == "2.00 (llama-cpp)"
+
+
 def test_the_report_replaces_its_section_and_draws_the_same_bytes(tmp_path: Path) -> None:
     page, picture = tmp_path / "page.md", tmp_path / "peers.svg"
     page.write_text(f"before\n{report.BEGIN}old\n{report.END}after\n")
@@ -155,8 +177,10 @@ def test_the_report_replaces_its_section_and_draws_the_same_bytes(tmp_path: Path
     assert "Not measured, transformers: no such weights." in text
     tables = text.count("| engine |")
     assert tables == 2
+    # Tokens/s over the best peer's; nobody else was measured under arrivals.
+    assert "| 125M, bfloat16 |  | 0.50 (llama-cpp) |  |  |  |" in text
     # Above, on each table and on the picture.
-    assert text.count("a processor, 2 cores") == tables + 2
+    assert text.count("a processor, 2 cores") == tables + 3
     report.write(_results(), page, picture)
     assert page.read_text() == text
     assert picture.read_bytes() == drawn
