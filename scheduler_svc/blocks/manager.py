@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, KeysView, Mapping
 from collections.abc import Sequence as AbstractSequence
-from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from scheduler_svc.blocks.allocator import BlockAllocator
 from scheduler_svc.blocks.prefix_digest import PrefixDigest
@@ -18,8 +18,7 @@ class AllocStatus(Enum):
     NEVER = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class AppendedSlots:
+class AppendedSlots(NamedTuple):
     """What changed in a block table.
 
     Attributes:
@@ -199,12 +198,13 @@ class BlockSpaceManager:
             ranges: (sequence id, start, end) of each, as for `append_slots`.
         """
         num_needed = 0
-        writers: Counter[int] = Counter()
+        writers: dict[int, int] = {}
         for sequence_id, start, end in ranges:
             table = self._tables[sequence_id]
             first, end_block = start // self.block_size, self.num_blocks_for(end)
             if first < len(table) and self._ref_counts[table[first]] > 1:
-                writers.update(table[first:end_block])
+                for block_id in table[first:end_block]:
+                    writers[block_id] = writers.get(block_id, 0) + 1
             num_needed += max(0, end_block - len(table))
         for block_id, num_writers in writers.items():
             # If all that share a block write to it, the last one needs no copy.

@@ -161,17 +161,18 @@ class Scheduler:
                 progress.prompt_logprobs.append((group.group_id, prompt_logprobs))
         self._draft_slots.observe(result, groups)
         last_id = None
+        group_ids, indices = progress.group_ids, progress.sequence_indices
         tokens = zip(result.sequence_ids, result.token_ids, strict=True)
         for index, (sequence_id, token_id) in enumerate(tokens):
-            is_behind_draft, last_id = sequence_id == last_id, sequence_id
             group = groups.get(sequence_id)
             if group is None:
                 continue  # aborted, preempted or found complete while the step ran
             sequence = group.sequences[sequence_id]
-            if is_behind_draft:
+            if sequence_id == last_id:
                 sequence.num_computed_tokens += 1  # the token before, which was drafted
             else:
                 sequence.num_pending_tokens -= 1
+                last_id = sequence_id
             if prefilling and group.group_id in prefilling:
                 self.queues.start_decode(group)
             if group.beam_search is not None:
@@ -181,8 +182,8 @@ class Scheduler:
                     self._end_group(group, progress)
                 continue
             sequence.token_ids.append(token_id)
-            progress.group_ids.append(group.group_id)
-            progress.sequence_indices.append(sequence.sequence_index)
+            group_ids.append(group.group_id)
+            indices.append(sequence.sequence_index)
             progress.token_ids.append(token_id)
             if result.logprobs:
                 progress.logprobs.append(result.logprobs[index])
@@ -217,9 +218,10 @@ class Scheduler:
         running = self.queues.running
         for group in list(running):
             # A group missing here was preempted for an earlier one, as was every group after it.
-            if not step.token_budget or group.group_id not in running:
+            if not step.token_budget or (step.has_preempted and group.group_id not in running):
                 return
-            self._schedule_group(group, step)
+            if not step.add_decoding(group, self._blocks.block_size):
+                self._schedule_group(group, step)
 
     def _start_waiting(self, step: StepBuilder, only_first: bool) -> None:
         waiting = self.queues.waiting
@@ -262,13 +264,14 @@ class Scheduler:
         for sequence, start, end in ready:
             if not step.token_budget:
                 return
-            slots = table = None
+            num_new_blocks = 0
             num_drafts = self._draft_slots.num_slots(group, sequence, end, step)
             if not has_slots or num_drafts:
                 slots = blocks.append_slots(sequence.sequence_id, start, end + num_drafts)
+                num_new_blocks = step.grow(sequence, slots)
             if not sequence.is_mirrored:
-                table = tuple(blocks.block_table(sequence.sequence_id))
-            step.add(group, sequence, end - start, table, slots, num_drafts)
+                step.introduce(group, sequence, tuple(blocks.block_table(sequence.sequence_id)))
+            step.add(sequence, end - start, num_new_blocks, num_drafts)
             if sequence.num_computed_tokens // blocks.block_size > sequence.num_published_blocks:
                 self.prefix_cache.publish(sequence, group.cache_salt)
         if len(group.sequences) > 1:

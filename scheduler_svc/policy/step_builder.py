@@ -30,49 +30,99 @@ class StepBuilder:
 
     def add(
         self,
-        group: SequenceGroup,
         sequence: Sequence,
         num_tokens: int,
-        block_table: tuple[int, ...] | None,
-        slots: AppendedSlots | None,
-        num_draft_slots: int,
+        num_new_blocks: int = 0,
+        num_draft_slots: int = 0,
     ) -> None:
         """Let `sequence` compute as many of its tokens as the budget allows.
 
         Mutates: `sequence`, whose tokens count as computed from now on, since steps run in order.
 
         Args:
-            group: that it belongs to.
-            sequence: has slots for what it computes.
+            sequence: has slots for what it computes; the workers hold it, or `introduce` has
+                brought it.
             num_tokens: that it has yet to compute, at least one.
-            block_table: all of its blocks, if the workers do not hold it; else None.
-            slots: what has changed in its table since the last step; None for nothing.
+            num_new_blocks: what `grow` returned for it; 0 if its table is as in the last step.
             num_draft_slots: slots behind its last token that the workers may draft for.
         """
-        outputs, num_new_blocks = self.outputs, 0
-        if block_table is not None:
-            outputs.new_sequences.append(_state(group, sequence, block_table))
-            sequence.is_mirrored = True
-        if slots is not None:
-            outputs.blocks_to_copy.extend(slots.copies)
-            if block_table is None:
-                num_new_blocks = len(slots.new_block_ids)
-                outputs.new_block_ids.extend(slots.new_block_ids)
-                outputs.replaced_blocks.extend(
-                    (sequence.sequence_id, place, copy)
-                    for place, (_, copy) in enumerate(slots.copies, slots.first_copied)
-                )
         if num_tokens > self.token_budget:
             num_tokens = self.token_budget
         else:
             sequence.num_pending_tokens += 1
-        sequence.num_computed_tokens += num_tokens
-        self.token_budget -= num_tokens + num_draft_slots
         if num_draft_slots:
             self.draft_slots[sequence.sequence_id] = num_draft_slots
+            self.token_budget -= num_draft_slots
+        self.token_budget -= num_tokens
+        sequence.num_computed_tokens += num_tokens
+        outputs = self.outputs
         outputs.sequence_ids.append(sequence.sequence_id)
         outputs.num_scheduled_tokens.append(num_tokens)
         outputs.num_new_blocks.append(num_new_blocks)
+
+    def add_decoding(self, group: SequenceGroup, block_size: int) -> bool:
+        """Add the next token of a group if it needs no block for it, as in most steps.
+
+        The block of the token before has a slot left, and blocks that are not full are shared
+        within a group only. Blocks are published in the step that needs another one.
+
+        Args:
+            group: that runs.
+            block_size: slots of a block.
+
+        Returns:
+            Whether it was added; what else it may need is not looked at here.
+        """
+        if not group.is_single or self.planned_slots:
+            return False
+        (sequence,) = group.sequences.values()
+        start = sequence.num_computed_tokens
+        end = len(sequence.token_ids) + sequence.num_pending_tokens
+        if (
+            end - start != 1
+            or start % block_size == 0
+            or end >= group.max_num_tokens
+            or not sequence.is_mirrored
+        ):
+            return False
+        self.add(sequence, 1)
+        return True
+
+    def introduce(
+        self, group: SequenceGroup, sequence: Sequence, block_table: tuple[int, ...]
+    ) -> None:
+        """Bring the workers a sequence that they do not hold, before it is added.
+
+        Mutates: sequence.
+
+        Args:
+            group: that it belongs to.
+            sequence: as it stands before the step.
+            block_table: all of its blocks.
+        """
+        self.outputs.new_sequences.append(_state(group, sequence, block_table))
+        sequence.is_mirrored = True
+
+    def grow(self, sequence: Sequence, slots: AppendedSlots) -> int:
+        """Order what has changed in the table of a sequence that is about to be added.
+
+        Args:
+            sequence: if the workers do not hold it, `introduce` will bring its new table.
+            slots: the changes.
+
+        Returns:
+            The number of new blocks that the workers are to append to the table they hold.
+        """
+        outputs = self.outputs
+        outputs.blocks_to_copy.extend(slots.copies)
+        if not sequence.is_mirrored:
+            return 0
+        outputs.new_block_ids.extend(slots.new_block_ids)
+        outputs.replaced_blocks.extend(
+            (sequence.sequence_id, place, copy)
+            for place, (_, copy) in enumerate(slots.copies, slots.first_copied)
+        )
+        return len(slots.new_block_ids)
 
     def num_draft_slots(self) -> list[int]:
         """Return the slots for drafts, parallel to the sequences; empty without any."""

@@ -104,6 +104,7 @@ class SequenceGroup:
         sequences: those that have not ended, by sequence id.
         sampling_params: of the request, with a seed.
         stop_token_ids: tokens that end a sequence, end-of-text ids included where they count.
+        is_single: whether it never has more than one sequence.
         max_num_tokens: length, prompt included, at which a sequence ends.
         cache_salt: sequences share cached prefixes with those of the same salt only.
         traceparent: W3C Trace Context of the request, handed on to the workers.
@@ -114,6 +115,7 @@ class SequenceGroup:
         "beam_search",
         "cache_salt",
         "group_id",
+        "is_single",
         "max_num_tokens",
         "order",
         "sampling_params",
@@ -138,6 +140,7 @@ class SequenceGroup:
         self.sequences = {sequence.sequence_id: sequence for sequence in sequences}
         self.sampling_params = sampling_params
         self.stop_token_ids = stop_token_ids
+        self.is_single = sampling_params.width == 1
         self.max_num_tokens = max_num_tokens
         self.cache_salt = cache_salt
         self.traceparent = traceparent
@@ -159,8 +162,9 @@ class SequenceGroup:
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """Return why `sequence` ends with its last token, or None if it goes on."""
-        if sequence.token_ids[-1] in self.stop_token_ids:
+        token_ids = sequence.token_ids
+        if token_ids[-1] in self.stop_token_ids:
             return FinishReason.STOP
-        if len(sequence.token_ids) >= self.max_num_tokens:
+        if len(token_ids) >= self.max_num_tokens:
             return FinishReason.LENGTH
         return None
