@@ -61,6 +61,7 @@ class Cell:
             priority_ageing_s=config.priority_ageing_s,
             max_draft_tokens=config.max_draft_tokens if speculates else 0,
         )
+        self.scheduler.speculation.has_draft_model = bool(config.draft_model)
         self.scheduler.preemption_costs.block_us = formed.swap_block_us
         self.counters = Counters()
         self._max_waiting = config.max_waiting
@@ -163,9 +164,12 @@ class Cell:
         self.counters.count_ends(progress)
         costs, result = self.scheduler.preemption_costs, executed.result
         costs.observe_step(executed.num_tokens, result.model_us)
-        self.scheduler.speculation.observe_step(
-            executed.num_tokens, executed.elapsed_us, has_slots=bool(result.num_draft_tokens)
-        )
+        speculation, num_drafted = self.scheduler.speculation, result.num_draft_tokens
+        # A step that also read a sequence says nothing of what drafts take.
+        if not (speculation.has_draft_model and 0 in num_drafted):
+            speculation.observe_step(
+                executed.num_tokens, executed.elapsed_us, has_slots=bool(num_drafted)
+            )
         if executed.num_swapped_blocks:
             costs.observe_swap(executed.num_swapped_blocks, result.swap_us)
 

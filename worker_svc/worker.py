@@ -96,7 +96,7 @@ class Worker:
         if runner is None:
             return 0, 0
         cache = runner.cache_engine
-        return cache.num_blocks * cache.block_bytes, cache.num_host_blocks * cache.block_bytes
+        return cache.device_bytes, cache.host_bytes
 
     def open_rendezvous(self, host: str) -> str:
         """Await the other ranks at an address of this machine; return "host:port".

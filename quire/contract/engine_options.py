@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypedDict
 
+from quire.contract.errors import ConfigError
 from quire.contract.options import Bounds, Options, option
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -19,10 +20,11 @@ GIB = 2**30
 
 
 class SpeculationMode(StrEnum):
-    """Where drafts of the next tokens come from: nowhere, or from what the sequence has before."""
+    """Where drafts of the next tokens come from: nowhere, the sequence itself, or a draft model."""
 
     OFF = "off"
     PROMPT_LOOKUP = "prompt-lookup"
+    DRAFT_MODEL = "draft-model"
 
 
 class PreemptionMode(StrEnum):
@@ -79,6 +81,13 @@ class LoadOptions(Options):
         False,
         "On GPUs, layers whose bits depend neither on the number of workers nor on the batch, so "
         "that nothing changes an answer; slower. On CPUs it is always so.",
+    )
+    draft_model: str = option(
+        "",
+        "Directory of a smaller model with the same tokenizer, for --speculation draft-model; "
+        "loaded whole by the first worker.",
+        metavar="DIRECTORY",
+        shown_default="none",
     )
 
 
@@ -166,9 +175,10 @@ class EngineOptions(LoadOptions, CacheOptions):
     )
     speculation: str = option(
         SpeculationMode.OFF,
-        "Where a sequence repeats itself, draft its next tokens from what followed before "
-        "('prompt-lookup') and check several in one step, as far as it is measured to be faster; "
-        "on GPUs with --invariant only. The tokens are the same.",
+        "Draft the next tokens of a sequence and check several in one step, as far as it is "
+        "measured to be faster: from what followed the same tokens before, where the sequence "
+        "repeats itself ('prompt-lookup'), or with a smaller model ('draft-model'); on GPUs with "
+        "--invariant only. The tokens are the same.",
         choices=SpeculationMode,
     )
     max_draft_tokens: int = option(
@@ -188,6 +198,14 @@ class EngineOptions(LoadOptions, CacheOptions):
         bounds=Bounds(1, 3600),
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.speculation == SpeculationMode.DRAFT_MODEL) != bool(self.draft_model):
+            raise ConfigError(
+                "draft_model: must be given with speculation draft-model and with no other, "
+                f"got {self.draft_model!r} with {self.speculation}"
+            )
+
 
 class EngineKeywords(TypedDict, total=False):
     """Keywords of `LLM`: the options above with their types, for editors."""
@@ -201,6 +219,7 @@ class EngineKeywords(TypedDict, total=False):
     quantization: str
     max_model_len: int | None
     invariant: bool
+    draft_model: str
     distributed_timeout_s: float
     block_size: int
     max_num_seqs: int

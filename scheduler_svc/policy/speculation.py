@@ -46,10 +46,13 @@ class Speculation:
         max_draft_tokens: the most slots of a sequence in a step; 0 grants none.
 
     Attributes:
+        has_draft_model: whether a sequence that has slots and no drafts is one that the draft model
+            has yet to read; else there was nothing to look up.
         counters: of the drafts.
     """
 
     def __init__(self, max_draft_tokens: int) -> None:
+        self.has_draft_model = False
         ladder = (2, 4, 8, 16, 32)
         self._ladder = [each for each in ladder if each < max_draft_tokens]
         if max_draft_tokens:
@@ -137,8 +140,13 @@ class Speculation:
         Args:
             drafts: (sequence id, tokens drafted, tokens accepted) of each sequence that had slots.
         """
+        # A sequence that is being read says nothing of the drafts to come.
+        told = [each for each in drafts if each[1] or not self.has_draft_model]
+        if not told:
+            self._steps_to_trial = 0
+            return
         num_accepted = 0
-        for sequence_id, drafted, accepted in drafts:
+        for sequence_id, drafted, accepted in told:
             num_accepted += accepted
             self.counters.draft_tokens += drafted
             self.counters.accepted_tokens += accepted

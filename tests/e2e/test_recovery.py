@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from launch.cluster.config import embedded_model
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import Completion, Delta
 from quire.sdk.collect import Collector
@@ -70,6 +71,11 @@ async def collect_all(client: AsyncClient) -> list[list[Completion]]:
     [
         ("worker 0", {}),
         pytest.param("worker 0", {"speculation": "prompt-lookup"}, id="speculation"),
+        pytest.param(
+            "worker 0",
+            {"speculation": "draft-model", "draft_model": str(embedded_model())},
+            id="draft model",
+        ),
         ("scheduler", {}),
         pytest.param("worker 0", {"kv_cache_dtype": "int8"}, marks=pytest.mark.deep),
     ],

@@ -14,6 +14,7 @@ from quire.contract.sampling_params import SamplingParams
 from quire.contract.workers import LoadSpec
 from tests.factories import CONFIGS, save_model
 from worker_svc.device.cuda import CudaDevice
+from worker_svc.steps.drafts import one_by_one
 
 PROMPTS = [list(range(start, start + 20)) for start in (3, 30, 57, 84)]
 ROOMY, TIGHT = 60, 9
@@ -33,12 +34,8 @@ def model(tmp_path: Path) -> Path:
 
 def outputs(model: Path, params: SamplingParams, **options: Any) -> tuple[Any, Engine]:
     """What the prompts get."""
-    engine = Engine(
-        model,
-        spec=LoadSpec(str(model), LoadOptions(dtype="float32")),
-        max_num_seqs=8,
-        **{"num_blocks": ROOMY, **options},
-    )
+    spec = LoadSpec(str(model), LoadOptions(dtype="float32"))
+    engine = Engine(model, max_num_seqs=8, **{"num_blocks": ROOMY, "spec": spec, **options})
     return engine.run(PROMPTS, params).outputs, engine
 
 
@@ -84,13 +81,35 @@ def test_drafts_half_of_them_right(
         max_steps_in_flight=2,
         max_draft_tokens=4,
     )
-    engine.runner.mirror.drafter = draft
+    engine.runner.mirror.drafter = one_by_one(draft)
     engine.scheduler.speculation.plan = lambda ids, _: (  # type: ignore[method-assign]
         dict.fromkeys(ids, 4) if len(ids) % 2 == 0 else {}
     )
     assert engine.run(PROMPTS, PARAMS[name]).outputs == expected
     drafts = engine.scheduler.speculation.counters
     assert 0 < drafts.accepted_tokens < drafts.draft_tokens
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled", "forks"])
+@pytest.mark.parametrize("num_blocks", [ROOMY, TIGHT])
+def test_drafts_of_the_model_itself(
+    gpu: CudaDevice, model: Path, num_blocks: int, name: str
+) -> None:
+    expected, _ = outputs(model, PARAMS[name])
+    options = LoadOptions(dtype="float32", invariant=True, draft_model=str(model))
+    found, engine = outputs(
+        model,
+        PARAMS[name],
+        spec=LoadSpec(str(model), options),
+        num_blocks=num_blocks,
+        device=gpu,
+        max_steps_in_flight=2,
+        max_draft_tokens=4,
+    )
+    assert found == expected
+    drafts = engine.scheduler.speculation.counters
+    assert 0 < drafts.accepted_tokens <= drafts.draft_tokens
+    assert (drafts.accepted_tokens == drafts.draft_tokens) == (name == "greedy")
 
 
 def test_the_benchmark(gpu: CudaDevice, tmp_path: Path) -> None:

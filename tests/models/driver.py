@@ -42,6 +42,7 @@ def load_runner(
     invariant: bool = False,
     kv_cache_dtype: str = "auto",
     quantization: str = "none",
+    draft_model: Path | None = None,
 ) -> ModelRunner:
     """A runner of one rank, alone unless `parallel` is given."""
     spec = LoadSpec(
@@ -52,6 +53,7 @@ def load_runner(
             invariant=invariant,
             kv_cache_dtype=kv_cache_dtype,
             quantization=quantization,
+            draft_model=str(draft_model or ""),
         ),
     )
     loaded = load_model(spec, "test", parallel or ParallelGroup(), device)

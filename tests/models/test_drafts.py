@@ -16,6 +16,7 @@ from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
 from tests.variants import VARIANTS
 from worker_svc.parallel.group import ParallelGroup
+from worker_svc.steps.drafts import one_by_one
 from worker_svc.steps.runner import ModelRunner
 
 NUM_TOKENS = 40
@@ -144,7 +145,7 @@ def test_drafts_change_nothing(
 ) -> None:
     runner = load_runner(model, dtype=dtype, block_size=8)
     drafter = PartlyRight([tokens for tokens, _ in expected.values()], share_wrong)
-    runner.mirror.drafter = drafter
+    runner.mirror.drafter = one_by_one(drafter)
     assert run(runner, MAX_SLOTS, **path) == expected
     assert drafter.num_right > 200 if share_wrong < 1 else drafter.num_wrong > 200
 
@@ -158,15 +159,21 @@ def test_drafts_change_nothing_in_any_family(
     options = dict(zip(("dtype", "kv_cache_dtype"), kind, strict=True))
     expected = run(load_runner(tmp_path, **options))
     runner = load_runner(tmp_path, **options)
-    runner.mirror.drafter = PartlyRight([tokens for tokens, _ in expected.values()], 0.2)
+    runner.mirror.drafter = one_by_one(
+        PartlyRight([tokens for tokens, _ in expected.values()], 0.2)
+    )
     assert run(runner, MAX_SLOTS) == expected
 
 
-def test_ranks_draft_the_same_and_give_the_tokens_of_one(model: Path) -> None:
+@pytest.mark.parametrize("has_draft_model", [False, True])
+def test_ranks_draft_the_same_and_give_the_tokens_of_one(
+    has_draft_model: bool, model: Path
+) -> None:
     """Ranks above 0 know the tokens only, and what these make of a draft."""
 
     def tokens_of(parallel: ParallelGroup) -> list[list[int]]:
-        runner = load_runner(model, parallel=parallel, dtype="float32")
+        draft_model = model if has_draft_model else None
+        runner = load_runner(model, parallel=parallel, dtype="float32", draft_model=draft_model)
         return [tokens for tokens, _ in run(runner, MAX_SLOTS, disturbed=True).values()]
 
     alone = [tokens for tokens, _ in run(load_runner(model, dtype="float32")).values()]

@@ -1,6 +1,9 @@
-"""A thousand requests of every sampling mode, drafted for in each step, preempted and killed."""
+"""A thousand requests of every sampling mode, drafted for in each step, preempted and killed.
 
-from collections import deque
+Drafts come from the sequence itself, from a model of other weights, or from the model itself.
+"""
+
+from collections import Counter, deque
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -12,7 +15,7 @@ from quire.contract.engine_options import PreemptionMode
 from quire.contract.outputs import FinishReason, Hypothesis, TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import Submission
-from quire.contract.steps import SchedulerOutputs
+from quire.contract.steps import SchedulerOutputs, StepResult
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
 from tests.depth import budget
@@ -63,12 +66,24 @@ class Run:
         num_blocks: of the cache.
         draws: chooses slots for each sequence and step, and when the worker is lost; None for no
             drafts and an undisturbed run.
+        draft_model: directory; None drafts by prompt lookup.
     """
 
-    def __init__(self, model: Path, num_blocks: int, draws: Random | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        num_blocks: int,
+        draws: Random | None = None,
+        draft_model: Path | None = None,
+    ) -> None:
         self._draws = draws
         self._runner = load_runner(
-            model, block_size=8, num_blocks=num_blocks, swap_space_bytes=2**20, max_num_seqs=24
+            model,
+            block_size=8,
+            num_blocks=num_blocks,
+            swap_space_bytes=2**20,
+            max_num_seqs=24,
+            draft_model=draft_model,
         )
         blocks = BlockSpaceManager(8, num_blocks, 0.0, self._runner.cache_engine.num_host_blocks)
         self.scheduler = Scheduler(
@@ -85,6 +100,8 @@ class Run:
         if draws is not None:
             self.scheduler.speculation.plan = self._plan  # type: ignore[method-assign]
         self.num_lost = 0
+        self._greedy_ids: set[int] = set()
+        self.greedy_drafts = Counter[str]()
         self.outputs = Outputs()
         self._under_way: deque[tuple[SchedulerOutputs, PendingStep]] = deque()
 
@@ -117,6 +134,7 @@ class Run:
 
     def _finish(self, orders: SchedulerOutputs, step: PendingStep) -> None:
         result, outputs = step.result(), self.outputs
+        self._count_greedy_drafts(orders, result)
         self.scheduler.preemption_costs.observe_step(step.batch.num_tokens, 10)
         progress = self.scheduler.update(result)
         self.scheduler.check_invariants()
@@ -130,16 +148,51 @@ class Run:
             outputs.ends[each.group_id, each.sequence_index] = each.finish_reason
         outputs.hypotheses.update(progress.hypotheses)
 
+    def _count_greedy_drafts(self, orders: SchedulerOutputs, result: StepResult) -> None:
+        """Count the drafts of sequences without randomness and rules, and the right ones."""
+        for state in orders.new_sequences:
+            if state.sampling_params.temperature == 0:
+                self._greedy_ids.add(state.sequence_id)
+        num_tokens = Counter(result.sequence_ids)
+        slots = zip(orders.sequence_ids, orders.num_draft_slots, strict=False)
+        had_slots = [sequence_id for sequence_id, num_slots in slots if num_slots]
+        for each, num_drafted in zip(had_slots, result.num_draft_tokens, strict=True):
+            if each in self._greedy_ids:
+                self.greedy_drafts["drafted"] += num_drafted
+                self.greedy_drafts["right"] += num_tokens[each] - 1
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path | None]:
+    """Draft models: none, the model itself, and one of other weights and a smaller vocabulary."""
+    own, other = (tmp_path_factory.mktemp(name) for name in ("own", "other"))
+    save_model(own, llama_config())
+    save_model(other, llama_config(num_hidden_layers=1, hidden_size=32, vocab_size=FEW[-1] + 2))
+    return {"lookup": None, "own": own, "other": other}
+
+
+@pytest.fixture(scope="module")
+def expected(models: dict[str, Path]) -> Outputs:
+    return Run(models["own"], 400).run()
+
 
 @pytest.mark.budget
-def test_drafts_change_nothing(tmp_path: Path) -> None:
-    save_model(tmp_path, llama_config())
-    expected = Run(tmp_path, 400).run()
+@pytest.mark.parametrize("drafter", ["lookup", "own", "other"])
+def test_drafts_change_nothing(
+    drafter: str, models: dict[str, Path | None], expected: Outputs
+) -> None:
     assert len({group_id for group_id, _ in expected.tokens}) > 0.9 * NUM_REQUESTS
-    run = Run(tmp_path, 40, Random(1))
+    assert models["own"] is not None
+    run = Run(models["own"], 40, Random(1), models[drafter])
     assert run.run() == expected
     assert run.num_lost > 1
     assert run.scheduler.counters.preemptions > 10
     drafts = run.scheduler.speculation.counters
     assert drafts.draft_tokens > 5 * NUM_REQUESTS
-    assert 0.1 < drafts.accepted_tokens / drafts.draft_tokens < 0.9
+    least = {"lookup": 0.1, "own": 0.05, "other": 0.0}[drafter]
+    assert least < drafts.accepted_tokens / drafts.draft_tokens < 0.9
+    if drafter != "lookup":
+        # What the model itself drafts is right, also after a preemption, a loss, a prefix hit.
+        greedy = run.greedy_drafts
+        assert greedy["drafted"] > NUM_REQUESTS / 2
+        assert (greedy["right"] == greedy["drafted"]) == (drafter == "own")

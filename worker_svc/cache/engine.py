@@ -46,6 +46,12 @@ def block_bytes(loaded: LoadedModel, block_size: int) -> int:
     return 2 * loaded.model.num_layers * elements * dtype.itemsize
 
 
+def device_block_bytes(loaded: LoadedModel, block_size: int) -> int:
+    """Return the bytes that one block takes on the device, those of a draft model included."""
+    own = block_bytes(loaded, block_size)
+    return own + (block_bytes(loaded.draft, block_size) if loaded.draft is not None else 0)
+
+
 def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KVCaches:
     """Return zeroed caches; see empty_caches for shapes.
 
@@ -66,6 +72,13 @@ def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KV
             f"num_blocks: must fit the memory, got {num_blocks} blocks of {block_size} tokens, "
             f"{total} bytes"
         ) from error
+
+
+def _allocate_for_steps(loaded: LoadedModel, block_size: int, num_blocks: int) -> KVCaches:
+    caches = allocate_caches(loaded, block_size, num_blocks)
+    if loaded.kv_cache_dtype is torch.float8_e4m3fn:
+        caches.scales = calibrate(loaded)
+    return caches
 
 
 def _empty_caches(
@@ -92,9 +105,11 @@ class CacheEngine:
     Attributes:
         block_size: tokens of a block.
         num_blocks: blocks of each layer.
-        block_bytes: bytes of a block, over all layers of this rank.
+        device_bytes: bytes of all blocks, those of a draft model included.
+        host_bytes: bytes of all blocks in host memory.
         num_host_blocks: blocks of each layer in host memory.
         caches: caches of every layer.
+        draft_caches: of the draft model, the same blocks, which do not move; None without one.
         mover: moves blocks.
 
     Raises:
@@ -109,14 +124,17 @@ class CacheEngine:
             raise ConfigError(f"num_blocks: must be at least 1, got {num_blocks}")
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self.block_bytes = block_bytes(loaded, block_size)
+        own_bytes = block_bytes(loaded, block_size)
         self.num_host_blocks = min(
-            swap_space_bytes // self.block_bytes,
+            swap_space_bytes // own_bytes,
             MAX_HOST_BLOCKS_PER_BLOCK * num_blocks,
         )
-        self.caches = allocate_caches(loaded, block_size, num_blocks)
-        if loaded.kv_cache_dtype is torch.float8_e4m3fn:
-            self.caches.scales = calibrate(loaded)
+        self.device_bytes = num_blocks * device_block_bytes(loaded, block_size)
+        self.host_bytes = self.num_host_blocks * own_bytes
+        self.caches = _allocate_for_steps(loaded, block_size, num_blocks)
+        self.draft_caches: KVCaches | None = None
+        if loaded.draft is not None:
+            self.draft_caches = _allocate_for_steps(loaded.draft, block_size, num_blocks)
         self.mover = self._make_mover(loaded)
         self.caches.before_layer = self.mover.await_layer
 

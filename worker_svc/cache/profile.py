@@ -8,7 +8,7 @@ import torch
 from quire.contract.engine_options import CacheOptions
 from quire.contract.errors import ConfigError
 from quire.contract.workers import CacheProfile
-from worker_svc.cache.engine import allocate_caches, block_bytes, check_block_size
+from worker_svc.cache.engine import allocate_caches, check_block_size, device_block_bytes
 from worker_svc.device.host_memory import available_memory_bytes
 from worker_svc.layers.attention import KVCaches
 from worker_svc.loading.loader import LoadedModel
@@ -32,15 +32,17 @@ def profile_cache(loaded: LoadedModel, options: CacheOptions) -> CacheProfile:
     check_block_size(options.block_size)
 
     def largest_step() -> None:
-        _run_dummy_step(
-            loaded,
-            allocate_caches(loaded, options.block_size, 1),
-            options.block_size,
-            options.max_num_batched_tokens,
-            options.max_num_seqs,
-        )
+        for each in (loaded, loaded.draft):
+            if each is not None:
+                _run_dummy_step(
+                    each,
+                    allocate_caches(each, options.block_size, 1),
+                    options.block_size,
+                    options.max_num_batched_tokens,
+                    options.max_num_seqs,
+                )
 
-    bytes_per_block = block_bytes(loaded, options.block_size)
+    bytes_per_block = device_block_bytes(loaded, options.block_size)
     memory = loaded.device.profile_memory(largest_step, options.gpu_memory_utilization)
     if options.kv_cache_memory_bytes is None:
         budget = memory.default_bytes

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import torch
 
+from quire.contract.engine_options import LoadOptions
 from quire.contract.errors import ModelLoadError
 from quire.contract.outputs import ModelInfo
 from quire.contract.workers import LoadSpec
+from quire.observe.log import get_logger
 from quire.text_id import text_id
 from worker_svc.cache.format import resolve_kv_cache_dtype
 from worker_svc.device.base import Device
@@ -23,6 +25,8 @@ from worker_svc.loading.weights import SafetensorsCheckpoint, TensorReader, Weig
 from worker_svc.models.interface import CausalLM
 from worker_svc.models.registry import FAMILIES, find_family
 from worker_svc.parallel.group import ParallelGroup
+
+log = get_logger()
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -43,8 +47,9 @@ class LoadedModel:
         parallel: group of ranks that computes it.
         device: device that computes it.
         kv_cache_dtype: type of the paged cache's elements.
-        weight_bytes: memory of this rank's slice of the weights.
+        weight_bytes: memory of this rank's slice of the weights, with those of the draft model.
         checkpoint_digest: of config.json and of the tensors; see CheckpointDigest.
+        draft: the draft model, on rank 0 where there is one; whole, whatever the number of ranks.
     """
 
     spec: LoadSpec
@@ -56,6 +61,7 @@ class LoadedModel:
     kv_cache_dtype: torch.dtype
     weight_bytes: int
     checkpoint_digest: bytes
+    draft: "LoadedModel | None" = None
 
 
 @torch.inference_mode()
@@ -125,6 +131,10 @@ def load_model(
     numerics = numerics_id(
         info, config, checkpoint_digest, kv_cache_dtype, device, invariant=spec.options.invariant
     )
+    draft, weight_bytes = None, tally.loaded_bytes - quantized.saved_bytes
+    if spec.options.draft_model and parallel.rank == 0:
+        draft = _load_draft_model(spec.options, info, device)
+        weight_bytes += draft.weight_bytes
     return LoadedModel(
         spec,
         replace(info, numerics_id=numerics),
@@ -133,9 +143,32 @@ def load_model(
         parallel,
         device,
         kv_cache_dtype,
-        tally.loaded_bytes - quantized.saved_bytes,
+        weight_bytes,
         checkpoint_digest,
+        draft,
     )
+
+
+def _load_draft_model(options: LoadOptions, target: ModelInfo, device: Device) -> LoadedModel:
+    """Read the directory of a draft model, which must know the same tokens.
+
+    Raises:
+        ModelLoadError: it cannot be served, or not beside the target.
+    """
+    own = replace(options, draft_model="", max_model_len=target.max_model_len)
+    try:
+        draft = load_model(LoadSpec(options.draft_model, own), "", ParallelGroup(), device)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"draft_model: {error}") from error
+    if draft.info.vocab_size > target.vocab_size:
+        raise ModelLoadError(
+            f"draft_model: vocabulary must be at most the model's {target.vocab_size} tokens, "
+            f"got {draft.info.vocab_size}"
+        )
+    if draft.info.text_id != target.text_id:
+        # Chat templates differ within a family; other tokens make bad drafts, no wrong output.
+        log.warning("draft_tokenizer_differs", draft_model=options.draft_model)
+    return draft
 
 
 def _check_quantization(method: str, architecture: str, device: Device) -> None:

@@ -75,6 +75,7 @@ def gather_batch(
     *,
     failed_ids: tuple[int, ...],
     mark: int,
+    computed: IntArray | None = None,
     num_drafts: IntArray | None = None,
     num_drafted: tuple[int, ...] = (),
 ) -> Batch:
@@ -87,6 +88,8 @@ def gather_batch(
         counts: [num_sequences] int64 tokens to compute of each; all have slots.
         failed_ids: see Batch.
         mark: see Batch.
+        computed: [num_sequences] int64 tokens of each before those to compute; None for what the
+            cache of the model has.
         num_drafts: [num_sequences] int64 drafts of each, which stand behind its tokens; None if
             there are none.
         num_drafted: see Batch.
@@ -94,7 +97,8 @@ def gather_batch(
     if num_drafts is not None:
         counts = counts + num_drafts
     # Everything is per token: which sequence, which position, which slot.
-    computed = held.num_computed[rows]
+    if computed is None:
+        computed = held.num_computed[rows]
     seq_lens = computed + counts
     query_start_loc = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(counts, out=query_start_loc[1:])

@@ -1,18 +1,52 @@
 """Drafts: guesses at the next tokens of a sequence, which are computed to see if they are right."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from worker_svc.arrays import IntArray
+from worker_svc.steps.rows import SequenceRows
 
 # Returns at most so many guesses [n] at what follows tokens [num_tokens] int32.
-Drafter = Callable[[npt.NDArray[np.int32], int], npt.NDArray[np.int32]]
+Guess = Callable[[npt.NDArray[np.int32], int], npt.NDArray[np.int32]]
 
 # Shorter runs occur again by chance; of those that match further than the longest, the last counts.
 SHORTEST_MATCH = 3
 LONGEST_MATCH = 8
+
+
+class Drafter(Protocol):
+    """Drafts for the sequences of a step."""
+
+    def __call__(self, held: SequenceRows, rows: IntArray, num_slots: IntArray) -> IntArray:
+        """Write drafts behind the tokens of sequences; return [n] int64, how many each got.
+
+        Every rank must write the same.
+
+        Mutates: token_ids of the rows, and num_draft_computed.
+
+        Args:
+            held: every sequence.
+            rows: [n] int64, distinct.
+            num_slots: [n] int64, at least 1, the most drafts of each.
+        """
+
+
+def one_by_one(guess: Guess) -> Drafter:
+    """Return what drafts for each sequence from its own tokens alone."""
+
+    def draft(held: SequenceRows, rows: IntArray, num_slots: IntArray) -> IntArray:
+        num_drafts = np.zeros_like(rows)
+        for index, (row, slots) in enumerate(zip(rows.tolist(), num_slots.tolist(), strict=True)):
+            end = held.num_tokens[row]
+            found = guess(held.token_ids[row, :end], slots)
+            num_drafts[index] = len(found)
+            held.token_ids[row, end : end + len(found)] = found
+        return num_drafts
+
+    return draft
 
 
 def prompt_lookup(token_ids: npt.NDArray[np.int32], num_slots: int) -> npt.NDArray[np.int32]:

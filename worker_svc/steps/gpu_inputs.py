@@ -29,6 +29,7 @@ class GpuInputs:
         caches: caches of the model.
         max_num_seqs: limit on the sequences of a step, up to which decode steps are captured as
             graphs; None for no graphs.
+        rows: what the device keeps of the sequences already, for another model; None for nothing.
 
     Attributes:
         rows: what the device keeps of the sequences.
@@ -42,13 +43,14 @@ class GpuInputs:
         held: SequenceRows,
         caches: KVCaches,
         max_num_seqs: int | None = None,
+        rows: GpuRows | None = None,
     ) -> None:
         self._device = device
         self._model = model
         self._held = held
         self._caches = caches
         self._plans = AttentionPlans()
-        self.rows = GpuRows(device, held)
+        self.rows = GpuRows(device, held) if rows is None else rows
         self.graphs: DecodeGraphs | None = None
         if max_num_seqs is not None and model.is_capturable:
             self.graphs = DecodeGraphs(device, model, held, caches, self.rows, max_num_seqs)

@@ -9,7 +9,7 @@ from quire.contract.errors import InvalidRequestError
 from quire.contract.steps import MirroredSequence, SchedulerOutputs, SequenceState
 from worker_svc.arrays import IntArray
 from worker_svc.steps.batch import Batch, gather_batch
-from worker_svc.steps.drafts import Drafter, prompt_lookup, rows_that_count
+from worker_svc.steps.drafts import Drafter, one_by_one, prompt_lookup, rows_that_count
 from worker_svc.steps.rows import SequenceRows
 
 # Steps with marks of their own; many more than can be under way.
@@ -29,7 +29,7 @@ class SequenceMirror:
 
     Attributes:
         held: the sequences by row; other objects only read it.
-        drafter: guesses at what follows the tokens of a sequence; the same on every rank.
+        drafter: drafts for sequences; prompt lookup unless another is set.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SequenceMirror:
         self._vocab_size = vocab_size
         self._row_of: dict[int, int] = {}
         self._num_steps = 0
-        self.drafter: Drafter = prompt_lookup
+        self.drafter: Drafter = one_by_one(prompt_lookup)
         # One token more than the limit: a step sent ahead may sample past a sequence's end.
         max_num_tokens = max_model_len + 1
         self.held = (
@@ -155,6 +155,8 @@ class SequenceMirror:
             waits = rows_that_count(batch.expected_ids, token_ids, ok)
             held.num_tokens[rows[waits]] = positions[waits] + 1
             held.num_computed[rows[waits]] = positions[waits]
+            computed = held.num_draft_computed
+            computed[rows] = np.minimum(computed[rows], held.num_computed[rows])
         if not waits.all():
             rows, positions = rows[waits], positions[waits]
             token_ids, ok = token_ids[waits], ok[waits]
@@ -186,23 +188,21 @@ class SequenceMirror:
             raise InvalidRequestError(
                 "num_draft_slots", f"length must be {len(rows)}, got {len(num_slots)}"
             )
-        held, drafted = self.held, []
-        for index in np.flatnonzero(num_slots).tolist():
-            row, slots = int(rows[index]), num_slots[index]
-            end = int(held.num_tokens[row])
-            room = min(held.num_blocks[row] * held.block_size, self._max_model_len - 1) - end
-            if held.num_computed[row] + counts[index] != end or slots > room:
-                raise InvalidRequestError(
-                    "num_draft_slots",
-                    f"must be at most {room}, for sequence {sequence_ids[index]} that samples, "
-                    f"got {slots}",
-                )
-            if not held.has_failed[row]:
-                draft = self.drafter(held.token_ids[row, :end], slots)
-                held.token_ids[row, end : end + len(draft)] = draft
-                num_drafts[index] = len(draft)
-            drafted.append(int(num_drafts[index]))
-        return num_drafts, tuple(drafted)
+        held, places = self.held, np.flatnonzero(num_slots)
+        drafting, slots = rows[places], _array(num_slots)[places]
+        ends, sizes = held.num_tokens[drafting], held.num_blocks[drafting] * held.block_size
+        room = np.minimum(sizes, self._max_model_len - 1) - ends
+        bad = (held.num_computed[drafting] + counts[places] != ends) | (slots > room)
+        if bad.any():
+            index = int(bad.argmax())
+            raise InvalidRequestError(
+                "num_draft_slots",
+                f"must be at most {room[index]}, for sequence {sequence_ids[places[index]]} that "
+                f"samples, got {slots[index]}",
+            )
+        works = ~held.has_failed[drafting]
+        num_drafts[places[works]] = self.drafter(held, drafting[works], slots[works])
+        return num_drafts, tuple(num_drafts[places].tolist())
 
     def _change_sequences(self, outputs: SchedulerOutputs) -> None:
         """Fork, change, release and add the sequences that a step names."""

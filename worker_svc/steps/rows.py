@@ -7,7 +7,15 @@ from worker_svc.arrays import IntArray
 from worker_svc.sampling.table import SamplingTable
 
 _INITIAL_ROWS = 64
-_ARRAYS = ("token_ids", "block_tables", "num_tokens", "num_computed", "num_blocks", "has_failed")
+_ARRAYS = (
+    "token_ids",
+    "block_tables",
+    "num_tokens",
+    "num_computed",
+    "num_draft_computed",
+    "num_blocks",
+    "has_failed",
+)
 
 
 class SequenceRows:
@@ -30,6 +38,8 @@ class SequenceRows:
         num_tokens: [rows] int64, tokens of the sequence, those with marks included.
         num_computed: [rows] int64, tokens whose keys and values the cache has, or will have once
             the steps under way are done.
+        num_draft_computed: [rows] int64, the same of the cache of a draft model: at most
+            num_computed, which is how far both have the same blocks.
         num_blocks: [rows] int64, length of the block table.
         has_failed: [rows] bool, whether an earlier step failed for the sequence.
         sampling: sampling parameters.
@@ -48,6 +58,7 @@ class SequenceRows:
         self.block_tables = np.zeros((num_rows, max_blocks), np.int32)
         self.num_tokens = np.zeros(num_rows, np.int64)
         self.num_computed = np.zeros(num_rows, np.int64)
+        self.num_draft_computed = np.zeros(num_rows, np.int64)
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.has_failed = np.zeros(num_rows, np.bool_)
         self.sampling = SamplingTable(num_rows, eos_token_ids)
@@ -88,6 +99,8 @@ class SequenceRows:
         self._record_table(row, num_blocks)
         self.num_tokens[row] = num_tokens
         self.num_computed[row] = state.num_computed_tokens
+        # What the blocks hold was perhaps moved, or computed when nothing was drafted.
+        self.num_draft_computed[row] = 0
         self.num_blocks[row] = num_blocks
         self.has_failed[row] = False
         self.sampling.write(row, state)
@@ -137,6 +150,9 @@ class SequenceRows:
     def replace_block(self, row: int, place: int, block_id: int) -> None:
         """Put another block at a place of a table."""
         self.block_tables[row, place] = block_id
+        # The cache of a draft model is not copied.
+        computed = self.num_draft_computed
+        computed[row] = min(computed[row], place * self.block_size)
         if self._written is not None:
             self._written.append(np.array([row * self.max_blocks + place]))
 

@@ -9,6 +9,8 @@ from worker_svc.cache.engine import CacheEngine
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.loading.loader import LoadedModel
 from worker_svc.sampling.sampler import Sampler
+from worker_svc.steps.draft_model import DraftModel, drafts_of_rank_0
+from worker_svc.steps.drafts import Drafter
 from worker_svc.steps.gpu_inputs import GpuInputs
 from worker_svc.steps.inputs import CpuInputs, Inputs
 from worker_svc.steps.mirror import SequenceMirror
@@ -68,10 +70,29 @@ class ModelRunner:
             # Exchanges of ranks go through torch's own threads, which no graph records.
             use_graphs = loaded.parallel.size == 1 and not enforce_eager
             self.inputs = CpuInputs(device, model, held, caches, use_graphs=use_graphs)
+        if loaded.spec.options.draft_model:
+            self.mirror.drafter = self._draft_model(loaded, enforce_eager=enforce_eager)
         self._pending = PendingSteps(self.mirror)
         self.sampler = Sampler(
             loaded.parallel, device, held, model.compute_logits, self._pending.settle
         )
+
+    def _draft_model(self, loaded: LoadedModel, *, enforce_eager: bool) -> Drafter:
+        """Return what drafts with the draft model that rank 0 holds."""
+        device, draft, caches = self._device, loaded.draft, self.cache_engine.draft_caches
+        drafter = None
+        if draft is not None and caches is not None:
+            inputs: Inputs
+            if isinstance(self.inputs, GpuInputs) and isinstance(device, CudaDevice):
+                rows = self.inputs.rows
+                inputs = GpuInputs(device, draft.model, self.mirror.held, caches, rows=rows)
+            else:
+                graphs = not enforce_eager
+                inputs = CpuInputs(device, draft.model, self.mirror.held, caches, use_graphs=graphs)
+            drafter = DraftModel(device, draft.model, inputs)
+            if loaded.parallel.size == 1:
+                return drafter
+        return drafts_of_rank_0(drafter, loaded.parallel, device)
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:

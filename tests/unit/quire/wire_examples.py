@@ -249,6 +249,7 @@ LOAD_OPTIONS = LoadOptions(
     load_format="dummy",
     kv_cache_dtype="int8",
     quantization="w8a8",
+    draft_model="/models/draft",
     max_model_len=2**15,
     invariant=True,
 )

@@ -75,6 +75,19 @@ def test_what_fails_is_tried_again_ever_more_seldom() -> None:
     assert steps_to_trial(policy) == FIRST_INTERVAL
 
 
+def test_a_sequence_that_a_draft_model_reads_is_tried_again_at_once() -> None:
+    policy = speculation()
+    policy.has_draft_model = True
+    learn(policy, 1, 8, 8)
+    policy.observe_drafts([(1, 0, 0), (2, 0, 0)])
+    assert list(policy.plan([1, 2], ROOM)) == [1, 2], "nothing is held against either"
+    for _ in range(50):
+        policy.observe_drafts([(1, 2, 0), (2, 0, 0)])
+    assert steps_to_trial(policy) == LONGEST_INTERVAL
+    policy.observe_drafts([(1, 0, 0)])
+    assert steps_to_trial(policy) == 1, "as soon as it has been read"
+
+
 @pytest.mark.parametrize("num_drafted", [0, 2])
 @pytest.mark.parametrize("num_sequences", [1, 8, 64])
 @pytest.mark.parametrize("slower", [1.05, 1.6, 2.0])

@@ -8,13 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.contract.engine_options import LoadOptions
+from quire.contract.engine_options import CacheOptions, LoadOptions
 from quire.contract.errors import ConfigError, ModelLoadError
 from quire.contract.workers import LoadSpec
 from tests.factories import (
     CONFIGS,
     EOS_TOKEN_ID,
     MAX_POSITIONS,
+    VOCAB_SIZE,
     bloom_config,
     edit_config,
     gpt2_config,
@@ -26,6 +27,7 @@ from tests.factories import (
     save_model,
 )
 from tests.models.driver import Driver, load_runner
+from worker_svc.cache.profile import profile_cache
 from worker_svc.loading.dummy_weights import DummyCheckpoint
 from worker_svc.loading.loader import LoadedModel, load_model
 from worker_svc.parallel.group import ParallelGroup
@@ -131,6 +133,47 @@ def test_max_model_len(tmp_path: Path) -> None:
         load(tmp_path, max_model_len=257)
     edit_config(tmp_path, rope_parameters=rope("linear", factor=2.0))
     assert load(tmp_path, max_model_len=512).info.max_model_len == 512
+
+
+def test_a_draft_model_is_whole_and_counts(tmp_path: Path) -> None:
+    for name in ("model", "draft"):
+        save_model(tmp_path / name, llama_config())
+    alone, loaded = (
+        load(tmp_path / "model", draft_model=each) for each in ("", str(tmp_path / "draft"))
+    )
+    assert alone.draft is None
+    assert loaded.draft is not None
+    assert loaded.weight_bytes == 2 * alone.weight_bytes
+    assert loaded.info == alone.info
+    options = CacheOptions(block_size=16, kv_cache_gib=2**-10)
+    profiles = [profile_cache(each, options) for each in (alone, loaded)]
+    assert profiles[1].block_bytes == 2 * profiles[0].block_bytes
+    assert profiles[1].num_blocks == profiles[0].num_blocks // 2
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"vocab_size": VOCAB_SIZE + 1},
+            f"draft_model: vocabulary must be at most the model's {VOCAB_SIZE} tokens, "
+            f"got {VOCAB_SIZE + 1}",
+        ),
+        (
+            {"max_position_embeddings": 16},
+            f"draft_model: max_model_len: must be at most the model's 16, got {MAX_POSITIONS}",
+        ),
+        (None, "draft_model: .*: no such directory"),
+    ],
+)
+def test_a_draft_model_that_does_not_fit(
+    config: dict[str, int] | None, message: str, tmp_path: Path
+) -> None:
+    save_model(tmp_path / "model", llama_config())
+    if config is not None:
+        save_model(tmp_path / "draft", llama_config(**config))
+    with pytest.raises(ModelLoadError, match=f"^{message}$"):
+        load(tmp_path / "model", draft_model=str(tmp_path / "draft"))
 
 
 def no_config(path: Path) -> None:

@@ -186,6 +186,11 @@ def test_types_are_in_it(llama: Path) -> None:
     assert id_of(llama, dtype="float32") == id_of(llama)
 
 
+def test_a_draft_model_is_not_in_it(llama: Path, tmp_path: Path) -> None:
+    save_model(tmp_path / "draft", llama_config(num_hidden_layers=1))
+    assert id_of(llama, draft_model=str(tmp_path / "draft")) == id_of(llama)
+
+
 def test_the_choice_of_rotary_frequencies_is_in_it(tmp_path: Path) -> None:
     """A limit counts only where it picks other frequencies."""
     save_model(tmp_path / "long", llama_config(rope_parameters=LONGROPE))
