@@ -19,6 +19,8 @@ from tests.factories import edit_config, llama_config, save_model
 from tests.models.driver import Driver, load_runner
 
 GROUP = 32
+# Does not divide intermediate_size: the last group is shorter.
+UNEVEN = 64
 PROMPT = [5, 9, 77, 30, 31, 8, 100, 12, 60, 3]
 Tensors = dict[str, torch.Tensor]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -67,9 +69,20 @@ class Format:
     has_zeros: bool = True
     symmetric_zero: int = field(default=0)
 
+    @property
+    def quantization_config(self) -> dict[str, Any]:
+        """The config with the size of groups, where its format has it."""
+        size = -1 if self.group_size is None else self.group_size
+        config: dict[str, Any] = json.loads(json.dumps(self.config))
+        named_in = config
+        if "config_groups" in config:
+            named_in = config["config_groups"]["group_0"]["weights"]
+        named_in["group_size"] = size
+        return config
+
     def layer(self, rng: np.random.Generator, num_features: int, in_features: int) -> Layer:
         size = self.group_size or in_features
-        groups = in_features // size
+        groups = -(-in_features // size)
         high = self.low + 2**self.bits
         group_of = np.arange(in_features) // size
         if self.shuffles:
@@ -97,13 +110,14 @@ def words(values: Ints, bits: int, order: tuple[int, ...] | None = None) -> torc
     return torch.from_numpy(result.view(np.int32))
 
 
-def gptq(bits: int, less: int) -> Callable[[Layer], Tensors]:
+def gptq(bits: int, less: int, has_g_idx: bool = True) -> Callable[[Layer], Tensors]:
     def pack(layer: Layer) -> Tensors:
+        g_idx = {"g_idx": torch.from_numpy(layer.group_of).int()} if has_g_idx else {}
         return {
+            **g_idx,
             "qweight": words(layer.integers, bits).t().contiguous(),
             "qzeros": words(layer.zeros.T - less, bits),
             "scales": layer.scales.t().contiguous(),
-            "g_idx": torch.from_numpy(layer.group_of).int(),
         }
 
     return pack
@@ -163,7 +177,7 @@ FORMATS = {
     "gptq of 8 bits": Format(gptq(8, 1), {"quant_method": "gptq", "bits": 8}, bits=8),
     "gptq, symmetric, one group": Format(
         gptq(4, 1),
-        {"quant_method": "gptq", "bits": 4, "group_size": -1},
+        {"quant_method": "gptq", "bits": 4},
         group_size=None,
         has_zeros=False,
         symmetric_zero=8,
@@ -174,6 +188,10 @@ FORMATS = {
     "gptq_v2": Format(
         gptq(4, 0), {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}
     ),
+    "gptq without g_idx": Format(
+        gptq(4, 1, False), {"quant_method": "gptq", "bits": 4}, group_size=UNEVEN
+    ),
+    "awq with a short group": Format(awq, {"quant_method": "awq", "bits": 4}, group_size=UNEVEN),
     "awq": Format(awq, {"quant_method": "awq", "bits": 4, "version": "gemm"}),
     "compressed-tensors of 4 bits": Format(
         packed(False), compressed("pack-quantized", 4), low=-8, has_zeros=False
@@ -207,7 +225,7 @@ def save_both(directory: Path, form: Format) -> tuple[Path, Path]:
             in_format |= {name.removesuffix("weight") + key: part for key, part in parts.items()}
     save_file(tensors, plain / "model.safetensors")
     save_file(in_format, stored / "model.safetensors")
-    edit_config(stored, quantization_config=form.config)
+    edit_config(stored, quantization_config=form.quantization_config)
     return stored, plain
 
 
@@ -235,6 +253,7 @@ def test_weights_may_be_quantised_again(tmp_path: Path) -> None:
     [
         ({"quant_method": "bitsandbytes"}, "must be one of gptq, awq, compressed-tensors, got 'bi"),
         ({"quant_method": "gptq", "bits": 3}, "bits: must be 4 or 8, got 3"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size: must be a positive"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version: must be gemm, got"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "must be gptq or"),
         (compressed("marlin-24", 4), "format: must be pack-quantized, int-quantized or"),

@@ -33,13 +33,16 @@ class StoredLayer:
         values: [N, K], integers or float8.
         scales: [N, groups] or [1, groups] float32.
         zeros: as scales; None for 0.
-        group_of: [K], the group of each input feature; None for groups of equal length, in order.
+        group_of: [K], the group of each input feature; None for groups in order.
+        group_size: input features of each group, where they are in order, but for the last, which
+            may be shorter; None for one group of all.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None = None
     group_of: torch.Tensor | None = None
+    group_size: int | None = None
 
     def dequantised(self, name: str) -> torch.Tensor:
         """Return [N, K] float32.
@@ -50,10 +53,11 @@ class StoredLayer:
         (num_features, in_features), (rows, groups) = self.values.shape, self.scales.shape
         group_of = self.group_of
         if group_of is None:
-            group_of = torch.arange(in_features) // max(1, in_features // max(1, groups))
+            group_of = torch.arange(in_features) // (self.group_size or in_features)
         weight: torch.Tensor = self.values.float()
         if (
             rows not in (1, num_features)
+            or (self.group_of is None and groups != group_of[-1] + 1)
             or not bool(((group_of >= 0) & (group_of < groups)).all())
             or (self.zeros is not None and self.zeros.shape != self.scales.shape)
         ):
@@ -123,6 +127,7 @@ class GptqCheckpoint(QuantizedCheckpoint):
     def __init__(self, checkpoint: SafetensorsCheckpoint, config: HfConfig) -> None:
         super().__init__(checkpoint, config, "qweight")
         self._bits = _bits(config, "bits", (4, 8))
+        self._group_size = _group_size(config, "group_size")
         form = config.text("checkpoint_format", "gptq")
         if form not in _GPTQ_OFFSETS:
             raise config.error("checkpoint_format", f"must be gptq or gptq_v2, got {form!r}")
@@ -139,7 +144,7 @@ class GptqCheckpoint(QuantizedCheckpoint):
         if self._checkpoint.has(f"{layer}g_idx"):
             group_of = self._checkpoint.stored(f"{layer}g_idx", (in_features,), torch.int32).long()
         self._checkpoint.require_shape(f"{layer}qweight", integers, (num_features, in_features))
-        return StoredLayer(integers, scales, zeros, group_of)
+        return StoredLayer(integers, scales, zeros, group_of, self._group_size)
 
 
 class AwqCheckpoint(QuantizedCheckpoint):
@@ -148,6 +153,7 @@ class AwqCheckpoint(QuantizedCheckpoint):
     def __init__(self, checkpoint: SafetensorsCheckpoint, config: HfConfig) -> None:
         super().__init__(checkpoint, config, "qweight")
         _bits(config, "bits" if "bits" in config else "w_bit", (4,))
+        self._group_size = _group_size(config, config.spelling("group_size", "q_group_size"))
         if config.text("version", "gemm").lower() != "gemm":
             raise config.error("version", f"must be gemm, got {config.text('version')!r}")
 
@@ -157,7 +163,7 @@ class AwqCheckpoint(QuantizedCheckpoint):
             self._integers(layer + name, (rows, num_features)).t()
             for name, rows in (("qweight", in_features), ("qzeros", len(scales)))
         )
-        return StoredLayer(integers, scales.t(), zeros)
+        return StoredLayer(integers, scales.t(), zeros, group_size=self._group_size)
 
     def _integers(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         words = self._checkpoint.stored(name, (shape[0], shape[1] // 8), torch.int32)
@@ -187,6 +193,10 @@ class CompressedCheckpoint(QuantizedCheckpoint):
         if len(sizes) != 1:
             raise config.error("config_groups", f"must have one number of bits, got {sizes}")
         (self._bits,) = sizes
+        group_sizes = {_group_size(each, "group_size", -1) for each in weights} - {None}
+        if len(group_sizes) > 1:
+            raise config.error("config_groups", f"must have one group_size, got {group_sizes}")
+        self._group_size = group_sizes.pop() if group_sizes else None
 
     def _layer(self, layer: str, num_features: int, in_features: int) -> StoredLayer:
         shape = (num_features, in_features)
@@ -212,7 +222,8 @@ class CompressedCheckpoint(QuantizedCheckpoint):
         group_of = None
         if self._checkpoint.has(f"{layer}weight_g_idx"):
             group_of = self._checkpoint.stored(f"{layer}weight_g_idx", (in_features,)).long()
-        return StoredLayer(values, scales, zeros, group_of)
+        group_size = None if scales.shape[1] == 1 else self._group_size
+        return StoredLayer(values, scales, zeros, group_of, group_size)
 
 
 def _table(stored: torch.Tensor) -> torch.Tensor:
@@ -265,3 +276,11 @@ def _bits(config: HfConfig, key: str, served: tuple[int, ...]) -> int:
     if bits not in served:
         raise config.error(key, f"must be {' or '.join(map(str, served))}, got {bits}")
     return bits
+
+
+def _group_size(config: HfConfig, key: str, default: int = 128) -> int | None:
+    """Return the input features of a group; None for all of them, which formats write as -1."""
+    size = config.number(key, default)
+    if size == -1:
+        return None
+    return config.integer(key, default)
