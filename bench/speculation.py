@@ -1,11 +1,17 @@
 """`make bench-speculation`: one stream with and without drafts, where text repeats and where not.
 
-Two clusters over loopback, one of them with `--speculation prompt-lookup`, serve the same streams
-in turn: a Llama of 12 layers of 768 with made-up weights. Its worker computes and samples as
-always, but the token that is drawn is replaced by that of a given text: so the text is real, and
-the time is the model's. Edits: the prompt is a file of this repository before a commit, the output
-the file after it, from shortly before the first change on. Prose: documentation goes on. Random:
-tokens among which nothing repeats, so that all there is to see is what trying costs.
+Two clusters over loopback, one of them with `--speculation`, serve the same streams in turn: a
+Llama of 12 layers of 768 with made-up weights. Its worker computes and samples as always, but the
+token that is drawn is replaced by that of a given text: so the text is real, and the time is the
+model's.
+
+With prompt lookup there are three kinds of text. Edits: the prompt is a file of this repository
+before a commit, the output the file after it, from shortly before the first change on. Prose:
+documentation goes on. Random: tokens among which nothing repeats, so that all there is to see is
+what trying costs.
+
+With a draft model, a Llama of 2 layers of 256, texts are random, and its drafts are replaced as
+well: each is the text's token with a probability, by which kinds are named, and else a wrong one.
 """
 
 import argparse
@@ -27,8 +33,10 @@ from typing import Any
 from bench.tensor_parallel import CONFIG, write_model
 from launch.cluster.supervisor import Cluster, ClusterConfig, LauncherName
 from quire import AsyncClient, SamplingParams
+from quire.contract.engine_options import SpeculationMode
 from quire.contract.outputs import CellState, Delta
 from quire.observe import log
+from worker_svc.arrays import IntArray
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_TOKENS = 320
@@ -36,15 +44,29 @@ MAX_MODEL_LEN = 4096
 MAX_PROMPT = MAX_MODEL_LEN - NUM_TOKENS
 # Output begins so many tokens before the first change of an edit.
 BEFORE_CHANGE = 48
-GAIN_TARGET, LOSS_TARGET = 1.8, 0.97
+VOCAB_SIZE: int = CONFIG["vocab_size"]  # type: ignore[assignment]
+DRAFT_CONFIG = {
+    **CONFIG,
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+SHARES_RIGHT = (0.9, 0.6, 0.0)
+TARGETS = {
+    SpeculationMode.PROMPT_LOOKUP: {"edits": 1.8, "random": 0.97},
+    SpeculationMode.DRAFT_MODEL: {"90%": 1.5, "0%": 0.97},
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt and what follows it, in tokens."""
+    """A prompt and what follows it, in tokens, and the share of it that a draft model guesses."""
 
     prompt: list[int]
     output: list[int]
+    share_right: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +118,11 @@ async def prose(client: AsyncClient, count: int) -> list[Text]:
     return [text for text in found if text.prompt]
 
 
-def random_texts(count: int) -> list[Text]:
+def random_texts(count: int, share_right: float = 0.0) -> list[Text]:
     """Return tokens among which no three come twice in a row."""
-    draw = Random(0)
+    draw, ids = Random(0), range(VOCAB_SIZE)
     return [
-        Text(*(draw.sample(range(CONFIG["vocab_size"]), NUM_TOKENS) for _ in range(2)))  # type: ignore[call-overload]
+        Text(draw.sample(ids, NUM_TOKENS), draw.sample(ids, NUM_TOKENS), share_right)
         for _ in range(count)
     ]
 
@@ -108,8 +130,8 @@ def random_texts(count: int) -> list[Text]:
 # ---------------------------------------------------------------- a worker that follows texts
 
 
-def serve_texts(texts: list[list[int]], ready: Connection) -> None:
-    """Serve a worker whose sequences of seed i have the tokens of text i, prompt included.
+def serve_texts(texts: list[Text], ready: Connection) -> None:
+    """Serve a worker whose sequences of seed i have the tokens of text i.
 
     Args:
         texts: by seed.
@@ -118,7 +140,7 @@ def serve_texts(texts: list[list[int]], ready: Connection) -> None:
     asyncio.run(_serve_texts(texts, ready))
 
 
-async def _serve_texts(texts: list[list[int]], ready: Connection) -> None:
+async def _serve_texts(texts: list[Text], ready: Connection) -> None:
     import torch
 
     from quire.rpc import stop_signal
@@ -126,17 +148,32 @@ async def _serve_texts(texts: list[list[int]], ready: Connection) -> None:
     from worker_svc.config import WorkerConfig
     from worker_svc.device.cpu import CpuDevice
     from worker_svc.service.server import WorkerServer
+    from worker_svc.steps.draft_model import DraftModel
+    from worker_svc.steps.rows import SequenceRows
 
-    sample = ops.sample
+    full = [[*text.prompt, *text.output] for text in texts]
+    sample, draft = ops.sample, DraftModel.__call__
 
     def follow(logits: torch.Tensor, **columns: Any) -> tuple[torch.Tensor, torch.Tensor]:
         _, ok = sample(logits, **columns)
         places = zip(columns["seed"].tolist(), columns["position"].tolist(), strict=True)
-        followed = [(texts[seed][position : position + 1] or [0])[0] for seed, position in places]
+        followed = [(full[seed][position : position + 1] or [0])[0] for seed, position in places]
         return torch.tensor(followed, dtype=torch.int64), ok
+
+    def follow_partly(
+        self: DraftModel, held: SequenceRows, rows: IntArray, num_slots: IntArray
+    ) -> IntArray:
+        num_drafts, ends = draft(self, held, rows, num_slots), held.num_tokens[rows]
+        seeds = held.sampling.columns(rows, ends)["seed"].tolist()
+        for row, seed, end, count in zip(rows, seeds, ends, num_drafts, strict=True):
+            for position in range(end, min(end + count, len(full[seed]))):
+                is_right = Random(position).random() < texts[seed].share_right
+                held.token_ids[row, position] = full[seed][position] if is_right else 0
+        return num_drafts
 
     log.configure("worker", "warning")
     ops.sample = follow  # type: ignore[assignment]
+    DraftModel.__call__ = follow_partly  # type: ignore[method-assign]
     server = WorkerServer(WorkerConfig(port=0), CpuDevice())
     ready.send(await server.start())
     await stop_signal()
@@ -155,8 +192,7 @@ class TextCluster:
     def __init__(self, model: Path, texts: list[Text], **options: Any) -> None:
         spawn = multiprocessing.get_context("spawn")
         ready, child = spawn.Pipe()
-        full = [[*text.prompt, *text.output] for text in texts]
-        self._worker = spawn.Process(target=serve_texts, args=(full, child), daemon=True)
+        self._worker = spawn.Process(target=serve_texts, args=(texts, child), daemon=True)
         self._worker.start()
         self._cluster = Cluster(
             ClusterConfig(
@@ -232,19 +268,27 @@ def report(kind: str, plain: list[Result], drafting: list[Result]) -> float:
     return gain
 
 
-async def bench(num_texts: int, rounds: int) -> None:
+async def bench(method: SpeculationMode, kinds: list[str], num_texts: int, rounds: int) -> None:
     """Start both clusters, run all streams in turn, print the table."""
     with tempfile.TemporaryDirectory() as directory:
-        model = Path(directory)
-        write_model(model)
-        config = {**CONFIG, "max_position_embeddings": MAX_MODEL_LEN}
-        (model / "config.json").write_text(json.dumps(config))
-        texts = await read_texts(model, num_texts)
+        model, draft_model = (Path(directory) / name for name in ("model", "draft"))
+        for path, config in ((model, CONFIG), (draft_model, DRAFT_CONFIG)):
+            path.mkdir()
+            write_model(path)
+            own = {**config, "max_position_embeddings": MAX_MODEL_LEN}
+            (path / "config.json").write_text(json.dumps(own))
+        drafts: dict[str, Any] = {"speculation": method}
+        if method == SpeculationMode.DRAFT_MODEL:
+            drafts["draft_model"] = str(draft_model)
+            texts = {f"{share:.0%}": random_texts(num_texts, share) for share in SHARES_RIGHT}
+        else:
+            texts = await read_texts(model, num_texts)
+        texts = {kind: each for kind, each in texts.items() if not kinds or kind in kinds}
         flat = [text for each in texts.values() for text in each]
         async with AsyncExitStack() as stack:
             plain, drafting = [
-                await stack.enter_async_context(TextCluster(model, flat, speculation=mode))
-                for mode in ("off", "prompt-lookup")
+                await stack.enter_async_context(TextCluster(model, flat, **options))
+                for options in ({}, drafts)
             ]
             os.nice(5)
             for client in (plain, drafting):
@@ -259,9 +303,10 @@ async def bench(num_texts: int, rounds: int) -> None:
                             found.append(await stream(client, place, text))
                 index += len(each)
                 gains[kind] = report(kind, *results)
-    for kind, target in (("edits", GAIN_TARGET), ("random", LOSS_TARGET)):
-        verdict = "met" if gains[kind] >= target else "MISSED"
-        print(f"  {kind}: {gains[kind]:.2f}x, target >= {target}: {verdict}")
+    for kind, target in TARGETS[method].items():
+        if kind in gains:
+            verdict = "met" if gains[kind] >= target else "MISSED"
+            print(f"  {kind}: {gains[kind]:.2f}x, target >= {target}: {verdict}")
 
 
 async def read_texts(model: Path, count: int) -> dict[str, list[Text]]:
@@ -276,8 +321,12 @@ async def read_texts(model: Path, count: int) -> dict[str, list[Text]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--texts", type=int, default=6, help="of each kind")
+    parser.add_argument(
+        "--method", type=SpeculationMode, choices=list(TARGETS), default=next(iter(TARGETS))
+    )
+    parser.add_argument("--kinds", nargs="*", default=[], help="of text; all without it")
+    parser.add_argument("--num-texts", type=int, default=6, help="of each kind")
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
     log.configure("bench", "warning")
-    asyncio.run(bench(arguments.texts, arguments.rounds))
+    asyncio.run(bench(**vars(arguments)))

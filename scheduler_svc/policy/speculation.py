@@ -7,6 +7,7 @@ from scheduler_svc.sequences.step_times import StepTimes
 
 # Of what an observation says about a sequence, and about all of them.
 _WEIGHT = 0.2
+_WEIGHT_WITH_DRAFT_MODEL = 0.04  # it guesses about as well all along; texts repeat here and there
 _WEIGHT_OF_ALL = 0.02
 # Below, a draft is not worth its row even where rows cost nothing.
 LEAST_ACCEPTANCE = 0.1
@@ -145,6 +146,7 @@ class Speculation:
         if not told:
             self._steps_to_trial = 0
             return
+        weight = _WEIGHT_WITH_DRAFT_MODEL if self.has_draft_model else _WEIGHT
         num_accepted = 0
         for sequence_id, drafted, accepted in told:
             num_accepted += accepted
@@ -154,7 +156,7 @@ class Speculation:
             num_tried = max(1, min(drafted, accepted + 1))
             share = accepted / num_tried
             known = self._acceptance.get(sequence_id, self._acceptance_of_all)
-            self._acceptance[sequence_id] = share + (known - share) * (1 - _WEIGHT) ** num_tried
+            self._acceptance[sequence_id] = share + (known - share) * (1 - weight) ** num_tried
             self._acceptance_of_all += _WEIGHT_OF_ALL * (share - self._acceptance_of_all)
         longer = min(2 * self._interval, LONGEST_INTERVAL)
         self._interval = FIRST_INTERVAL if num_accepted else longer

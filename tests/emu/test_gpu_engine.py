@@ -34,9 +34,31 @@ def model(tmp_path: Path) -> Path:
 
 def outputs(model: Path, params: SamplingParams, **options: Any) -> tuple[Any, Engine]:
     """What the prompts get."""
-    spec = LoadSpec(str(model), LoadOptions(dtype="float32"))
-    engine = Engine(model, max_num_seqs=8, **{"num_blocks": ROOMY, "spec": spec, **options})
+    engine = Engine(
+        model,
+        spec=LoadSpec(str(model), LoadOptions(dtype="float32")),
+        max_num_seqs=8,
+        **{"num_blocks": ROOMY, **options},
+    )
     return engine.run(PROMPTS, params).outputs, engine
+
+
+def drafting_engine(model: Path, gpu: CudaDevice, num_blocks: int, draft_model: str = "") -> Engine:
+    """An engine whose sequences have slots for drafts in some steps."""
+    options = LoadOptions(dtype="float32", invariant=True, draft_model=draft_model)
+    engine = Engine(
+        model,
+        spec=LoadSpec(str(model), options),
+        max_num_seqs=8,
+        num_blocks=num_blocks,
+        device=gpu,
+        max_steps_in_flight=2,
+        max_draft_tokens=4,
+    )
+    engine.scheduler.speculation.plan = lambda ids, _: (  # type: ignore[method-assign]
+        dict.fromkeys(ids, 4) if len(ids) % 2 == 0 else {}
+    )
+    return engine
 
 
 @pytest.mark.parametrize("name", PARAMS)
@@ -72,19 +94,8 @@ def test_drafts_half_of_them_right(
         found[1 + len(known) % 2 :] += 1  # wrong from the second or third on
         return found % 100
 
-    engine = Engine(
-        model,
-        spec=LoadSpec(str(model), LoadOptions(dtype="float32", invariant=True)),
-        max_num_seqs=8,
-        num_blocks=num_blocks,
-        device=gpu,
-        max_steps_in_flight=2,
-        max_draft_tokens=4,
-    )
+    engine = drafting_engine(model, gpu, num_blocks)
     engine.runner.mirror.drafter = one_by_one(draft)
-    engine.scheduler.speculation.plan = lambda ids, _: (  # type: ignore[method-assign]
-        dict.fromkeys(ids, 4) if len(ids) % 2 == 0 else {}
-    )
     assert engine.run(PROMPTS, PARAMS[name]).outputs == expected
     drafts = engine.scheduler.speculation.counters
     assert 0 < drafts.accepted_tokens < drafts.draft_tokens
@@ -96,17 +107,8 @@ def test_drafts_of_the_model_itself(
     gpu: CudaDevice, model: Path, num_blocks: int, name: str
 ) -> None:
     expected, _ = outputs(model, PARAMS[name])
-    options = LoadOptions(dtype="float32", invariant=True, draft_model=str(model))
-    found, engine = outputs(
-        model,
-        PARAMS[name],
-        spec=LoadSpec(str(model), options),
-        num_blocks=num_blocks,
-        device=gpu,
-        max_steps_in_flight=2,
-        max_draft_tokens=4,
-    )
-    assert found == expected
+    engine = drafting_engine(model, gpu, num_blocks, draft_model=str(model))
+    assert engine.run(PROMPTS, PARAMS[name]).outputs == expected
     drafts = engine.scheduler.speculation.counters
     assert 0 < drafts.accepted_tokens <= drafts.draft_tokens
     assert (drafts.accepted_tokens == drafts.draft_tokens) == (name == "greedy")
