@@ -152,7 +152,7 @@ class Worker:
         return loaded
 
     def profile_cache(self, options: CacheOptions) -> CacheProfile:
-        """Run the largest step and return how many blocks fit beside it.
+        """Return how many blocks fit beside the largest step.
 
         Raises:
             ConfigError: no model is loaded, or none fit.

@@ -21,7 +21,7 @@ WARM_UP_MAX_S = 1.0
 
 
 def profile_cache(loaded: LoadedModel, options: CacheOptions) -> CacheProfile:
-    """Run the largest step and return the number of blocks that fit beside it.
+    """Return the number of blocks that fit beside the largest step, which a GPU runs for it.
 
     Never more than the sequences of a step fill at the model's full length.
 

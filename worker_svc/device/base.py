@@ -83,10 +83,10 @@ class Device(Protocol):
         """Return the microseconds between two moments that have passed."""
 
     def profile_memory(self, largest_step: Callable[[], None], utilization: float) -> MemoryProfile:
-        """Run the largest step and return the memory that it leaves for the cache.
+        """Return the memory that the largest step leaves for the cache.
 
         Args:
-            largest_step: runs the step.
+            largest_step: runs the step, where that shows what it takes.
             utilization: share of a GPU's memory for weights, activations and cache together, in
                 (0, 1].
         """

@@ -71,10 +71,11 @@ class CpuDevice:
     def profile_memory(self, largest_step: Callable[[], None], utilization: float) -> MemoryProfile:
         """See Device; the default is a share of the free memory, which other programs use as well.
 
+        The step is not run: its memory goes back to the system, and the share leaves room for it.
+
         Raises:
             ConfigError: the machine does not report its free memory.
         """
-        largest_step()
         free = available_memory_bytes()
         default = min(int(free * CACHE_SHARE_OF_FREE_MEMORY), MAX_DEFAULT_CACHE_BYTES)
         return MemoryProfile(free, default)
