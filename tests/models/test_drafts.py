@@ -16,6 +16,7 @@ from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
 from tests.variants import VARIANTS
 from worker_svc.parallel.group import ParallelGroup
+from worker_svc.steps import draft_model
 from worker_svc.steps.drafts import one_by_one
 from worker_svc.steps.runner import ModelRunner
 
@@ -165,6 +166,25 @@ def test_drafts_change_nothing_in_any_family(
     assert run(runner, MAX_SLOTS) == expected
 
 
+def test_a_draft_model_reads_what_it_has_missed_first(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred tokens, 24 a step; the last nine are more than may be read beside drafts."""
+    monkeypatch.setattr(draft_model, "READ_TOKENS", 24)
+    monkeypatch.setattr(draft_model, "MAX_TOKENS_BEHIND", 8)
+    prompt = [3 + index % 100 for index in range(100)]
+    (expected,) = Driver(load_runner(model)).generate([prompt], 40)
+    driver, num_drafted = Driver(load_runner(model, draft_model=model)), list[int]()
+    driver.add(0, prompt)
+    driver.step()
+    while len(driver.tokens[0]) < 120:
+        step = driver.start({0: 1}, {0: 4})
+        num_drafted += step.batch.num_drafted
+        driver.finish(step)
+    assert num_drafted == [0, 0, 0, 0, 0, 4, 4, 4]
+    assert driver.tokens[0] == [*prompt, *expected[:21]], "all drafts are right"
+
+
 @pytest.mark.parametrize("has_draft_model", [False, True])
 def test_ranks_draft_the_same_and_give_the_tokens_of_one(
     has_draft_model: bool, model: Path
@@ -172,8 +192,8 @@ def test_ranks_draft_the_same_and_give_the_tokens_of_one(
     """Ranks above 0 know the tokens only, and what these make of a draft."""
 
     def tokens_of(parallel: ParallelGroup) -> list[list[int]]:
-        draft_model = model if has_draft_model else None
-        runner = load_runner(model, parallel=parallel, dtype="float32", draft_model=draft_model)
+        drafting = model if has_draft_model else None
+        runner = load_runner(model, parallel=parallel, dtype="float32", draft_model=drafting)
         return [tokens for tokens, _ in run(runner, MAX_SLOTS, disturbed=True).values()]
 
     alone = [tokens for tokens, _ in run(load_runner(model, dtype="float32")).values()]
