@@ -80,6 +80,16 @@ __device__ __forceinline__ void multiply_add<f16>(float (&c)[4], const uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// c += a b, with a [16, 32] of int8 by rows, b [32, 8] by columns, c [16, 8] int32.
+__device__ __forceinline__ void multiply_add(int32_t* c, const uint32_t (&a)[4],
+                                             const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 // Two e4m3, in the low 16 bits, as two float16.
 __device__ __forceinline__ uint32_t widen_e4m3(uint32_t pair) {
 #if __CUDA_ARCH__ >= 890

@@ -33,9 +33,9 @@ struct PackWeightParams {
   DType dtype;
 };
 
-// Weights of int8 as cpu/kernels/linear_int8.h reads them: panels as above, in each of them for
-// each part of K fours of its elements, with zeros at the end, and then the float32 scales of the
-// features. Sums of longer parts would not fit into int32.
+// Weights of int8 as cpu/kernels/linear_int8.h and cuda/linear/int8_tile.cuh read them: panels as
+// above, in each of them for each part of K fours of its elements, with zeros at the end, and then
+// the float32 scales of the features. Sums of longer parts would not fit into int32.
 constexpr int64_t kInt8Four = 4;
 constexpr int64_t kMaxInt8Part = 1 << 17;
 
@@ -142,16 +142,15 @@ void pack_weight(Backend& backend, const Tensor& packed, const Tensor& weight) {
 
 namespace {
 
-// What packed_linear and int8_linear are given, but for the weights.
+// What packed_linear and its kin are given, but for the weights.
 PackedLinearParams packed_linear_params(const Tensor& out, const Tensor& x, const Tensor& packed,
                                         const std::optional<Tensor>& bias, int64_t num_parts) {
   check_shape("x", x, {-1, -1}, "[M, K]");
   check_activation_dtype("x", x);
   check_unit_stride("x", x);
-  check_device("x", x, Device::kCpu);
   check_shape("out", out, {x.shape[0], -1}, "[M, N]");
   check_unit_stride("out", out);
-  check_device("out", out, Device::kCpu);
+  check_device("out", out, x.device);
   if (out.dtype != DType::kFloat32) check_dtype("out", out, x.dtype);
   const bool is_cut = num_parts == 2 || num_parts == 4 || num_parts == 8;
   if (num_parts != 1 && !(is_cut && x.shape[1] % (2 * num_parts) == 0)) {
@@ -163,7 +162,7 @@ PackedLinearParams packed_linear_params(const Tensor& out, const Tensor& x, cons
     check_shape("bias", *bias, {out.shape[1]}, "[N]");
     check_dtype("bias", *bias, DType::kFloat32);
     check_contiguous("bias", *bias);
-    check_device("bias", *bias, Device::kCpu);
+    check_device("bias", *bias, x.device);
     p.bias = static_cast<const float*>(bias->data);
   }
   p.out = out.data;
@@ -185,6 +184,7 @@ PackedLinearParams packed_linear_params(const Tensor& out, const Tensor& x, cons
 void packed_linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& packed,
                    const std::optional<Tensor>& bias, int64_t num_parts) {
   const PackedLinearParams p = packed_linear_params(out, x, packed, bias, num_parts);
+  check_device("x", x, Device::kCpu);
   check_packed(packed, p.out_features, p.in_features, p.dtype);
   backend.packed_linear(p);
 }
@@ -225,7 +225,7 @@ void int8_linear(Backend& backend, const Tensor& out, const Tensor& x, const Ten
       "[ceil(N / 32), P * (ceil(K / P / 4) + 1), 128]");
   check_dtype("packed", packed, DType::kInt8);
   check_contiguous("packed", packed);
-  check_device("packed", packed, Device::kCpu);
+  check_device("packed", packed, x.device);
   backend.int8_linear(p);
 }
 

@@ -22,6 +22,7 @@ def find_nvcc() -> str | None:
         ("attention/mma.cu", "attention_mma_kernel"),
         ("attention/mma_e4m3.cu", "attention_mma_kernel"),
         ("linear/linear.cu", "linear_kernel"),
+        ("linear/int8_linear.cu", "int8_linear_kernel"),
         ("logits/top_logprobs.cu", "top_logprobs_kernel"),
         ("logits/logit_rules.cu", "penalty_kernel"),
     ],

@@ -23,9 +23,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None, num_parts: i
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_bits_of_the_definition(
-    cpu_isa: str, dtype: torch.dtype, shape: tuple[int, int, int]
-) -> None:
+def test_bits_of_the_definition(isa: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     in_features, out_features, num_parts = shape
     x, weight, bias = operands(19, in_features, out_features, dtype)
     for given, parts in ((bias, num_parts), (None, 1)):
@@ -33,7 +31,7 @@ def test_bits_of_the_definition(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_bits_of_the_definition_where_it_flushes(cpu_isa: str, dtype: torch.dtype) -> None:
+def test_bits_of_the_definition_where_it_flushes(isa: str, dtype: torch.dtype) -> None:
     """Scales, products of two and elements lie on both sides of the smallest normal number."""
     x, weight, bias = operands(40, 96, 40, torch.float32)
     exponents = torch.arange(-130, -90)[:, None]
@@ -46,7 +44,7 @@ def test_bits_of_the_definition_where_it_flushes(cpu_isa: str, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_denormals_of_few_and_many_rows(cpu_isa: str, dtype: torch.dtype) -> None:
+def test_denormals_of_few_and_many_rows(isa: str, dtype: torch.dtype) -> None:
     """A denormal element is zero in a row of a scale that is just normal."""
     x = torch.full((17, 64), 0.9 * 2.0**-126).to(dtype)
     x[:, 0] = 140 * 2.0**-126
@@ -57,18 +55,32 @@ def test_denormals_of_few_and_many_rows(cpu_isa: str, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_the_longest_part_fits_into_int32(cpu_isa: str, sign: float) -> None:
+def test_the_longest_part_fits_into_int32(isa: str, sign: float) -> None:
     x, weight = torch.full((2, LONGEST_PART), sign), torch.ones(3, LONGEST_PART)
     assert_same_bits(multiply(x, weight), int8_dense(x, weight, None, 1))
+
+
+# Odd and even numbers of panels, parts of whole blocks and not.
+@pytest.mark.parametrize("shape", [(264, 136, 4), (192, 128, 1), (600, 61, 2)], ids=str)
+def test_every_tile_of_a_gpu_has_the_bits_of_the_definition(
+    cuda_isa: str, shape: tuple[int, int, int]
+) -> None:
+    in_features, out_features, num_parts = shape
+    x, weight, bias = operands(65, in_features, out_features, torch.bfloat16)
+    layer = Int8Linear(weight, bias, num_parts)
+    expected = int8_dense(x, weight, bias, num_parts)
+    for count in range(1, len(x) + 1):
+        assert_same_bits(layer(x[:count], torch.float32), expected[:count])
+        assert torch.equal(layer(x[:count]), expected[:count].bfloat16())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_row_does_not_depend_on_its_company(
-    cpu_isa: str, dtype: torch.dtype, shape: tuple[int, int, int]
+    isa: str, dtype: torch.dtype, shape: tuple[int, int, int]
 ) -> None:
     in_features, out_features, num_parts = shape
-    counts = ROW_COUNTS if cpu_isa != "scalar" else [1, 5, 29]
+    counts = [1, 5, 29] if isa == "scalar" or "cuda" in isa else ROW_COUNTS
     x, weight, bias = operands(max(counts) + 7, in_features, out_features, dtype)
     layer = Int8Linear(weight, bias, num_parts)
     together = layer(x)
@@ -89,7 +101,7 @@ def test_threads_change_no_bit(cpu_isa: str, thread_counts: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
-def test_ranks_that_share_the_sum_own_subtrees(cpu_isa: str, num_ranks: int) -> None:
+def test_ranks_that_share_the_sum_own_subtrees(isa: str, num_ranks: int) -> None:
     x, weight, _ = operands(17, 208, 40, torch.bfloat16)
     sums = [
         multiply(*share, None, 8 // num_ranks)
@@ -100,7 +112,7 @@ def test_ranks_that_share_the_sum_own_subtrees(cpu_isa: str, num_ranks: int) -> 
     assert_same_bits(sums[0], multiply(x, weight, None, 8))
 
 
-def test_ranks_that_share_the_features_change_no_bit(cpu_isa: str) -> None:
+def test_ranks_that_share_the_features_change_no_bit(isa: str) -> None:
     x, weight, bias = operands(17, 130, 120, torch.bfloat16)
     shares = zip(weight.chunk(3), bias.chunk(3), strict=True)
     parts = [multiply(x, *share) for share in shares]
@@ -108,7 +120,7 @@ def test_ranks_that_share_the_features_change_no_bit(cpu_isa: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_stays_where_it_is(cpu_isa: str, bad: float) -> None:
+def test_what_is_not_finite_stays_where_it_is(isa: str, bad: float) -> None:
     x, weight, _ = operands(20, 90, 40, torch.bfloat16)
     expected = multiply(x, weight)
     x[3, 5] = bad
@@ -120,7 +132,7 @@ def test_what_is_not_finite_stays_where_it_is(cpu_isa: str, bad: float) -> None:
     assert_same_bits(result[rows][:, features], expected[rows][:, features])
 
 
-def test_rows_may_be_strided_and_absent(cpu_isa: str) -> None:
+def test_rows_may_be_strided_and_absent(isa: str) -> None:
     x, weight, bias = operands(20, 90, 40, torch.bfloat16)
     assert_same_bits(multiply(x[::2], weight, bias), multiply(x, weight, bias)[::2])
     assert multiply(x[:0], weight, bias).shape == (0, 40)

@@ -1,7 +1,8 @@
-"""Dense layers of int8 weights and activations on the CPU (W8A8), whose bits are defined.
+"""Dense layers of int8 weights and activations (W8A8), whose bits are defined.
 
 docs/numerics.md has the definition. Sums of integers are exact, so a row's bits depend on the row,
-the weights and the number of parts alone, as those of packed_linear.py do.
+the weights and the number of parts alone, as those of packed_linear.py do, and a GPU has the bits
+of a CPU.
 """
 
 import torch
@@ -63,7 +64,8 @@ def quantise_weight(weight: torch.Tensor, num_parts: int) -> tuple[torch.Tensor,
     """
     parts = weight.float().view(len(weight), num_parts, -1)
     parts = torch.where(parts.abs() < _SMALLEST_NORMAL, 0.0, parts)
-    scales = parts.abs().amax(-1) / 127
+    # A tensor: on a GPU torch divides by a number as it multiplies by its inverse.
+    scales = parts.abs().amax(-1) / parts.new_full((), 127.0)
     scales = torch.where(scales < _SMALLEST_NORMAL, 0.0, scales)
     scales = torch.where(scales.isfinite(), scales, torch.nan)
     inverses = torch.where(scales > 0, 1 / scales, 0.0).unsqueeze(-1)
@@ -88,7 +90,7 @@ def pack_int8_weight(integers: torch.Tensor, scales: torch.Tensor) -> torch.Tens
     tails = functional.pad(scales, (0, 0, 0, rows)).view(num_panels, ops.PANEL_FEATURES, num_parts)
     tails = tails.transpose(1, 2).contiguous().view(torch.int8).unsqueeze(2)
     lines = num_parts * (fours.shape[2] + 1)
-    packed = torch.empty(num_panels, lines, line, dtype=torch.int8)
+    packed = fours.new_empty(num_panels, lines, line)
     ops.advise_huge_pages(packed)
     torch.cat([fours, tails], dim=2, out=packed.view(num_panels, num_parts, -1, line))
     return packed

@@ -175,10 +175,13 @@ def grouped_linear(
 def int8_linear(
     out: Tensor, x: Tensor, packed: Tensor, bias: Tensor | None, num_parts: int = 1
 ) -> None:
-    """Multiply rows by packed weights of int8, x @ weight.T + bias, on the CPU, rows in int8, too.
+    """Multiply rows by packed weights of int8, x @ weight.T + bias, rows in int8, too.
 
     docs/numerics.md ("Dense layers in int8") has the scale of a row and the roundings. A
-    row's bits depend on the row, the weights and num_parts alone.
+    row's bits depend on the row, the weights and num_parts alone; a GPU has those of a CPU.
+
+    On a GPU the first call of a thread allocates device memory, later calls do not, so that they
+    can be captured in a graph. Calls of one thread on several streams must not overlap.
 
     Args:
         out: [M, N], of the dtype of x or float32; must not overlap the others.

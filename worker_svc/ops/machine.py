@@ -57,8 +57,11 @@ def set_num_threads(num_threads: int) -> None:
 def advise_huge_pages(tensor: Tensor) -> None:
     """Ask for huge pages behind a contiguous tensor, best before the tensor is first touched.
 
-    Scattered reads of a large cache then miss the TLB far less. Systems without them ignore it.
+    Scattered reads of a large cache then miss the TLB far less. Systems without them ignore it,
+    and so does a GPU.
     """
+    if tensor.device.type != "cpu":
+        return
     compiled._C.advise_huge_pages(tensor)
 
 

@@ -75,8 +75,5 @@ void packed_linear(const PackedLinearParams&, cudaStream_t) {
 void grouped_linear(const PackedLinearParams&, cudaStream_t) {
   fail("grouped_linear: must be called with tensors on the CPU");
 }
-void int8_linear(const PackedLinearParams&, cudaStream_t) {
-  fail("int8_linear: must be called with tensors on the CPU");
-}
 
 }  // namespace quire::cuda

@@ -82,12 +82,13 @@ float half_of(uint32_t pair, int which) {
   return to_float(T{static_cast<uint16_t>(pair >> 16 * which)});
 }
 
+struct Operands {
+  uint32_t a[4];
+  uint32_t b[2];
+};
+
 template <typename T>
 void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  struct Operands {
-    uint32_t a[4];
-    uint32_t b[2];
-  };
   auto& machine = emu::Machine::current();
   const auto* shown =
       machine.exchange(emu::kFullMask, Operands{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
@@ -102,6 +103,23 @@ void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
       sum += half_of<T>(x.a[row / 8 + k / 8 * 2], k % 2) * half_of<T>(y.b[k / 8], k % 2);
     }
     c[i] = sum;
+  }
+}
+
+inline void multiply_add(int32_t* c, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  auto& machine = emu::Machine::current();
+  const auto* shown =
+      machine.exchange(emu::kFullMask, Operands{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
+  const int lane = machine.lane();
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8;
+    const int column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 32; ++k) {
+      const auto x = emu::shown<Operands>(shown, row % 8 * 4 + k % 16 / 4);
+      const auto y = emu::shown<Operands>(shown, column * 4 + k % 16 / 4);
+      c[i] += static_cast<int8_t>(x.a[row / 8 + k / 16 * 2] >> 8 * (k % 4)) *
+              static_cast<int8_t>(y.b[k / 16] >> 8 * (k % 4));
+    }
   }
 }
 
