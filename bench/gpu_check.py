@@ -150,7 +150,7 @@ def check_worker(pytest: tuple[str, ...], env: dict[str, str], steps: dict[str, 
     ]
     protoc = (sys.executable, "-m", "grpc_tools.protoc", "--proto_path=protos")
     steps["protos"] = run(*protoc, "--python_out=.", "--grpc_python_out=.", *protos)
-    files = ("tests/emu/test_gpu_worker.py", "tests/emu/test_gpu_engine.py")
+    files = [f"tests/emu/test_gpu_{name}.py" for name in ("worker", "engine", "quantization")]
     steps["worker"] = run(*pytest, *files, env=env, timeout_s=120)
     steps["bench-gpu"] = bench("bench.gpu", env)
 

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 IS_EMULATED = "cuda" in ops.available_isas()
 # csrc/emulated_tests.sh builds for the emulator and runs them.
-collect_ignore = (
-    [] if IS_EMULATED or torch.cuda.is_available() else ["test_gpu_worker.py", "test_gpu_engine.py"]
-)
+collect_ignore_glob = [] if IS_EMULATED or torch.cuda.is_available() else ["test_gpu_*.py"]
 
 
 @pytest.fixture

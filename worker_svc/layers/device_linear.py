@@ -14,7 +14,7 @@ import torch.nn.functional as functional
 
 from worker_svc import ops
 from worker_svc.layers.packed_linear import PackedLinear
-from worker_svc.layers.quantization import shared_linear
+from worker_svc.layers.quantization import is_quantised, shared_linear
 
 _invariant: ContextVar[bool] = ContextVar("layers are built for --invariant", default=False)
 
@@ -73,8 +73,11 @@ def make_linear(
             does alike.
         is_shared: whether it is one of the layers that `--quantization` is for.
     """
-    if weight.device.type == "cpu":
-        return shared_linear(weight, bias) if is_shared else PackedLinear(weight, bias)
+    is_on_cpu = weight.device.type == "cpu"
+    if is_shared and (is_on_cpu or is_quantised()):
+        return shared_linear(weight, bias)
+    if is_on_cpu:
+        return PackedLinear(weight, bias)
     if not _invariant.get():
         return partial(functional.linear, weight=weight, bias=bias)
     return partial(

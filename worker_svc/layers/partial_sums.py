@@ -1,9 +1,9 @@
 """The products of row-parallel layers, as the partial sums that ranks add up.
 
-Where tokens must not depend on the number of ranks (always on the CPU, with `--invariant` on a
-GPU), the input features are cut into equal parts, whatever that number, and the sums of the parts
-are added as neighbours in a binary tree: a rank owns a subtree, and the sums of the ranks are the
-rest of it (see `parallel.tree_sum`).
+Where tokens must not depend on the number of ranks (always on the CPU and in int8, with
+`--invariant` on a GPU), the input features are cut into equal parts, whatever that number, and the
+sums of the parts are added as neighbours in a binary tree: a rank owns a subtree, and the sums of
+the ranks are the rest of it (see `parallel.tree_sum`).
 """
 
 from functools import partial
@@ -13,7 +13,7 @@ import torch
 
 from quire.contract.errors import ModelLoadError
 from worker_svc.layers.device_linear import Linear, is_invariance_wanted, make_linear
-from worker_svc.layers.quantization import part_step, shared_linear
+from worker_svc.layers.quantization import has_defined_bits, part_step, shared_linear
 from worker_svc.parallel.group import ParallelGroup, tree_sum
 
 MAX_PARTS = 8
@@ -48,17 +48,17 @@ class PartialSums:
         apart: bool = False,
     ) -> None:
         num_parts = _num_parts(name, weight.shape[1] * parallel.size, parallel, weight.device)
-        is_on_cpu = weight.device.type == "cpu"
+        is_defined = has_defined_bits(weight.device)
         # A product that is the whole sum adds the bias itself: on a GPU that is one rounding less.
-        is_whole = parallel.size == 1 and (is_on_cpu or num_parts == 1)
+        is_whole = parallel.size == 1 and (is_defined or num_parts == 1)
         self.late_bias = None if is_whole else bias
         own_bias = bias if is_whole else None
         self._linears: list[Linear]
-        if is_on_cpu and not apart:
+        if is_defined and not apart:
             linear = shared_linear(weight, own_bias, num_parts)
             # Rounded before the exchange, sums would depend on the number of ranks.
             self._linears = [linear if is_whole else partial(linear, dtype=torch.float32)]
-        elif is_on_cpu:
+        elif is_defined:
             self._linears = [
                 partial(shared_linear(part, None), dtype=torch.float32)
                 for part in weight.chunk(num_parts, dim=1)
@@ -106,7 +106,7 @@ def add_up(
 
 def _num_parts(name: str, in_features: int, parallel: ParallelGroup, device: torch.device) -> int:
     """Return how many parts this rank has; docs/numerics.md explains how many there are in all."""
-    if device.type == "cpu":
+    if has_defined_bits(device):
         total = gcd(in_features // 2, MAX_PARTS) if in_features % 2 == 0 else 1
         while total > 1 and in_features // total % part_step() != 0:
             total //= 2

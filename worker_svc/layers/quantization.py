@@ -1,4 +1,4 @@
-"""How layers on the CPU hold their weights: as they are, or as `--quantization` asks.
+"""How layers hold their weights: as they are, or as `--quantization` asks.
 
 The layers that ranks share are quantised: those of attention and of MLPs, experts too. Embeddings,
 the head and the routers of experts keep the model's type, which costs little memory and decides
@@ -22,6 +22,7 @@ from worker_svc.layers.int8_linear import Int8Linear
 from worker_svc.layers.packed_linear import PackedLinear
 
 NONE = "none"
+W8A8 = "w8a8"
 _BITS = {"w8": 8, "w4": 4}
 
 
@@ -61,10 +62,20 @@ def part_step() -> int:
     return GROUP_SIZES[-1] if _asked().method in _BITS else 1
 
 
+def is_quantised() -> bool:
+    """Return whether layers built now that ranks share are quantised."""
+    return _asked().method != NONE
+
+
+def has_defined_bits(device: torch.device) -> bool:
+    """Return whether docs/numerics.md has the bits of the layers built now that ranks share."""
+    return device.type == "cpu" or _asked().method == W8A8
+
+
 def shared_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, num_parts: int = 1
 ) -> PackedLinear | Int8Linear | GroupedLinear:
-    """Return a layer on the CPU that ranks share.
+    """Return a layer that ranks share: quantised, or on the CPU.
 
     Args:
         weight: [out_features, in_features] of this rank.

@@ -1,0 +1,93 @@
+"""Quantised layers on a GPU, emulated: in int8 the bits of the CPU's, in a worker its tokens."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.contract.errors import ModelLoadError
+from tests.emu.emulated_device import EmulatedDevice, on_the_same_gpu
+from tests.factories import CONFIGS, FALLBACKS, save_model
+from tests.models.driver import Driver, load_runner
+from tests.models.linked_ranks import run_ranks
+from worker_svc.device.cuda import CudaDevice
+from worker_svc.layers.int8_linear import Int8Linear
+from worker_svc.parallel.group import ParallelGroup
+
+PROMPTS = [[5, 17, 3, 99, 42], [7, 8], list(range(20, 60))]
+METHODS = ("w8a8",)
+# Parts of K that hold whole groups, and a head size of tensor cores.
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
+
+
+def random(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_int8_layers_have_the_bits_of_the_cpus(
+    gpu: CudaDevice, dtype: torch.dtype, num_ranks: int
+) -> None:
+    """Weights, quantised there, and products: of each rank's share of K."""
+    x, weight = random(17, 208, seed=1).to(dtype), random(70, 208, seed=2).to(dtype)
+    weight[5] = 0
+    weight[6] *= 2.0**-100
+    bias = random(70, seed=3).to(dtype)
+    shares = zip(x.chunk(num_ranks, dim=1), weight.chunk(num_ranks, dim=1), strict=True)
+    for own_x, own_weight in shares:
+        parts = 8 // num_ranks
+        expected = Int8Linear(own_weight, bias, parts)(own_x, torch.float32)
+        device = gpu.torch_device
+        layer = Int8Linear(own_weight.contiguous().to(device), bias.to(device), parts)
+        found = layer(own_x.contiguous().to(device), torch.float32).cpu()
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
+def test_tokens_are_the_cpus(gpu: CudaDevice, tmp_path: Path, family: str, method: str) -> None:
+    save_model(tmp_path, CONFIGS[family](**(WIDE if family == "llama" else {})))
+    options: dict[str, Any] = {"dtype": "float32", "num_blocks": 40, "quantization": method}
+    expected = Driver(load_runner(tmp_path, **options)).generate(PROMPTS, 4)
+    runner = load_runner(tmp_path, **options, device=gpu, max_num_seqs=4)
+    assert Driver(runner).generate(PROMPTS, 4, ahead=True) == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_invariant_ranks_give_the_bits_of_one(
+    gpu: CudaDevice, tmp_path: Path, family: str, method: str
+) -> None:
+    save_model(tmp_path, CONFIGS[family](**WIDE))
+
+    def logits(parallel: ParallelGroup) -> torch.Tensor:
+        runner = load_runner(
+            tmp_path,
+            dtype="bfloat16",
+            device=gpu,
+            num_blocks=40,
+            max_num_seqs=4,
+            enforce_eager=True,
+            invariant=True,
+            parallel=parallel,
+            quantization=method,
+        )
+        driver = Driver(runner)
+        driver.generate(PROMPTS, 2)
+        return driver.logits[2].cpu()
+
+    def rank_logits(parallel: ParallelGroup) -> torch.Tensor:
+        with on_the_same_gpu() if isinstance(gpu, EmulatedDevice) else nullcontext():
+            return logits(parallel)
+
+    alone = logits(ParallelGroup())
+    assert all(torch.equal(each, alone) for each in run_ranks(2, rank_logits))
+
+
+def test_layers_of_transformers_are_refused(gpu: CudaDevice, tmp_path: Path) -> None:
+    save_model(tmp_path, FALLBACKS["olmo"]())
+    with pytest.raises(ModelLoadError, match="quantization: must be none for OlmoForCausalLM"):
+        load_runner(tmp_path, device=gpu, quantization="w8a8")
