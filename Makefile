@@ -88,7 +88,7 @@ bench-smoke: .venv/.ready ## Tokens/s, step time split and bytes per step at 64 
 	@$(BIN)/python bench/smoke.py
 
 bench-step: .venv/.ready ## A decode step of a 125M model at 1 to 64 sequences: beside its roof, and Python's share
-	@$(BIN)/python -m bench.step
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m bench.step
 
 bench-sched: .venv/.ready ## Cost of scheduling and of the step message
 	@$(BIN)/python bench/scheduler.py

@@ -2,7 +2,8 @@
 
 Scheduler and worker in one process, made-up weights. The roof is the time to read the weights once,
 at the bandwidth of a linear read in the same process; Python's share is what a worker's step takes
-outside the kernels. Medians, since machines are noisy.
+outside the kernels. Medians, since machines are noisy. `--by-operation` prints the mean time of
+each operation, which bounds what fusing it with its neighbour could save.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +23,11 @@ import torch
 from bench.engine import Engine
 from quire.contract.engine_options import LoadOptions
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.steps import SchedulerOutputs
 from quire.contract.workers import LoadSpec
 from worker_svc import ops
 from worker_svc.ops import compiled
+from worker_svc.steps.pending import PendingStep
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
@@ -63,21 +67,39 @@ class Stopwatch:
 
 
 class KernelTime(Stopwatch):
-    """Seconds spent in kernels, called one by one or replayed."""
+    """Seconds spent in kernels, called one by one or replayed.
+
+    Attributes:
+        by_name: the same of each operation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Time every kernel that is called inside."""
-        own = compiled._C
-        timed = self.timed
+        own, times = compiled._C, self
 
         class TimedRecording(own.Recording):
-            replay = timed(own.Recording.replay)
+            def replay(self) -> None:
+                for name, seconds in times.timed(self.replay_timed)().items():
+                    times.by_name[name] += seconds
+
+        def timed(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                before = times.seconds
+                result = times.timed(kernel)(*arguments)
+                times.by_name[name] += times.seconds - before
+                return result
+
+            return call
 
         class Kernels:
             def __getattr__(self, name: str) -> Any:
                 found = getattr(own, name)
-                return found if isinstance(found, type) else timed(found)
+                return found if isinstance(found, type) else timed(name, found)
 
         recording = ops.Recording
         compiled._C, ops.Recording = cast(ModuleType, Kernels()), TimedRecording
@@ -98,8 +120,8 @@ def read_bytes_per_s() -> float:
     return READ_BYTES / statistics.median(seconds)
 
 
-def run(model: Path, dtype: str, num_seqs: int, num_steps: int) -> None:
-    """Print one row."""
+def run(model: Path, dtype: str, num_seqs: int, num_steps: int, by_operation: bool) -> None:
+    """Print one row, and the milliseconds of each operation if they are asked for."""
     spec = LoadSpec(str(model), LoadOptions(load_format="dummy", dtype=dtype))
     prompts = [[3 + (7 * i + j) % 900 for j in range(PROMPT_TOKENS)] for i in range(num_seqs)]
     params = SamplingParams(temperature=0.8, seed=0, max_tokens=num_steps, ignore_eos=True)
@@ -108,8 +130,16 @@ def run(model: Path, dtype: str, num_seqs: int, num_steps: int) -> None:
         engine = Engine(model, num_blocks=4096, spec=spec)
         engine.run(prompts, params)  # records graphs
         steps = Stopwatch()
-        engine.runner.execute = steps.timed(engine.runner.execute)  # type: ignore[method-assign]
-        kernels.seconds = 0.0
+        execute = steps.timed(engine.runner.execute)
+
+        def execute_timed(outputs: SchedulerOutputs) -> PendingStep:
+            step: PendingStep = execute(outputs)
+            if sum(outputs.num_scheduled_tokens) > num_seqs:  # prompts, which come first
+                steps.seconds = kernels.seconds = 0.0
+                kernels.by_name.clear()
+            return step
+
+        engine.runner.execute = execute_timed  # type: ignore[method-assign]
         result = engine.run(prompts, params)
     step_ms = statistics.median(result.decode_us) / 1e3
     # All but the embedding, of which a step reads a row for each token.
@@ -122,6 +152,10 @@ def run(model: Path, dtype: str, num_seqs: int, num_steps: int) -> None:
         f"{roof_ms / step_ms:5.0%} of the step; outside the kernels {share:5.1%}",
         flush=True,
     )
+    if by_operation:
+        for name, seconds in sorted(kernels.by_name.items(), key=lambda item: -item[1]):
+            ms = seconds / len(result.decode_us) * 1e3
+            print(f"    {name:24} {ms:7.3f} ms {seconds / steps.seconds:6.1%}", flush=True)
 
 
 def main() -> None:
@@ -130,12 +164,13 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--sequences", nargs="+", type=int, default=[1, 4, 16, 64])
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--by-operation", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(SHAPE))
         for dtype in arguments.dtypes:
             for num_seqs in arguments.sequences:
-                run(Path(directory), dtype, num_seqs, arguments.steps)
+                run(Path(directory), dtype, num_seqs, arguments.steps, arguments.by_operation)
 
 
 if __name__ == "__main__":

@@ -169,6 +169,8 @@ PYBIND11_MODULE(_C, module) {
       .def("start", start_recording)
       .def("stop", stop_recording)
       .def("replay", &quire::Recording::replay, py::call_guard<py::gil_scoped_release>())
+      .def("replay_timed", &quire::Recording::replay_timed,
+           py::call_guard<py::gil_scoped_release>())
       .def("__len__", &quire::Recording::size);
   module.def("plan_attention", plan_attention, py::call_guard<py::gil_scoped_release>());
   module.def("isa", isa);

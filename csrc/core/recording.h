@@ -1,8 +1,11 @@
 // A backend that runs operations on another one and keeps them, to run them again later.
 #pragma once
 
+#include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -37,19 +40,36 @@ class Recording final : public Backend {
     if (std::is_same_v<Params, CopyBlocksParams>)                                           \
       fail(#name ": must not be recorded, since its parameters point to a list that goes"); \
     backend_.name(params);                                                                  \
-    operations_.emplace_back([params](Backend& backend) { backend.name(params); });         \
+    operations_.push_back({#name, [params](Backend& backend) { backend.name(params); }});   \
   }
 #include "ops.def"
 
   void replay() const {
-    for (const auto& operation : operations_) operation(backend_);
+    for (const auto& operation : operations_) operation.run(backend_);
+  }
+
+  // The same; returns the seconds of each operation, by name.
+  std::map<std::string, double> replay_timed() const {
+    using Clock = std::chrono::steady_clock;
+    std::map<std::string, double> seconds;
+    for (const auto& operation : operations_) {
+      const Clock::time_point began = Clock::now();
+      operation.run(backend_);
+      seconds[operation.name] += std::chrono::duration<double>(Clock::now() - began).count();
+    }
+    return seconds;
   }
 
   size_t size() const { return operations_.size(); }
 
  private:
+  struct Operation {
+    const char* name;
+    std::function<void(Backend&)> run;
+  };
+
   Backend& backend_;
-  std::vector<std::function<void(Backend&)>> operations_;
+  std::vector<Operation> operations_;
 };
 
 }  // namespace quire

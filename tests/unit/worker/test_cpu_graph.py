@@ -36,6 +36,21 @@ def test_replay_reads_inputs_anew() -> None:
     assert torch.equal(graph.replay(), work())
 
 
+@torch.inference_mode()
+def test_a_timed_replay_computes_the_same_and_names_its_operations() -> None:
+    x = torch.rand(3, 64)
+    recording = ops.Recording()
+    recording.start()
+    first = silu(x)
+    second = silu(first)
+    recording.stop()
+    x.normal_()
+    seconds = recording.replay_timed()
+    assert torch.equal(second, silu(silu(x)))
+    assert seconds.keys() == {"silu_and_mul"}
+    assert seconds["silu_and_mul"] > 0.0
+
+
 def chain(x: torch.Tensor, length: int) -> Callable[[], torch.Tensor]:
     def work() -> torch.Tensor:
         y = x
