@@ -54,21 +54,20 @@ struct DenseOperands {
   }
 
   // The tile of `rows` rows, a constant of kRows or fewer.
-  template <int kRows, bool kIsStream, bool kIsMulti>
+  template <int kRows, bool kIsStream>
   static void multiply_rows(int rows, const XRows<X>& x, const TileWeights& weights,
                             const TileSums& out) {
     if constexpr (kRows > 1) {
-      if (rows < kRows) return multiply_rows<kRows - 1, kIsStream, kIsMulti>(rows, x, weights, out);
+      if (rows < kRows) return multiply_rows<kRows - 1, kIsStream>(rows, x, weights, out);
     }
-    constexpr int kPanels = kIsMulti ? panels_of(kRows) : 1;
 #if defined(__AVX512BF16__)
     if constexpr (sizeof(X) == sizeof(bf16))
-      return multiply_tile_of_pairs<kRows, kPanels, kIsStream>(x, weights, out);
+      return multiply_tile_of_pairs<kRows, kIsStream>(x, weights, out);
 #endif
     if constexpr (sizeof(X) == sizeof(float)) {
       constexpr int kVectors = vectors_of(kRows);
       for (int column = 0; column < kPanel; column += kVectors * kLanes)
-        multiply_tile<Pair, kRows, kPanels, kVectors, kIsStream>(x, weights, column, out);
+        multiply_tile<Pair, kRows, kVectors, kIsStream>(x, weights, column, out);
     }
   }
 };
@@ -125,13 +124,13 @@ struct GroupedOperands : DenseOperands<Type> {
     if constexpr (kRows > 1) {
       if (rows < kRows) return multiply_packed<kRows - 1>(rows, x, weights, elements, out);
     }
-    F32 sum[1][kRows][2];
-    for (int i = 0; i < 2 * kRows; ++i) (&sum[0][0][0])[i] = quire::cpu::QUIRE_ISA::zero();
+    F32 sum[kRows][2];
+    for (int i = 0; i < 2 * kRows; ++i) (&sum[0][0])[i] = quire::cpu::QUIRE_ISA::zero();
     for (int64_t k = 0; k < elements; k += group_size) {
       if (bits == 8) {
-        add_group<kRows, 8>(sum[0], x, weights, k);
+        add_group<kRows, 8>(sum, x, weights, k);
       } else {
-        add_group<kRows, 4>(sum[0], x, weights, k);
+        add_group<kRows, 4>(sum, x, weights, k);
       }
       weights += group_bytes;
     }

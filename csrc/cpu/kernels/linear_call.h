@@ -108,14 +108,12 @@ class LinearCall {
   void choose_group() {
     constexpr int64_t kStreamBytes = 64 << 10;
     const int64_t threads = pool_.num_threads();
+    group_ = is_stream_ ? 1 : 4;
     const auto tasks = [&] { return (num_panels_ + group_ - 1) / group_; };
     if (is_stream_) {
-      const int64_t least = panels_of(static_cast<int>(p_.num_rows));
-      group_ = least;
       while (group_ * panel_bytes_ < kStreamBytes) group_ *= 2;
-      while (group_ > least && tasks() < 2 * threads) group_ /= 2;
+      while (group_ > 1 && tasks() < 2 * threads) group_ /= 2;
     } else {
-      group_ = 4;
       while (group_ > 1 && tasks() < 4 * threads) group_ /= 2;
     }
   }
@@ -151,13 +149,21 @@ class LinearCall {
     }
   }
 
+  // Weights that are read once are read front to back, which memory likes best: all of K of a panel
+  // before the next one. Of others the panels of a task share the rows of a chunk of K.
+  void multiply_group(int64_t first_panel, int worker) {
+    const int64_t end = min_of(first_panel + group_, num_panels_);
+    const int64_t at_once = is_stream_ ? 1 : group_;
+    for (int64_t panel = first_panel; panel < end; panel += at_once)
+      multiply_panels(panel, min_of(at_once, end - panel), worker);
+  }
+
   // Sums of the parts so far that no neighbour has been added to yet. Part i is computed at the
   // level of as many of them as there are, and added to those of its left neighbours that are now
   // complete: a binary tree.
-  void multiply_group(int64_t first_panel, int worker) {
+  void multiply_panels(int64_t first_panel, int64_t num_panels, int worker) {
     constexpr int kMaxLevels = 4;  // of 8 parts
-    const int64_t num_panels = min_of(group_, num_panels_ - first_panel);
-    const int64_t stride = group_ * kPanel + kXBlock;
+    const int64_t stride = num_panels * kPanel + kXBlock;
     const int64_t level_size = block_rows_ * stride;
     const int num_levels = p_.num_parts == 1 ? 1 : kMaxLevels;
     float* sums = static_cast<float*>(
@@ -182,7 +188,7 @@ class LinearCall {
           add_sums(sums + (level - 1) * level_size, sums + level * level_size, rows * stride);
         }
       }
-      finish(sums, stride, first_panel, row, rows);
+      finish(sums, stride, first_panel, num_panels, row, rows);
     }
   }
 
@@ -218,35 +224,18 @@ class LinearCall {
       panel_stride = int64_t{steps} * kStepBytes;
       weights = operands_.unpack(weights, panel_bytes_, chunk.num_panels, panel_stride, elements);
     }
-    if (is_stream_) {
-      stream_chunk(chunk, x, {weights, panel_stride, nullptr, steps}, sums);
-    } else {
-      for (int64_t panel = 0; panel < chunk.num_panels; ++panel) {
-        const char* next = panel + 1 < chunk.num_panels
-                               ? weights + panel_stride
-                               : weights - panel * panel_stride + steps * kStepBytes;
-        multiply_panel(chunk.rows, x, {weights, 0, next, steps},
-                       {sums.data + panel * kPanel, sums.stride, sums.adds});
-        weights += panel_stride;
-      }
+    if (is_stream_) {  // all rows in one tile
+      Operands::template multiply_rows<kMaxTileRows, true>(static_cast<int>(chunk.rows), x,
+                                                           {weights, nullptr, steps}, sums);
+      return;
     }
-  }
-
-  // All rows in one tile: each weight is read once, from as many panels at a time as fit.
-  void stream_chunk(const Chunk& chunk, const XRows<X>& x, TileWeights weights,
-                    TileSums sums) const {
-    const int rows = static_cast<int>(chunk.rows);
-    const int at_once = panels_of(rows);
-    int64_t panel = 0;
-    for (; at_once > 1 && panel + at_once <= chunk.num_panels; panel += at_once) {
-      Operands::template multiply_rows<kMaxTileRows, true, true>(rows, x, weights, sums);
-      weights.data += at_once * weights.panel_stride;
-      sums.data += at_once * kPanel;
-    }
-    for (; panel < chunk.num_panels; ++panel) {
-      Operands::template multiply_rows<kMaxTileRows, true, false>(rows, x, weights, sums);
-      weights.data += weights.panel_stride;
-      sums.data += kPanel;
+    for (int64_t panel = 0; panel < chunk.num_panels; ++panel) {
+      const char* next = panel + 1 < chunk.num_panels
+                             ? weights + panel_stride
+                             : weights - panel * panel_stride + steps * kStepBytes;
+      multiply_panel(chunk.rows, x, {weights, next, steps},
+                     {sums.data + panel * kPanel, sums.stride, sums.adds});
+      weights += panel_stride;
     }
   }
 
@@ -260,7 +249,7 @@ class LinearCall {
       TileWeights own = weights;
       own.next =
           tile < 2 ? weights.next + tile * weights.num_steps * (kStepBytes / 2) : weights.data;
-      Operands::template multiply_rows<kMaxTileRows, false, false>(
+      Operands::template multiply_rows<kMaxTileRows, false>(
           static_cast<int>(height), x.from(row), own,
           {sums.data + row * sums.stride, sums.stride, sums.adds});
       row += height;
@@ -271,10 +260,10 @@ class LinearCall {
     for (int64_t i = 0; i < count; i += kLanes) store(left + i, load(left + i) + load(right + i));
   }
 
-  void finish(const float* sums, int64_t stride, int64_t first_panel, int64_t first_row,
-              int64_t rows) const {
+  void finish(const float* sums, int64_t stride, int64_t first_panel, int64_t num_panels,
+              int64_t first_row, int64_t rows) const {
     const int64_t begin = first_panel * kPanel;
-    const int64_t count = min_of(group_ * kPanel, p_.out_features - begin);
+    const int64_t count = min_of(num_panels * kPanel, p_.out_features - begin);
     const float* bias = p_.bias == nullptr ? nullptr : p_.bias + begin;
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t at = (first_row + row) * p_.out_stride + begin;

@@ -43,17 +43,15 @@ class Int8Operands {
   }
 
   // The tile of `rows` rows, a constant of kRows or fewer.
-  template <int kRows, bool kIsStream, bool kIsMulti>
+  template <int kRows, bool kIsStream>
   static void multiply_rows(int rows, const XRows<X>& x, const TileWeights& weights,
                             const TileSums& out) {
     if constexpr (kRows > 1) {
-      if (rows < kRows) return multiply_rows<kRows - 1, kIsStream, kIsMulti>(rows, x, weights, out);
+      if (rows < kRows) return multiply_rows<kRows - 1, kIsStream>(rows, x, weights, out);
     }
     constexpr int kVectors = vectors_of(kRows);
-    for (int column = 0; column < kPanel; column += kVectors * kLanes) {
-      multiply_int8_tile<kRows, kIsMulti ? panels_of(kRows) : 1, kVectors, kIsStream>(x, weights,
-                                                                                      column, out);
-    }
+    for (int column = 0; column < kPanel; column += kVectors * kLanes)
+      multiply_int8_tile<kRows, kVectors, kIsStream>(x, weights, column, out);
   }
 
  private:

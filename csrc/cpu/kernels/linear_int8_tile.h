@@ -116,52 +116,44 @@ QUIRE_ALWAYS_INLINE void add_products(I32& sum, const I32& weights, const I32& x
 }
 #endif
 
-// kVectors * kLanes features of each panel, from `column`, over a whole part of K; behind it in the
+// kVectors * kLanes features, from `column`, over a whole part of K; behind it in the
 // panel lie the scales of the features.
-template <int kRows, int kPanels, int kVectors, bool kIsStream>
+template <int kRows, int kVectors, bool kIsStream>
 void multiply_int8_tile(const XRows<int8_t>& rows, const TileWeights& weights, int column,
                         const TileSums& out) {
   constexpr int kFoursOfBlock = kXBlock / kFour;
-  I32 sum[kPanels][kRows][kVectors];
+  I32 sum[kRows][kVectors];
 #pragma GCC unroll 64
-  for (int i = 0; i < kPanels * kRows * kVectors; ++i) (&sum[0][0][0])[i] = broadcast_word(0);
+  for (int i = 0; i < kRows * kVectors; ++i) (&sum[0][0])[i] = broadcast_word(0);
   const char* data = weights.data;
   const char* next = weights.next;
   for (int step = 0; step < weights.num_steps; ++step) {
     const int8_t* x =
         rows.data + step / kFoursOfBlock * rows.block_stride + step % kFoursOfBlock * kFour;
-    fetch_weights<kPanels, kFourBytes, kIsStream>(data, next, weights.panel_stride);
+    fetch_weights<kFourBytes, kIsStream>(data, next);
+    I32 weight[kVectors];
 #pragma GCC unroll 8
-    for (int panel = 0; panel < kPanels; ++panel) {
-      I32 weight[kVectors];
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v)
-        weight[v] = load_fours(data + panel * weights.panel_stride + kFour * (column + v * kLanes));
+    for (int v = 0; v < kVectors; ++v) weight[v] = load_fours(data + kFour * (column + v * kLanes));
 #pragma GCC unroll 16
-      for (int row = 0; row < kRows; ++row) {
-        int32_t four;
-        memcpy(&four, x + row * kXBlock, sizeof four);
-        const I32 elements = broadcast_word(four);
+    for (int row = 0; row < kRows; ++row) {
+      int32_t four;
+      memcpy(&four, x + row * kXBlock, sizeof four);
+      const I32 elements = broadcast_word(four);
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) add_products(sum[panel][row][v], weight[v], elements);
-      }
+      for (int v = 0; v < kVectors; ++v) add_products(sum[row][v], weight[v], elements);
     }
     data += kFourBytes;
   }
-  F32 result[kPanels][kRows][kVectors];
-#pragma GCC unroll 8
-  for (int panel = 0; panel < kPanels; ++panel) {
-    const float* scales =
-        reinterpret_cast<const float*>(data + panel * weights.panel_stride) + column;
+  F32 result[kRows][kVectors];
+  const float* scales = reinterpret_cast<const float*>(data) + column;
 #pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) {
-      const RowScale& of_row = rows.scales[row * rows.scale_stride];
-      const F32 scale = broadcast(of_row.scale);
+  for (int row = 0; row < kRows; ++row) {
+    const RowScale& of_row = rows.scales[row * rows.scale_stride];
+    const F32 scale = broadcast(of_row.scale);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v)
-        result[panel][row][v] = to_floats(add_word(sum[panel][row][v], of_row.offset)) *
-                                (scale * load(scales + v * kLanes));
-    }
+    for (int v = 0; v < kVectors; ++v)
+      result[row][v] =
+          to_floats(add_word(sum[row][v], of_row.offset)) * (scale * load(scales + v * kLanes));
   }
   store_sums(result, column, out);
 }

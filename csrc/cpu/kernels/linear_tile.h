@@ -1,4 +1,4 @@
-// One register tile of a dense layer: a few rows of x times panels of 32 features, over one chunk
+// One register tile of a dense layer: a few rows of x times a panel of 32 features, over one chunk
 // of K. docs/numerics.md has the order of roundings, which nothing here may change.
 //
 // Features lie in the lanes and each element of x is broadcast to all of them, so the width of the
@@ -13,31 +13,22 @@ namespace {
 
 constexpr int kPanel = kPanelFeatures;
 constexpr int kXBlock = 16;      // elements of K that lie together in the packed rows of x
-constexpr int kStreamed = 1024;  // bytes that weights are prefetched ahead, if each is read once
+constexpr int kStreamed = 4096;  // bytes that weights are prefetched ahead, if each is read once
 
 #if defined(__AVX512F__)
 constexpr int kMaxTileRows = 14;
 constexpr int vectors_of(int) {
   return 2;
 }
-constexpr int panels_of(int rows) {
-  return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
-}
 #elif defined(__AVX2__)
 constexpr int kMaxTileRows = 6;
 constexpr int vectors_of(int rows) {
   return rows <= 2 ? 4 : 2;
 }
-constexpr int panels_of(int rows) {
-  return rows == 1 ? 2 : 1;
-}
 #else
 constexpr int kMaxTileRows = 4;
 constexpr int vectors_of(int) {
   return 4;
-}
-constexpr int panels_of(int) {
-  return 1;
 }
 #endif
 
@@ -101,53 +92,42 @@ struct TileSums {
   bool adds;  // to what is there, as the chunks of a part after its first do
 };
 
-// The weights of a tile: a chunk of one panel or of several, and what to fetch meanwhile.
+// The weights of a tile: a chunk of a panel, and what to fetch meanwhile.
 struct TileWeights {
   const char* data;
-  int64_t panel_stride;  // bytes from a panel to the next
-  const char* next;      // weights that are needed soon, where each is read more than once
-  int num_steps;         // pairs of elements of K in this chunk, fours of int8
+  const char* next;  // weights that are needed soon, where each is read more than once
+  int num_steps;     // pairs of elements of K in this chunk, fours of int8
 };
 
-template <typename Pair, int kRows, int kPanels, int kVectors>
-QUIRE_ALWAYS_INLINE void add_element(F32 (&sum)[kPanels][kRows][kVectors],
-                                     const F32 (&weight)[kPanels][kVectors], const float* x) {
+template <int kRows, int kVectors>
+QUIRE_ALWAYS_INLINE void add_element(F32 (&sum)[kRows][kVectors], const F32 (&weight)[kVectors],
+                                     const float* x) {
 #pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row) {
     const F32 element = broadcast(x[row * kXBlock]);
 #pragma GCC unroll 8
-    for (int panel = 0; panel < kPanels; ++panel) {
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) accumulate(sum[panel][row][v], element, weight[panel][v]);
-    }
+    for (int v = 0; v < kVectors; ++v) accumulate(sum[row][v], element, weight[v]);
   }
 }
 
-template <int kRows, int kPanels, int kVectors>
-QUIRE_ALWAYS_INLINE void store_sums(const F32 (&sum)[kPanels][kRows][kVectors], int column,
+template <int kRows, int kVectors>
+QUIRE_ALWAYS_INLINE void store_sums(const F32 (&sum)[kRows][kVectors], int column,
                                     const TileSums& out) {
-#pragma GCC unroll 8
-  for (int panel = 0; panel < kPanels; ++panel) {
 #pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) {
+  for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        float* p = out.data + row * out.stride + panel * kPanel + column + v * kLanes;
-        store(p, out.adds ? load(p) + sum[panel][row][v] : sum[panel][row][v]);
-      }
+    for (int v = 0; v < kVectors; ++v) {
+      float* p = out.data + row * out.stride + column + v * kLanes;
+      store(p, out.adds ? load(p) + sum[row][v] : sum[row][v]);
     }
   }
 }
 
-template <int kPanels, int kBytes, bool kIsStream>
-QUIRE_ALWAYS_INLINE void fetch_weights(const char* data, const char*& next, int64_t panel_stride) {
+template <int kBytes, bool kIsStream>
+QUIRE_ALWAYS_INLINE void fetch_weights(const char* data, const char*& next) {
   if constexpr (kIsStream) {
 #pragma GCC unroll 8
-    for (int panel = 0; panel < kPanels; ++panel) {
-#pragma GCC unroll 8
-      for (int line = 0; line < kBytes; line += 64)
-        __builtin_prefetch(data + panel * panel_stride + kStreamed + line, 0, 3);
-    }
+    for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(data + kStreamed + line, 0, 3);
   } else {
 #pragma GCC unroll 8
     for (int line = 0; line < kBytes / 2; line += 64) __builtin_prefetch(next + line, 0, 2);
@@ -155,12 +135,12 @@ QUIRE_ALWAYS_INLINE void fetch_weights(const char* data, const char*& next, int6
   }
 }
 
-// kVectors * kLanes features of each panel, from `column`.
-template <typename Pair, int kRows, int kPanels, int kVectors, bool kIsStream>
+// kVectors * kLanes features, from `column`.
+template <typename Pair, int kRows, int kVectors, bool kIsStream>
 void multiply_tile(const XRows<float>& rows, TileWeights weights, int column, TileSums out) {
-  F32 sum[kPanels][kRows][kVectors];
+  F32 sum[kRows][kVectors];
 #pragma GCC unroll 64
-  for (int i = 0; i < kPanels * kRows * kVectors; ++i) (&sum[0][0][0])[i] = zero();
+  for (int i = 0; i < kRows * kVectors; ++i) (&sum[0][0])[i] = zero();
   constexpr int kPairsOfBlock = kXBlock / 2;
   // Lines of the next block of x to fetch with each pair, so that all come in time.
   constexpr int kLines = kRows > 4 ? (kRows + kPairsOfBlock - 1) / kPairsOfBlock : 0;
@@ -175,22 +155,14 @@ void multiply_tile(const XRows<float>& rows, TileWeights weights, int column, Ti
 #pragma GCC unroll 4
       for (int line = 0; line < kLines; ++line) __builtin_prefetch(ahead + line * kXBlock, 0, 3);
     }
-    fetch_weights<kPanels, Pair::kBytes, kIsStream>(data, next, weights.panel_stride);
-    F32 weight[kPanels][kVectors];
+    fetch_weights<Pair::kBytes, kIsStream>(data, next);
+    F32 weight[kVectors];
 #pragma GCC unroll 8
-    for (int panel = 0; panel < kPanels; ++panel) {
+    for (int v = 0; v < kVectors; ++v) weight[v] = Pair::odd(data, column + v * kLanes);
+    add_element(sum, weight, x + 1);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v)
-        weight[panel][v] = Pair::odd(data + panel * weights.panel_stride, column + v * kLanes);
-    }
-    add_element<Pair>(sum, weight, x + 1);
-#pragma GCC unroll 8
-    for (int panel = 0; panel < kPanels; ++panel) {
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v)
-        weight[panel][v] = Pair::even(data + panel * weights.panel_stride, column + v * kLanes);
-    }
-    add_element<Pair>(sum, weight, x);
+    for (int v = 0; v < kVectors; ++v) weight[v] = Pair::even(data, column + v * kLanes);
+    add_element(sum, weight, x);
     data += Pair::kBytes;
     x += in_block + 1 == kPairsOfBlock ? rows.block_stride - (kXBlock - 2) : 2;
   }
@@ -200,33 +172,29 @@ void multiply_tile(const XRows<float>& rows, TileWeights weights, int column, Ti
 #if defined(__AVX512BF16__)
 // The same with the instruction that multiplies pairs: by its definition, and by test, the two
 // fused multiply-adds of multiply_tile, the odd element first.
-template <int kRows, int kPanels, bool kIsStream>
+template <int kRows, bool kIsStream>
 void multiply_tile_of_pairs(const XRows<bf16>& rows, TileWeights weights, TileSums out) {
   constexpr int kVectors = kPanel / kLanes;
   constexpr int kPairsOfBlock = kXBlock / 2;
-  F32 sum[kPanels][kRows][kVectors];
+  F32 sum[kRows][kVectors];
 #pragma GCC unroll 64
-  for (int i = 0; i < kPanels * kRows * kVectors; ++i) (&sum[0][0][0])[i] = zero();
+  for (int i = 0; i < kRows * kVectors; ++i) (&sum[0][0])[i] = zero();
   const bf16* x = rows.data;
   const char* data = weights.data;
   const char* next = weights.next;
   for (int pair = 0; pair < weights.num_steps; ++pair) {
-    fetch_weights<kPanels, Bf16Pair::kBytes, kIsStream>(data, next, weights.panel_stride);
+    fetch_weights<Bf16Pair::kBytes, kIsStream>(data, next);
+    __m512i weight[kVectors];
 #pragma GCC unroll 8
-    for (int panel = 0; panel < kPanels; ++panel) {
-      __m512i weight[kVectors];
+    for (int v = 0; v < kVectors; ++v) weight[v] = _mm512_loadu_si512(data + 4 * v * kLanes);
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) {
+      int elements;
+      memcpy(&elements, x + row * kXBlock, sizeof elements);
+      const __m512bh both = (__m512bh)_mm512_set1_epi32(elements);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v)
-        weight[v] = _mm512_loadu_si512(data + panel * weights.panel_stride + 4 * v * kLanes);
-#pragma GCC unroll 16
-      for (int row = 0; row < kRows; ++row) {
-        int elements;
-        memcpy(&elements, x + row * kXBlock, sizeof elements);
-        const __m512bh both = (__m512bh)_mm512_set1_epi32(elements);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v)
-          sum[panel][row][v].v = _mm512_dpbf16_ps(sum[panel][row][v].v, both, (__m512bh)weight[v]);
-      }
+        sum[row][v].v = _mm512_dpbf16_ps(sum[row][v].v, both, (__m512bh)weight[v]);
     }
     data += Bf16Pair::kBytes;
     const bool ends_block = pair % kPairsOfBlock + 1 == kPairsOfBlock;
