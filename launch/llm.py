@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from launch.cluster.config import ClusterConfig, embedded_model
 from launch.cluster.thread import ClusterThread
@@ -24,9 +24,13 @@ from quire.contract.outputs import (
     TokenLogprobs,
 )
 from quire.contract.sampling_params import BeamSearchParams, SamplingParams
+from quire.gguf_file import find_gguf
 from quire.sdk.client import Client
 from quire.sdk.progress import progress_bar
 from quire.sdk.prompts import ParsedPrompt, Prompt, parse_prompts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # As many threads wait for answers; more prompts than this wait here rather than in the cluster.
 MAX_CONCURRENT_REQUESTS = 256
@@ -57,8 +61,8 @@ class LLM:
         """Start a cluster and return when it takes requests, or connect to one.
 
         Args:
-            model: Hugging Face model directory; None takes the embedded demo model. With a target,
-                only `chat` reads it, for its template.
+            model: Hugging Face model directory, or a GGUF file; None takes the embedded demo model.
+                With a target, only `chat` reads it, for its template.
             target: router of a running cluster, "host:port"; the options below are then its own.
             api_key: for the target; None takes QUIRE_API_KEY from the environment, if set.
             tls_dir: certificates, as for `Client`; a cluster of its own takes those of all roles
@@ -172,14 +176,20 @@ class LLM:
             add_generation_prompt: end each conversation where the assistant begins to speak.
 
         Raises:
-            ConfigError: the model's directory is not known here, or has no chat template.
+            ConfigError: the model's path is not known here, or has no chat template.
             InvalidRequestError: as for `generate`.
         """
         if self._model is None:
-            raise ConfigError("chat: needs the model's directory: LLM(model=..., target=...)")
-        from transformers import AutoTokenizer
+            raise ConfigError("chat: needs the model's path: LLM(model=..., target=...)")
+        tokenizer: PreTrainedTokenizerBase
+        if (gguf := find_gguf(self._model)) is not None:
+            from router.text.gguf_tokenizer import load_gguf_tokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self._model, trust_remote_code=False)
+            tokenizer = load_gguf_tokenizer(gguf)
+        else:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(self._model, trust_remote_code=False)
         if chat_template is None and tokenizer.chat_template is None:
             raise ConfigError(f"chat: {self._model} has no chat template; pass chat_template")
         one = bool(messages) and isinstance(messages[0], Mapping)

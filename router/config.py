@@ -9,6 +9,7 @@ from quire.contract.addresses import check_addresses
 from quire.contract.errors import ConfigError
 from quire.contract.options import Bounds, option
 from quire.contract.service_options import ServiceOptions, port_option
+from quire.gguf_file import is_model
 from router.cells.choice import RoutingPolicy
 
 if TYPE_CHECKING:
@@ -103,8 +104,10 @@ class RouterConfig(ServiceOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not Path(self.model).is_dir():
-            raise ConfigError(f"model: must be a directory that exists, got {self.model}")
+        if not is_model(Path(self.model)):
+            raise ConfigError(
+                f"model: must be a directory or a .gguf file that exists, got {self.model}"
+            )
         check_addresses("schedulers", self.schedulers)
         check_addresses("scheduler_dns", self.scheduler_dns)
         if self.tls_dir is None and not self.client_certificates:

@@ -60,7 +60,7 @@ class SchedulerConfig(EngineOptions, ServiceOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.model:
-            raise ConfigError("model: must be a directory, got an empty name")
+            raise ConfigError("model: must be a directory or a .gguf file, got an empty name")
         if len(self.workers) > MAX_RANKS:
             raise ConfigError(
                 f"workers: must be at most {MAX_RANKS} addresses, got {len(self.workers)}"

@@ -24,8 +24,8 @@ ReadyFd = Annotated[
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="MODEL_DIR",
-        help="Hugging Face model directory. Without one, the embedded demo model.",
+        metavar="MODEL",
+        help="Hugging Face model directory, or a GGUF file. Without one, the embedded demo model.",
         show_default=False,
     ),
 ]
@@ -115,8 +115,8 @@ def _plain(value: Any, name: str, group: type) -> Any:
     return str(value) if isinstance(value, StrEnum) else value
 
 
-def model_directory(model: str | None) -> Path:
-    """Return the directory of MODEL_DIR; that of the embedded model without one."""
+def model_path(model: str | None) -> Path:
+    """Return the path of MODEL; that of the embedded model without one."""
     from launch.cluster.config import embedded_model
 
     return Path(model).resolve() if model else embedded_model()

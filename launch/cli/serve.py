@@ -2,7 +2,7 @@
 
 import typer
 
-from launch.cli.options import ModelArgument, Values, model_directory, takes_options
+from launch.cli.options import ModelArgument, Values, model_path, takes_options
 from launch.cluster.config import ClusterConfig
 
 
@@ -16,7 +16,7 @@ def serve(options: Values, model: ModelArgument = None) -> None:
 
     log.configure("supervisor", options["log_level"])
     try:
-        config = ClusterConfig(model=model_directory(model), **options)
+        config = ClusterConfig(model=model_path(model), **options)
         asyncio.run(_serve(config))
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)

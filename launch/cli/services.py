@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import typer
 
-from launch.cli.options import ModelArgument, ReadyFd, Values, model_directory, takes_options
+from launch.cli.options import ModelArgument, ReadyFd, Values, model_path, takes_options
 from quire.contract.options import parse_values
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
@@ -107,18 +107,18 @@ def scheduler(options: Values, model: ModelArgument = None, ready_fd: ReadyFd = 
 
         return serve(config, ready_fd)
 
-    options["model"] = str(model_directory(model))
+    options["model"] = str(model_path(model))
     _run("scheduler", SchedulerConfig, options, ready_fd, serve)
 
 
 @takes_options(RouterConfig)
 def router(options: Values, model: ModelArgument = None, ready_fd: ReadyFd = None) -> None:
-    """Run a router: it takes clients' requests. MODEL_DIR need only hold the tokenizer."""
+    """Run a router: it takes clients' requests. MODEL need only hold the tokenizer."""
 
     def serve(config: RouterConfig) -> Awaitable[int]:
         from router.server import serve
 
         return serve(config, ready_fd)
 
-    options["model"] = str(model_directory(model))
+    options["model"] = str(model_path(model))
     _run("router", RouterConfig, options, ready_fd, serve, ROUTER_NICENESS)

@@ -11,6 +11,7 @@ from quire.contract.engine_options import DeviceOptions, EngineOptions
 from quire.contract.errors import ConfigError
 from quire.contract.options import Bounds, option, same_option, values_of
 from quire.contract.service_options import ServiceOptions, port_option
+from quire.gguf_file import is_model
 from router.config import RouterConfig
 
 
@@ -32,7 +33,7 @@ class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
     """What `quire serve` was asked for. All services listen on `host`.
 
     Attributes:
-        model: Hugging Face model directory.
+        model: Hugging Face model directory, or a GGUF file.
 
     Raises:
         ConfigError: a value is out of bounds; names field, limit and value.
@@ -78,8 +79,10 @@ class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.model.is_dir():
-            raise ConfigError(f"model: must be a directory that exists, got {self.model}")
+        if not is_model(self.model):
+            raise ConfigError(
+                f"model: must be a directory or a .gguf file that exists, got {self.model}"
+            )
         if self.api_keys is not None and not self.api_keys.is_file():
             raise ConfigError(f"api_keys: must be a file that exists, got {self.api_keys}")
         self._check_static()

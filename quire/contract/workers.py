@@ -39,7 +39,7 @@ class LoadSpec:
     """Which slice of which model, and how.
 
     Attributes:
-        model: path of a Hugging Face model directory.
+        model: path of a Hugging Face model directory, or of a GGUF file.
         options: how to load it.
         tensor_parallel_rank: of this worker.
         tensor_parallel_size: number of workers that share each layer.

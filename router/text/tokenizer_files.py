@@ -1,10 +1,12 @@
-"""Reading the tokenizer of a model directory."""
+"""Reading the tokenizer of a model directory, or of a GGUF file."""
 
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.contract.errors import ModelLoadError
+from quire.gguf_file import find_gguf
+from router.text.gguf_tokenizer import load_gguf_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -37,7 +39,7 @@ _HARMLESS = (
 
 
 def load_backend(model: str) -> "Backend":
-    """Read the tokenizer of a model directory. It means here what it means to transformers.
+    """Read the tokenizer of a model. It means here what it means to transformers.
 
     Where transformers would take tokenizer.json as it is, so do we, in milliseconds; its imports
     alone take seconds.
@@ -46,6 +48,10 @@ def load_backend(model: str) -> "Backend":
         ModelLoadError: there is none that can be used.
     """
     directory = Path(model)
+    gguf = find_gguf(directory)
+    if gguf is not None:
+        backend: Backend = load_gguf_tokenizer(gguf).backend_tokenizer
+        return backend
     return _load_plain(directory) or _load_with_transformers(directory)
 
 

@@ -220,7 +220,7 @@ def test_target_is_a_running_cluster(llm: LLM) -> None:
         assert other.generate(PROMPTS, PARAMS, use_tqdm=False)[1].outputs == (
             llm.generate(PROMPTS[1], PARAMS, use_tqdm=False)[0].outputs
         )
-        with pytest.raises(ConfigError, match="needs the model's directory"):
+        with pytest.raises(ConfigError, match="needs the model's path"):
             other.chat([{"role": "user", "content": "x"}])
     with Client(llm._cluster.address) as client:
         assert client.generate(PROMPTS[0], PARAMS).token_ids
@@ -235,5 +235,5 @@ def test_close_ends_every_process(tmp_path: Path) -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-    with pytest.raises(ConfigError, match="model: must be a directory that exists"):
+    with pytest.raises(ConfigError, match=r"model: must be a directory or a \.gguf file"):
         LLM(tmp_path / "nowhere")

@@ -124,7 +124,10 @@ async def test_unusable_model_is_one_line_and_leaves_the_worker_alive(
 ) -> None:
     code, details = await error_of(load(worker, tmp_path))
     assert code == grpc.StatusCode.FAILED_PRECONDITION
-    assert details == f"{tmp_path}: no config.json; is it a Hugging Face model directory?"
+    assert (
+        details
+        == f"{tmp_path}: no config.json and no .gguf file; is it a Hugging Face model directory?"
+    )
     await load(worker, llama)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,25 @@ _CHUNK_BYTES = 2**20
 _LENGTH_BYTES = 8
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """Where a tensor is, and as what.
+
+    Attributes:
+        path: of the file.
+        begin: offset of its first byte.
+        end: offset behind its last byte.
+        dtype: as the format names it.
+        shape: as the file has it.
+    """
+
+    path: Path
+    begin: int
+    end: int
+    dtype: str
+    shape: list[int]
+
+
 class CheckpointDigest:
     """Reads all tensors in threads of its own while the block builds the model.
 
@@ -27,29 +47,22 @@ class CheckpointDigest:
 
     Args:
         config: config.json.
-        files: the safetensors file that holds each tensor, by the tensor's name; none where
-            weights are made up, from the configuration alone.
+        tensors: where each tensor is, by its name; none where weights are made up, from the
+            configuration alone.
     """
 
-    def __init__(self, config: HfConfig, files: Mapping[str, Path]) -> None:
+    def __init__(self, config: HfConfig, tensors: Mapping[str, StoredBytes]) -> None:
         self._config = config
-        self._files = files
+        self._tensors = tensors
         num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="digest")
         self._parts: list[tuple[str, Future[bytes]]] = []
 
     def __enter__(self) -> Self:
-        """Start to read.
-
-        Raises:
-            ModelLoadError: a file cannot be read.
-        """
-        headers = {path: _Header(path) for path in sorted(set(self._files.values()))}
-        for name, path in sorted(self._files.items()):
-            tensor = headers[path].tensors[name]
-            begin, end = (headers[path].size + offset for offset in tensor["data_offsets"])
-            part = self._threads.submit(_digest_bytes, path, begin, end)
-            self._parts.append((f"\0{name}\0{tensor['dtype']}\0{tensor['shape']}\0", part))
+        """Start to read."""
+        for name, each in sorted(self._tensors.items()):
+            part = self._threads.submit(_digest_bytes, each)
+            self._parts.append((f"\0{name}\0{each.dtype}\0{each.shape}\0", part))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,6 +80,24 @@ class CheckpointDigest:
         return digest.digest()
 
 
+def safetensors_bytes(files: Mapping[str, Path]) -> dict[str, StoredBytes]:
+    """Return where each tensor is, by its name.
+
+    Args:
+        files: the safetensors file that holds each tensor, by the tensor's name.
+
+    Raises:
+        ModelLoadError: a file cannot be read.
+    """
+    headers = {path: _Header(path) for path in sorted(set(files.values()))}
+    found = {}
+    for name, path in files.items():
+        tensor = headers[path].tensors[name]
+        begin, end = (headers[path].size + offset for offset in tensor["data_offsets"])
+        found[name] = StoredBytes(path, begin, end, tensor["dtype"], tensor["shape"])
+    return found
+
+
 class _Header:
     """The head of a safetensors file: a length in eight bytes, and JSON; the tensors follow."""
 
@@ -80,12 +111,13 @@ class _Header:
         self.size = _LENGTH_BYTES + length
 
 
-def _digest_bytes(path: Path, begin: int, end: int) -> bytes:
-    """Return the digest of the bytes [begin, end) of a file; hashing holds no interpreter lock."""
+def _digest_bytes(stored: StoredBytes) -> bytes:
+    """Return the digest of a tensor's bytes; hashing holds no interpreter lock."""
     digest = sha256()
+    begin, end = stored.begin, stored.end
     buffer = memoryview(bytearray(min(_CHUNK_BYTES, end - begin)))
     try:
-        with path.open("rb", buffering=0) as file:
+        with stored.path.open("rb", buffering=0) as file:
             file.seek(begin)
             while begin < end:
                 num_read = file.readinto(buffer[: end - begin])
@@ -94,9 +126,9 @@ def _digest_bytes(path: Path, begin: int, end: int) -> bytes:
                 digest.update(buffer[:num_read])
                 begin += num_read
     except (OSError, EOFError) as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(stored.path, error) from error
     return digest.digest()
 
 
 def _unreadable(path: Path, error: Exception) -> ModelLoadError:
-    return ModelLoadError(f"{path}: not a whole safetensors file: {one_line(error)}")
+    return ModelLoadError(f"{path}: not a whole {path.suffix[1:]} file: {one_line(error)}")

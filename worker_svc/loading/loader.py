@@ -1,4 +1,4 @@
-"""From a model directory to a model: its family, dtype, limits, and this rank's slice."""
+"""From a directory or a GGUF file to a model: its family, dtype, limits, this rank's slice."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +9,7 @@ from quire.contract.engine_options import LoadOptions
 from quire.contract.errors import ModelLoadError
 from quire.contract.outputs import ModelInfo
 from quire.contract.workers import LoadSpec
+from quire.gguf_file import GgufFile, find_gguf
 from quire.observe.log import get_logger
 from quire.text_id import text_id
 from worker_svc.cache.format import resolve_kv_cache_dtype
@@ -16,8 +17,9 @@ from worker_svc.device.base import Device
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers.device_linear import invariance
 from worker_svc.layers.quantization import NONE, W8A8, quantization
-from worker_svc.loading.digest import CheckpointDigest
+from worker_svc.loading.digest import CheckpointDigest, StoredBytes, safetensors_bytes
 from worker_svc.loading.dummy_weights import DummyCheckpoint
+from worker_svc.loading.gguf_checkpoint import GgufCheckpoint
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.numerics_id import numerics_id
 from worker_svc.loading.quantized_checkpoint import read_quantization
@@ -71,24 +73,22 @@ def load_model(
     parallel: ParallelGroup,
     device: Device | None = None,
 ) -> LoadedModel:
-    """Read a model directory.
+    """Read a model directory or a GGUF file.
 
     Args:
         spec: which slice of which model.
-        served_model_name: name that requests use; empty takes the directory's path.
+        served_model_name: name that requests use; empty takes its path.
         parallel: group of ranks, already joined.
         device: device of the model; None for the CPU.
 
     Raises:
-        ModelLoadError: the directory cannot be served; the message is one line.
+        ModelLoadError: the model cannot be served; the message is one line.
     """
     device = device or CpuDevice()
-    directory = Path(spec.model)
-    if not directory.is_dir():
-        raise ModelLoadError(f"{directory}: no such directory")
-    if not (directory / "config.json").is_file():
-        raise ModelLoadError(f"{directory}: no config.json; is it a Hugging Face model directory?")
-    hf = HfConfig.read(directory / "config.json")
+    model_path = Path(spec.model)
+    gguf_file = find_gguf(model_path)
+    gguf = None if gguf_file is None else GgufCheckpoint(GgufFile(gguf_file))
+    hf = _read_config(model_path) if gguf is None else gguf.config
     architecture, family = find_family(hf)
     config = family.read(hf)
     dtype_name = _resolve_dtype(hf, spec.options.dtype)
@@ -96,7 +96,7 @@ def load_model(
     max_model_len = _resolve_max_model_len(
         spec.options.max_model_len, config.max_position_embeddings, config.max_context
     )
-    eos_token_ids = _eos_token_ids(directory, hf)
+    eos_token_ids = _eos_token_ids(model_path, hf)
 
     _check_quantization(spec.options.quantization, architecture, device)
     tally = WeightTally()
@@ -104,14 +104,16 @@ def load_model(
     if is_dummy and architecture not in FAMILIES:
         raise ModelLoadError(f"load_format: dummy is not served for {architecture}")
     reader: TensorReader = DummyCheckpoint(device.torch_device)
-    files = {}
-    if not is_dummy:
-        checkpoint = SafetensorsCheckpoint(directory)
-        files = checkpoint.files
+    tensors: dict[str, StoredBytes] = {}
+    if gguf is not None and not is_dummy:
+        reader, tensors = gguf, gguf.stored_bytes()
+    elif not is_dummy:
+        checkpoint = SafetensorsCheckpoint(model_path)
+        tensors = safetensors_bytes(checkpoint.files)
         reader = read_quantization(checkpoint, hf, is_native=architecture in FAMILIES)
     weights = Weights(reader, DTYPES[dtype_name], device.torch_device, tally=tally)
     with (
-        CheckpointDigest(hf, files) as digest,
+        CheckpointDigest(hf, tensors) as digest,
         invariance(spec.options.invariant),
         quantization(spec.options.quantization) as quantized,
     ):
@@ -126,7 +128,7 @@ def load_model(
         eos_token_ids=eos_token_ids,
         num_parameters=tally.num_parameters,
         quantization=spec.options.quantization,
-        text_id=text_id(directory),
+        text_id=text_id(model_path),
     )
     numerics = numerics_id(
         info, config, checkpoint_digest, kv_cache_dtype, device, invariant=spec.options.invariant
@@ -181,6 +183,16 @@ def _check_quantization(method: str, architecture: str, device: Device) -> None:
             f"quantization: must be none for {architecture}, whose layers are those of "
             f"transformers, got {method!r}"
         )
+
+
+def _read_config(directory: Path) -> HfConfig:
+    if not directory.is_dir():
+        raise ModelLoadError(f"{directory}: no such directory")
+    if not (directory / "config.json").is_file():
+        raise ModelLoadError(
+            f"{directory}: no config.json and no .gguf file; is it a Hugging Face model directory?"
+        )
+    return HfConfig.read(directory / "config.json")
 
 
 def _resolve_dtype(hf: HfConfig, asked: str) -> str:

@@ -1,0 +1,275 @@
+"""A model of a GGUF file gives the logits of its weights, dequantised, in safetensors."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedConfig
+
+from quire.contract.engine_options import LoadOptions
+from quire.contract.errors import ModelLoadError
+from quire.contract.workers import LoadSpec
+from tests.factories import (
+    edit_config,
+    gemma2_config,
+    gemma3_config,
+    llama_config,
+    phi3_config,
+    qwen2_config,
+    qwen3_config,
+    save_model,
+)
+from tests.gguf_files import Type, write_gguf
+from tests.models.driver import Driver, load_runner
+from worker_svc.layers.rope_scaling import RopeParameters, rope_frequencies
+from worker_svc.loading.gguf_blocks import BLOCK_TYPES
+from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.loader import load_model
+from worker_svc.parallel.group import ParallelGroup
+
+PROMPT = [5, 9, 77, 30, 31, 8, 100, 12, 60, 3, 44, 90]
+# All rows are whole blocks.
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32}
+Floats = NDArray[np.float32]
+
+
+def logits(model: Path, **options: Any) -> torch.Tensor:
+    driver = Driver(load_runner(model, **{"dtype": "float32", **options}))
+    driver.add(0, PROMPT)
+    driver.step()
+    return driver.logits[0]
+
+
+def slowly(kind: str, block: bytes) -> list[float]:
+    """By the definition in docs/numerics.md, element by element, in float64 and rounded once."""
+
+    def half(at: int) -> float:
+        return float(np.frombuffer(block[at : at + 2], np.float16)[0])
+
+    def signed(at: int) -> int:
+        return block[at] - 256 * (block[at] > 127)
+
+    values = []
+    for k in range(BLOCK_TYPES[Type[kind].value].elements):
+        match kind:
+            case "Q8_0":
+                value = half(0) * signed(2 + k)
+            case "Q4_0":
+                value = half(0) * ((block[2 + k % 16] >> 4 * (k // 16) & 15) - 8)
+            case "Q4_K":
+                g, packed = k // 32, block[4:16]
+                if g < 4:
+                    scale, minimum = packed[g] % 64, packed[g + 4] % 64
+                else:
+                    scale = packed[g + 4] % 16 + packed[g - 4] // 64 * 16
+                    minimum = packed[g + 4] // 16 + packed[g] // 64 * 16
+                q = block[16 + 32 * (g // 2) + k % 32] >> 4 * (g % 2) & 15
+                value = half(0) * scale * q - half(2) * minimum
+            case _:
+                h, quarter, at = k // 128, k % 128 // 32, k % 32
+                q = block[64 * h + 32 * (quarter % 2) + at] >> 4 * (quarter // 2) & 15
+                q += (block[128 + 32 * h + at] >> 2 * quarter & 3) * 16
+                value = half(208) * signed(192 + k // 16) * (q - 32)
+        values.append(value)
+    return [float(np.float32(value)) for value in values]
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+def test_blocks_are_what_numerics_md_and_gguf_take_them_for(kind: str) -> None:
+    form = BLOCK_TYPES[Type[kind].value]
+    rng = np.random.default_rng(1)
+    rows = rng.integers(0, 256, (60, 3 * form.num_bytes), np.uint8)
+    found = form.dequantised(torch.from_numpy(rows)).numpy()
+    with np.errstate(invalid="ignore"):  # scales may be infinite
+        theirs = gguf.quants.dequantize(rows, Type[kind])
+    assert np.array_equal(found, theirs, equal_nan=True)
+    for row in range(8):
+        blocks = rows[row].reshape(3, -1)
+        ours = [value for block in blocks for value in slowly(kind, block.tobytes())]
+        assert np.array_equal(found[row], np.float32(ours), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (Type.F32,),
+        (Type.F16,),
+        (Type.BF16,),
+        (Type.Q8_0,),
+        (Type.Q4_0,),
+        (Type.Q4_K,),
+        (Type.Q6_K,),
+        (Type.Q4_K, Type.Q6_K, Type.Q8_0, Type.F16),
+    ],
+    ids=lambda kinds: "+".join(kind.name for kind in kinds),
+)
+def test_logits_are_those_of_the_dequantised_weights(
+    kinds: tuple[Type, ...], tmp_path: Path
+) -> None:
+    plain, path = save_model(tmp_path / "plain", llama_config(**WIDE)), tmp_path / "m.gguf"
+    write_gguf(plain, path, "llama", kinds)
+    assert torch.equal(logits(path), logits(plain))
+
+
+GEMMA3_LAYERS = [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]
+FAMILIES: dict[str, tuple[str, Callable[..., PreTrainedConfig], dict[str, Any]]] = {
+    "llama with biases": ("llama", llama_config, {"attention_bias": True}),
+    "qwen2": ("qwen2", qwen2_config, {}),
+    "qwen3": ("qwen3", qwen3_config, {}),
+    "gemma2": ("gemma2", gemma2_config, {}),
+    "gemma3": ("gemma3", gemma3_config, {"num_hidden_layers": 7, "layer_types": GEMMA3_LAYERS}),
+    "phi3": ("phi3", phi3_config, {}),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_read(name: str, tmp_path: Path) -> None:
+    architecture, make, overrides = FAMILIES[name]
+    config = make(**overrides)
+    plain, path = save_model(tmp_path / "plain", config), tmp_path / "m.gguf"
+    prefix = f"{architecture}."
+    values: dict[str, Any] = {
+        f"{prefix}rope.freq_base": 1_000_000.0 if architecture == "gemma3" else 10_000.0
+    }
+    if architecture == "phi3":
+        values |= {f"{prefix}rope.dimension_count": 12}
+    if architecture.startswith("gemma"):
+        values |= {f"{prefix}attention.sliding_window": config.sliding_window}
+        edit_config(plain, query_pre_attn_scalar=config.head_dim)
+    if architecture == "gemma2":
+        values |= {f"{prefix}attn_logit_softcapping": config.attn_logit_softcapping}
+        values |= {f"{prefix}final_logit_softcapping": config.final_logit_softcapping}
+    write_gguf(plain, path, architecture, (Type.BF16,), values)
+    assert torch.equal(logits(path), logits(plain))
+
+
+def test_factors_of_wavelengths_are_those_of_llama3(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    plain, path = save_model(tmp_path / "plain", llama_config()), tmp_path / "m.gguf"
+    unscaled = logits(plain)
+    edit_config(plain, rope_parameters=scaling)
+    frequencies: list[Floats] = []
+    for section in (scaling, {"rope_theta": 10_000.0}):
+        rope = RopeParameters.read(HfConfig({"rope_parameters": section}, "test"), 256)
+        frequencies.append(rope_frequencies(rope, 16, 256)[0].numpy())
+    factors = frequencies[1] / frequencies[0]
+    assert factors.max() > 2
+    write_gguf(plain, path, "llama", tensors={"rope_freqs.weight": factors})
+    torch.testing.assert_close(logits(path), logits(plain))
+    assert not torch.allclose(logits(path), unscaled, rtol=1e-3, atol=1e-3)
+
+
+def test_a_stretched_phi3_is_read(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    factors = {
+        f"{name}_factor": rng.uniform(1, 4, 6).astype(np.float32) for name in ("short", "long")
+    }
+    plain, path = save_model(tmp_path / "plain", phi3_config()), tmp_path / "m.gguf"
+    tensors = {
+        f"rope_factors_{name}.weight": factors[f"{name}_factor"] for name in ("short", "long")
+    }
+    values = {
+        "phi3.rope.dimension_count": 12,
+        "phi3.rope.scaling.original_context_length": 64,
+        "phi3.rope.scaling.attn_factor": 1.25,
+    }
+    write_gguf(plain, path, "phi3", metadata=values, tensors=tensors)
+    lists = {name: values.tolist() for name, values in factors.items()}
+    edit_config(
+        plain,
+        original_max_position_embeddings=64,
+        rope_parameters={
+            "rope_type": "longrope",
+            "partial_rotary_factor": 0.75,
+            "attention_factor": 1.25,
+            **lists,
+        },
+    )
+    for length in (64, 256):
+        assert torch.equal(logits(path, max_model_len=length), logits(plain, max_model_len=length))
+
+
+def test_a_directory_may_hold_the_file_and_weights_be_quantised_again(tmp_path: Path) -> None:
+    plain = save_model(tmp_path / "plain", llama_config(**WIDE))
+    (tmp_path / "other").mkdir()
+    write_gguf(plain, tmp_path / "other/m.gguf", "llama", (Type.Q8_0,))
+    options = {"quantization": "w8a8", "dtype": "bfloat16"}
+    assert torch.equal(logits(tmp_path / "other", **options), logits(plain, **options))
+
+
+def info(model: Path) -> Any:
+    return load_model(LoadSpec(str(model), LoadOptions()), "tiny", ParallelGroup()).info
+
+
+def test_ids_and_types_follow_the_format(tmp_path: Path) -> None:
+    plain = save_model(tmp_path / "plain", llama_config(**WIDE))
+    paths = [tmp_path / f"{kind}.gguf" for kind in ("F32", "F16", "Q8_0", "Q4_0")]
+    for path in paths:
+        write_gguf(plain, path, "llama", (Type[path.stem],))
+    infos = [info(path) for path in paths]
+    assert [each.dtype for each in infos] == ["float32", "float16", "bfloat16", "bfloat16"]
+    assert {each.eos_token_ids for each in infos} == {(2,)}
+    assert len({each.numerics_id for each in infos}) == len(paths)
+    assert info(paths[2]).numerics_id == infos[2].numerics_id
+    values = paths[2].read_bytes()
+    paths[2].write_bytes(values[:-1] + bytes([values[-1] ^ 1]))
+    assert info(paths[2]).numerics_id != infos[2].numerics_id
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"llama.expert_count": 8}, "llama.expert_count: must be 0, got 8"),
+        ({"llama.attention.scale": 0.5}, "llama.attention.scale: must be absent, got 0.5"),
+        ({"llama.rope.scaling.type": "other"}, "rope.scaling.type: must be none, linear or yarn"),
+        ({"split.count": 2}, "split.count: must be 1, got 2; merge the shards"),
+    ],
+)
+def test_metadata_that_is_not_served_is_refused(
+    metadata: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    plain, path = save_model(tmp_path / "plain", llama_config()), tmp_path / "m.gguf"
+    write_gguf(plain, path, "llama", metadata=metadata)
+    with pytest.raises(ModelLoadError, match=words):
+        info(path)
+
+
+def test_other_architectures_types_and_broken_files_are_refused(tmp_path: Path) -> None:
+    plain, path = save_model(tmp_path / "plain", llama_config()), tmp_path / "m.gguf"
+    write_gguf(plain, path, "deepseek")
+    with pytest.raises(ModelLoadError, match=r"general.architecture: must be one of llama, qwen2"):
+        info(path)
+    extra = np.zeros((1, 22), np.uint8)
+    write_gguf(plain, path, "llama")
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_tensor("token_embd.weight", extra, raw_dtype=Type.Q5_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(
+        ModelLoadError, match=r"token_embd.weight: must be one of F32, .*, got Q5_0"
+    ):
+        info(path)
+    write_gguf(plain, path, "llama")
+    whole = path.read_bytes()
+    for length in (0, 3, 40, 300, 2000, len(whole) - 1000):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ModelLoadError, match="not a whole GGUF file"):
+            info(path)
+    path.write_bytes(whole)
+    (tmp_path / "n.gguf").write_bytes(whole)
+    with pytest.raises(ModelLoadError, match=r"model: must hold one \.gguf file, got 2"):
+        info(tmp_path)

@@ -1,0 +1,84 @@
+"""Tokenizers of GGUF files, which hold no tokenizer.json."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from tokenizers import Tokenizer
+
+from launch.cluster.config import embedded_model
+from quire.contract.errors import ModelLoadError
+from quire.text_id import text_id
+from router.text.gguf_tokenizer import load_gguf_tokenizer
+from router.text.tokenizer_files import load_backend
+from tests.gguf_files import tokenizer_metadata
+
+TEXT = "def f(x):\n    return  x + 1  # naïve 中文\n<|endoftext|>tail"
+
+
+def write(path: Path, **changes: Any) -> Path:
+    """Write a file of the demo model's tokenizer; None removes a key of tokenizer.ggml."""
+    values = tokenizer_metadata(embedded_model())
+    values |= {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    writer = gguf.GGUFWriter(str(path), "llama")
+    for key, value in values.items():
+        if value is not None:
+            sub_type = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+            writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value), sub_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def test_ids_are_those_of_tokenizer_json(tmp_path: Path) -> None:
+    theirs = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
+    ours = load_backend(str(write(tmp_path / "m.gguf")))
+    ids = theirs.encode(TEXT).ids
+    assert ours.encode(TEXT).ids == ids
+    assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(
+        ids, skip_special_tokens=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({}, False),
+        ({"add_bos_token": True}, True),
+        ({"pre": "llama-bpe"}, True),
+        ({"pre": "llama-bpe", "add_bos_token": False}, False),
+    ],
+)
+def test_texts_begin_as_the_file_and_llama_cpp_have_it(
+    changes: dict[str, Any], begins: bool, tmp_path: Path
+) -> None:
+    ids = load_backend(str(write(tmp_path / "m.gguf", **changes))).encode("list").ids
+    assert (ids[0] == 0) == begins
+
+
+def test_the_chat_template_is_the_files(tmp_path: Path) -> None:
+    tokenizer = load_gguf_tokenizer(write(tmp_path / "m.gguf"))
+    messages = [{"role": "user", "content": "x"}, {"role": "user", "content": "y"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "xy"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "bert"}, r"tokenizer.ggml.model: must be llama or gpt2, got 'bert'"),
+        ({"model": None}, r"tokenizer.ggml.model: must be llama or gpt2, got None"),
+        ({"pre": "strange"}, r"tokenizer.ggml.pre: must be one of default, .*, got 'strange'"),
+        ({"tokens": None}, "cannot load the tokenizer of"),
+    ],
+)
+def test_others_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=words):
+        load_backend(str(write(tmp_path / "m.gguf", **changes)))
+
+
+def test_text_ids_are_of_tokenizer_and_template(tmp_path: Path) -> None:
+    plain = write(tmp_path / "m.gguf")
+    assert text_id(plain) == text_id(write(tmp_path / "n.gguf"))
+    assert text_id(plain) != text_id(write(tmp_path / "o.gguf", add_bos_token=True))

@@ -1,0 +1,235 @@
+"""From the metadata of a GGUF file to what config.json would hold.
+
+A key that changes the arithmetic and is not known here is refused: llama.cpp's converter writes
+new ones from time to time, and a model without them would be another.
+
+Source: convert_hf_to_gguf.py and src/llama-model.cpp of github.com/ggml-org/llama.cpp.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quire.contract.errors import ModelLoadError
+from quire.gguf_file import GgufFile, GgufTensor
+from worker_svc.loading.gguf_blocks import BLOCK_TYPES
+from worker_svc.loading.hf_config import HfConfig
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFamily:
+    """What an architecture of GGUF is as a family of ours.
+
+    Attributes:
+        architecture: of Hugging Face.
+        keys: its own names of metadata, and what config.json calls them.
+        large_layers: number of layers of the one model whose queries are scaled by hidden_size /
+            num_heads, which no metadata says; None for families without such a model.
+        has_post_norms: whether attention and MLP have norms of their results.
+        has_shifted_norms: whether weights of norms are stored with 1 added.
+        has_interleaved_heads: whether the two halves of each head's query and key are stored in
+            turn, since llama.cpp rotates neighbours.
+    """
+
+    architecture: str
+    keys: dict[str, str]
+    large_layers: int | None = None
+    has_post_norms: bool = False
+    has_shifted_norms: bool = False
+    has_interleaved_heads: bool = False
+
+
+_GEMMA_KEYS = {
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+# By general.architecture. Mistral's files say llama.
+GGUF_FAMILIES = {
+    "llama": GgufFamily("LlamaForCausalLM", {}, has_interleaved_heads=True),
+    "qwen2": GgufFamily("Qwen2ForCausalLM", {}),
+    "qwen3": GgufFamily("Qwen3ForCausalLM", {}),
+    "gemma2": GgufFamily(
+        "Gemma2ForCausalLM",
+        _GEMMA_KEYS,
+        large_layers=46,
+        has_post_norms=True,
+        has_shifted_norms=True,
+    ),
+    "gemma3": GgufFamily(
+        "Gemma3ForCausalLM",
+        {**_GEMMA_KEYS, "rope.freq_base_swa": "rope_local_base_freq"},
+        large_layers=62,
+        has_post_norms=True,
+        has_shifted_norms=True,
+    ),
+    "phi3": GgufFamily("Phi3ForCausalLM", {"attention.sliding_window": "sliding_window"}),
+}
+_KEYS = {
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "rope.freq_base": "rope_theta",
+}
+_REQUIRED = ("block_count", "context_length", "embedding_length", "attention.head_count")
+_ROPE_KEYS = {
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.attn_factor": "attention_factor",
+}
+# Read by `_head`, `_rope` and `gguf_family`, or without a part in what is computed.
+_OTHER_KEYS = (
+    "attention.value_length",
+    "expert_count",
+    "expert_used_count",
+    "rope.dimension_count",
+    "rope.scaling.type",
+    "rope.scaling.finetuned",
+    "vocab_size",
+)
+_EMBEDDING = "token_embd.weight"
+_END_OF_TEXT = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def gguf_family(file: GgufFile) -> GgufFamily:
+    """Return the family of a file.
+
+    Raises:
+        ModelLoadError: it has none of ours.
+    """
+    name = file.metadata.get("general.architecture")
+    if name not in GGUF_FAMILIES:
+        served = ", ".join(GGUF_FAMILIES)
+        raise _error(file, "general.architecture", f"must be one of {served}, got {name!r}")
+    if file.metadata.get(f"{name}.expert_count", 0) != 0:
+        count = file.metadata[f"{name}.expert_count"]
+        raise _error(file, f"{name}.expert_count", f"must be 0, got {count}")
+    return GGUF_FAMILIES[name]
+
+
+def read_gguf_config(file: GgufFile, read: Callable[[GgufTensor], torch.Tensor]) -> HfConfig:
+    """Return the configuration of a file's model.
+
+    Args:
+        file: the head of the file.
+        read: a tensor of the file as float32.
+
+    Raises:
+        ModelLoadError: of another architecture, with metadata that is not served, or without what
+            is needed.
+    """
+    family = gguf_family(file)
+    prefix = f"{file.metadata['general.architecture']}."
+    own = {
+        key.removeprefix(prefix): value
+        for key, value in file.metadata.items()
+        if key.startswith(prefix)
+    }
+    names = _KEYS | family.keys
+    for key, value in own.items():
+        if key not in names and key not in _ROPE_KEYS and key not in _OTHER_KEYS:
+            raise _error(file, prefix + key, f"must be absent, got {value!r}")
+    for key in _REQUIRED:
+        if key not in own:
+            raise _error(file, prefix + key, "is missing")
+    config: Config = {names[key]: value for key, value in own.items() if key in names}
+    if _EMBEDDING not in file.tensors:
+        raise ModelLoadError(f"{file.path}: tensor {_EMBEDDING} is missing")
+    config |= {
+        "architectures": [family.architecture],
+        "vocab_size": file.tensors[_EMBEDDING].shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
+        "dtype": _dtype(file),
+        "eos_token_id": [
+            file.metadata[f"tokenizer.ggml.{key}"]
+            for key in _END_OF_TEXT
+            if f"tokenizer.ggml.{key}" in file.metadata
+        ],
+    }
+    _read_heads(file, prefix, own, config)
+    _read_rope(file, prefix, own, config, read)
+    if family.large_layers is not None:
+        is_large = config["num_hidden_layers"] == family.large_layers
+        config["query_pre_attn_scalar"] = (
+            config["hidden_size"] // config["num_attention_heads"]
+            if is_large
+            else config["head_dim"]
+        )
+    return HfConfig(config, str(file.path))
+
+
+def _read_heads(file: GgufFile, prefix: str, own: Config, config: Config) -> None:
+    """Add the size of a head and the share of it that is rotated."""
+    head_dim = own.get("attention.key_length")
+    rotated = own.get("rope.dimension_count")
+    if head_dim is None:
+        head_dim = config["hidden_size"] // max(1, config["num_attention_heads"])
+    config["head_dim"] = head_dim
+    if own.get("attention.value_length", head_dim) != head_dim:
+        value = own["attention.value_length"]
+        raise _error(file, f"{prefix}attention.value_length", f"must be {head_dim}, got {value}")
+    if rotated is not None and rotated != head_dim:
+        config["partial_rotary_factor"] = rotated / head_dim
+
+
+def _read_rope(
+    file: GgufFile,
+    prefix: str,
+    own: Config,
+    config: Config,
+    read: Callable[[GgufTensor], torch.Tensor],
+) -> None:
+    """Add how wavelengths are stretched: by a rule of the metadata, or by tensors of factors."""
+    section = {name: own[key] for key, name in _ROPE_KEYS.items() if key in own}
+    kind = own.get("rope.scaling.type", "none")
+    factors = {
+        name: read(file.tensors[f"rope_{key}.weight"]).tolist()
+        for name, keys in (
+            ("short_factor", ("freqs", "factors_short")),
+            ("long_factor", ("freqs", "factors_long")),
+        )
+        for key in keys
+        if f"rope_{key}.weight" in file.tensors
+    }
+    if factors:
+        # Those of Llama 3 are one tensor for any length.
+        kind = "longrope"
+        if "rope_freqs.weight" in file.tensors:
+            section["attention_factor"] = 1.0
+        if "original_max_position_embeddings" in section:
+            key = "original_max_position_embeddings"
+            config[key] = section.pop(key)
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise _error(
+            file, f"{prefix}rope.scaling.type", f"must be none, linear or yarn, got {kind!r}"
+        )
+    if kind != "none":
+        config["rope_scaling"] = {"rope_type": kind, **section, **factors}
+
+
+def _dtype(file: GgufFile) -> str:
+    """Return the type of matrices; bfloat16 for those of integers."""
+    types = {
+        BLOCK_TYPES[tensor.type_id].name
+        for tensor in file.tensors.values()
+        if len(tensor.shape) > 1
+    }
+    for dtype, name in (("float32", "F32"), ("float16", "F16")):
+        if types == {name}:
+            return dtype
+    return "bfloat16"
+
+
+def _error(file: GgufFile, key: str, problem: str) -> ModelLoadError:
+    return ModelLoadError(f"{file.path}: {key}: {problem}")
