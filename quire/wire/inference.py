@@ -148,14 +148,18 @@ def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
             started = inference_pb2.GenerateStarted(**fields_of(event))
             return inference_pb2.GenerateResponse(started=started)
         case Delta():
-            delta = inference_pb2.GenerateDelta(
-                text=event.text,
-                token_ids=event.token_ids,
-                logprobs=map(token_logprobs_to_proto, event.logprobs),
-                index=event.index,
-                prompt_logprobs=map(token_logprobs_to_proto, event.prompt_logprobs),
-            )
-            return inference_pb2.GenerateResponse(delta=delta)
+            # One for nearly every token: filled in place, a field at a time, since a constructor
+            # and empty lists take twice as long as all the rest.
+            response = inference_pb2.GenerateResponse()
+            delta = response.delta
+            delta.text = event.text
+            delta.index = event.index
+            delta.token_ids.extend(event.token_ids)
+            if event.logprobs:
+                delta.logprobs.extend(map(token_logprobs_to_proto, event.logprobs))
+            if event.prompt_logprobs:
+                delta.prompt_logprobs.extend(map(token_logprobs_to_proto, event.prompt_logprobs))
+            return response
         case Finished():
             finished = inference_pb2.GenerateFinished(
                 finish_reason=finish_reason_to_proto(event.finish_reason),
