@@ -90,6 +90,9 @@ bench-smoke: .venv/.ready ## Tokens/s, step time split and bytes per step at 64 
 bench-step: .venv/.ready ## A decode step of a 125M model at 1 to 64 sequences: beside its roof, and Python's share
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m bench.step
 
+bench-growth: .venv/.dev ## The cluster at 1 to 256 streams: tokens/s, and the CPU time of each service (REPORT=1 writes the docs)
+	@$(BIN)/python -m bench.growth $(if $(filter 1,$(REPORT)),--report)
+
 bench-sched: .venv/.ready ## Cost of scheduling and of the step message
 	@$(BIN)/python bench/scheduler.py
 

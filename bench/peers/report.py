@@ -170,12 +170,21 @@ def write(results: Results, page: Path, picture: Path) -> None:
     Raises:
         ValueError: the page has no place for it.
     """
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"page: must have {BEGIN.strip()} and {END.strip()}, got {page}")
-    page.write_text(before + begin + "\n" + section(results) + "\n" + end + after)
+    replace_section(page, BEGIN, END, section(results))
     draw(results, picture)
+
+
+def replace_section(page: Path, begin: str, end: str, text: str) -> None:
+    """Put a text between two marks of a page, in the place of what is there.
+
+    Raises:
+        ValueError: the page does not have the marks.
+    """
+    before, found_begin, rest = page.read_text().partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ValueError(f"page: must have {begin.strip()} and {end.strip()}, got {page}")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 def draw(results: Results, path: Path) -> None:
