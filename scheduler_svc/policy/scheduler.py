@@ -156,8 +156,7 @@ class Scheduler:
         progress, groups, prefilling = Progress(), self.residency.groups, self.queues.prefilling
         # First, since their sequences may end with this step's tokens.
         for sequence_id, prompt_logprobs in result.prompt_logprobs:
-            group = self.residency.find(sequence_id)
-            if group is not None:
+            if (group := self.residency.find(sequence_id)) is not None:
                 progress.prompt_logprobs.append((group.group_id, prompt_logprobs))
         self._draft_slots.observe(result, groups)
         last_id = None
@@ -191,8 +190,7 @@ class Scheduler:
             if reason is not None:
                 self._finish_sequence(group, sequence, reason, progress)
         for sequence_id in result.failed_sequence_ids:
-            group = groups.get(sequence_id)
-            if group is not None:
+            if (group := groups.get(sequence_id)) is not None:
                 self._fail_group(group, progress)
         self.queues.report_times(progress)
         return progress
@@ -314,8 +312,7 @@ class Scheduler:
         Returns:
             Where its time has gone; None if it had ended before.
         """
-        group = self.queues.find(group_id)
-        if group is None:
+        if (group := self.queues.find(group_id)) is None:
             return None
         self.queues.advance(now)
         progress = Progress()
@@ -335,8 +332,7 @@ class Scheduler:
         Returns:
             Where the group's time has gone if that was its last sequence, else None.
         """
-        group = self.queues.find(group_id)
-        if group is None:
+        if (group := self.queues.find(group_id)) is None:
             return None
         for sequence in list(group.sequences.values()):
             if sequence.sequence_index == sequence_index:
