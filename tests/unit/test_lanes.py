@@ -74,10 +74,12 @@ def test_a_lane_waits_for_another_and_does_not_run_if_that_failed(output: Path) 
     assert not (output / "ran").exists()
 
 
+# Where the tests run in the background of a shell, interrupts are ignored.
 INTERRUPTED = """
-import sys
+import signal, sys
 from pathlib import Path
 from tools.lanes import lane, runner
+signal.signal(signal.SIGINT, signal.default_int_handler)
 lane.OUTPUT = runner.OUTPUT = runner.ROOT = Path(sys.argv[1])
 script = "sleep 1000 & echo $! > {0}; cat {0}; wait".format(sys.argv[2])
 try:
