@@ -165,8 +165,8 @@ class Cell:
         costs, result = self.scheduler.preemption_costs, executed.result
         costs.observe_step(executed.num_tokens, result.model_us)
         speculation, num_drafted = self.scheduler.speculation, result.num_draft_tokens
-        # A step that also read a sequence says nothing of what drafts take.
-        if not (speculation.has_draft_model and 0 in num_drafted):
+        # A step whose sequences were only read by the draft model says nothing of what drafts take.
+        if not (speculation.has_draft_model and num_drafted and not any(num_drafted)):
             speculation.observe_step(
                 executed.num_tokens, executed.elapsed_us, has_slots=bool(num_drafted)
             )

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from bench.peers import record, report
 from bench.peers.environments import BUILD, OURS, ROOT, recipes, setup
+from bench.peers.probes import processor
+from bench.peers.record import Results
 from bench.peers.rounds import Plan, run_rounds
 from bench.peers.shapes import BYTES, SHAPES
 from bench.peers.workloads import WORKLOADS
@@ -41,11 +43,15 @@ def measure(arguments: argparse.Namespace) -> int:
         num_threads=arguments.threads,
         quick=arguments.quick,
     )
+    earlier = None
+    if arguments.add and arguments.output.exists():
+        earlier = record.load(arguments.output)
+        record.check_same_kind(earlier, Results(processor(), plan.num_threads, plan.quick))
     # Engines get the same cores, however many threads they start beside those that compute.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
     results = run_rounds(plan, lambda line: print(line, flush=True))
-    if arguments.add and arguments.output.exists():
-        results = record.merged(record.load(arguments.output), results)
+    if earlier is not None:
+        results = record.merged(earlier, results)
     record.save(results, arguments.output)
     for line in record.lines(results):
         print(line)

@@ -103,20 +103,28 @@ def load(path: Path) -> Results:
     )
 
 
+def check_same_kind(earlier: Results, later: Results) -> None:
+    """Raise ValueError unless results are of the same machine and of runs as long."""
+    kinds = [(run.processor, run.num_threads, run.quick) for run in (earlier, later)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"processor, threads, quick: must be {kinds[0]}, got {kinds[1]}")
+
+
 def merged(earlier: Results, later: Results) -> Results:
     """Return what was measured in either run; what both have, as the later one has it.
 
     Raises:
         ValueError: they are of different machines or kinds.
     """
-    kinds = [(run.processor, run.num_threads, run.quick) for run in (earlier, later)]
-    if kinds[0] != kinds[1]:
-        raise ValueError(f"processor, threads, quick: must be {kinds[0]}, got {kinds[1]}")
+    check_same_kind(earlier, later)
+    rows = {key: row for key, row in earlier.rows.items() if key not in later.missing}
     missing = {key: why for key, why in earlier.missing.items() if key not in later.rows}
     return Results(
-        *kinds[0],
+        later.processor,
+        later.num_threads,
+        later.quick,
         earlier.versions | later.versions,
-        earlier.rows | later.rows,
+        rows | later.rows,
         missing | later.missing,
     )
 

@@ -115,6 +115,12 @@ def _plain(value: Any, name: str, group: type) -> Any:
     return str(value) if isinstance(value, StrEnum) else value
 
 
+def resolve_draft_model(options: Values) -> None:
+    """Make the path of a draft model absolute: workers may run in other directories."""
+    if options["draft_model"]:
+        options["draft_model"] = str(Path(options["draft_model"]).resolve())
+
+
 def model_path(model: str | None) -> Path:
     """Return the path of MODEL; that of the embedded model without one."""
     from launch.cluster.config import embedded_model

@@ -2,7 +2,7 @@
 
 import typer
 
-from launch.cli.options import ModelArgument, Values, model_path, takes_options
+from launch.cli.options import ModelArgument, Values, model_path, resolve_draft_model, takes_options
 from launch.cluster.config import ClusterConfig
 
 
@@ -16,6 +16,7 @@ def serve(options: Values, model: ModelArgument = None) -> None:
 
     log.configure("supervisor", options["log_level"])
     try:
+        resolve_draft_model(options)
         config = ClusterConfig(model=model_path(model), **options)
         asyncio.run(_serve(config))
     except QuireError as error:

@@ -8,7 +8,14 @@ from typing import TypeVar
 
 import typer
 
-from launch.cli.options import ModelArgument, ReadyFd, Values, model_path, takes_options
+from launch.cli.options import (
+    ModelArgument,
+    ReadyFd,
+    Values,
+    model_path,
+    resolve_draft_model,
+    takes_options,
+)
 from quire.contract.options import parse_values
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
@@ -108,6 +115,7 @@ def scheduler(options: Values, model: ModelArgument = None, ready_fd: ReadyFd = 
         return serve(config, ready_fd)
 
     options["model"] = str(model_path(model))
+    resolve_draft_model(options)
     _run("scheduler", SchedulerConfig, options, ready_fd, serve)
 
 

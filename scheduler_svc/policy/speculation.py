@@ -16,6 +16,8 @@ FIRST_INTERVAL = 2
 LONGEST_INTERVAL = 64
 # So that the rows of a trial cost little where a batch is large; others have their turn.
 SEQUENCES_OF_TRIAL = 16
+# In which a draft model reads the sequences of a trial and drafts for none of them.
+MOST_READING_STEPS = 8
 # Prompts tell little about steps of a few rows.
 _MOST_STEP_TOKENS = 256
 # A step that took longer than so many of its kind says more about the machine than about drafts.
@@ -65,6 +67,7 @@ class Speculation:
         self._interval = FIRST_INTERVAL
         self._steps_to_trial = 0
         self._first_of_trial = 0
+        self._num_reading_steps = 0
         self._plain = StepTimes(least_spread_tokens=0.5, half_life_steps=30)
         self._drafting = StepTimes(least_spread_tokens=0.5, half_life_steps=30)
 
@@ -97,7 +100,8 @@ class Speculation:
         if self._steps_to_trial > 0:
             return {}
         num_tried = min(SEQUENCES_OF_TRIAL, max_slots // self._ladder[0])
-        self._first_of_trial += num_tried
+        if not self._num_reading_steps:
+            self._first_of_trial += num_tried
         first = self._first_of_trial % max(1, len(decoding))
         tried = [*decoding[first:], *decoding[:first]][:num_tried]
         return dict.fromkeys(tried, self._ladder[0])
@@ -141,14 +145,17 @@ class Speculation:
         Args:
             drafts: (sequence id, tokens drafted, tokens accepted) of each sequence that had slots.
         """
-        # A sequence that is being read says nothing of the drafts to come.
-        told = [each for each in drafts if each[1] or not self.has_draft_model]
-        if not told:
+        # A sequence that is being read shows nothing of the drafts to come: the same ones again,
+        # unless that takes too long.
+        drafted_for = [each for each in drafts if each[1] or not self.has_draft_model]
+        self._num_reading_steps += 1
+        if not drafted_for and self._num_reading_steps < MOST_READING_STEPS:
             self._steps_to_trial = 0
             return
+        self._num_reading_steps = 0
         weight = _WEIGHT_WITH_DRAFT_MODEL if self.has_draft_model else _WEIGHT
         num_accepted = 0
-        for sequence_id, drafted, accepted in told:
+        for sequence_id, drafted, accepted in drafted_for:
             num_accepted += accepted
             self.counters.draft_tokens += drafted
             self.counters.accepted_tokens += accepted

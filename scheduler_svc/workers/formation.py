@@ -165,6 +165,8 @@ class Formation:
             )
         are_cpus = all(description.device == "cpu" for description in descriptions)
         self._is_invariant = self._config.invariant or are_cpus
+        if self._config.draft_model and not self._is_invariant:
+            raise ConfigError("invariant: must be true for a draft model on GPUs, got false")
         seen = [description.epoch for description in descriptions]
         if self._formed is not None:
             seen.append(self._formed.epoch)

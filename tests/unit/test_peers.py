@@ -149,6 +149,11 @@ def test_results_of_two_runs_are_put_together() -> None:
     assert both.versions == {"quire": "3", "llama-cpp": "2"}
     assert set(both.rows) == {*_results().rows, key}
     assert both.missing == {}
+    lost = Key("quire", "125M", "bfloat16", "mix")
+    again = Results("a processor, 2 cores", 2, False, missing={lost: "it failed"})
+    both = record.merged(_results(), again)
+    assert lost not in both.rows
+    assert both.missing[lost] == "it failed"
     with pytest.raises(ValueError, match="processor, threads, quick: must be"):
         record.merged(_results(), Results("another", 2, False))
 

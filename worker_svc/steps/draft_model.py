@@ -20,11 +20,12 @@ from worker_svc.steps.inputs import Inputs
 from worker_svc.steps.rows import SequenceRows
 
 READ_TOKENS = 512
-"""Tokens that are read in one step beside those of its drafts, so that it takes little longer."""
+"""Tokens that are read in one step beside those of its drafts, so that it takes little longer; two
+for each sequence, where that is more."""
 
 MAX_TOKENS_BEHIND = 64
-"""A sequence further behind gets no draft before it has been read: as many tokens as a step without
-drafts may bring between two trials of the scheduler."""
+"""A sequence further behind gets no draft before it has been read: as many tokens as steps without
+drafts bring between two trials of the scheduler, where a few sequences decode."""
 
 
 class DraftModel:

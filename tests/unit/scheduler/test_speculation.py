@@ -3,7 +3,12 @@
 import pytest
 
 from quire.contract.outputs import FinishReason
-from scheduler_svc.policy.speculation import FIRST_INTERVAL, LONGEST_INTERVAL, Speculation
+from scheduler_svc.policy.speculation import (
+    FIRST_INTERVAL,
+    LONGEST_INTERVAL,
+    MOST_READING_STEPS,
+    Speculation,
+)
 from tests.unit.scheduler.factories import Cell, make_params, make_prompt, reference
 
 ROOM = 1000
@@ -86,6 +91,21 @@ def test_a_sequence_that_a_draft_model_reads_is_tried_again_at_once() -> None:
     assert steps_to_trial(policy) == LONGEST_INTERVAL
     policy.observe_drafts([(1, 0, 0)])
     assert steps_to_trial(policy) == 1, "as soon as it has been read"
+
+
+def test_a_trial_reads_the_same_sequences_and_ends() -> None:
+    policy, decoding = speculation(), list(range(64))
+    policy.has_draft_model = True
+    for _ in range(50):
+        policy.observe_drafts([(1, 2, 0)])
+    plan: dict[int, int] = {}
+    while not plan:
+        plan = policy.plan(decoding, ROOM)
+    for _ in range(MOST_READING_STEPS - 1):
+        policy.observe_drafts([(each, 0, 0) for each in plan])
+        assert policy.plan(decoding, ROOM) == plan
+    policy.observe_drafts([(each, 0, 0) for each in plan])
+    assert steps_to_trial(policy) == LONGEST_INTERVAL
 
 
 @pytest.mark.parametrize("num_drafted", [0, 2])
