@@ -80,6 +80,8 @@ async def read_streams(address: str, streams: int, tokens: int) -> dict[str, flo
         stdout=subprocess.PIPE,
     )
     output, _ = await client.communicate()
+    if client.returncode:
+        raise RuntimeError(f"the client of {address} ended with status {client.returncode}")
     measured: dict[str, float] = json.loads(output)
     return measured
 
@@ -142,14 +144,13 @@ def roof_tpot_s(streams: int, tokens: int, bytes_per_s: float, flop_per_s: float
 
 async def measure_bare(streams: int = 64, messages: int = 200) -> float:
     """Return the CPU time, in us, in which a server of grpc.aio writes a message to a stream."""
-    wake: list[asyncio.Event] = []
+    wake: list[asyncio.Semaphore] = []
 
     async def write(request: bytes, context: grpc.aio.ServicerContext) -> None:
-        mine = asyncio.Event()
+        mine = asyncio.Semaphore(0)
         wake.append(mine)
         for _ in range(messages):
-            await mine.wait()
-            mine.clear()
+            await mine.acquire()
             await context.write(b"as long as one token's")
 
     server = grpc.aio.server(options=server_options(MAX_MESSAGE_BYTES))
@@ -160,12 +161,12 @@ async def measure_bare(streams: int = 64, messages: int = 200) -> float:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     reading = asyncio.create_task(read_streams(f"127.0.0.1:{port}", streams, messages))
-    while len(wake) < streams:
+    while len(wake) < streams and not reading.done():
         await asyncio.sleep(BARE_INTERVAL_S)
     began = time.process_time()
     for _ in range(messages):
         for each in wake:
-            each.set()
+            each.release()
         await asyncio.sleep(BARE_INTERVAL_S)
     spent = time.process_time() - began
     await reading
