@@ -53,6 +53,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         load_error: LoadModel fails with it.
         checkpoint_digest: what LoadModel answers.
         scheduler_name: what Describe answers: who drives it.
+        device: what Describe answers.
 
     Attributes:
         address: where it listens, once entered.
@@ -75,6 +76,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         load_error: Exception | None = None,
         checkpoint_digest: bytes = b"fake",
         scheduler_name: str = "",
+        device: str = "cpu",
     ) -> None:
         self.address = ""
         self.epoch = 0
@@ -85,6 +87,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.steps_allowed = asyncio.Event()
         self.steps_allowed.set()
         self.step_seen = asyncio.Condition()
+        self._device = device
         self._num_blocks = num_blocks
         self._num_host_blocks = num_host_blocks
         self._model = model
@@ -133,7 +136,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.DescribeResponse:
         return worker_pb2.DescribeResponse(
             version=self._version,
-            device="cpu",
+            device=self._device,
             isa="fake",
             epoch=self.epoch,
             scheduler_name=self.scheduler_name,

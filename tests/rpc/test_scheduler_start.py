@@ -84,6 +84,15 @@ async def test_a_worker_of_another_version_is_refused() -> None:
     assert worker.load_requests == []
 
 
+async def test_a_draft_model_on_a_gpu_wants_the_same_bits_for_any_batch() -> None:
+    options = {"speculation": "draft-model", "draft_model": "draft"}
+    async with FakeWorker(device="cuda:0") as worker:
+        error = await failed_start(worker, **options)
+    assert isinstance(error, ConfigError)
+    assert error.message == "invariant: must be true for a draft model on GPUs, got false"
+    assert worker.load_requests == []
+
+
 async def test_an_unusable_model_ends_the_start_with_the_workers_words() -> None:
     async with FakeWorker(load_error=ModelLoadError("model.safetensors is missing")) as worker:
         error = await failed_start(worker)
