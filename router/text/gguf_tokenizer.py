@@ -1,5 +1,6 @@
 """The tokenizer of a GGUF file, which transformers makes of its metadata."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -7,13 +8,27 @@ from quire.contract.errors import ModelLoadError
 from quire.gguf_file import GgufFile
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 _PREFIX = "tokenizer."
-# Their texts begin with beginning-of-text where the file does not say: as llama.cpp has it.
-_BEGIN_OF_TEXT = ("llama3", "llama-v3", "llama-bpe")
-# What llama.cpp splits as GPT-2 does, as transformers does where it knows no other way.
-_LIKE_GPT2 = ("default", "gpt-2")
+# As llama.cpp has them: texts begin with beginning-of-text where the file does not say, and words
+# that are tokens are not made of merges.
+_LIKE_LLAMA3 = (
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "tekken",
+)
+# What transformers splits as GPT-2 does. Not "default", which llama.cpp splits in a way of its own
+# that no model was trained with.
+_LIKE_GPT2 = "gpt-2"
+_CONTROL, _USER_DEFINED = 3, 4
 _SPECIAL_TOKENS = {
     "bos_token": "ggml.bos_token_id",
     "eos_token": "ggml.eos_token_id",
@@ -49,32 +64,91 @@ def load_gguf_tokenizer(path: Path) -> "PreTrainedTokenizerFast":
             f"cannot load the tokenizer of {path}: that of a GGUF file needs transformers, which "
             "is not installed here; the image quire-router-transformers has it"
         ) from None
-    kind, split = metadata.get("ggml.model"), metadata.get("ggml.pre", "default")
+    kind, split = metadata.get("ggml.model"), metadata.get("ggml.pre")
     if kind not in ("llama", "gpt2"):
         raise ModelLoadError(f"{path}: tokenizer.ggml.model: must be llama or gpt2, got {kind!r}")
-    if kind == "gpt2" and split not in (*_LIKE_GPT2, *GGUF_PRE_TOKENIZER_SPLITS):
-        known = ", ".join((*_LIKE_GPT2, *GGUF_PRE_TOKENIZER_SPLITS))
-        raise ModelLoadError(f"{path}: tokenizer.ggml.pre: must be one of {known}, got {split!r}")
+    served = (_LIKE_GPT2, *GGUF_PRE_TOKENIZER_SPLITS)
+    if kind == "gpt2" and split not in served:
+        raise ModelLoadError(
+            f"{path}: tokenizer.ggml.pre: must be one of {', '.join(served)}, got {split!r}"
+        )
+    tokens = metadata.get("ggml.tokens", [])
+    special = {name: metadata[key] for name, key in _SPECIAL_TOKENS.items() if key in metadata}
+    for name, number in special.items():
+        if not isinstance(number, int) or not 0 <= number < len(tokens):
+            raise ModelLoadError(
+                f"{path}: tokenizer.{_SPECIAL_TOKENS[name]}: must be one of {len(tokens)} tokens, "
+                f"got {number!r}"
+            )
     names = GGUF_TOKENIZER_MAPPING["tokenizer"]
     try:
         backend, _ = convert_gguf_tokenizer(
             architecture, {names[key]: metadata[key] for key in names if key in metadata}
         )
-        tokens = metadata["ggml.tokens"]
-        options: dict[str, Any] = {
-            name: tokens[metadata[key]] for name, key in _SPECIAL_TOKENS.items() if key in metadata
-        }
-        return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        backend = _corrected(backend, metadata)
+        tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
             tokenizer_object=backend,
             add_bos_token=metadata.get(
-                "ggml.add_bos_token", kind == "llama" or split in _BEGIN_OF_TEXT
+                "ggml.add_bos_token", kind == "llama" or split in _LIKE_LLAMA3
             ),
             add_eos_token=metadata.get("ggml.add_eos_token", False),
             chat_template=metadata.get("chat_template"),
-            **options,
+            **{name: backend.id_to_token(number) for name, number in special.items()},
         )
     except Exception as error:
         # transformers raises whatever its converters raise; all of it means the same to the
         # operator.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelLoadError(f"cannot load the tokenizer of {path}: {reason}") from error
+
+    found = {name: getattr(tokenizer, f"{name}_id") for name in special}
+    if found != special or len(tokenizer) > len(tokens):
+        raise ModelLoadError(
+            f"{path}: special tokens must be {special} of {len(tokens)}, got {found} of "
+            f"{len(tokenizer)}"
+        )
+    return tokenizer
+
+
+def _corrected(backend: "Tokenizer", metadata: dict[str, Any]) -> "Tokenizer":
+    """Return a tokenizer with what the conversion of transformers leaves out.
+
+    Tokens of control are under their own texts, which it spells in bytes, and none is added that
+    the file does not hold; merges and the space before a text are as the file has them.
+    """
+    from tokenizers import Tokenizer
+
+    state = json.loads(backend.to_str())
+    tokens, model = metadata["ggml.tokens"], state["model"]
+    added = {each["id"]: each for each in state["added_tokens"] if each["id"] < len(tokens)}
+    if metadata["ggml.model"] == "gpt2":
+        texts = {number: text for text, number in model["vocab"].items()}
+        for number, kind in enumerate(metadata.get("ggml.token_type", ())):
+            if kind in (_CONTROL, _USER_DEFINED):
+                texts[number] = tokens[number]
+                options = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+                added[number] = {
+                    "id": number,
+                    "content": tokens[number],
+                    **options,
+                    "special": kind == _CONTROL,
+                }
+        model["vocab"] = {text: number for number, text in texts.items()}
+        model["ignore_merges"] = metadata["ggml.pre"] in _LIKE_LLAMA3
+    state["added_tokens"] = [added[number] for number in sorted(added)]
+    if not metadata.get("ggml.add_space_prefix", True):
+        for name in ("normalizer", "pre_tokenizer", "decoder"):
+            state[name] = _without_prefix(state[name])
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _without_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a step that neither puts a space before a text nor takes it away again."""
+    if step is None or step["type"] in ("Prepend", "Strip"):
+        return None
+    if step["type"] == "Metaspace":
+        return {**step, "prepend_scheme": "never"}
+    for key in ("normalizers", "pretokenizers", "decoders"):
+        if key in step:
+            return {**step, key: [kept for each in step[key] if (kept := _without_prefix(each))]}
+    return step
