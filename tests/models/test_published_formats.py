@@ -242,6 +242,17 @@ def test_logits_are_those_of_the_dequantised_weights(name: str, tmp_path: Path) 
     assert torch.equal(logits(stored), logits(plain))
 
 
+def test_layers_of_two_group_sizes_are_each_read_by_their_scales(tmp_path: Path) -> None:
+    form = FORMATS["compressed-tensors of 4 bits"]
+    stored, plain = save_both(tmp_path, form)
+    config = json.loads(json.dumps(form.quantization_config))
+    other = json.loads(json.dumps(config["config_groups"]["group_0"]))
+    other["weights"]["group_size"] = GROUP // 2
+    config["config_groups"]["group_1"] = other
+    edit_config(stored, quantization_config=config)
+    assert torch.equal(logits(stored), logits(plain))
+
+
 def test_weights_may_be_quantised_again(tmp_path: Path) -> None:
     stored, plain = save_both(tmp_path, FORMATS["awq"])
     options = {"quantization": "w8a8"}

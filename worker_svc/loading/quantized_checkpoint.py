@@ -193,10 +193,8 @@ class CompressedCheckpoint(QuantizedCheckpoint):
         if len(sizes) != 1:
             raise config.error("config_groups", f"must have one number of bits, got {sizes}")
         (self._bits,) = sizes
-        group_sizes = {_group_size(each, "group_size", -1) for each in weights} - {None}
-        if len(group_sizes) > 1:
-            raise config.error("config_groups", f"must have one group_size, got {group_sizes}")
-        self._group_size = group_sizes.pop() if group_sizes else None
+        found = {_group_size(each, "group_size", -1) for each in weights}
+        self._group_sizes = sorted(size for size in found if size is not None)
 
     def _layer(self, layer: str, num_features: int, in_features: int) -> StoredLayer:
         shape = (num_features, in_features)
@@ -222,7 +220,14 @@ class CompressedCheckpoint(QuantizedCheckpoint):
         group_of = None
         if self._checkpoint.has(f"{layer}weight_g_idx"):
             group_of = self._checkpoint.stored(f"{layer}weight_g_idx", (in_features,)).long()
-        group_size = None if scales.shape[1] == 1 else self._group_size
+        groups, group_size = scales.shape[1], None
+        if groups > 1 and self._group_sizes:
+            # Which layers are of which group is not read: the number of scales shows it.
+            fitting = [size for size in self._group_sizes if -(-in_features // size) == groups]
+            if len(fitting) > 1:
+                problem = f"must have one group_size for {layer}weight, got {fitting}"
+                raise self._config.error("config_groups", problem)
+            group_size = (fitting or self._group_sizes)[0]
         return StoredLayer(values, scales, zeros, group_of, group_size)
 
 
