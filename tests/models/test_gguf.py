@@ -235,6 +235,14 @@ def test_ids_and_types_follow_the_format(tmp_path: Path) -> None:
         ({"llama.attention.scale": 0.5}, "llama.attention.scale: must be absent, got 0.5"),
         ({"llama.rope.scaling.type": "other"}, "rope.scaling.type: must be none, linear or yarn"),
         ({"split.count": 2}, "split.count: must be 1, got 2; merge the shards"),
+        ({"tokenizer.ggml.eot_token_id": -1}, "ggml.eot_token_id: must be one of .*, got -1"),
+        ({"tokenizer.ggml.eom_token_id": 9**6}, "ggml.eom_token_id: must be one of .*, got 531441"),
+        ({"llama.attention.key_length": 0}, "key_length: must be a positive integer, got 0"),
+        ({"llama.rope.dimension_count": "x"}, "dimension_count: must be a positive integer, got"),
+        ({"llama.attention.head_count": "x"}, "head_count: must be a positive integer, got 'x'"),
+        ({"llama.attention.head_count": 0}, "head_count: must be a positive integer, got 0"),
+        ({"llama.embedding_length": [1]}, r"embedding_length: must be a positive integer, got \["),
+        ({"general.architecture": ["llama"]}, r"architecture: must be one of llama, .* got \["),
     ],
 )
 def test_metadata_that_is_not_served_is_refused(
@@ -273,3 +281,68 @@ def test_other_architectures_types_and_broken_files_are_refused(tmp_path: Path) 
     (tmp_path / "n.gguf").write_bytes(whole)
     with pytest.raises(ModelLoadError, match=r"model: must hold one \.gguf file, got 2"):
         info(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "make", "tensor"),
+    [
+        ("llama", llama_config, "blk.0.attn_q.bias"),
+        ("llama", llama_config, "blk.0.attn_q_norm.weight"),
+        ("llama", llama_config, "output.bias"),
+        ("gemma3", gemma3_config, "output.bias"),
+    ],
+)
+def test_tensors_that_have_no_place_are_refused(
+    architecture: str, make: Callable[..., PreTrainedConfig], tensor: str, tmp_path: Path
+) -> None:
+    plain, path = save_model(tmp_path / "plain", make()), tmp_path / "m.gguf"
+    write_gguf(plain, path, architecture, tensors={tensor: np.zeros(16, np.float32)})
+    with pytest.raises(ModelLoadError, match=f"{tensor}: must be absent, got a tensor that"):
+        info(path)
+
+
+def test_heads_without_features_are_refused(tmp_path: Path) -> None:
+    plain, path = save_model(tmp_path / "plain", llama_config()), tmp_path / "m.gguf"
+    edit_config(plain, head_dim=None)
+    write_gguf(plain, path, "llama", metadata={"llama.embedding_length": 1})
+    with pytest.raises(ModelLoadError, match="embedding_length: must be at least the 4 heads, got"):
+        info(path)
+
+
+def test_empty_tensors_are_refused(tmp_path: Path) -> None:
+    plain, path = save_model(tmp_path / "plain", llama_config()), tmp_path / "m.gguf"
+    write_gguf(plain, path, "llama", tensors={"rope_freqs.weight": np.zeros(0, np.float32)})
+    with pytest.raises(ModelLoadError, match=r"rope_freqs.weight: rows must be whole .* got \[0\]"):
+        info(path)
+
+
+def test_tokens_that_end_a_turn_end_texts(tmp_path: Path) -> None:
+    plain, path = save_model(tmp_path / "plain", llama_config()), tmp_path / "m.gguf"
+    tokens = ["<unk>", "<s>", "</s>", "<|im_end|>", "<end_of_turn>", "<|eot_id|>"]
+    values = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [2, 3, 3, 3, 1, 3]}
+    write_gguf(plain, path, "llama", metadata={**values, "tokenizer.ggml.eot_token_id": 3})
+    assert info(path).eos_token_ids == (2, 3, 5)
+
+
+def test_a_window_of_0_is_none(tmp_path: Path) -> None:
+    plain, path = save_model(tmp_path / "plain", phi3_config()), tmp_path / "m.gguf"
+    values = {"phi3.rope.dimension_count": 12, "phi3.attention.sliding_window": 0}
+    write_gguf(plain, path, "phi3", metadata=values)
+    edit_config(plain, sliding_window=None)
+    assert torch.equal(logits(path), logits(plain))
+
+
+def test_a_factor_alone_stretches_linearly(tmp_path: Path) -> None:
+    plain, path = save_model(tmp_path / "plain", llama_config()), tmp_path / "m.gguf"
+    write_gguf(plain, path, "llama", metadata={"llama.rope.scaling.factor": 4.0})
+    scaling = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+    edit_config(plain, rope_parameters=scaling)
+    assert torch.equal(logits(path), logits(plain))
+
+
+def test_gemma_of_float16_is_computed_in_bfloat16(tmp_path: Path) -> None:
+    plain, path = save_model(tmp_path / "plain", gemma2_config()), tmp_path / "m.gguf"
+    write_gguf(plain, path, "gemma2", (Type.F16,))
+    assert info(path).dtype == "bfloat16"
+    loaded = load_model(LoadSpec(str(path), LoadOptions(dtype="float16")), "", ParallelGroup())
+    assert loaded.info.dtype == "float16"

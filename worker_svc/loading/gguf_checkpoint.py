@@ -63,6 +63,7 @@ class GgufCheckpoint:
         self.config = read_gguf_config(file, lambda tensor: self._rows(tensor, _FIRST)[0])
         self._names = _NAMES | (_POST_NORM_NAMES if family.has_post_norms else {})
         self._has_shifted_norms = family.has_shifted_norms
+        self._names_read: set[str] = set()
         self._heads: dict[str, int] = {}
         if family.has_interleaved_heads:
             heads = self.config.integer("num_attention_heads")
@@ -106,6 +107,7 @@ class GgufCheckpoint:
                 f"{self._file.path}: tensor {stored_name} has shape {list(tensor.shape)}, but its "
                 f"metadata asks for {list(shape)}"
             )
+        self._names_read.add(stored_name)
         heads = self._heads.get(stored_name.split(".")[-2])
         if len(shape) == 1:
             values = self._rows(tensor, _FIRST)[0]
@@ -117,6 +119,19 @@ class GgufCheckpoint:
         rows = np.arange(shape[0]) if heads is None else _order(shape[0], heads)
         weight = self._rows(tensor, rows[part[0].start : part[0].stop] if part else rows)
         return weight[:, slice(part[1].start, part[1].stop)] if len(part) > 1 else weight
+
+    def require_all_read(self) -> None:
+        """Check that the model has a place for every tensor.
+
+        Raises:
+            ModelLoadError: one was not read; the model without it would be another.
+        """
+        for name in self._file.tensors:
+            if name not in self._names_read and not name.startswith("rope_"):
+                raise ModelLoadError(
+                    f"{self._file.path}: {name}: must be absent, got a tensor that "
+                    f"{self.config.texts('architectures')[0]} does not have"
+                )
 
     def _rows(self, tensor: GgufTensor, rows: Indices) -> torch.Tensor:
         """Return rows of a tensor [N, K], or of [K] as one row: float32."""
@@ -139,7 +154,7 @@ class GgufCheckpoint:
                 f"{self._file.path}: {name}: must be one of {served}, "
                 f"got {type_name(tensor.type_id)}"
             )
-        if not tensor.shape or tensor.shape[-1] % form.elements:
+        if not tensor.shape or 0 in tensor.shape or tensor.shape[-1] % form.elements:
             raise ModelLoadError(
                 f"{self._file.path}: {name}: rows must be whole blocks of {form.elements} elements "
                 f"as {form.name}, got {list(tensor.shape)}"

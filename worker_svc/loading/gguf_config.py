@@ -81,6 +81,7 @@ _KEYS = {
     "rope.freq_base": "rope_theta",
 }
 _REQUIRED = ("block_count", "context_length", "embedding_length", "attention.head_count")
+_SIZES = ("attention.key_length", "rope.dimension_count")
 _ROPE_KEYS = {
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
@@ -98,6 +99,18 @@ _OTHER_KEYS = (
 )
 _EMBEDDING = "token_embd.weight"
 _END_OF_TEXT = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Tokens of control that end a turn, whatever id of metadata names them: as llama.cpp has it.
+_END_OF_TURN = (
+    "<end_of_turn>",
+    "<|end|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<EOT>",
+)
+_CONTROL = 3
 
 
 def gguf_family(file: GgufFile) -> GgufFamily:
@@ -107,7 +120,7 @@ def gguf_family(file: GgufFile) -> GgufFamily:
         ModelLoadError: it has none of ours.
     """
     name = file.metadata.get("general.architecture")
-    if name not in GGUF_FAMILIES:
+    if not isinstance(name, str) or name not in GGUF_FAMILIES:
         served = ", ".join(GGUF_FAMILIES)
         raise _error(file, "general.architecture", f"must be one of {served}, got {name!r}")
     if file.metadata.get(f"{name}.expert_count", 0) != 0:
@@ -138,9 +151,9 @@ def read_gguf_config(file: GgufFile, read: Callable[[GgufTensor], torch.Tensor])
     for key, value in own.items():
         if key not in names and key not in _ROPE_KEYS and key not in _OTHER_KEYS:
             raise _error(file, prefix + key, f"must be absent, got {value!r}")
-    for key in _REQUIRED:
-        if key not in own:
-            raise _error(file, prefix + key, "is missing")
+    metadata = HfConfig(file.metadata, str(file.path))
+    for key in (*_REQUIRED, *(key for key in _SIZES if key in own)):
+        metadata.integer(prefix + key)
     config: Config = {names[key]: value for key, value in own.items() if key in names}
     if _EMBEDDING not in file.tensors:
         raise ModelLoadError(f"{file.path}: tensor {_EMBEDDING} is missing")
@@ -150,13 +163,11 @@ def read_gguf_config(file: GgufFile, read: Callable[[GgufTensor], torch.Tensor])
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
-        "dtype": _dtype(file),
-        "eos_token_id": [
-            file.metadata[f"tokenizer.ggml.{key}"]
-            for key in _END_OF_TEXT
-            if f"tokenizer.ggml.{key}" in file.metadata
-        ],
+        "dtype": _dtype(file, family),
+        "eos_token_id": _eos_token_ids(file),
     }
+    if family.architecture == "Phi3ForCausalLM" and config.get("sliding_window") == 0:
+        del config["sliding_window"]
     _read_heads(file, prefix, own, config)
     _read_rope(file, prefix, own, config, read)
     if family.large_layers is not None:
@@ -174,7 +185,11 @@ def _read_heads(file: GgufFile, prefix: str, own: Config, config: Config) -> Non
     head_dim = own.get("attention.key_length")
     rotated = own.get("rope.dimension_count")
     if head_dim is None:
-        head_dim = config["hidden_size"] // max(1, config["num_attention_heads"])
+        hidden_size, heads = config["hidden_size"], config["num_attention_heads"]
+        if hidden_size < heads:
+            problem = f"must be at least the {heads} heads, got {hidden_size}"
+            raise _error(file, f"{prefix}embedding_length", problem)
+        head_dim = hidden_size // heads
     config["head_dim"] = head_dim
     if own.get("attention.value_length", head_dim) != head_dim:
         value = own["attention.value_length"]
@@ -192,7 +207,9 @@ def _read_rope(
 ) -> None:
     """Add how wavelengths are stretched: by a rule of the metadata, or by tensors of factors."""
     section = {name: own[key] for key, name in _ROPE_KEYS.items() if key in own}
-    kind = own.get("rope.scaling.type", "none")
+    # As llama.cpp has it where a file has a factor alone.
+    default = "linear" if own.get("rope.scaling.factor") else "none"
+    kind = own.get("rope.scaling.type", default)
     factors = {
         name: read(file.tensors[f"rope_{key}.weight"]).tolist()
         for name, keys in (
@@ -218,15 +235,36 @@ def _read_rope(
         config["rope_scaling"] = {"rope_type": kind, **section, **factors}
 
 
-def _dtype(file: GgufFile) -> str:
-    """Return the type of matrices; bfloat16 for those of integers."""
+def _eos_token_ids(file: GgufFile) -> list[int]:
+    """Return the ids that the metadata names, and those of tokens that end a turn."""
+    vocab_size = file.tensors[_EMBEDDING].shape[0]
+    ids: list[int] = []
+    for key in (f"tokenizer.ggml.{name}" for name in _END_OF_TEXT):
+        if key in file.metadata:
+            number = file.metadata[key]
+            if not isinstance(number, int) or not 0 <= number < vocab_size:
+                raise _error(file, key, f"must be one of {vocab_size} tokens, got {number!r}")
+            ids.append(number)
+    lists = [file.metadata.get(f"tokenizer.ggml.{key}", []) for key in ("tokens", "token_type")]
+    if not all(isinstance(each, list) for each in lists):
+        raise _error(file, "tokenizer.ggml.tokens", "must be a list, as token_type")
+    pairs = enumerate(zip(*lists, strict=False))
+    ids += [at for at, (text, kind) in pairs if kind == _CONTROL and text in _END_OF_TURN]
+    return list(dict.fromkeys(ids))
+
+
+def _dtype(file: GgufFile, family: GgufFamily) -> str:
+    """Return the type of matrices; bfloat16 for those of integers.
+
+    And for Gemma's of float16, in which its activations overflow.
+    """
     types = {
         BLOCK_TYPES[tensor.type_id].name
         for tensor in file.tensors.values()
         if len(tensor.shape) > 1
     }
     for dtype, name in (("float32", "F32"), ("float16", "F16")):
-        if types == {name}:
+        if types == {name} and (name == "F32" or not family.has_shifted_norms):
             return dtype
     return "bfloat16"
 

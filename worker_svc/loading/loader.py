@@ -118,6 +118,8 @@ def load_model(
         quantization(spec.options.quantization) as quantized,
     ):
         model = family.build(config, weights, parallel, max_model_len)
+        if gguf is not None and not is_dummy:
+            gguf.require_all_read()
         checkpoint_digest = digest.result()
     info = ModelInfo(
         name=served_model_name or spec.model,
