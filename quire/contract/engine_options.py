@@ -68,7 +68,7 @@ class LoadOptions(Options):
     quantization: str = option(
         "none",
         "How attention and MLPs hold their weights: 'w8a8' as int8, with activations in int8 as "
-        "well; 'w8' and 'w4', on CPUs, in 8 and 4 bits, activations in the model's type.",
+        "well; 'w8' and 'w4' in 8 and 4 bits, activations in the model's type.",
         choices=QUANTIZATIONS,
     )
     max_model_len: int | None = option(

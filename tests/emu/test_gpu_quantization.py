@@ -1,4 +1,7 @@
-"""Quantised layers on a GPU, emulated: in int8 the bits of the CPU's, in a worker its tokens."""
+"""Quantised layers on a GPU, emulated: in int8 the bits of the CPU's, in a worker its tokens.
+
+Of 8 and 4 bits, the bits of layers over the dequantised weights.
+"""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,11 +16,14 @@ from tests.factories import CONFIGS, FALLBACKS, save_model
 from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
 from worker_svc.device.cuda import CudaDevice
+from worker_svc.layers import quantization
+from worker_svc.layers.device_linear import fixed_tile_linear
+from worker_svc.layers.grouped_linear import GroupedWeight
 from worker_svc.layers.int8_linear import Int8Linear
 from worker_svc.parallel.group import ParallelGroup
 
 PROMPTS = [[5, 17, 3, 99, 42], [7, 8], list(range(20, 60))]
-METHODS = ("w8a8",)
+METHODS = ("w8a8", "w8", "w4")
 # Parts of K that hold whole groups, and a head size of tensor cores.
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
 
@@ -49,10 +55,11 @@ def test_int8_layers_have_the_bits_of_the_cpus(
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
 def test_tokens_are_the_cpus(gpu: CudaDevice, tmp_path: Path, family: str, method: str) -> None:
-    save_model(tmp_path, CONFIGS[family](**(WIDE if family == "llama" else {})))
+    save_model(tmp_path, CONFIGS[family](**({} if family == "gpt2" else WIDE)))
     options: dict[str, Any] = {"dtype": "float32", "num_blocks": 40, "quantization": method}
     expected = Driver(load_runner(tmp_path, **options)).generate(PROMPTS, 4)
-    runner = load_runner(tmp_path, **options, device=gpu, max_num_seqs=4)
+    # Invariant: K is cut, and so are groups, as on a CPU.
+    runner = load_runner(tmp_path, **options, device=gpu, max_num_seqs=4, invariant=True)
     assert Driver(runner).generate(PROMPTS, 4, ahead=True) == expected
 
 
@@ -84,7 +91,45 @@ def test_invariant_ranks_give_the_bits_of_one(
             return logits(parallel)
 
     alone = logits(ParallelGroup())
-    assert all(torch.equal(each, alone) for each in run_ranks(2, rank_logits))
+    num_ranks = 4 if method == "w4" else 2
+    assert all(torch.equal(each, alone) for each in run_ranks(num_ranks, rank_logits))
+
+
+class DequantisedLinear:
+    """What a layer of 8 or 4 bits stands for."""
+
+    def __init__(
+        self,
+        weight: GroupedWeight,
+        bias: torch.Tensor | None,
+        total_features: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._weight, self._bias = weight.dequantised().to(dtype), bias
+        self._total_features = total_features
+        self.weight_bytes = self._weight.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return fixed_tile_linear(x, self._weight, self._bias, self._total_features)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("method", ["w8", "w4"])
+def test_tokens_and_logits_are_those_of_the_dequantised_weights(
+    gpu: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, dtype: str
+) -> None:
+    save_model(tmp_path, CONFIGS["llama"](**WIDE))
+
+    def run() -> tuple[Any, torch.Tensor]:
+        options: dict[str, Any] = {"dtype": dtype, "num_blocks": 40, "quantization": method}
+        driver = Driver(load_runner(tmp_path, **options, device=gpu, max_num_seqs=4))
+        return driver.generate(PROMPTS, 4), driver.logits[2].cpu()
+
+    tokens, logits = run()
+    monkeypatch.setattr(quantization, "DeviceGroupedLinear", DequantisedLinear)
+    expected_tokens, expected_logits = run()
+    assert tokens == expected_tokens
+    assert torch.equal(logits, expected_logits)
 
 
 def test_layers_of_transformers_are_refused(gpu: CudaDevice, tmp_path: Path) -> None:

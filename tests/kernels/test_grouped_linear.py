@@ -7,6 +7,8 @@ from torch import Tensor
 from tests.kernels.oracle import DTYPES
 from tests.kernels.test_packed_linear import assert_same_bits, multiply, operands, random
 from worker_svc import ops
+from worker_svc.layers import device_grouped_linear
+from worker_svc.layers.device_grouped_linear import DeviceGroupedLinear
 from worker_svc.layers.grouped_linear import GroupedLinear, GroupedWeight, pack_grouped_weight
 
 # (in_features, out_features, parts, group size): whole panels and not, chunks of several sizes.
@@ -60,6 +62,40 @@ def test_denormal_scales_count_as_zero(cpu_isa: str, bits: int) -> None:
     assert is_denormal.any(), "there is nothing to flush"
     weight.scales[is_denormal] = 0
     assert_same_bits(result, multiply(x, expected_weight(weight).bfloat16()))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(64, 77, 64), (96, 300, 32), (640, 40, 128)], ids=str)
+def test_bits_on_a_gpu_are_those_of_the_dequantised_weights(
+    cuda_isa: str,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    bits: int,
+) -> None:
+    """All features at once, a few at a time, and shared out among ranks."""
+    in_features, out_features, group_size = shape
+    weight = made_up(out_features, in_features, bits, group_size)
+    weight.scales[1] = 2.0**-127
+    weight.scales[2] = -(2.0**-126)
+    x, _, bias = operands(20, in_features, out_features, dtype)
+    flushed = expected_weight(weight)
+    flushed[1] = bias[1] = 0
+    total = 1 << 16  # whose sums are cut in other places than those of so few features
+    for rows in (x[:1], x):
+        expected = rows.new_empty(len(rows), out_features)
+        ops.linear(expected, rows, flushed.to(dtype), bias.to(dtype), total)
+        for most in (1 << 20, 1):
+            monkeypatch.setattr(device_grouped_linear, "_MAX_ELEMENTS", most)
+            layer = DeviceGroupedLinear(weight, bias.to(dtype), total, dtype)
+            assert_same_bits(layer(rows).float(), expected.float())
+        for rank in torch.arange(out_features).chunk(4):
+            own = GroupedWeight(
+                weight.integers[rank], weight.scales[rank], weight.zeros[rank], bits
+            )
+            layer = DeviceGroupedLinear(own, bias[rank].to(dtype), total, dtype)
+            assert_same_bits(layer(rows).float(), expected[:, rank].float())
 
 
 @pytest.mark.parametrize(("bits", "steps"), [(8, 127), (4, 15)])

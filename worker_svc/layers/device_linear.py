@@ -14,7 +14,12 @@ import torch.nn.functional as functional
 
 from worker_svc import ops
 from worker_svc.layers.packed_linear import PackedLinear
-from worker_svc.layers.quantization import is_quantised, shared_linear
+from worker_svc.layers.quantization import (
+    grouped_linear_of_device,
+    has_defined_bits,
+    is_quantised,
+    shared_linear,
+)
 
 _invariant: ContextVar[bool] = ContextVar("layers are built for --invariant", default=False)
 
@@ -74,10 +79,12 @@ def make_linear(
         is_shared: whether it is one of the layers that `--quantization` is for.
     """
     is_on_cpu = weight.device.type == "cpu"
-    if is_shared and (is_on_cpu or is_quantised()):
+    if is_shared and has_defined_bits(weight.device):
         return shared_linear(weight, bias)
     if is_on_cpu:
         return PackedLinear(weight, bias)
+    if is_shared and is_quantised():
+        return grouped_linear_of_device(weight, bias, total_features or weight.shape[0])
     if not _invariant.get():
         return partial(functional.linear, weight=weight, bias=bias)
     return partial(

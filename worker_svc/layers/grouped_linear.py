@@ -52,10 +52,12 @@ class GroupedWeight:
         groups = weight.float().view(len(weight), -1, group_size)
         if bits == 8:
             low, steps = -groups.abs().amax(-1), 127
-            scales = -low / steps
+            width = -low
         else:
             low, steps = groups.amin(-1).clamp(max=0), 15
-            scales = (groups.amax(-1).clamp(min=0) - low) / steps
+            width = groups.amax(-1).clamp(min=0) - low
+        # By a tensor: on a GPU torch divides by a number as it multiplies by its inverse.
+        scales = width / width.new_full((), float(steps))
         scales = torch.where(scales < torch.finfo(torch.float32).tiny, 1.0, scales)
         zeros = torch.zeros_like(low) if bits == 8 else (-low / scales).round()
         integers = (groups / scales.unsqueeze(-1)).round() + zeros.unsqueeze(-1)

@@ -65,7 +65,8 @@ class PartialSums:
             ]
         else:
             self._linears = [
-                make_linear(part.contiguous(), own_bias) for part in weight.chunk(num_parts, dim=1)
+                make_linear(part.contiguous(), own_bias, is_shared=True)
+                for part in weight.chunk(num_parts, dim=1)
             ]
         self.num_sums = len(self._linears)
 
@@ -108,12 +109,12 @@ def _num_parts(name: str, in_features: int, parallel: ParallelGroup, device: tor
     """Return how many parts this rank has; docs/numerics.md explains how many there are in all."""
     if has_defined_bits(device):
         total = gcd(in_features // 2, MAX_PARTS) if in_features % 2 == 0 else 1
-        while total > 1 and in_features // total % part_step() != 0:
-            total //= 2
     elif is_invariance_wanted():
         total = gcd(in_features, MAX_PARTS)
     else:
         return 1
+    while total > 1 and in_features // total % part_step() != 0:
+        total //= 2
     if total % parallel.size != 0:
         raise ModelLoadError(
             f"tensor_parallel_size: must divide {total}, since the {in_features} input features of "

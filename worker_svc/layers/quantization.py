@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from worker_svc.layers.device_grouped_linear import DeviceGroupedLinear
 from worker_svc.layers.grouped_linear import (
     GROUP_SIZES,
     GroupedLinear,
@@ -22,7 +23,7 @@ from worker_svc.layers.int8_linear import Int8Linear
 from worker_svc.layers.packed_linear import PackedLinear
 
 NONE = "none"
-W8A8 = "w8a8"
+_W8A8 = "w8a8"
 _BITS = {"w8": 8, "w4": 4}
 
 
@@ -69,7 +70,7 @@ def is_quantised() -> bool:
 
 def has_defined_bits(device: torch.device) -> bool:
     """Return whether docs/numerics.md has the bits of the layers built now that ranks share."""
-    return device.type == "cpu" or _asked().method == W8A8
+    return device.type == "cpu" or _asked().method == _W8A8
 
 
 def shared_linear(
@@ -95,6 +96,22 @@ def shared_linear(
         layer = GroupedLinear(grouped, bias, num_parts, weight.dtype)
     else:
         layer = Int8Linear(weight, bias, num_parts)
+    asked.saved_bytes += weight.nbytes - layer.weight_bytes
+    return layer
+
+
+def grouped_linear_of_device(
+    weight: torch.Tensor, bias: torch.Tensor | None, total_features: int
+) -> DeviceGroupedLinear:
+    """Return a layer of 8 or 4 bits on a GPU that ranks share; see shared_linear and make_linear.
+
+    Raises:
+        ModelLoadError: no groups divide the input features.
+    """
+    asked = _asked()
+    group_size = group_size_of(weight.shape[1])
+    grouped = GroupedWeight.of(weight, _BITS[asked.method], group_size)
+    layer = DeviceGroupedLinear(grouped, bias, total_features, weight.dtype)
     asked.saved_bytes += weight.nbytes - layer.weight_bytes
     return layer
 

@@ -16,7 +16,7 @@ from worker_svc.cache.format import resolve_kv_cache_dtype
 from worker_svc.device.base import Device
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers.device_linear import invariance
-from worker_svc.layers.quantization import NONE, W8A8, quantization
+from worker_svc.layers.quantization import NONE, quantization
 from worker_svc.loading.digest import CheckpointDigest, StoredBytes, safetensors_bytes
 from worker_svc.loading.dummy_weights import DummyCheckpoint
 from worker_svc.loading.gguf_checkpoint import GgufCheckpoint
@@ -178,8 +178,6 @@ def _load_draft_model(options: LoadOptions, target: ModelInfo, device: Device) -
 def _check_quantization(method: str, architecture: str, device: Device) -> None:
     if method == NONE:
         return
-    if device.torch_device.type != "cpu" and method != W8A8:
-        raise ModelLoadError(f"quantization: must be none or w8a8 on {device.name}, got {method!r}")
     if architecture not in FAMILIES:
         raise ModelLoadError(
             f"quantization: must be none for {architecture}, whose layers are those of "
