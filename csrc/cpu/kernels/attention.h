@@ -35,20 +35,19 @@ class AttentionTask {
   static constexpr bool kIsScaled = sizeof(Cached) == 1;
   static constexpr int kTokens = Tile::kTokens;
 
-  AttentionTask(const PagedAttentionParams& params, const AttentionItem& item, void* scratch)
-      : p_(params), item_(item), arena_(scratch) {
+  // `following`, unless null, is an item that will soon be computed, on whatever thread.
+  AttentionTask(const PagedAttentionParams& params, const AttentionItem& item,
+                const AttentionItem* following, void* scratch)
+      : p_(params), item_(item), following_(following), arena_(scratch) {
     group_ = p_.num_heads / p_.num_kv_heads;
     rows_ = (item.row_end - item.row_begin) * group_;
     heads_ = item.head_end - item.head_begin;
     columns_ = Tile::columns(p_.head_size);
     query_columns_ = Tile::query_columns(p_.head_size);
-    const int64_t query_begin = p_.query_start_loc[item.seq];
-    const int64_t query_len = p_.query_start_loc[item.seq + 1] - query_begin;
-    first_token_ = query_begin + item.row_begin;
-    first_position_ = p_.seq_lens[item.seq] - query_len + item.row_begin;
+    first_token_ = p_.query_start_loc[item.seq] + item.row_begin;
+    first_position_ = position_of(item, item.row_begin);
     keys_begin_ = row_keys_begin(0);
     keys_end_ = row_keys_end(rows_ - 1);
-    block_table_ = p_.block_tables + item.seq * p_.block_table_stride;
     block_shift_ = __builtin_ctzll(static_cast<uint64_t>(p_.block_size));
 
     query_ = arena_.take<typename Tile::Query>(heads_ * rows_ * query_columns_);
@@ -69,7 +68,7 @@ class AttentionTask {
 
   // Bytes of scratch that `item` needs.
   static int64_t scratch_bytes(const PagedAttentionParams& params, const AttentionItem& item) {
-    return AttentionTask(params, item, nullptr).arena_.used();
+    return AttentionTask(params, item, nullptr, nullptr).arena_.used();
   }
 
   void run() {
@@ -78,7 +77,7 @@ class AttentionTask {
       pack_query(h);
       totals_[h].reset(rows_, columns_);
     }
-    load_tile_rows(tile_begin_of(keys_begin_), next_);
+    load_tile_rows(item_, tile_begin_of(keys_begin_), keys_begin_, keys_end_, next_);
     for (int64_t begin = keys_begin_ / kPartitionTokens * kPartitionTokens; begin < keys_end_;
          begin += kPartitionTokens) {
       walk_partition(begin, min_of(begin + kPartitionTokens, keys_end_));
@@ -96,6 +95,12 @@ class AttentionTask {
     int begin;  // tokens of the tile that some row of the item sees
     int end;
   };
+
+  // Position of query token `token` of the item's sequence.
+  int64_t position_of(const AttentionItem& item, int64_t token) const {
+    const int64_t query_len = p_.query_start_loc[item.seq + 1] - p_.query_start_loc[item.seq];
+    return p_.seq_lens[item.seq] - query_len + token;
+  }
 
   int64_t row_keys_end(int64_t row) const { return first_position_ + row / group_ + 1; }
   int64_t row_keys_begin(int64_t row) const {
@@ -118,21 +123,39 @@ class AttentionTask {
     }
   }
 
-  // Finds the rows of a tile in the caches, for head 0 of the item.
-  void load_tile_rows(int64_t tile, TilePointers& out) const {
-    out.begin = clip(keys_begin_, tile);
-    out.end = clip(keys_end_, tile);
+  // Finds the rows of a tile in the caches, for head 0 of an item that sees keys [begin, end).
+  void load_tile_rows(const AttentionItem& item, int64_t tile, int64_t begin, int64_t end,
+                      TilePointers& out) const {
+    const int32_t* block_table = p_.block_tables + item.seq * p_.block_table_stride;
+    out.begin = clip(begin, tile);
+    out.end = clip(end, tile);
     const int64_t mask = p_.block_size - 1;
     for (int t = out.begin; t < out.end; ++t) {
-      const int64_t block = block_table_[(tile + t) >> block_shift_];
+      const int64_t block = block_table[(tile + t) >> block_shift_];
       const int64_t offset = (tile + t) & mask;
-      out.keys[t] = row_address(p_.key_cache, block, offset);
-      out.values[t] = row_address(p_.value_cache, block, offset);
+      out.keys[t] = row_address(p_.key_cache, item, block, offset);
+      out.values[t] = row_address(p_.value_cache, item, block, offset);
     }
   }
 
-  const char* row_address(const CacheView& cache, int64_t block, int64_t offset) const {
-    const int64_t elements = block * cache.block_stride + item_.head_begin * cache.head_stride +
+  // What to prefetch meanwhile: the tile after `tile`, and behind the last one the first of another
+  // sequence's item: short sequences have few other tiles.
+  void load_next_rows(int64_t tile) {
+    if (tile + kTokens < keys_end_) {
+      load_tile_rows(item_, tile + kTokens, keys_begin_, keys_end_, next_);
+    } else if (following_ != nullptr && following_->seq != item_.seq) {
+      const int64_t first = position_of(*following_, following_->row_begin);
+      const int64_t begin = max_of(0, first + 1 - p_.sliding_window);
+      load_tile_rows(*following_, tile_begin_of(begin), begin,
+                     position_of(*following_, following_->row_end), next_);
+    } else {
+      next_.begin = next_.end = 0;
+    }
+  }
+
+  const char* row_address(const CacheView& cache, const AttentionItem& item, int64_t block,
+                          int64_t offset) const {
+    const int64_t elements = block * cache.block_stride + item.head_begin * cache.head_stride +
                              offset * cache.token_stride;
     return static_cast<const char*>(cache.data) + elements * static_cast<int64_t>(sizeof(Cached));
   }
@@ -141,9 +164,8 @@ class AttentionTask {
     for (int64_t h = 0; h < heads_; ++h) states_[h].reset(rows_, columns_);
     for (int64_t tile = max_of(begin, tile_begin_of(keys_begin_)); tile < end; tile += kTokens) {
       current_ = next_;
-      const bool last = tile + kTokens >= keys_end_;
-      if (!last) load_tile_rows(tile + kTokens, next_);
-      for (int64_t h = 0; h < heads_; ++h) walk_tile(h, tile, last);
+      load_next_rows(tile);
+      for (int64_t h = 0; h < heads_; ++h) walk_tile(h, tile);
     }
     for (int64_t h = 0; h < heads_; ++h) {
       for (int64_t row = 0; row < rows_; ++row) {
@@ -154,14 +176,12 @@ class AttentionTask {
     }
   }
 
-  void walk_tile(int64_t head, int64_t tile, bool last) {
+  void walk_tile(int64_t head, int64_t tile) {
     constexpr auto kBytes = static_cast<int64_t>(sizeof(Cached));
     const int64_t key_offset = head * p_.key_cache.head_stride * kBytes;
     const int64_t value_offset = head * p_.value_cache.head_stride * kBytes;
-    const int next_begin = last ? 0 : next_.begin;
-    const int next_end = last ? 0 : next_.end;
-    prefetcher_.start({next_.keys, key_offset, next_begin, next_end},
-                      {next_.values, value_offset, next_begin, next_end},
+    prefetcher_.start({next_.keys, key_offset, next_.begin, next_.end},
+                      {next_.values, value_offset, next_.begin, next_.end},
                       static_cast<int>(p_.head_size * kBytes + (kIsScaled ? kRowScaleBytes : 0)));
     const TileRows keys{current_.keys, key_offset, current_.begin, current_.end, zero_row_};
     const TileRows values{current_.values, value_offset, current_.begin, current_.end, zero_row_};
@@ -218,6 +238,7 @@ class AttentionTask {
 
   const PagedAttentionParams& p_;
   const AttentionItem& item_;
+  const AttentionItem* following_;
   Arena arena_;
   int64_t group_;           // query heads per kv head
   int64_t rows_;            // (query token, head of the group), tokens outermost
@@ -228,7 +249,6 @@ class AttentionTask {
   int64_t first_position_;  // its position in the sequence
   int64_t keys_begin_;      // keys that any row sees
   int64_t keys_end_;
-  const int32_t* block_table_;
   int block_shift_;
 
   typename Tile::Query* query_;
@@ -246,9 +266,13 @@ class AttentionTask {
 template <typename Tile>
 void attend_items(const PagedAttentionParams& p, const AttentionItem* items, int64_t num_items,
                   ThreadPool& pool) {
+  const int64_t num_threads = pool.num_threads();
   parallel_for(pool, num_items, [&](int64_t i, int worker) {
+    // Items are taken in order, so this one is taken about when the current one ends.
+    const AttentionItem* following =
+        i + num_threads < num_items ? items + i + num_threads : nullptr;
     void* scratch = pool.scratch(worker, AttentionTask<Tile>::scratch_bytes(p, items[i]));
-    AttentionTask<Tile>(p, items[i], scratch).run();
+    AttentionTask<Tile>(p, items[i], following, scratch).run();
   });
 }
 
