@@ -1,9 +1,11 @@
 """What a byte for each element of the KV cache or of the weights costs in quality, and saves.
 
-The perplexity of the demo model on a text, and for caches the divergence of the next token's
-distribution of random models from that over one of the model's own type. Run by `make bench-kv`.
+The perplexity of a model on its licence, and for caches the divergence of the next token's
+distribution of random models from that over one of the model's own type. Run by `make bench-kv`;
+`--model` names another than the demo model, for instance one of `tools/train_demo_model.py`.
 """
 
+import argparse
 import math
 import tempfile
 from dataclasses import replace
@@ -104,24 +106,30 @@ def random_model(directory: Path, shape: tuple[int, int, int, int]) -> Path:
     return directory
 
 
-def print_perplexity(what: str, options: LoadOptions, device: Device, num_tokens: int) -> None:
-    """Print what options cost the demo model."""
-    model = embedded_model()
+def print_perplexity(
+    what: str, model: Path, options: LoadOptions, device: Device, num_tokens: int
+) -> None:
+    """Print what options cost a model whose directory has a tokenizer and a licence."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     text = tokenizer.encode((model / "LICENSE").read_text()).ids[:num_tokens]
+    windows = [text[start : start + NUM_TOKENS] for start in range(0, len(text), NUM_TOKENS)]
     readers = [Reader(model, each, device) for each in (LoadOptions(), options)]
-    before, after = (math.exp(-reader.read(text)[0]) for reader in readers)
+    before, after = (
+        math.exp(
+            -np.average([reader.read(each)[0] for each in windows], weights=[*map(len, windows)])
+        )
+        for reader in readers
+    )
     print(
-        f"{what} on {device.name}: perplexity of the demo model over {len(text)} tokens "
+        f"{what} on {device.name}: perplexity of {model.name} over {len(text)} tokens "
         f"{before:.4f} -> {after:.4f} ({after / before - 1:+.2%}), "
         f"weights {readers[0].loaded.weight_bytes / readers[1].loaded.weight_bytes:.2f}x smaller"
     )
 
 
 def print_quality(kv_cache_dtype: str, device: Device, num_tokens: int = NUM_TOKENS) -> None:
-    """Print what a type of cache costs and saves."""
+    """Print what a type of cache costs and saves random models."""
     options = LoadOptions(kv_cache_dtype=kv_cache_dtype)
-    print_perplexity(f"{kv_cache_dtype} cache", options, device, num_tokens)
     for shape in RANDOM_MODELS:
         with tempfile.TemporaryDirectory() as name:
             directory = random_model(Path(name), shape)
@@ -139,12 +147,20 @@ def print_quality(kv_cache_dtype: str, device: Device, num_tokens: int = NUM_TOK
 
 def main() -> None:
     """Print what the types cost that this machine serves."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=embedded_model(), help="its perplexity")
+    parser.add_argument("--tokens", type=int, default=3 * NUM_TOKENS, help="length of the text")
+    arguments = parser.parse_args()
     device = CpuDevice()
-    for name, dtype in KV_CACHE_DTYPES.items():
-        if dtype in device.kv_cache_dtypes:
-            print_quality(name, device)
-    for method in QUANTIZATIONS[1:]:
-        print_perplexity(method, LoadOptions(quantization=method), device, NUM_TOKENS)
+    options = {
+        f"{name} cache": LoadOptions(kv_cache_dtype=name)
+        for name, dtype in KV_CACHE_DTYPES.items()
+        if dtype in device.kv_cache_dtypes
+    } | {method: LoadOptions(quantization=method) for method in QUANTIZATIONS[1:]}
+    for what, each in options.items():
+        print_perplexity(what, arguments.model, each, device, arguments.tokens)
+        if each.kv_cache_dtype in KV_CACHE_DTYPES:
+            print_quality(each.kv_cache_dtype, device)
 
 
 if __name__ == "__main__":

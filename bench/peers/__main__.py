@@ -16,7 +16,7 @@ from bench.peers.workloads import WORKLOADS
 
 RESULTS = BUILD / "results.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
-PICTURE = ROOT / "docs" / "images" / "peers.svg"
+PICTURES = ROOT / "docs" / "images"
 
 
 def install(engines: list[str]) -> int:
@@ -89,7 +89,7 @@ def main() -> int:
         return install(arguments.engines)
     if arguments.command == "run":
         return measure(arguments)
-    report.write(record.load(arguments.results), PAGE, PICTURE)
+    report.write(record.load(arguments.results), PAGE, PICTURES)
     return 0
 
 

@@ -1,5 +1,6 @@
 """A section of docs/benchmarks.md, and pictures, out of what was measured."""
 
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from bench.peers.record import Key, Results, Row
 from bench.peers.statistics import Figures, medians
 from bench.peers.workloads import PACES, WORKLOADS
 
+# Around the sections of all processors.
 BEGIN, END = "<!-- bench-peers -->\n", "<!-- /bench-peers -->\n"
 
 
@@ -89,7 +91,7 @@ def section(results: Results) -> str:
     products = _range(probe.flop_per_s / 1e9 for probe in probes)
     load = _range(probe.load for probe in probes)
     lines = [
-        "## Beside other engines",
+        f"## Beside other engines: {results.processor}",
         "",
         "`make bench-peers`: random Llamas, the same prompts, greedy, fixed lengths, engines in",
         f"turn; medians over the rounds. {results.num_threads} threads of **{results.processor}**,",
@@ -118,7 +120,8 @@ def section(results: Results) -> str:
         lines += ["", f"### {shape}, {dtype}"]
         for workload in WORKLOADS:
             lines += _table(results, shape, dtype, workload)
-    lines += ["", f"![Engines beside each other on {results.processor}](images/peers.svg)"]
+    picture = f"images/{picture_name(results.processor)}"
+    lines += ["", f"![Engines beside each other on {results.processor}]({picture})"]
     return "\n".join(lines) + "\n"
 
 
@@ -164,14 +167,30 @@ def _table(results: Results, shape: str, dtype: str, workload: str) -> list[str]
     return lines
 
 
-def write(results: Results, page: Path, picture: Path) -> None:
-    """Put the section into a page, in the place of the last one, and draw the picture.
+def picture_name(processor: str) -> str:
+    """Return the file name of a processor's picture."""
+    return f"peers-{'-'.join(re.findall('[a-z0-9]+', processor.lower()))}.svg"
+
+
+def write(results: Results, page: Path, pictures: Path) -> None:
+    """Put the section into a page, in the place of the processor's last one, and draw the picture.
+
+    Sections of other processors stay.
+
+    Args:
+        results: of one processor.
+        page: Markdown.
+        pictures: directory of the picture.
 
     Raises:
         ValueError: the page has no place for it.
     """
-    replace_section(page, BEGIN, END, section(results))
-    draw(results, picture)
+    begin, end = (f"<!-- {slash}{results.processor} -->\n" for slash in ("", "/"))
+    text = page.read_text()
+    if begin not in text and END in text:
+        page.write_text(text.replace(END, f"{begin}{end}\n{END}", 1))
+    replace_section(page, begin, end, section(results))
+    draw(results, pictures / picture_name(results.processor))
 
 
 def replace_section(page: Path, begin: str, end: str, text: str) -> None:

@@ -170,13 +170,15 @@ def test_a_time_beside_the_best_peers_is_a_speed() -> None:
 
 
 def test_the_report_replaces_its_section_and_draws_the_same_bytes(tmp_path: Path) -> None:
-    page, picture = tmp_path / "page.md", tmp_path / "peers.svg"
-    page.write_text(f"before\n{report.BEGIN}old\n{report.END}after\n")
-    report.write(_results(), page, picture)
+    page, picture = tmp_path / "page.md", tmp_path / "peers-a-processor-2-cores.svg"
+    mine = "<!-- a processor, 2 cores -->\nold\n<!-- /a processor, 2 cores -->\n"
+    page.write_text(f"before\n{report.BEGIN}of another\n{mine}{report.END}after\n")
+    report.write(_results(), page, tmp_path)
     text, drawn = page.read_text(), picture.read_bytes()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
+    assert "of another" in text
     assert text.index("| quire | 1.5 | 1,500 | 1,500 | 80% | 1.0 |") < text.index("| llama-cpp |")
     assert "| quire | 0.05 | 50.0 / 50.0 / 50.0 | 50.0 / 50.0 / 50.0 | 1.0 |" in text
     assert "Not measured, transformers: no such weights." in text
@@ -184,19 +186,28 @@ def test_the_report_replaces_its_section_and_draws_the_same_bytes(tmp_path: Path
     assert tables == 2
     # Tokens/s over the best peer's; nobody else was measured under arrivals.
     assert "| 125M, bfloat16 |  | 0.50 (llama-cpp) |  |  |  |" in text
-    # Above, on each table and on the picture.
-    assert text.count("a processor, 2 cores") == tables + 3
-    report.write(_results(), page, picture)
+    # In two marks, above, on each table and on the picture.
+    assert text.count("a processor, 2 cores") == tables + 6
+    report.write(_results(), page, tmp_path)
     assert page.read_text() == text
     assert picture.read_bytes() == drawn
     assert b"a processor, 2 cores" in drawn
+
+
+def test_a_processor_that_is_new_to_a_page_gets_a_section(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{report.BEGIN}of another\n{report.END}after\n")
+    report.write(_results(), page, tmp_path)
+    text = page.read_text()
+    assert text.startswith(f"{report.BEGIN}of another\n<!-- a processor, 2 cores -->")
+    assert text.endswith(f"{report.END}after\n")
 
 
 def test_a_page_without_a_place_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("no place")
     with pytest.raises(ValueError, match="page: must have"):
-        report.write(_results(), page, tmp_path / "peers.svg")
+        report.write(_results(), page, tmp_path)
 
 
 def test_the_guard_names_what_has_fallen_or_gone() -> None:
