@@ -5,12 +5,13 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tools.lanes import again, report, runner
 from tools.lanes import lane as lane_module
-from tools.lanes import report, runner
 from tools.lanes.lane import ROOT, Lane, Outcome, pytest_lane
 from tools.lanes.plans import PLANS, plan
 from tools.lanes.runner import Runner
@@ -19,9 +20,10 @@ from tools.lanes.runner import Runner
 @pytest.fixture(autouse=True)
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have logs and results in a folder of the test's own."""
-    for module in (lane_module, runner):
+    for module in (lane_module, runner, again):
         monkeypatch.setattr(module, "OUTPUT", tmp_path)
-    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    for module in (runner, again):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
     return tmp_path
 
 
@@ -148,6 +150,46 @@ def test_a_log_shows_how_far_a_lane_is(output: Path, log: str, progress: str) ->
     each = shell("each", "")
     each.log.write_text(log)
     assert runner._progress(each) == progress
+
+
+@pytest.mark.parametrize(
+    ("script", "waits", "word"),
+    [
+        pytest.param("assert SECOND.exists() or SECOND.touch()", True, "unsteady", id="once"),
+        pytest.param("assert False", True, "FAILED", id="twice"),
+        pytest.param("assert SECOND.exists() or SECOND.touch()", False, "FAILED", id="computes"),
+    ],
+)
+def test_what_fails_beside_others_runs_again_alone(
+    output: Path, script: str, waits: bool, word: str
+) -> None:
+    own = ("-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(output))
+    (output / "test_few.py").write_text(
+        "import pathlib\n"
+        f"SECOND = pathlib.Path({str(output / 'second')!r})\n"
+        "def test_passes(): pass\n"
+        f"def test_may_pass(): {script}\n"
+    )
+    lane = pytest_lane("few", *own, str(output / "test_few.py"), waits=waits)
+    lane = replace(lane, again=(*lane.again, *own) if lane.again else ())
+
+    outcomes = again.run_again(Runner([lane], cores=1).run())
+
+    assert [each.word for each in outcomes] == [word]
+    named = ["unsteady: test_few.py::test_may_pass (few)"] if word == "unsteady" else []
+    assert report.unsteady(outcomes) == named
+
+
+@pytest.mark.parametrize("num_failed", [0, again.MOST_TESTS + 1])
+def test_many_failures_are_no_accident(output: Path, num_failed: int) -> None:
+    lane = shell("few", "exit 1", again=("touch", str(output / "again")))
+    (output / "test_few.py").touch()
+    cases = '<testcase classname="test_few" name="test_one"><failure/></testcase>' * num_failed
+    outcomes = Runner([lane], cores=1).run()
+    lane.results.write_text(f"<testsuite>{cases}</testsuite>")
+
+    assert [each.word for each in again.run_again(outcomes)] == ["FAILED"]
+    assert not (output / "again").exists()
 
 
 def test_a_lane_without_pytest_has_a_row_without_counts() -> None:

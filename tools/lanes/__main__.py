@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tools.lanes import report
+from tools.lanes.again import run_again
 from tools.lanes.lane import ROOT, Outcome
 from tools.lanes.plans import PLANS, plan
 from tools.lanes.runner import Runner
@@ -34,6 +35,8 @@ def main() -> int:
     print(f"{arguments.plan} on {report.machine()}", flush=True)
     try:
         outcomes = Runner(plan(arguments.plan), len(os.sched_getaffinity(0))).run()
+        if arguments.plan == "ci":
+            outcomes = run_again(outcomes)
     except KeyboardInterrupt:
         print("interrupted")
         return INTERRUPTED
@@ -45,10 +48,10 @@ def main() -> int:
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return what the lanes that failed printed, of pytest's from its list of failures on."""
+    """Return what lanes with failures printed, of pytest's from its list of failures on."""
     lines = []
     for outcome in outcomes:
-        if outcome.status is None or outcome.passed:
+        if outcome.word not in ("FAILED", "unsteady"):
             continue
         lines.append(f"==== {outcome.lane.name} ({outcome.lane.log.relative_to(ROOT)})")
         text = outcome.lane.log.read_text(errors="replace")
@@ -62,6 +65,7 @@ def summary(outcomes: Sequence[Outcome], wall_s: float) -> list[str]:
     return [
         *report.table(outcomes, wall_s),
         "",
+        *report.unsteady(outcomes),
         *report.cases(outcomes),
         *report.skips(outcomes),
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "build" / "lanes"
 PYTHON = str(ROOT / ".venv/bin/python")
+PYTEST = (PYTHON, "-m", "pytest", "-q")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +20,8 @@ class Lane:
         environment: variables beside the runner's own.
         waits: it mostly waits for processes that it started, and goes before lanes that compute.
         after: lanes that must have passed before this one begins.
+        again: command that runs the tests whose names follow it, for those that failed; empty if a
+            failure is final.
     """
 
     name: str
@@ -26,6 +29,7 @@ class Lane:
     environment: Mapping[str, str] = field(default_factory=dict)
     waits: bool = False
     after: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
 
     @property
     def log(self) -> Path:
@@ -47,12 +51,14 @@ class Outcome:
         status: exit status of the command; None if the command did not start.
         wall_s: seconds from start to end.
         cpu_s: seconds of CPU time of the command and of all processes that it waited for.
+        unsteady: tests that failed beside other lanes, and passed when they ran alone.
     """
 
     lane: Lane
     status: int | None
     wall_s: float = 0.0
     cpu_s: float = 0.0
+    unsteady: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -64,18 +70,20 @@ class Outcome:
         """Return one word for the table."""
         if self.status is None:
             return "not run"
-        return "ok" if self.passed else "FAILED"
+        if not self.passed:
+            return "FAILED"
+        return "unsteady" if self.unsteady else "ok"
 
 
 def pytest_lane(name: str, *arguments: str, waits: bool = False, **environment: str) -> Lane:
     """Return a lane that runs pytest."""
-    command = (PYTHON, "-m", "pytest", *pytest_options(name), *arguments)
-    return Lane(name, command, environment, waits)
+    command = (*PYTEST, *pytest_options(name), *arguments)
+    return Lane(name, command, environment, waits, again=PYTEST if waits else ())
 
 
 def script_lane(name: str, script: str, *arguments: str, **environment: str) -> Lane:
     """Return a lane that runs a script which hands its arguments to pytest."""
-    return Lane(name, (str(ROOT / script), *pytest_options(name), *arguments), environment)
+    return Lane(name, (str(ROOT / script), "-q", *pytest_options(name), *arguments), environment)
 
 
 # A lane that computes gets what others leave: this limit, in seconds, is for a test that hangs.
@@ -85,7 +93,6 @@ HANGS_AFTER_S = 1200
 def pytest_options(name: str) -> tuple[str, ...]:
     """Return pytest's options that every lane has."""
     return (
-        "-q",
         "--durations=15",
         "-o",
         f"timeout={HANGS_AFTER_S}",

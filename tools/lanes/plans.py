@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Sequence
 
-from tools.lanes.lane import Lane, pytest_lane, script_lane
+from tools.lanes.lane import OUTPUT, PYTEST, PYTHON, Lane, pytest_lane, script_lane
 
 # Tests of services wait for processes, most of the time, and for deadlines: three files at a time.
 SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile")
@@ -23,6 +23,8 @@ DEEP = (
         *("tests/kernels", "tests/models"),
         QUIRE_TEST_DEPTH="deep",
     ),
+    Lane("chaos", (PYTHON, "-m", "tests.chaos", "cells", "--seconds", "120"), waits=True),
+    Lane("soak", (PYTHON, "-m", "tests.chaos", "soak", "--requests", "2000"), waits=True),
 )
 NIGHTLY = (
     script_lane(
@@ -32,7 +34,14 @@ NIGHTLY = (
 )
 CONTAINERS = (
     Lane("images", ("make", "images")),
-    Lane("compose", ("make", "test-compose"), waits=True, after=("images",)),
+    Lane(
+        "compose",
+        ("make", "test-compose"),
+        {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'compose.xml'}"},
+        waits=True,
+        after=("images",),
+        again=(*PYTEST, "-m", "compose"),
+    ),
     Lane("manifests", ("make", "test-manifests"), waits=True, after=("images",)),
 )
 LINT = Lane("lint", ("make", "lint"))

@@ -89,6 +89,15 @@ def skips(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
+def unsteady(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return a line for each test that failed beside other lanes and passed alone: a defect."""
+    return [
+        f"unsteady: {test} ({outcome.lane.name})"
+        for outcome in outcomes
+        for test in outcome.unsteady
+    ]
+
+
 def cases(outcomes: Sequence[Outcome]) -> list[str]:
     """Return what tests printed of how many of their cases ran, with the lane before it."""
     return [
