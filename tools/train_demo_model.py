@@ -58,13 +58,13 @@ class Progress:
     held_out_loss: float = math.inf
 
 
-def build_model() -> LlamaForCausalLM:
+def build_model(hidden_size: int, num_layers: int) -> LlamaForCausalLM:
     """Return the model with fresh fp32 weights; its heads divide by a tensor-parallel 2 or 4."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=6,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 11 // 4,
+        num_hidden_layers=num_layers,
         num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=MAX_POSITIONS,
@@ -216,6 +216,10 @@ def export(
     shutil.copyfile(Path(sysconfig.get_path("stdlib")) / "LICENSE.txt", out / "LICENSE")
     figures = CARD.read_text(encoding="utf-8").format(
         parameters=parameters / 1e6,
+        hidden_size=model.config.hidden_size,
+        layers=model.config.num_hidden_layers,
+        head_size=model.config.hidden_size // model.config.num_attention_heads,
+        intermediate_size=model.config.intermediate_size,
         positions=MAX_POSITIONS,
         vocab=VOCAB_SIZE,
         megabytes=(out / "model.safetensors").stat().st_size / 1e6,
@@ -249,6 +253,8 @@ def main() -> None:
     """Read the command line; train unless told only to export, then export and sample."""
     parser = argparse.ArgumentParser(description="Train and export the demo model.")
     parser.add_argument("--minutes", type=float, default=40.0, help="wall-clock budget")
+    parser.add_argument("--hidden-size", type=int, default=256, help="a multiple of 32")
+    parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--export-only", action="store_true", help="export a checkpoint")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="last")
     parser.add_argument("--work", type=Path, default=Path("build/demo_model"))
@@ -262,7 +268,7 @@ def main() -> None:
     tokenizer = train_tokenizer(corpus, MAX_POSITIONS)
     documents, held_out = encode(tokenizer, corpus.train), encode(tokenizer, corpus.held_out)
     corpus_tokens = sum(map(len, documents))
-    model = build_model()
+    model = build_model(args.hidden_size, args.layers)
     print(f"{corpus.n_bytes} bytes, {corpus_tokens} tokens, {model.num_parameters()} parameters")
     if not args.export_only:
         train(model, documents, held_out, args.minutes, args.work)
