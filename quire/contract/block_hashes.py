@@ -11,6 +11,7 @@ from collections.abc import Sequence as AbstractSequence
 from hashlib import sha256
 
 BYTES_OF_TOKEN = array("I").itemsize
+HASH_BYTES = sha256().digest_size
 
 
 def extend_block_hashes(
@@ -39,12 +40,28 @@ def extend_block_hashes(
     if first >= num_blocks:
         return
     assert len(token_ids) >= num_blocks * block_size, "only full blocks have a hash"
-    before = hashes[-1] if hashes else sha256(b"quire prefix" + salt).digest()
+    before = hashes[-1] if hashes else root_hash(salt)
     tokens = array("I", token_ids[first * block_size : num_blocks * block_size]).tobytes()
+    hashes.extend(hashes_after(before, tokens, block_size))
+
+
+def root_hash(salt: bytes) -> bytes:
+    """Return what stands for the hash before the first block of sequences of a salt."""
+    return sha256(b"quire prefix" + salt).digest()
+
+
+def hashes_after(before: bytes, tokens: bytes, block_size: int) -> Iterator[bytes]:
+    """Yield the hashes of full blocks that follow one another.
+
+    Args:
+        before: hash of the block before them, or `root_hash`.
+        tokens: [num_blocks * block_size] uint32 token ids, as bytes.
+        block_size: tokens of a block.
+    """
     stride = block_size * BYTES_OF_TOKEN
     for start in range(0, len(tokens), stride):
         before = sha256(before + tokens[start : start + stride]).digest()
-        hashes.append(before)
+        yield before
 
 
 def is_reported_depth(depth: int) -> bool:

@@ -152,6 +152,11 @@ class EngineOptions(LoadOptions, CacheOptions):
         "Most requests waiting; more are refused until some have run.",
         bounds=Bounds(1, 2**20),
     )
+    max_waiting_tokens: int = option(
+        2**24,
+        "Most tokens of the prompts that wait; more are refused until some have run.",
+        bounds=Bounds(1, 2**40),
+    )
     max_steps_in_flight: int = option(
         2,
         "2 sends a step before the result of the one before it is back, so that workers need not "
@@ -197,9 +202,29 @@ class EngineOptions(LoadOptions, CacheOptions):
         unit="seconds",
         bounds=Bounds(1, 3600),
     )
+    record: str = option(
+        "",
+        "Record the orders and results of every step, for `quire replay`: what was computed when, "
+        "without tokens and never with text.",
+        metavar="DIRECTORY",
+        shown_default="none",
+    )
+    record_tokens: bool = option(
+        False,
+        "Record tokens, sampling parameters and log-probabilities, too, so that steps can be "
+        "replayed: anyone with these files and the tokenizer can read prompts and answers.",
+    )
+    record_mb: int = option(
+        256,
+        "Most that recorded files take; the oldest are deleted.",
+        unit="MiB",
+        bounds=Bounds(16, 2**20),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.record_tokens and not self.record:
+            raise ConfigError("record: must name a directory with record_tokens, got none")
         if (self.speculation == SpeculationMode.DRAFT_MODEL) != bool(self.draft_model):
             raise ConfigError(
                 "draft_model: must be given with speculation draft-model and with no other, "
@@ -230,6 +255,7 @@ class EngineKeywords(TypedDict, total=False):
     swap_space: float | None
     served_model_name: str
     max_waiting: int
+    max_waiting_tokens: int
     max_steps_in_flight: int
     enable_prefix_caching: bool
     num_gpu_blocks_override: int | None
@@ -237,3 +263,6 @@ class EngineKeywords(TypedDict, total=False):
     speculation: str
     max_draft_tokens: int
     priority_ageing_s: float
+    record: str
+    record_tokens: bool
+    record_mb: int

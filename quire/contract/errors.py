@@ -34,6 +34,12 @@ class InvalidRequestError(QuireError):
         self.description = message
 
 
+class TooLargeError(InvalidRequestError):
+    """A request may become larger than a cell can hold; a larger cell may take it."""
+
+    reason = "TOO_LARGE"
+
+
 class ModelNotFoundError(QuireError):
     """The named model is not served here."""
 
@@ -59,6 +65,18 @@ class OverloadedError(QuireError):
         self.retry_after_ms = retry_after_ms
 
 
+class UnreachableDeadlineError(OverloadedError):
+    """What waits before a request takes longer than its caller does."""
+
+    reason = "DEADLINE_UNREACHABLE"
+
+
+class QuotaExceededError(OverloadedError):
+    """The API key of a request has had what it may have for now."""
+
+    reason = "QUOTA_EXCEEDED"
+
+
 class UnavailableError(QuireError):
     """A service this request needs is not reachable now."""
 
@@ -70,6 +88,34 @@ class NumericsLostError(UnavailableError):
     """A stream cannot continue: no cell is left that computes the same tokens."""
 
     reason = "NUMERICS_LOST"
+
+
+class NumericsDifferError(QuireError):
+    """A request cannot be resumed here: no cell computes the same tokens."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "NUMERICS_DIFFER"
+
+
+class TextDiffersError(QuireError):
+    """A request cannot be resumed here: the tokenizer is another."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "TEXT_DIFFERS"
+
+
+class SupersededError(QuireError):
+    """The request was resumed by another stream."""
+
+    code = "ABORTED"
+    reason = "SUPERSEDED"
+
+
+class ReaderStalledError(QuireError):
+    """The client of a stream has read nothing for too long; it may resume the request."""
+
+    code = "ABORTED"
+    reason = "READER_STALLED"
 
 
 class DrainingError(QuireError):
@@ -84,6 +130,12 @@ class DeadlineExceededError(QuireError):
 
     code = "DEADLINE_EXCEEDED"
     reason = "DEADLINE_EXCEEDED"
+
+
+class QuarantinedError(QuireError):
+    """A request was computed, the last time alone, whenever workers were lost twice in a row."""
+
+    reason = "QUARANTINED"
 
 
 class UnauthenticatedError(QuireError):
@@ -112,6 +164,13 @@ class RankTakenError(QuireError):
 
     code = "FAILED_PRECONDITION"
     reason = "RANK_TAKEN"
+
+
+class ProtocolDiffersError(QuireError):
+    """A peer is of a release too old or too new for this one; an upgrade of either may cure it."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "PROTOCOL_DIFFERS"
 
 
 class ModelLoadError(QuireError):

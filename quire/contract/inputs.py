@@ -18,6 +18,9 @@ class GenerateInput:
         priority: smaller goes first.
         cache_salt: cached prefixes are shared within a salt only.
         include_time_breakdown: report at the end where the time went.
+        include_prompt_token_ids: report the prompt's token ids at the start.
+        heartbeat_ms: send a heartbeat when nothing else was sent for so long; None sends none.
+        resumable: run on for a grace time where the stream breaks.
     """
 
     prompt: str | Sequence[int]
@@ -27,6 +30,49 @@ class GenerateInput:
     priority: int = 0
     cache_salt: str = ""
     include_time_breakdown: bool = False
+    include_prompt_token_ids: bool = False
+    heartbeat_ms: int | None = None
+    resumable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedOutput:
+    """What a client has of one output, over all streams of its request.
+
+    Attributes:
+        index: which of the n outputs.
+        token_ids: in their order.
+        num_text_bytes: length of its text in UTF-8.
+        ended: its end was received.
+        cumulative_logprob: sum over the tokens; None where they came without log-probabilities.
+    """
+
+    index: int
+    token_ids: tuple[int, ...] = ()
+    num_text_bytes: int = 0
+    ended: bool = False
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeInput:
+    """A request whose stream broke.
+
+    Attributes:
+        request: as it was sent, with the request id and the max_tokens of Started.
+        seed: of Started; None for none.
+        numerics_id: of Started.
+        text_id: of Started.
+        received: outputs of which something was received.
+        num_prompt_logprobs: positions of the prompt whose log-probabilities were received.
+    """
+
+    request: GenerateInput
+    seed: int | None
+    numerics_id: str = ""
+    text_id: str = ""
+    received: tuple[ReceivedOutput, ...] = ()
+    num_prompt_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from quire.contract.time_breakdown import TimeBreakdown
+from quire.contract.versions import PROTOCOL
 
 # What a sequence that decodes adds to a cell's outstanding tokens: how long it will go on is not
 # known, and a token of it takes less than a step of its own.
@@ -84,6 +85,19 @@ class CellState:
     draining: bool = False
     draft_tokens_total: int = 0
     accepted_draft_tokens_total: int = 0
+    workers_lost: bool = False
+    max_num_seqs: int = 0
+    moving: bool = False
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether new requests may be placed there."""
+        return not (self.draining or self.workers_lost)
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether what it has is to go on at other cells, where they may continue it."""
+        return self.moving or self.workers_lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +163,9 @@ class Started:
         numerics_id: of every cell that computes this stream; "" if its tokens may change where it
             is continued. See ModelInfo.
         text_id: of the tokenizer in use.
+        prompt_token_ids: if the request asked for them, else empty.
+        max_tokens: at which an output ends.
+        protocol_version: of the router.
     """
 
     request_id: str
@@ -156,6 +173,9 @@ class Started:
     seed: int
     numerics_id: str = ""
     text_id: str = ""
+    prompt_token_ids: tuple[int, ...] = ()
+    max_tokens: int = 0
+    protocol_version: int = PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)

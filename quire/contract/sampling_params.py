@@ -16,6 +16,15 @@ MAX_WIDTH = 64
 MAX_BAD_WORDS = 256
 MAX_LOGIT_BIAS_TOKENS = 1024
 MAX_ALLOWED_TOKEN_IDS = 65536
+# Of each field that holds several, how many it may hold.
+MAX_ITEMS = {
+    "logit_bias": MAX_LOGIT_BIAS_TOKENS,
+    "allowed_token_ids": MAX_ALLOWED_TOKEN_IDS,
+    "stop": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "bad_words": MAX_BAD_WORDS,
+    "bad_words_token_ids": 2 * MAX_BAD_WORDS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,8 @@ class SamplingParams:
         bad_words: texts that must not come about from the tokens that spell them; other tokens
             may still have one inside.
         bad_words_token_ids: the same as token ids; the router adds those of `bad_words`.
-        max_tokens: largest number of tokens to generate; None goes up to the model's length.
+        max_tokens: largest number of tokens to generate; what max_model_len leaves after the prompt
+            if that is less, or if None. Started reports it.
         min_tokens: tokens to generate before an end-of-text or stop token id can be sampled or a
             stop string is looked for.
         logprobs: report the log-probability of each output token, and of this many of the most
@@ -95,6 +105,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        check_counts(self)
         _check_int("n", self.n, 1, MAX_WIDTH)
         _check_int("best_of", self.best_of, self.n, MAX_WIDTH)
         _check_real("length_penalty", self.length_penalty, -10.0, 10.0)
@@ -112,11 +123,9 @@ class SamplingParams:
         _check_real("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        _check_count("logit_bias", self.logit_bias, MAX_LOGIT_BIAS_TOKENS)
         for token_id, bias in self.logit_bias.items():
             _check_int("logit_bias", token_id, 0, MAX_TOKENS)
             _check_real("logit_bias", bias, -100.0, 100.0)
-        _check_count("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
         for token_id in self.allowed_token_ids:
             _check_int("allowed_token_ids", token_id, 0, MAX_TOKENS)
         _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS)
@@ -124,9 +133,8 @@ class SamplingParams:
         _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKENS)
-        _check_texts("stop", self.stop, MAX_STOP_STRINGS)
-        _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS)
-        _check_count("bad_words_token_ids", self.bad_words_token_ids, 2 * MAX_BAD_WORDS)
+        _check_texts("stop", self.stop)
+        _check_texts("bad_words", self.bad_words)
         for token_ids in self.bad_words_token_ids:
             if not 1 <= len(token_ids) <= MAX_STRING_CHARS:
                 raise InvalidRequestError(
@@ -135,7 +143,6 @@ class SamplingParams:
                 )
             for token_id in token_ids:
                 _check_int("bad_words_token_ids", token_id, 0, MAX_TOKENS)
-        _check_count("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, MAX_TOKENS)
 
@@ -203,16 +210,21 @@ def _check_real(field: str, value: float, low: float, high: float, open_low: boo
         raise InvalidRequestError(field, f"must be in {bracket}{low:g}, {high:g}], got {value}")
 
 
-def _check_count(field: str, values: Sized, most: int) -> None:
-    if len(values) > most:
-        raise InvalidRequestError(field, f"at most {most} ids, got {len(values)}")
+def check_counts(params: object) -> None:
+    """Check how many items the fields of SamplingParams have, or those of its message.
+
+    Raises:
+        InvalidRequestError: a field has too many.
+    """
+    for name, most in MAX_ITEMS.items():
+        values: Sized = getattr(params, name)
+        if len(values) > most and not isinstance(values, str):
+            raise InvalidRequestError(name, f"must have at most {most} items, got {len(values)}")
 
 
-def _check_texts(field: str, texts: Sequence[str], most: int) -> None:
+def _check_texts(field: str, texts: Sequence[str]) -> None:
     if isinstance(texts, str):  # else each of its characters would be one
         raise InvalidRequestError(field, f"must be a tuple of strings, got {texts!r}")
-    if len(texts) > most:
-        raise InvalidRequestError(field, f"at most {most} strings, got {len(texts)}")
     for text in texts:
         if not 1 <= len(text) <= MAX_STRING_CHARS:
             raise InvalidRequestError(

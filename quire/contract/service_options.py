@@ -37,8 +37,15 @@ class ServiceOptions(Options):
     )
     insecure: bool = option(
         False,
-        "Listen beyond this machine without --tls-dir: on a private network only.",
+        "Listen beyond this machine without --tls-dir, and exchange tensors with ranks on other "
+        "machines unencrypted: on a private network only.",
         envvar="QUIRE_INSECURE",
+    )
+    peer_timeout_s: float = option(
+        1.7,
+        "How long another service of the cluster may be silent before it counts as lost.",
+        unit="seconds",
+        bounds=Bounds(0.5, 3600),
     )
     admin_port: int | None = option(
         None,

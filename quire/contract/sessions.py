@@ -3,7 +3,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from quire.contract.errors import DrainingError, InvalidRequestError, OverloadedError
+from quire.contract.errors import (
+    DeadlineExceededError,
+    DrainingError,
+    InvalidRequestError,
+    OverloadedError,
+    QuarantinedError,
+)
 from quire.contract.outputs import (
     CellState,
     FinishReason,
@@ -11,9 +17,14 @@ from quire.contract.outputs import (
     ModelInfo,
     TokenLogprobs,
 )
+from quire.contract.quotas import UNLIMITED, Quotas
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import PromptLogprobs
 from quire.contract.time_breakdown import TimeBreakdown
+from quire.contract.versions import PROTOCOL
+
+# So far apart that shares stay finite, and counters exact.
+MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +43,18 @@ class Submission:
         cache_salt: cached prefixes are shared within a salt only.
         traceparent: W3C Trace Context; "" for none.
         include_time_breakdown: report with every token where the time has gone.
+        deadline_ms: how long its client still waits; None for ever.
+        tenant: whose request it is; "" where that is not known.
+        tenant_weight: of the tenant's share, in [1e-6, 1e6].
+        was_queued: whether a scheduler has taken it before.
+        suspect_until: it may have cost a cell its workers: as of Suspected; 0 if not.
+        quotas: of the tenant.
+        num_cells: that serve the model; each grants the tenant its part of the quotas.
+        block_source: addresses of the workers of the cell that it was moved from, as of
+            BlockSource; () where there is none to be asked.
 
     Raises:
-        InvalidRequestError: there are outputs without a seed.
+        InvalidRequestError: there are outputs without a seed, or the weight is out of bounds.
     """
 
     prompt_token_ids: Sequence[int]
@@ -46,10 +66,23 @@ class Submission:
     cache_salt: str = ""
     traceparent: str = ""
     include_time_breakdown: bool = False
+    deadline_ms: int | None = None
+    tenant: str = ""
+    tenant_weight: float = 1.0
+    was_queued: bool = False
+    suspect_until: int = 0
+    quotas: Quotas = UNLIMITED
+    num_cells: int = 1
+    block_source: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.outputs and self.sampling_params.seed is None:
             raise InvalidRequestError("seed", "must be given with output_token_ids, got none")
+        if not MIN_WEIGHT <= self.tenant_weight <= MAX_WEIGHT:
+            raise InvalidRequestError(
+                "tenant_weight",
+                f"must be in [{MIN_WEIGHT:g}, {MAX_WEIGHT:g}], got {self.tenant_weight}",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +98,15 @@ class Cancellation:
     sequences: list[tuple[int, int]] = field(default_factory=list)
 
 
-RouterMessage = Submission | Cancellation
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A sign of life, both ways."""
+
+
+RouterMessage = Submission | Cancellation | Heartbeat
+RefusalError = (
+    OverloadedError | InvalidRequestError | DrainingError | DeadlineExceededError | QuarantinedError
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +117,13 @@ class Welcome:
         model: that is served.
         cell_state: of the cell.
         block_hashes: short hashes of the blocks that can be found in the prefix cache.
+        protocol_version: of the scheduler.
     """
 
     model: ModelInfo
     cell_state: CellState
     block_hashes: Collection[int]
+    protocol_version: int = PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +141,13 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request is not taken: now (OverloadedError), ever (InvalidRequestError), or any more."""
+    """A request is not taken: now (OverloadedError), ever (InvalidRequestError), or any more.
+
+    One whose deadline has passed may have been queued before; one that is quarantined has been.
+    """
 
     request_number: int
-    error: OverloadedError | InvalidRequestError | DrainingError
+    error: RefusalError
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +198,43 @@ class PrefixDigestDelta:
     removed: Sequence[int]
 
 
-SessionEvent = Welcome | Queued | Refused | StepOutputs | CellState | PrefixDigestDelta
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """The workers were lost while they computed a request: it may have been the cause.
+
+    Wherever it is submitted next, it is computed alone until it has more tokens than it had then.
+
+    Attributes:
+        request_number: of the request.
+        until: its tokens, prompt included, that were computed or in flight; at least 1.
+    """
+
+    request_number: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSource:
+    """Where other cells may fetch the blocks of requests that are to move.
+
+    Attributes:
+        worker_addresses: "host:port" of each worker, in order of rank.
+    """
+
+    worker_addresses: tuple[str, ...]
+
+
+SessionEvent = (
+    BlockSource
+    | Welcome
+    | Queued
+    | Refused
+    | Suspected
+    | StepOutputs
+    | CellState
+    | PrefixDigestDelta
+    | Heartbeat
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ class SequenceState:
         sampling_params: of its request, with a seed.
         num_candidates: most probable tokens to report of a beam; 0 where a token is sampled.
         traceparent: W3C Trace Context of its request, for logs; "" for none.
+        cache_salt: part of the hashes of its blocks.
     """
 
     sequence_id: int
@@ -32,6 +33,7 @@ class SequenceState:
     sampling_params: SamplingParams
     num_candidates: int = 0
     traceparent: str = ""
+    cache_salt: bytes = b""
 
 
 @dataclass(slots=True)
@@ -142,3 +144,4 @@ class MirroredSequence:
     num_tokens: int
     num_computed_tokens: int
     block_ids: tuple[int, ...]
+    sequence_index: int = 0

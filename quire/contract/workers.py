@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 from quire.contract.engine_options import CacheOptions, EngineOptions, LoadOptions
 from quire.contract.errors import InvalidRequestError, ModelLoadError
 from quire.contract.outputs import ModelInfo
+from quire.contract.steps import MirroredSequence
+from quire.contract.versions import PROTOCOL
 
 DEFAULT_DISTRIBUTED_TIMEOUT_S = EngineOptions.distributed_timeout_s
+MEETING_SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +17,7 @@ class WorkerDescription:
     """What a worker is and holds.
 
     Attributes:
-        version: of the software; scheduler and workers must agree.
+        version: of the software; ranks of a group must agree.
         device: "cpu", "cuda:0" ...
         isa: instruction set the kernels run on.
         model: None until one is loaded.
@@ -22,6 +25,7 @@ class WorkerDescription:
         weight_bytes: memory of this rank's slice of the weights.
         epoch: highest one seen; 0 for none yet.
         scheduler_name: of the scheduler that has an Execute stream open; "" for none.
+        protocol_version: of the worker.
     """
 
     version: str
@@ -32,6 +36,7 @@ class WorkerDescription:
     weight_bytes: int
     epoch: int = 0
     scheduler_name: str = ""
+    protocol_version: int = PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +75,29 @@ class Meeting:
         host: address of this worker, as the others reach it.
         epoch: ranks meet only those of the same one.
         timeout_s: how long to wait for the others, to meet and in every exchange.
+        secret: by which ranks know each other, random, for this epoch alone; empty for a group of
+            one.
 
     Raises:
-        InvalidRequestError: the timeout is out of bounds.
+        InvalidRequestError: the timeout is out of bounds, or there is an address and no secret.
     """
 
     address: str = ""
     host: str = "127.0.0.1"
     epoch: int = 0
     timeout_s: float = DEFAULT_DISTRIBUTED_TIMEOUT_S
+    secret: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s <= 3600:
             raise InvalidRequestError(
                 "distributed_timeout_ms", f"must be in [1, 3600000], got {1e3 * self.timeout_s:g}"
+            )
+        num_bytes = len(self.secret)
+        if num_bytes != (MEETING_SECRET_BYTES if self.address else 0):
+            wanted = f"{MEETING_SECRET_BYTES} with an address" if self.address else "0 without one"
+            raise InvalidRequestError(
+                "distributed_secret", f"number of bytes must be {wanted}, got {num_bytes}"
             )
 
 
@@ -132,16 +146,33 @@ class CacheProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningStep:
+    """What a worker does, as its heartbeats report it.
+
+    Attributes:
+        step_id: of the step under way; 0 if there is none.
+        running_ms: for how long it has run.
+        waits_for_ranks: whether it waits for other ranks.
+    """
+
+    step_id: int
+    running_ms: int
+    waits_for_ranks: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CacheSpec:
     """The cache to allocate.
 
     Attributes:
         num_blocks: of the cache.
         options: how large blocks and steps are.
+        keeps_contents: whether it is there already, and keeps what it holds.
     """
 
     num_blocks: int
     options: CacheOptions = field(default_factory=CacheOptions)
+    keeps_contents: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +186,37 @@ class HostCache:
 
     num_blocks: int
     block_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """A full block whose keys and values are computed.
+
+    Attributes:
+        block_id: its place in the cache, or in the host's memory.
+        depth: its place in its text, 1 for the first.
+        digest: see quire/contract/block_hashes.py.
+    """
+
+    block_id: int
+    depth: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMirror:
+    """What a worker holds, for a scheduler that has just started.
+
+    Attributes:
+        sequences: live ones.
+        last_step_id: the last step that ran to its end since sequences were forgotten; 0 for none.
+        cache: of which size and options the cache is; None if there is none.
+        blocks: of the cache, those of no live sequence too, the least recently used first.
+        host_blocks: of the host's memory, likewise.
+    """
+
+    sequences: tuple[MirroredSequence, ...] = ()
+    last_step_id: int = 0
+    cache: CacheSpec | None = None
+    blocks: tuple[CachedBlock, ...] = ()
+    host_blocks: tuple[CachedBlock, ...] = ()

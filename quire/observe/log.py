@@ -39,6 +39,27 @@ def configure(service: str, level: str = "info") -> None:
     structlog.contextvars.bind_contextvars(service=service)
 
 
+class _LogHandler(logging.Handler):
+    """Writes what libraries log as lines of our log; of exceptions not the message."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        error = record.exc_info[1] if record.exc_info else None
+        fields = {"message": record.getMessage()} if error is None else failure_of(error)
+        get_logger().log(record.levelno, "library_reports", logger=record.name, **fields)
+
+
+def log_uncaught() -> None:
+    """Write what nothing else catches as lines of the log: exceptions, and what libraries log.
+
+    An exception that ends this process is one line of level critical; its exit status is 1.
+    """
+    logging.basicConfig(handlers=[_LogHandler()], level=logging.WARNING, force=True)
+    sys.excepthook = lambda _kind, error, _traceback: get_logger().critical(
+        "service_failed", **failure_of(error)
+    )
+
+
 def get_logger() -> FilteringBoundLogger:
     """Return the process's logger; request_id, step_id and rank are bound by context."""
     return cast(FilteringBoundLogger, structlog.get_logger())

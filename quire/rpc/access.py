@@ -11,6 +11,7 @@ import grpc
 import structlog
 
 from quire.contract.addresses import is_loopback, split_address
+from quire.contract.callers import ANYONE, Caller
 from quire.contract.errors import ConfigError, OverloadedError, UnauthenticatedError
 from quire.rpc.handlers import around, behavior_of, rebuild
 from quire.security.api_keys import MAX_KEY_LENGTH, ApiKeys
@@ -40,11 +41,11 @@ REFUSAL = "this call needs a valid API key, as metadata 'authorization: Bearer K
 
 _KEY = re.compile(r"[!-~]+")
 
-_caller: ContextVar[str] = ContextVar("caller", default="")
+_caller: ContextVar[Caller] = ContextVar("caller", default=ANYONE)
 
 
-def caller_name() -> str:
-    """Return the name of the API key that the current call came with; "" without one."""
+def current_caller() -> Caller:
+    """Return whose API key the current call came with; one without a name if it came without."""
     return _caller.get()
 
 
@@ -102,14 +103,14 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """Return the handler of a call, or one that refuses it, also where there is none."""
         if handler_call_details.method in OPEN_METHODS:
             return self._counted(await continuation(handler_call_details))
-        name = self._authenticate(handler_call_details.invocation_metadata)
-        if name is None:
+        caller = self._authenticate(handler_call_details.invocation_metadata)
+        if caller is None:
             self.num_refused += 1
             # Whatever the method's kind: of a stream no message is read before its handler asks
             # for one, so that nothing of a large request is held for those who may not send it.
             return grpc.stream_stream_rpc_method_handler(_refuse)
-        _caller.set(name)
-        structlog.contextvars.bind_contextvars(api_key=name)
+        _caller.set(caller)
+        structlog.contextvars.bind_contextvars(api_key=caller.name)
         return await continuation(handler_call_details)
 
     def _counted(self, handler: grpc.RpcMethodHandler | None) -> grpc.RpcMethodHandler | None:
@@ -129,8 +130,8 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         return rebuild(handler, around(behavior_of(handler), counted), handler.request_deserializer)
 
-    def _authenticate(self, metadata: Sequence[tuple[str, str | bytes]]) -> str | None:
-        """Return the name of the key that the metadata brings, None if it is not one valid key."""
+    def _authenticate(self, metadata: Sequence[tuple[str, str | bytes]]) -> Caller | None:
+        """Return whose key the metadata brings, None if it is not one valid key."""
         values = [value for key, value in metadata or () if key == METADATA_KEY]
         if len(values) != 1 or not isinstance(values[0], str):
             return None  # of two keys, which one is meant is not ours to choose

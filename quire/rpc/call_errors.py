@@ -1,5 +1,6 @@
 """Errors of calls: what a server sends of an exception, and what a client raises again."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -97,12 +98,17 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 await _abort(context, error, brings_text)
 
         behavior, parse = behavior_of(handler), handler.request_deserializer
-        if handler.request_streaming or parse is None:
-            return rebuild(handler, around(behavior, guard), parse)
+        if parse is None:
+            return rebuild(handler, around(behavior, guard), None)
 
-        # The request is parsed here: where grpc does, its error text goes to the client.
-        async def receive(request: bytes) -> Any:
-            return parse(request)
+        # Requests are parsed here: where grpc does, a malformed one is INTERNAL, or its error text
+        # goes to the client.
+        async def parsed(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+            async for each in requests:
+                yield parse(each)
+
+        async def receive(request: Any) -> Any:
+            return parsed(request) if handler.request_streaming else parse(request)
 
         return rebuild(handler, around(behavior, guard, receive), None)
 
@@ -119,11 +125,14 @@ async def _abort(
     """
     if isinstance(error, grpc.aio.AbortError):
         raise error
+    if isinstance(error, grpc.aio.InternalError):
+        raise asyncio.CancelledError from None  # of a write: the client has gone
     if isinstance(error, QuireError):
         status = error_to_status(error)
     elif isinstance(error, DecodeError):
         status = status_pb2.Status(
-            code=code_pb2.INTERNAL, message="the request is not a well-formed protobuf message"
+            code=code_pb2.INVALID_ARGUMENT,
+            message="request: must be a well-formed protobuf message, got other bytes",
         )
     elif isinstance(error, NotImplementedError):
         # Of the protos, and not of this server: what grpc's own stubs raise.
@@ -136,5 +145,8 @@ async def _abort(
         status = status_pb2.Status(
             code=code_pb2.INTERNAL, message=f"internal error {error_id}; the server's log has more"
         )
-    await context.abort_with_status(rpc_status.to_status(status))
+    try:
+        await context.abort_with_status(rpc_status.to_status(status))
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None  # the client has gone, and reads no status
     raise AssertionError("abort_with_status returns never")

@@ -20,7 +20,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     # Also bounds one attempt to connect, in which there may be a TLS handshake of a busy machine.
     ("grpc.min_reconnect_backoff_ms", 5_000),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Short: streams stand still until a router has found its scheduler again.
+    ("grpc.max_reconnect_backoff_ms", 100),
     # Containers come back with other addresses; the default is 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Else channels share connections: a new one to a worker that has just come back would be given

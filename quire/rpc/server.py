@@ -12,6 +12,7 @@ from quire.observe.log import get_logger
 from quire.rpc.call_errors import ErrorInterceptor
 from quire.rpc.health_service import HealthServicer
 from quire.rpc.options import MAX_MESSAGE_BYTES, server_options
+from quire.rpc.protocol import ProtocolInterceptor
 from quire.rpc.role_check import RoleInterceptor
 from quire.rpc.tracing import TracingInterceptor
 from quire.security.tls import TlsFiles
@@ -55,7 +56,12 @@ class Server:
         # The error interceptor wraps the others, so that their exceptions become statuses too; the
         # tracing interceptor wraps it, since a status is part of a span.
         self.grpc_server = grpc.aio.server(
-            interceptors=[TracingInterceptor(), ErrorInterceptor(), *interceptors],
+            interceptors=[
+                TracingInterceptor(),
+                ErrorInterceptor(),
+                *interceptors,
+                ProtocolInterceptor(),
+            ],
             options=server_options(max_receive_bytes),
         )
         self._service_names = ("", *service_names)

@@ -3,7 +3,53 @@
 import asyncio
 import os
 import signal
+from collections.abc import Awaitable
 from contextlib import suppress
+
+from quire.contract.errors import ConfigError, ModelLoadError, QuireError
+from quire.observe.log import failure_of, get_logger
+
+# EX_CONFIG of sysexits.h: a new start cannot help before the configuration is another.
+CONFIG_ERROR_STATUS = 78
+
+log = get_logger()
+
+
+def exit_status(error: QuireError) -> int:
+    """Return the exit status of a service that ends with an error."""
+    return CONFIG_ERROR_STATUS if isinstance(error, (ConfigError, ModelLoadError)) else 1
+
+
+def fail(error: QuireError, ready_fd: int | None) -> int:
+    """Log what ends this service, and report it to the parent process; return the exit status.
+
+    Args:
+        error: that nothing here can help.
+        ready_fd: as of `announce`; None too where the start has been announced.
+    """
+    status = exit_status(error)
+    stack = {} if status == CONFIG_ERROR_STATUS else failure_of(error)
+    log.critical("service_failed", error=error.message, **stack)
+    announce(ready_fd, f"error {error.message}")
+    return status
+
+
+async def until_stopped(running: Awaitable[None]) -> signal.Signals:
+    """Wait until this process is asked to stop; return which signal it was.
+
+    Args:
+        running: what the service does meanwhile; raises what ends it before.
+    """
+    stopped, ended = asyncio.create_task(stop_signal()), asyncio.ensure_future(running)
+    try:
+        await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            ended.result()
+        return await stopped
+    finally:
+        stopped.cancel()
+        ended.cancel()
+        await asyncio.gather(stopped, ended, return_exceptions=True)
 
 
 async def stop_signal() -> signal.Signals:

@@ -17,6 +17,7 @@ _ENDLESS = frozenset(
         "/quire.v1.InferenceService/WatchCluster",
         "/quire.v1.SchedulerService/Session",
         "/quire.v1.WorkerService/Execute",
+        "/quire.v1.WorkerService/Heartbeat",
     }
 )
 # By name, since a span begins before the caller is known: invented methods must not become names

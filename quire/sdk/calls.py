@@ -1,14 +1,18 @@
 """What calls of a router are made of, with an event loop or without: options and metadata."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypedDict
+
+import grpc
 
 from quire.contract.inputs import GenerateInput
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import TRACEPARENT
 from quire.rpc import Role, TlsFiles
+from quire.rpc.call_errors import error_from_rpc
 
 Prompt = str | Sequence[int]
 
@@ -22,6 +26,7 @@ class GenerateOptions(TypedDict, total=False):
         priority: smaller goes first, in [-100, 100].
         cache_salt: share cached prefixes with requests of the same salt only.
         include_time_breakdown: have the answer say where its time went.
+        include_prompt_token_ids: have Started bring the prompt's token ids.
         timeout: seconds for the whole answer; None for no limit.
         traceparent: your span, as W3C Trace Context; the spans of the request become part of it.
     """
@@ -31,8 +36,18 @@ class GenerateOptions(TypedDict, total=False):
     priority: int
     cache_salt: str
     include_time_breakdown: bool
+    include_prompt_token_ids: bool
     timeout: float | None
     traceparent: str
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raise what a failed call means, in the place of what the transport calls it."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_from_rpc(error) from None
 
 
 def open_tls(tls_dir: str | Path | None) -> TlsFiles | None:
@@ -42,7 +57,11 @@ def open_tls(tls_dir: str | Path | None) -> TlsFiles | None:
 
 
 def generate_input(
-    prompt: Prompt, sampling_params: SamplingParams | None, options: GenerateOptions
+    prompt: Prompt,
+    sampling_params: SamplingParams | None,
+    options: GenerateOptions,
+    heartbeat_ms: int | None = None,
+    resumable: bool = False,
 ) -> GenerateInput:
     """Return the request that a call of the SDK asks for."""
     return GenerateInput(
@@ -53,6 +72,9 @@ def generate_input(
         options.get("priority", 0),
         options.get("cache_salt", ""),
         options.get("include_time_breakdown", False),
+        options.get("include_prompt_token_ids", False),
+        heartbeat_ms,
+        resumable,
     )
 
 

@@ -1,95 +1,42 @@
 """The SDK: clients of a router, for asyncio and for plain scripts.
 
 Errors are those of `quire.contract.errors`, whatever the transport calls them. Leaving a stream
-early cancels its request.
+early cancels its request. A stream that breaks is resumed, at the next router if there are several,
+and shows no seam.
 """
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-import grpc
-
+from quire.contract.errors import QuireError
 from quire.contract.inputs import DetokenizeInput, TokenizeInput
 from quire.contract.outputs import CellStatus, Completion, Event, ModelInfo
 from quire.contract.sampling_params import SamplingParams
-from quire.rpc import Role, TlsFiles, open_channel, open_sync_channel
-from quire.rpc.access import call_metadata
-from quire.rpc.call_errors import error_from_rpc
+from quire.rpc import open_channel, open_sync_channel
 from quire.sdk.calls import (
     GenerateOptions,
     Prompt,
-    generate_input,
-    open_tls,
-    trace_metadata,
+    own_errors,
 )
 from quire.sdk.collect import Collector
-from quire.v1 import inference_pb2, inference_pb2_grpc
+from quire.sdk.connection import PASSED_OVER, Connection
+from quire.v1 import inference_pb2
 from quire.wire.inference import (
     cluster_from_proto,
     detokenize_input_to_proto,
     event_from_proto,
-    generate_input_to_proto,
     models_from_proto,
     tokenize_input_to_proto,
 )
 
 
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    """Raise what a failed call means, in the place of what the transport calls it."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise error_from_rpc(error) from None
-
-
-class _Connection:
-    """What both clients are: a channel to a router, its stub, and what each call carries."""
-
-    _open: Callable[[str, TlsFiles | None, str | None], Any]
-    _stub: Any
-
-    def __init__(
-        self,
-        target: str,
-        *,
-        tls_dir: str | Path | None = None,
-        server_name: str | None = None,
-        api_key: str | None = None,
-        insecure: bool = False,
-    ) -> None:
-        """Prepare a connection; it is made at the first call.
-
-        Args:
-            target: address of a router, "host:port".
-            tls_dir: directory of `ca.crt`, `tls.crt` and `tls.key`, or of `ca.crt` alone where the
-                router asks for no certificate; None takes the environment's QUIRE_TLS_DIR, and
-                speaks in the clear without it.
-            server_name: that the router's certificate must have; None for its role, quire-router.
-            api_key: sent with every call; None takes QUIRE_API_KEY from the environment, if set.
-            insecure: let the key go over a network in the clear.
-
-        Raises:
-            ConfigError: the certificates cannot be used, or the key would go in the clear and
-                `insecure` does not allow it.
-        """
-        tls = open_tls(tls_dir)
-        self._metadata = call_metadata(
-            target, api_key, encrypted=tls is not None, insecure=insecure
-        )
-        self._channel = self._open(target, tls, server_name or Role.ROUTER)
-        # One class serves both kinds of channels; only its types differ.
-        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-
-
-class AsyncClient(_Connection):
+class AsyncClient(Connection):
     """A router's client for asyncio. Use it in one event loop; close it or use `async with`."""
 
     _open = staticmethod(open_channel)
-    _stub: "inference_pb2_grpc.InferenceServiceAsyncStub"
 
     async def generate(
         self,
@@ -120,7 +67,7 @@ class AsyncClient(_Connection):
     ) -> AsyncGenerator[Event, None]:
         """Yield Started, Deltas as they come, and Finished for each output.
 
-        Closing the iterator ends the request.
+        Closing the iterator ends the request. Where the router is lost, another one goes on.
 
         Args:
             prompt: text, or token ids.
@@ -131,67 +78,88 @@ class AsyncClient(_Connection):
             InvalidRequestError: a field is out of bounds.
             ModelNotFoundError: the model is not served there.
             RequestExistsError: the request_id is in use.
-            OverloadedError: a queue is full; try again after `retry_after_ms`.
+            OverloadedError: a queue is full, or a quota of the API key is used up
+                (QuotaExceededError); try again after `retry_after_ms`.
             UnauthenticatedError: the router wants an API key, and not this one.
             UnavailableError: the router or its schedulers cannot be reached.
             DeadlineExceededError: `timeout` has passed.
         """
-        call = self._stub.Generate(
-            generate_input_to_proto(generate_input(prompt, sampling_params, options)),
-            timeout=options.get("timeout"),
-            metadata=(*self._metadata, *trace_metadata(options)),
-        )
-        try:
-            with _own_errors():
-                async for response in call:
-                    yield event_from_proto(response)
-        finally:
-            # Since grpc 1.83 a stream that is merely dropped would run on.
-            call.cancel()
+        stream = self._open_stream(prompt, sampling_params, options)
+        with self._departures.aborted_if_left(stream, self._metadata):
+            while not stream.is_complete:
+                stub = self._stub
+                call = self._call(stub, stream, options)
+                try:
+                    with own_errors():
+                        async for response in call:
+                            self._is_known = True
+                            event = event_from_proto(response)
+                            if stream.take(event):
+                                yield event
+                    stream.check_complete()
+                except QuireError as error:
+                    delay_s = stream.failed(error)
+                    self._leave(stub)
+                    await asyncio.sleep(delay_s)
+                finally:
+                    # Since grpc 1.83 a stream that is merely dropped would run on.
+                    call.cancel()
 
     async def abort(self, request_id: str) -> bool:
         """End a running request; its stream finishes with ABORT. Returns whether there was one."""
-        with _own_errors():
-            request = inference_pb2.AbortRequest(request_id=request_id)
-            return bool((await self._stub.Abort(request, metadata=self._metadata)).aborted)
+        request = inference_pb2.AbortRequest(request_id=request_id)
+        for stub in self._stub_of_each:
+            with self._lost_among_others(), own_errors():
+                if (await stub.Abort(request, metadata=self._metadata)).aborted:
+                    return True
+        return False
 
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, model: str = ""
     ) -> list[int]:
         """Return the token ids of a text."""
         request = tokenize_input_to_proto(TokenizeInput(text, model, add_special_tokens))
-        with _own_errors():
-            return list((await self._stub.Tokenize(request, metadata=self._metadata)).token_ids)
+        with own_errors():
+            return list((await self._unary("Tokenize", request)).token_ids)
 
     async def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = ""
     ) -> str:
         """Return the text of token ids."""
         request = detokenize_input_to_proto(DetokenizeInput(token_ids, model, skip_special_tokens))
-        with _own_errors():
-            return str((await self._stub.Detokenize(request, metadata=self._metadata)).text)
+        with own_errors():
+            return str((await self._unary("Detokenize", request)).text)
 
     async def list_models(self) -> list[ModelInfo]:
         """Return the models that are served now."""
-        with _own_errors():
-            response = await self._stub.ListModels(
-                inference_pb2.ListModelsRequest(), metadata=self._metadata
-            )
+        with own_errors():
+            response = await self._unary("ListModels", inference_pb2.ListModelsRequest())
         return models_from_proto(response)
 
     async def watch_cluster(self) -> AsyncGenerator[list[CellStatus], None]:
         """Yield the state of every cell, at once and after changes, until closed."""
         call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest(), metadata=self._metadata)
         try:
-            with _own_errors():
+            with own_errors():
                 async for response in call:
                     yield cluster_from_proto(response)
         finally:
             call.cancel()
 
+    async def _unary(self, method: str, request: Any) -> Any:
+        """Call the routers in turn until one answers."""
+        for _ in self._stub_of_each[1:]:
+            stub = self._stub
+            with suppress(*PASSED_OVER), own_errors():
+                return await getattr(stub, method)(request, metadata=self._metadata)
+            self._leave(stub)
+        with own_errors():
+            return await getattr(self._stub, method)(request, metadata=self._metadata)
+
     async def close(self) -> None:
         """Close the connection; running calls are cancelled."""
-        await self._channel.close()
+        await self._departures.until_sent()
+        await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def __aenter__(self) -> Self:
         return self
@@ -205,11 +173,10 @@ class AsyncClient(_Connection):
         await self.close()
 
 
-class Client(_Connection):
+class Client(Connection):
     """A router's client for plain scripts and threads. Close it, or use it in `with`."""
 
     _open = staticmethod(open_sync_channel)
-    _stub: inference_pb2_grpc.InferenceServiceStub
 
     def generate(
         self,
@@ -239,59 +206,82 @@ class Client(_Connection):
         **options: Unpack[GenerateOptions],
     ) -> Generator[Event, None, None]:
         """Yield Started, Deltas and Finished; arguments and errors as in `AsyncClient.stream`."""
-        call = self._stub.Generate(
-            generate_input_to_proto(generate_input(prompt, sampling_params, options)),
-            timeout=options.get("timeout"),
-            metadata=(*self._metadata, *trace_metadata(options)),
-        )
-        try:
-            with _own_errors():
-                for response in call:
-                    yield event_from_proto(response)
-        finally:
-            call.cancel()
+        stream = self._open_stream(prompt, sampling_params, options)
+        with self._departures.aborted_if_left(stream, self._metadata):
+            while not stream.is_complete:
+                stub = self._stub
+                call = self._call(stub, stream, options)
+                try:
+                    with own_errors():
+                        for response in call:
+                            self._is_known = True
+                            event = event_from_proto(response)
+                            if stream.take(event):
+                                yield event
+                    stream.check_complete()
+                except QuireError as error:
+                    delay_s = stream.failed(error)
+                    self._leave(stub)
+                    if self._closed.wait(delay_s):
+                        raise
+                finally:
+                    call.cancel()
 
     def abort(self, request_id: str) -> bool:
         """End a running request; its stream finishes with ABORT. Returns whether there was one."""
-        with _own_errors():
-            request = inference_pb2.AbortRequest(request_id=request_id)
-            return bool(self._stub.Abort(request, metadata=self._metadata).aborted)
+        request = inference_pb2.AbortRequest(request_id=request_id)
+        for stub in self._stub_of_each:
+            with self._lost_among_others(), own_errors():
+                if stub.Abort(request, metadata=self._metadata).aborted:
+                    return True
+        return False
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True, model: str = "") -> list[int]:
         """Return the token ids of a text."""
         request = tokenize_input_to_proto(TokenizeInput(text, model, add_special_tokens))
-        with _own_errors():
-            return list(self._stub.Tokenize(request, metadata=self._metadata).token_ids)
+        with own_errors():
+            return list(self._unary("Tokenize", request).token_ids)
 
     def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = ""
     ) -> str:
         """Return the text of token ids."""
         request = detokenize_input_to_proto(DetokenizeInput(token_ids, model, skip_special_tokens))
-        with _own_errors():
-            return str(self._stub.Detokenize(request, metadata=self._metadata).text)
+        with own_errors():
+            return str(self._unary("Detokenize", request).text)
 
     def list_models(self) -> list[ModelInfo]:
         """Return the models that are served now."""
-        with _own_errors():
-            response = self._stub.ListModels(
-                inference_pb2.ListModelsRequest(), metadata=self._metadata
-            )
+        with own_errors():
+            response = self._unary("ListModels", inference_pb2.ListModelsRequest())
         return models_from_proto(response)
 
     def watch_cluster(self) -> Iterator[list[CellStatus]]:
         """Yield the state of every cell, at once and after changes, until closed."""
         call = self._stub.WatchCluster(inference_pb2.WatchClusterRequest(), metadata=self._metadata)
         try:
-            with _own_errors():
+            with own_errors():
                 for response in call:
                     yield cluster_from_proto(response)
         finally:
             call.cancel()
 
+    def _unary(self, method: str, request: Any) -> Any:
+        """Call the routers in turn until one answers."""
+        for _ in self._stub_of_each[1:]:
+            stub = self._stub
+            with suppress(*PASSED_OVER), own_errors():
+                return getattr(stub, method)(request, metadata=self._metadata)
+            self._leave(stub)
+        with own_errors():
+            return getattr(self._stub, method)(request, metadata=self._metadata)
+
     def close(self) -> None:
         """Close the connection; running calls are cancelled."""
-        self._channel.close()
+        self._closed.set()
+        self._departures.wait_until_sent()
+        for channel in self._channels:
+            channel.close()
 
     def __enter__(self) -> Self:
         return self

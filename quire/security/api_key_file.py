@@ -1,7 +1,8 @@
 """The file of API keys: one JSON object a line.
 
-It holds the name of a key, its SHA-256, when it was made, and when it ends if it does; the key
-itself is nowhere. A key is 32 random bytes, so that its digest needs neither salt nor a slow hash.
+It holds the name of a key, its SHA-256, when it was made, when it ends if it does, and its rights
+where they are not the usual; the key itself is nowhere. A key is 32 random bytes, so that its
+digest needs neither salt nor a slow hash.
 """
 
 import fcntl
@@ -9,22 +10,29 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import mkstemp
+from typing import TypeVar
 
+from quire.contract.callers import ANYONE, Caller
 from quire.contract.errors import ConfigError
+from quire.contract.quotas import UNLIMITED, Quotas
 
 MAX_KEYS = 1000
 MAX_LINE_BYTES = 512
 MAX_FILE_BYTES = MAX_KEYS * (MAX_LINE_BYTES + 1)
 
+Number = TypeVar("Number", int, float)
+Default = TypeVar("Default", int, float, None)
+
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_FIELDS = {"name", "sha256", "created", "expires"}
+_QUOTAS = tuple(Quotas.__dataclass_fields__)
+_FIELDS = {"name", "sha256", "created", "expires", "weight", "min_priority", *_QUOTAS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +44,34 @@ class ApiKey:
         sha256: digest of the key, 32 bytes.
         created: when it was made.
         expires: from when on it is refused; None for never.
+        weight: of its tenant's share; see Caller.
+        min_priority: see Caller.
+        quotas: how much it may ask for.
 
     Raises:
-        ConfigError: the name could not be a label of metrics, or looks like another one.
+        ConfigError: the name could not be a label of metrics, or looks like another one; or a right
+            is out of bounds.
     """
 
     name: str
     sha256: bytes
     created: datetime
     expires: datetime | None = None
+    weight: float = ANYONE.weight
+    min_priority: int = ANYONE.min_priority
+    quotas: Quotas = UNLIMITED
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
                 "name: 1 to 63 of a-z, 0-9, '.', '_' and '-', first and last a letter or digit"
             )
+        _ = self.caller  # checks the rights
+
+    @property
+    def caller(self) -> Caller:
+        """Who presents it."""
+        return Caller(self.name, self.weight, self.min_priority, self.quotas)
 
     def is_expired(self, now: datetime) -> bool:
         """Return whether the key is refused by now."""
@@ -185,7 +206,21 @@ def _parse_line(line: bytes) -> ApiKey:
         sha256=bytes.fromhex(fields["sha256"]),
         created=_parse_time("created", fields["created"]),
         expires=_parse_time("expires", fields["expires"]) if "expires" in fields else None,
+        weight=_parse_number("weight", fields, float, ANYONE.weight),
+        min_priority=_parse_number("min_priority", fields, int, ANYONE.min_priority),
+        quotas=Quotas(*(_parse_number(quota, fields, int, None) for quota in _QUOTAS)),
     )
+
+
+def _parse_number(
+    field: str, fields: dict[str, str], kind: Callable[[str], Number], default: Default
+) -> Number | Default:
+    if field not in fields:
+        return default
+    try:
+        return kind(fields[field])
+    except ValueError:
+        raise ValueError(f"{field} must be a number") from None
 
 
 def _parse_time(field: str, text: str) -> datetime:
@@ -207,5 +242,12 @@ def _format_keys(keys: Sequence[ApiKey]) -> bytes:
         }
         if key.expires is not None:
             fields["expires"] = format_time(key.expires)
+        if key.weight != ANYONE.weight:
+            fields["weight"] = repr(key.weight)
+        if key.min_priority != ANYONE.min_priority:
+            fields["min_priority"] = str(key.min_priority)
+        for name in _QUOTAS:
+            if (quota := getattr(key.quotas, name)) is not None:
+                fields[name] = str(quota)
         lines.append(json.dumps(fields) + "\n")
     return "".join(lines).encode()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from quire.contract.callers import Caller
 from quire.contract.errors import ConfigError
 from quire.observe.log import get_logger
 from quire.security.api_key_file import digest, parse_keys, read_content
@@ -49,8 +50,8 @@ class ApiKeys:
         if not self._keys:
             log.warning("no_api_keys", path=str(path), consequence="every call is refused")
 
-    def find(self, key: str) -> str | None:
-        """Return the name of a key that is valid now; None for any other.
+    def find(self, key: str) -> Caller | None:
+        """Return who presents a key, if it is valid now; None for any other.
 
         All entries are compared, each in a time that does not depend on what is in it: how long it
         takes reveals nothing about the keys.
@@ -62,7 +63,7 @@ class ApiKeys:
         found = None
         for entry in self._keys:
             if hmac.compare_digest(entry.sha256, presented) and not entry.is_expired(now):
-                found = entry.name
+                found = entry.caller
         return found
 
     def reload(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import CellState, FinishReason, ModelInfo, TokenLogprobs
-from quire.contract.sampling_params import SamplingParams
+from quire.contract.sampling_params import SamplingParams, check_counts
 from quire.contract.time_breakdown import TimeBreakdown
 from quire.v1 import common_pb2
 from quire.wire.fields import fields_of, from_fields
@@ -49,6 +49,7 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
     Raises:
         InvalidRequestError: a value is out of bounds.
     """
+    check_counts(message)  # before anything of them is copied
     return from_fields(
         SamplingParams,
         message,

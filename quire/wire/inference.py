@@ -3,7 +3,13 @@
 from collections.abc import Iterable, Sequence
 
 from quire.contract.errors import InvalidRequestError
-from quire.contract.inputs import DetokenizeInput, GenerateInput, TokenizeInput
+from quire.contract.inputs import (
+    DetokenizeInput,
+    GenerateInput,
+    ReceivedOutput,
+    ResumeInput,
+    TokenizeInput,
+)
 from quire.contract.outputs import CellStatus, Delta, Event, Finished, ModelInfo, Started
 from quire.v1 import inference_pb2
 from quire.wire.common import (
@@ -38,6 +44,9 @@ def generate_input_to_proto(request: GenerateInput) -> inference_pb2.GenerateReq
         priority=request.priority,
         cache_salt=request.cache_salt,
         include_time_breakdown=request.include_time_breakdown,
+        include_prompt_token_ids=request.include_prompt_token_ids,
+        heartbeat_ms=request.heartbeat_ms,
+        resumable=request.resumable,
     )
     if isinstance(request.prompt, str):
         message.text = request.prompt
@@ -64,6 +73,30 @@ def generate_input_from_proto(message: inference_pb2.GenerateRequest) -> Generat
         message.priority,
         message.cache_salt,
         message.include_time_breakdown,
+        message.include_prompt_token_ids,
+        message.heartbeat_ms if message.HasField("heartbeat_ms") else None,
+        message.resumable,
+    )
+
+
+def resume_input_to_proto(resumed: ResumeInput) -> inference_pb2.ResumeRequest:
+    """Return the message of a request whose stream broke; raises as `generate_input_to_proto`."""
+    fields = fields_of(resumed)
+    fields["request"] = generate_input_to_proto(resumed.request)
+    fields["received"] = [
+        inference_pb2.ReceivedOutput(**fields_of(output)) for output in resumed.received
+    ]
+    return inference_pb2.ResumeRequest(**fields)
+
+
+def resume_input_from_proto(message: inference_pb2.ResumeRequest) -> ResumeInput:
+    """Return the request of a message; raises as `generate_input_from_proto`."""
+    return from_fields(
+        ResumeInput,
+        message,
+        request=generate_input_from_proto(message.request),
+        seed=message.seed if message.HasField("seed") else None,
+        received=tuple(from_fields(ReceivedOutput, output) for output in message.received),
     )
 
 
@@ -141,6 +174,16 @@ def cell_status_from_proto(message: inference_pb2.CellStatus) -> CellStatus:
     )
 
 
+def heartbeat_to_proto() -> inference_pb2.GenerateResponse:
+    """Return the response that only shows that the router is alive."""
+    return inference_pb2.GenerateResponse(heartbeat=inference_pb2.GenerateHeartbeat())
+
+
+def is_heartbeat(message: inference_pb2.GenerateResponse) -> bool:
+    """Return whether a response only shows that the router is alive."""
+    return message.HasField("heartbeat")
+
+
 def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
     """Return the response that carries an event of a Generate stream."""
     match event:
@@ -184,7 +227,9 @@ def event_from_proto(message: inference_pb2.GenerateResponse) -> Event:
     """
     match message.WhichOneof("event"):
         case "started":
-            return from_fields(Started, message.started)
+            # Absent is not this release's, the default.
+            version = message.started.protocol_version
+            return from_fields(Started, message.started, protocol_version=version)
         case "delta":
             delta = message.delta
             return Delta(

@@ -1,17 +1,31 @@
 """To and from the messages of scheduler.proto."""
 
-from quire.contract.errors import DrainingError, InvalidRequestError, OverloadedError
+from quire.contract.errors import (
+    DeadlineExceededError,
+    DrainingError,
+    InvalidRequestError,
+    OverloadedError,
+    QuarantinedError,
+    QuotaExceededError,
+    TooLargeError,
+    UnreachableDeadlineError,
+)
 from quire.contract.outputs import CellState, Hypothesis
+from quire.contract.quotas import UNLIMITED, Quotas
 from quire.contract.sessions import (
     Announcement,
+    BlockSource,
     Cancellation,
+    Heartbeat,
     PrefixDigestDelta,
     Queued,
+    RefusalError,
     Refused,
     RouterMessage,
     SessionEvent,
     StepOutputs,
     Submission,
+    Suspected,
     Welcome,
 )
 from quire.contract.steps import PromptLogprobs
@@ -39,6 +53,8 @@ def session_request_to_proto(message: RouterMessage) -> scheduler_pb2.SessionReq
     """Return the message of what a router sends in a session."""
     if isinstance(message, Submission):
         return scheduler_pb2.SessionRequest(submission=submission_to_proto(message))
+    if isinstance(message, Heartbeat):
+        return scheduler_pb2.SessionRequest(heartbeat=scheduler_pb2.Heartbeat())
     cancel = scheduler_pb2.Cancellation(
         request_numbers=message.request_numbers,
         sequences=[
@@ -62,6 +78,8 @@ def session_request_from_proto(message: scheduler_pb2.SessionRequest) -> RouterM
             cancel = message.cancellation
             sequences = [(each.request_number, each.sequence_index) for each in cancel.sequences]
             return Cancellation(list(cancel.request_numbers), sequences)
+        case "heartbeat":
+            return Heartbeat()
         case _:
             return None
 
@@ -70,6 +88,9 @@ def submission_to_proto(submission: Submission) -> scheduler_pb2.Submission:
     """Return the message of a submission."""
     fields = fields_of(submission)
     fields["sampling_params"] = sampling_params_to_proto(submission.sampling_params)
+    fields["quotas"] = (
+        scheduler_pb2.Quotas(**fields_of(submission.quotas)) if submission.quotas else None
+    )
     fields["outputs"] = [
         scheduler_pb2.SequenceOutput(sequence_index=index, token_ids=token_ids)
         for index, token_ids in (submission.outputs or {}).items()
@@ -83,12 +104,14 @@ def submission_from_proto(message: scheduler_pb2.Submission) -> Submission:
     Raises:
         InvalidRequestError: a sampling parameter is out of bounds, or the seed is missing.
     """
+    has_quotas = message.HasField("quotas")
     return from_fields(
         Submission,
         message,
         prompt_token_ids=list(message.prompt_token_ids),
         outputs={each.sequence_index: list(each.token_ids) for each in message.outputs} or None,
         sampling_params=sampling_params_from_proto(message.sampling_params),
+        quotas=from_fields(Quotas, message.quotas) if has_quotas else UNLIMITED,
     )
 
 
@@ -105,17 +128,26 @@ def session_event_to_proto(event: SessionEvent) -> scheduler_pb2.SessionResponse
         case PrefixDigestDelta():
             delta = scheduler_pb2.PrefixDigestDelta(added=event.added, removed=event.removed)
             return scheduler_pb2.SessionResponse(prefix_digest_delta=delta)
+        case BlockSource():
+            source = scheduler_pb2.BlockSource(worker_addresses=event.worker_addresses)
+            return scheduler_pb2.SessionResponse(block_source=source)
+        case Heartbeat():
+            return scheduler_pb2.SessionResponse(heartbeat=scheduler_pb2.Heartbeat())
         case Queued():
             queued = scheduler_pb2.Queued(request_number=event.request_number, seed=event.seed)
             return scheduler_pb2.SessionResponse(queued=queued)
         case Refused():
             return scheduler_pb2.SessionResponse(refused=refused_to_proto(event))
+        case Suspected():
+            suspected = scheduler_pb2.Suspected(**fields_of(event))
+            return scheduler_pb2.SessionResponse(suspected=suspected)
         case Welcome():
             welcome = scheduler_pb2.Welcome(
                 epoch=event.cell_state.epoch,
                 model=model_info_to_proto(event.model),
                 cell_state=cell_state_to_proto(event.cell_state),
                 block_hashes=event.block_hashes,
+                protocol_version=event.protocol_version,
             )
             return scheduler_pb2.SessionResponse(welcome=welcome)
 
@@ -130,16 +162,23 @@ def session_event_from_proto(message: scheduler_pb2.SessionResponse) -> SessionE
         case "prefix_digest_delta":
             delta = message.prefix_digest_delta
             return PrefixDigestDelta(tuple(delta.added), tuple(delta.removed))
+        case "heartbeat":
+            return Heartbeat()
+        case "block_source":
+            return BlockSource(tuple(message.block_source.worker_addresses))
         case "queued":
             return Queued(message.queued.request_number, message.queued.seed)
         case "refused":
             return refused_from_proto(message.refused)
+        case "suspected":
+            return from_fields(Suspected, message.suspected)
         case "welcome":
             welcome = message.welcome
             return Welcome(
                 model_info_from_proto(welcome.model),
                 cell_state_from_proto(welcome.cell_state),
                 tuple(welcome.block_hashes),
+                welcome.protocol_version,
             )
         case _:
             return None
@@ -233,41 +272,42 @@ def hypothesis_from_proto(message: scheduler_pb2.Hypothesis) -> Hypothesis:
     )
 
 
+_REASONS: "dict[type[RefusalError], scheduler_pb2.RefusalReason.ValueType]" = {
+    OverloadedError: scheduler_pb2.REFUSAL_REASON_QUEUE_FULL,
+    InvalidRequestError: scheduler_pb2.REFUSAL_REASON_INVALID,
+    TooLargeError: scheduler_pb2.REFUSAL_REASON_TOO_LARGE,
+    DrainingError: scheduler_pb2.REFUSAL_REASON_DRAINING,
+    DeadlineExceededError: scheduler_pb2.REFUSAL_REASON_DEADLINE_EXCEEDED,
+    QuarantinedError: scheduler_pb2.REFUSAL_REASON_QUARANTINED,
+    UnreachableDeadlineError: scheduler_pb2.REFUSAL_REASON_DEADLINE_UNREACHABLE,
+    QuotaExceededError: scheduler_pb2.REFUSAL_REASON_QUOTA_EXCEEDED,
+}
+_ERRORS = {reason: kind for kind, reason in _REASONS.items()}
+
+
 def refused_to_proto(refused: Refused) -> scheduler_pb2.Refused:
     """Return the message of a refusal."""
-    match refused.error:
-        case OverloadedError() as error:
-            return scheduler_pb2.Refused(
-                request_number=refused.request_number,
-                reason=scheduler_pb2.REFUSAL_REASON_QUEUE_FULL,
-                message=error.message,
-                retry_after_ms=error.retry_after_ms,
-            )
-        case DrainingError() as error:
-            return scheduler_pb2.Refused(
-                request_number=refused.request_number,
-                reason=scheduler_pb2.REFUSAL_REASON_DRAINING,
-                message=error.message,
-            )
-        case InvalidRequestError() as error:
-            return scheduler_pb2.Refused(
-                request_number=refused.request_number,
-                reason=scheduler_pb2.REFUSAL_REASON_INVALID,
-                field=error.field,
-                message=error.description,
-            )
+    error = refused.error
+    message = scheduler_pb2.Refused(
+        request_number=refused.request_number, reason=_REASONS[type(error)], message=error.message
+    )
+    if isinstance(error, OverloadedError):
+        message.retry_after_ms = error.retry_after_ms
+    elif isinstance(error, InvalidRequestError):
+        message.field, message.message = error.field, error.description
+    return message
 
 
 def refused_from_proto(message: scheduler_pb2.Refused) -> Refused:
     """Return the refusal of a message; a reason that is unknown here reads as INVALID."""
-    error: OverloadedError | InvalidRequestError | DrainingError
-    match message.reason:
-        case scheduler_pb2.REFUSAL_REASON_QUEUE_FULL:
-            error = OverloadedError(message.message, message.retry_after_ms)
-        case scheduler_pb2.REFUSAL_REASON_DRAINING:
-            error = DrainingError(message.message)
-        case _:
-            error = InvalidRequestError(message.field, message.message)
+    kind = _ERRORS.get(message.reason, InvalidRequestError)
+    error: RefusalError
+    if issubclass(kind, OverloadedError):
+        error = kind(message.message, message.retry_after_ms)
+    elif issubclass(kind, InvalidRequestError):
+        error = kind(message.field, message.message)
+    else:
+        error = kind(message.message)
     return Refused(message.request_number, error)
 
 

@@ -1,6 +1,6 @@
 """To and from the messages of worker.proto."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Sized
 from itertools import chain
 
 from quire.contract.engine_options import CacheOptions, LoadOptions
@@ -8,7 +8,6 @@ from quire.contract.errors import InvalidRequestError
 from quire.contract.options import values_of
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import (
-    MirroredSequence,
     PromptLogprobs,
     SchedulerOutputs,
     SequenceState,
@@ -24,6 +23,7 @@ from quire.contract.workers import (
     LoadResponse,
     LoadSpec,
     Meeting,
+    RunningStep,
     WorkerDescription,
 )
 from quire.v1 import common_pb2, worker_pb2
@@ -52,7 +52,9 @@ def description_to_proto(description: WorkerDescription) -> worker_pb2.DescribeR
 def description_from_proto(message: worker_pb2.DescribeResponse) -> WorkerDescription:
     """Return the description of a message."""
     model = model_info_from_proto(message.model) if message.HasField("model") else None
-    return from_fields(WorkerDescription, message, model=model)
+    # Absent is not this release's, the default.
+    version = message.protocol_version
+    return from_fields(WorkerDescription, message, model=model, protocol_version=version)
 
 
 def load_request_to_proto(request: LoadRequest) -> worker_pb2.LoadModelRequest:
@@ -67,6 +69,7 @@ def load_request_to_proto(request: LoadRequest) -> worker_pb2.LoadModelRequest:
         distributed_init_address=meeting.address,
         host=meeting.host,
         distributed_timeout_ms=round(1e3 * meeting.timeout_s),
+        distributed_secret=meeting.secret,
         scheduler_name=request.scheduler_name,
         options=worker_pb2.LoadOptions(**values_of(spec.options, LoadOptions)),
     )
@@ -84,7 +87,13 @@ def load_request_from_proto(message: worker_pb2.LoadModelRequest) -> LoadRequest
     return LoadRequest(
         from_fields(LoadSpec, message, options=from_fields(LoadOptions, message.options)),
         message.served_model_name,
-        Meeting(message.distributed_init_address, message.host, message.epoch, timeout_s),
+        Meeting(
+            message.distributed_init_address,
+            message.host,
+            message.epoch,
+            timeout_s,
+            message.distributed_secret,
+        ),
         message.scheduler_name,
     )
 
@@ -103,7 +112,7 @@ def load_response_from_proto(message: worker_pb2.LoadModelResponse) -> LoadRespo
 
 def profile_to_proto(epoch: int, options: CacheOptions) -> worker_pb2.ProfileCacheRequest:
     """Return the message that asks how much cache fits beside the largest step."""
-    return worker_pb2.ProfileCacheRequest(epoch=epoch, options=_cache_options_to_proto(options))
+    return worker_pb2.ProfileCacheRequest(epoch=epoch, options=cache_options_to_proto(options))
 
 
 def profile_from_proto(message: worker_pb2.ProfileCacheRequest) -> CacheOptions:
@@ -115,7 +124,8 @@ def profile_from_proto(message: worker_pb2.ProfileCacheRequest) -> CacheOptions:
     return from_fields(CacheOptions, message.options)
 
 
-def _cache_options_to_proto(options: CacheOptions) -> worker_pb2.CacheOptions:
+def cache_options_to_proto(options: CacheOptions) -> worker_pb2.CacheOptions:
+    """Return the message of how large steps and cache are."""
     return worker_pb2.CacheOptions(**values_of(options, CacheOptions))
 
 
@@ -129,12 +139,23 @@ def cache_profile_from_proto(message: worker_pb2.ProfileCacheResponse) -> CacheP
     return from_fields(CacheProfile, message)
 
 
+def running_step_to_proto(step: RunningStep) -> worker_pb2.HeartbeatResponse:
+    """Return the message of a step under way."""
+    return worker_pb2.HeartbeatResponse(**fields_of(step))
+
+
+def running_step_from_proto(message: worker_pb2.HeartbeatResponse) -> RunningStep:
+    """Return the step of a message."""
+    return from_fields(RunningStep, message)
+
+
 def cache_spec_to_proto(epoch: int, spec: CacheSpec) -> worker_pb2.InitCacheRequest:
     """Return the message that orders a cache."""
     return worker_pb2.InitCacheRequest(
         epoch=epoch,
         num_blocks=spec.num_blocks,
-        options=_cache_options_to_proto(spec.options),
+        options=cache_options_to_proto(spec.options),
+        keeps_contents=spec.keeps_contents,
     )
 
 
@@ -144,7 +165,7 @@ def cache_spec_from_proto(message: worker_pb2.InitCacheRequest) -> CacheSpec:
     Raises:
         ConfigError: an option is out of bounds.
     """
-    return CacheSpec(message.num_blocks, from_fields(CacheOptions, message.options))
+    return from_fields(CacheSpec, message, options=from_fields(CacheOptions, message.options))
 
 
 def host_cache_to_proto(cache: HostCache) -> worker_pb2.InitCacheResponse:
@@ -211,8 +232,8 @@ def scheduler_outputs_from_proto(message: worker_pb2.SchedulerOutputs) -> Schedu
             are out of bounds.
     """
     replaced = message.replaced_sequence_ids, message.replaced_places, message.replaced_block_ids
-    _check_parallel("chosen_token_ids", message.chosen_sequence_ids, message.chosen_token_ids)
-    _check_parallel("replaced_block_ids", *replaced)
+    check_parallel("chosen_token_ids", message.chosen_sequence_ids, message.chosen_token_ids)
+    check_parallel("replaced_block_ids", *replaced)
     return SchedulerOutputs(
         epoch=message.epoch,
         step_id=message.step_id,
@@ -240,8 +261,12 @@ def _pairs(field: str, numbers: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(numbers[::2], numbers[1::2], strict=True)) if numbers else []
 
 
-def _check_parallel(field: str, *columns: Sequence[int]) -> None:
-    """Raise InvalidRequestError unless parallel arrays are of one length."""
+def check_parallel(field: str, *columns: Sized) -> None:
+    """Check that parallel arrays are of one length.
+
+    Raises:
+        InvalidRequestError: they are not.
+    """
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
         raise InvalidRequestError(field, f"parallel arrays must be of one length, got {lengths}")
@@ -361,18 +386,3 @@ def step_result_from_proto(message: worker_pb2.StepResult) -> StepResult:
         worker_us=message.worker_us,
         swap_us=message.swap_us,
     )
-
-
-# ---------------------------------------------------------------- Mirror
-
-
-def mirror_to_proto(sequences: Iterable[MirroredSequence]) -> worker_pb2.MirrorResponse:
-    """Return the message of the sequences that a worker holds."""
-    return worker_pb2.MirrorResponse(
-        sequences=[worker_pb2.MirroredSequence(**fields_of(each)) for each in sequences]
-    )
-
-
-def mirror_from_proto(message: worker_pb2.MirrorResponse) -> list[MirroredSequence]:
-    """Return the sequences of a message."""
-    return [from_fields(MirroredSequence, each) for each in message.sequences]

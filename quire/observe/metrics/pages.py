@@ -20,6 +20,7 @@ class ServiceAdmin:
         is_ready: returns what the service's health reports.
         why_stuck: why the process should be started again; empty if it should not.
         certificate_expiry: seconds since 1970 at which its certificate ends, None without one.
+        why_not_ready: returns a line for who asks while it is not ready; empty if nothing is known.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class ServiceAdmin:
         is_ready: Callable[[], bool],
         why_stuck: Callable[[], str] = lambda: "",
         certificate_expiry: Callable[[], float | None] = lambda: None,
+        why_not_ready: Callable[[], str] = lambda: "",
     ) -> None:
         self._runtime = RuntimeCollector(service, is_ready, certificate_expiry)
         all_metrics = _Together((metrics, self._runtime))
@@ -38,7 +40,7 @@ class ServiceAdmin:
                 "/metrics": lambda: _exposition(all_metrics),
                 "/metrics/vllm": lambda: _exposition(aliases or _Together(())),
                 "/livez": lambda: verdict(why_stuck()),
-                "/readyz": lambda: verdict("" if is_ready() else "not serving"),
+                "/readyz": lambda: verdict("" if is_ready() else _not_serving(why_not_ready())),
             }
         )
 
@@ -65,6 +67,10 @@ class _Together(Collector):
     def collect(self) -> Iterator[Metric]:
         for each in self._collectors:
             yield from each.collect()
+
+
+def _not_serving(reason: str) -> str:
+    return f"not serving: {reason}" if reason else "not serving"
 
 
 def _exposition(collector: Collector) -> Page:

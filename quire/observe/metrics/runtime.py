@@ -39,12 +39,14 @@ class RuntimeCollector(Collector):
         self._pauses = [Histogram(PAUSE_BOUNDS_S) for _ in gc.get_stats()]
         self._pause_began = 0.0
         self._watch: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         # A registry of its own, not the library's global one, which any package may add to.
         self._process = ProcessCollector(registry=CollectorRegistry())
 
     def start(self) -> None:
         """Begin to watch; to be called on the event loop."""
         gc.callbacks.append(self._collection)
+        self._loop = asyncio.get_running_loop()
         self._watch = asyncio.create_task(self._watch_loop())
 
     async def stop(self) -> None:
@@ -87,6 +89,11 @@ class RuntimeCollector(Collector):
             "quire_event_loop_lag_seconds",
             "By how much timers of the event loop were late.",
             self._lag,
+        )
+        yield gauge(
+            "quire_event_loop_tasks",
+            "Tasks of the event loop that have not ended.",
+            0 if self._loop is None else len(asyncio.all_tasks(self._loop)),
         )
         yield histogram(
             "quire_gc_pause_seconds",

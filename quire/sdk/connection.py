@@ -1,0 +1,127 @@
+"""What both clients are made on: channels to routers, and the call of a stream."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from quire.contract.errors import ProtocolDiffersError, UnavailableError
+from quire.contract.inputs import ResumeInput
+from quire.contract.sampling_params import SamplingParams
+from quire.rpc import Role, TlsFiles
+from quire.rpc.access import call_metadata
+from quire.rpc.protocol import PROTOCOL_METADATA
+from quire.sdk.calls import (
+    GenerateOptions,
+    Prompt,
+    generate_input,
+    open_tls,
+    trace_metadata,
+)
+from quire.sdk.departures import Departures
+from quire.sdk.resume import ResumableStream
+from quire.sdk.silence import RouterWatches
+from quire.v1 import inference_pb2, inference_pb2_grpc
+from quire.wire.inference import (
+    generate_input_to_proto,
+    resume_input_to_proto,
+)
+
+# Of a router, where there are others: during an upgrade they are of different releases.
+PASSED_OVER = (UnavailableError, ProtocolDiffersError)
+
+
+class Connection:
+    """What both clients are: a channel to each router, their stubs, and what each call carries."""
+
+    _open: Callable[[str, TlsFiles | None, str | None], Any]
+    _stub_of_each: Sequence[Any]
+
+    def __init__(
+        self,
+        target: str | Sequence[str],
+        *,
+        tls_dir: str | Path | None = None,
+        server_name: str | None = None,
+        api_key: str | None = None,
+        insecure: bool = False,
+        resume_timeout: float = 60.0,
+    ) -> None:
+        """Prepare a connection; it is made at the first call.
+
+        Args:
+            target: address of a router, "host:port", or several, also as one text with commas. A
+                host name stands for all its addresses.
+            tls_dir: directory of `ca.crt`, `tls.crt` and `tls.key`, or of `ca.crt` alone where the
+                router asks for no certificate; None takes the environment's QUIRE_TLS_DIR, and
+                speaks in the clear without it.
+            server_name: that the router's certificate must have; None for its role, quire-router.
+            api_key: sent with every call; None takes QUIRE_API_KEY from the environment, if set.
+            insecure: let the key go over a network in the clear.
+            resume_timeout: seconds without an event for which a stream that broke is resumed before
+                its error is raised; 0 resumes none.
+
+        Raises:
+            ConfigError: the certificates cannot be used, or the key would go in the clear and
+                `insecure` does not allow it.
+        """
+        targets = target.split(",") if isinstance(target, str) else target
+        tls = open_tls(tls_dir)
+        for each in targets:
+            key = call_metadata(each, api_key, encrypted=tls is not None, insecure=insecure)
+            self._metadata = (*PROTOCOL_METADATA, *key)
+        self._channels = [self._open(each, tls, server_name or Role.ROUTER) for each in targets]
+        # One class serves both kinds of channels; only its types differ.
+        self._stub_of_each = list(map(inference_pb2_grpc.InferenceServiceStub, self._channels))
+        self._watches = RouterWatches(self._stub_of_each)
+        self._departures = Departures(inference_pb2.AbortRequest)
+        self._current = 0
+        self._closed = threading.Event()
+        self._resume_timeout = resume_timeout
+        self._is_known = False
+
+    @property
+    def _stub(self) -> Any:
+        """Of the router that answered last."""
+        return self._stub_of_each[self._current]
+
+    def _leave(self, stub: Any) -> None:
+        """Take the next router from now on, unless another call has left this one already."""
+        if stub is self._stub:
+            self._current = (self._current + 1) % len(self._stub_of_each)
+
+    def _lost_among_others(self) -> AbstractContextManager[None]:
+        """Pass over a router that cannot be reached if there are others."""
+        return suppress(*PASSED_OVER) if len(self._stub_of_each) > 1 else nullcontext()
+
+    def _open_stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None,
+        options: GenerateOptions,
+    ) -> ResumableStream:
+        is_resumed = self._resume_timeout > 0
+        request = generate_input(
+            prompt, sampling_params, options, self._watches.heartbeat_ms, is_resumed
+        )
+        return ResumableStream(
+            request,
+            len(self._stub_of_each),
+            self._resume_timeout,
+            self._is_known,
+            options.get("timeout"),
+        )
+
+    def _call(self, stub: Any, stream: ResumableStream, options: GenerateOptions) -> Any:
+        """Generate, or resume what was received of it already."""
+        stream.stub, request = stub, stream.request
+        arguments = {
+            "timeout": stream.remaining_s,
+            "metadata": (*self._metadata, *trace_metadata(options)),
+        }
+        if isinstance(request, ResumeInput):
+            call = stub.Resume(resume_input_to_proto(request), **arguments)
+        else:
+            call = stub.Generate(generate_input_to_proto(request), **arguments)
+        return self._watches.watched(stub, call)
