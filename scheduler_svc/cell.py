@@ -1,26 +1,49 @@
 """What a scheduler serves once its workers are formed: the model, its requests, its blocks."""
 
+import sys
 import time
 from collections.abc import Collection
 from dataclasses import replace
 
 from quire.contract.engine_options import PreemptionMode, SpeculationMode
-from quire.contract.errors import DrainingError, InvalidRequestError, OverloadedError
+from quire.contract.errors import (
+    DeadlineExceededError,
+    DrainingError,
+    InvalidRequestError,
+    OverloadedError,
+    QuarantinedError,
+)
 from quire.contract.outputs import CellState, FinishReason
-from quire.contract.sessions import Queued, Refused, StepOutputs, Submission
+from quire.contract.sampling_params import SamplingParams
+from quire.contract.sessions import Queued, Refused, StepOutputs, Submission, Suspected
 from quire.contract.steps import SchedulerOutputs
+from quire.observe.log import get_logger
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.counters import Counters
 from scheduler_svc.policy.admission import check_queue, check_vocabulary, draw_seed
+from scheduler_svc.policy.first_token_times import FirstTokenTimes, Prediction
+from scheduler_svc.policy.group_queue import queue_order
 from scheduler_svc.policy.outstanding import outstanding_tokens
-from scheduler_svc.policy.progress import Progress
+from scheduler_svc.policy.progress import Phase, Progress
+from scheduler_svc.policy.quotas import QuotaKeeper
 from scheduler_svc.policy.scheduler import Scheduler
 from scheduler_svc.sessions.routes import Routes
 from scheduler_svc.sessions.session import RouterSession
 from scheduler_svc.traces import Traces
+from scheduler_svc.workers.adoption import CacheContents
+from scheduler_svc.workers.executed_step import ExecutedStep
 from scheduler_svc.workers.formation import FormedWorkers
-from scheduler_svc.workers.worker_set import ExecutedStep
+
+# The phases of a request that ran from its start to its end.
+UNDISTURBED = (Phase.QUEUED, Phase.PREFILL, Phase.DECODE)
+QUARANTINED = (
+    "quarantined: workers were lost while they computed this request, and again when they computed "
+    "it alone"
+)
+EXPIRED = "deadline: must be in the future, got one that has passed"
+
+log = get_logger()
 
 
 class Cell:
@@ -37,15 +60,23 @@ class Cell:
         model: the served model.
         epoch: of the workers.
         is_draining: whether the cell refuses new requests.
+        is_moving: whether routers are to move what it has to other cells.
+        num_moved: requests that they have withdrawn since.
+        has_workers: whether the workers can run steps.
         blocks: of the workers' cache.
         scheduler: decides what each step computes.
         counters: what the cell has done so far.
+        first_token_times: predicts them, to refuse what would be late.
+        quotas: what API keys have left here.
     """
 
     def __init__(self, config: SchedulerConfig, formed: FormedWorkers, is_draining: bool) -> None:
         self.model = formed.model
         self.epoch = formed.epoch
         self.is_draining = is_draining
+        self.is_moving = False
+        self.num_moved = 0
+        self.has_workers = True
         self.blocks = BlockSpaceManager(
             config.block_size, formed.num_blocks, config.watermark, formed.num_host_blocks
         )
@@ -64,32 +95,53 @@ class Cell:
         self.scheduler.speculation.has_draft_model = bool(config.draft_model)
         self.scheduler.preemption_costs.block_us = formed.swap_block_us
         self.counters = Counters()
+        self.first_token_times = FirstTokenTimes(config.max_num_batched_tokens)
+        self.quotas = QuotaKeeper(self.scheduler.queues)
+        # In seconds, by group.
+        self._predicted: dict[int, float] = {}
+        self._priority_ageing_s = config.priority_ageing_s
+        self._max_num_seqs = config.max_num_seqs
         self._max_waiting = config.max_waiting
+        self._max_waiting_tokens = config.max_waiting_tokens
         self._traces = Traces()
         self._routes = Routes()
         # What the last step brought and no session has been sent yet.
         self._unsent = Progress()
+        self._adopt(formed.contents)
 
     # ---------------------------------------------------------------- requests
 
     def submit(self, session: RouterSession, submission: Submission) -> None:
         """Queue a request, or refuse it, and send the session the event of it."""
         params = submission.sampling_params
-        seed = draw_seed(params)
+        seed, now = draw_seed(params), time.monotonic()
+        wait_ms = submission.deadline_ms
         try:
             self._check(session, submission)
+            self.quotas.check(submission, now)
+            predicted_s = self._check_deadline(submission, now)
             seeded = replace(submission, sampling_params=replace(params, seed=seed))
-            group_id, progress = self.scheduler.add(seeded, time.monotonic())
-        except (InvalidRequestError, OverloadedError, DrainingError) as error:
+            group_id, progress = self.scheduler.add(seeded, now)
+        except (
+            InvalidRequestError,
+            OverloadedError,
+            DrainingError,
+            DeadlineExceededError,
+        ) as error:
             self.counters.num_refused[error.reason] += 1
             self._traces.record_refused(submission, error.reason)
             session.push(Refused(submission.request_number, error))
             return
+        self.quotas.admitted(submission, now)
         self.counters.num_queued += 1
         self._traces.record_queued(group_id, submission)
         self._traces.record_progress(progress)
         session.push(Queued(submission.request_number, seed))
-        self._routes.add(group_id, session, submission.request_number)
+        deadline_s = None if wait_ms is None else now + 1e-3 * wait_ms
+        self._routes.add(group_id, session, submission.request_number, deadline_s)
+        # Nothing was predicted of what begins with more than its prompt.
+        if not (progress.ended_group_ids or submission.was_queued or submission.outputs):
+            self._predicted[group_id] = predicted_s
         self._routes.send(progress)
 
     def _check(self, session: RouterSession, submission: Submission) -> None:
@@ -103,14 +155,45 @@ class Cell:
         session.check_number(submission.request_number)
         if self.is_draining:
             raise DrainingError("the cell is draining: it takes no new requests")
-        check_queue(len(self.scheduler.queues.waiting), self._max_waiting)
+        check_queue(
+            self.scheduler.queues.waiting,
+            len(submission.prompt_token_ids),
+            self._max_waiting,
+            self._max_waiting_tokens,
+        )
         check_vocabulary(submission, self.model.vocab_size)
+
+    def _check_deadline(self, submission: Submission, now: float) -> float:
+        """Return the predicted time to the first token, in seconds; 0 if it cannot be predicted.
+
+        Raises:
+            DeadlineExceededError: the deadline has passed.
+            UnreachableDeadlineError: the request would not have a token by then.
+        """
+        queues, times = self.scheduler.queues, self.first_token_times
+        num_tokens = len(submission.prompt_token_ids)
+        order = queue_order(now, submission.priority, self._priority_ageing_s, sys.maxsize)
+        num_ahead = queues.waiting.num_ahead(submission.tenant, submission.tenant_weight, order)
+        num_running = queues.num_running_seqs
+        predicted_s = times.predict(num_tokens, num_ahead, num_running)
+        if submission.deadline_ms is not None:
+            if not submission.deadline_ms:
+                raise DeadlineExceededError(EXPIRED)
+            params = submission.sampling_params
+            # With nothing before it, only its own first token would show a prediction to be wrong.
+            is_next = not num_ahead and num_running + params.width <= self._max_num_seqs
+            # What has begun elsewhere goes on as long as it can.
+            if not (is_next or submission.was_queued or submission.outputs):
+                prediction = times.prediction(predicted_s, params, num_running, now)
+                prediction.check(1e-3 * submission.deadline_ms)
+        return predicted_s
 
     def cancel(self, session: RouterSession, request_number: int) -> None:
         """Abort a request and send the session its end; no effect if it has already ended."""
         group_id = session.groups.get(request_number)
         if group_id is not None:
             self._abort(group_id)
+            self.num_moved += self.is_moving
             ended = StepOutputs()
             ended.add_finished(request_number, 0, FinishReason.ABORT)
             session.push(ended)
@@ -128,6 +211,7 @@ class Cell:
         if group_time is not None:
             self._traces.record_end(group_id, group_time, FinishReason.STOP.value)
             self._routes.remove(group_id)
+            self._predicted.pop(group_id, None)
 
     def abort_all(self, session: RouterSession) -> None:
         """Abort all requests of a session; nothing is sent."""
@@ -138,13 +222,29 @@ class Cell:
         group_time = self.scheduler.abort(group_id, time.monotonic())
         self._traces.record_end(group_id, group_time, FinishReason.ABORT.value)
         self._routes.remove(group_id)
+        self._predicted.pop(group_id, None)
+
+    def _expire(self) -> None:
+        """Abort the requests whose deadline has passed, so that they cost no further step."""
+        expired = self._routes.take_expired(time.monotonic())
+        if expired:
+            # Their last tokens come before the refusal, and may be all that they wanted.
+            self.send_outputs()
+        for group_id, session, request_number in expired:
+            if session.groups.get(request_number) != group_id:
+                continue
+            self._abort(group_id)
+            self.counters.num_expired += 1
+            session.push(Refused(request_number, DeadlineExceededError(EXPIRED)))
 
     # ---------------------------------------------------------------- steps
 
     def schedule(self) -> SchedulerOutputs | None:
         """Return the orders of the next step, or None if nothing can be computed now."""
-        started = time.perf_counter()
-        outputs = self.scheduler.schedule(time.monotonic())
+        self._expire()
+        started, now = time.perf_counter(), time.monotonic()
+        self.quotas.settle(now)
+        outputs = self.scheduler.schedule(now)
         self.counters.schedule_s += time.perf_counter() - started
         if outputs is not None:
             groups = set[int]()
@@ -153,7 +253,7 @@ class Cell:
             outputs.traceparent = self._traces.start_step(outputs, groups)
         return outputs
 
-    def update(self, executed: ExecutedStep) -> None:
+    def update(self, executed: ExecutedStep) -> Progress:
         """Take the result of the oldest step in flight; `send_outputs` sends what it brought."""
         started = time.perf_counter()
         progress = self._unsent = self.scheduler.update(executed.result, time.monotonic())
@@ -162,6 +262,7 @@ class Cell:
         self._traces.record_progress(progress)
         self.counters.count_step(executed, len(progress.token_ids))
         self.counters.count_ends(progress)
+        self._observe_times(executed, progress)
         costs, result = self.scheduler.preemption_costs, executed.result
         costs.observe_step(executed.num_tokens, result.model_us)
         speculation, num_drafted = self.scheduler.speculation, result.num_draft_tokens
@@ -172,6 +273,17 @@ class Cell:
             )
         if executed.num_swapped_blocks:
             costs.observe_swap(executed.num_swapped_blocks, result.swap_us)
+        return progress
+
+    def _observe_times(self, executed: ExecutedStep, progress: Progress) -> None:
+        queues, times = self.scheduler.queues, self.first_token_times
+        times.observe_step(executed.num_tokens, executed.elapsed_us, queues, time.monotonic())
+        for group_id in progress.ended_group_ids:
+            predicted_s = self._predicted.pop(group_id, 0.0)
+            intervals = progress.times[group_id].intervals
+            if predicted_s and tuple(each.phase for each in intervals) == UNDISTURBED:
+                came_s = intervals[1].end_s
+                times.observe_first_token(predicted_s, came_s - intervals[0].start_s, came_s)
 
     def send_outputs(self) -> None:
         """Send the sessions what the last step brought."""
@@ -181,16 +293,56 @@ class Cell:
     # ---------------------------------------------------------------- workers
 
     def lose_workers(self) -> None:
-        """Queue all requests again, since the workers have lost what they held."""
-        self.scheduler.preempt_all(time.monotonic())
+        """Queue all requests again, since the workers have lost what they held.
+
+        Routers are sent which of them may be the cause; one that must be fails.
+        """
+        self.has_workers = False
+        verdict = self.scheduler.preempt_all(time.monotonic())
         self._traces.fail_steps()
+        for group in verdict.suspects:
+            session, number = self._routes.find(group.group_id)
+            session.push(Suspected(number, group.suspect_until))
+        if (guilty := verdict.guilty) is not None:
+            session, number = self._routes.find(guilty.group_id)
+            self._traces.log_quarantined(guilty.group_id)
+            self._abort(guilty.group_id)
+            self.counters.num_refused[QuarantinedError.reason] += 1
+            session.push(Refused(number, QuarantinedError(QUARANTINED)))
 
     def take_workers(self, formed: FormedWorkers) -> None:
         """Go on with workers that are formed again."""
         self.blocks.set_num_host_blocks(formed.num_host_blocks)
         self.epoch = formed.epoch
+        self.has_workers = True
+        self._adopt(formed.contents)
+
+    def change_workers(self, formed: FormedWorkers) -> None:
+        """Go on with other workers, which compute again what was in the cache of those before.
+
+        Accuses no request: no step may be in flight, and what the last one brought must be sent.
+        """
+        self.scheduler.preempt_all(time.monotonic())
+        self.blocks.set_num_blocks(formed.num_blocks)
+        self.scheduler.preemption_costs.block_us = formed.swap_block_us
+        self.take_workers(formed)
+
+    def _adopt(self, contents: CacheContents) -> None:
+        """Let what the workers' caches hold from before be found as prefixes."""
+        self.scheduler.residency.adopt(contents.blocks, contents.host_blocks)
+        num_adopted = self.blocks.num_cached_blocks
+        self.counters.num_blocks_offered += contents.num_offered
+        self.counters.num_blocks_adopted += num_adopted
+        if contents.num_offered:
+            log.info("cache_adopted", adopted=num_adopted, offered=contents.num_offered)
 
     # ---------------------------------------------------------------- state
+
+    def predict_first_token(self) -> Prediction:
+        """Return what a request of one token may expect that comes now."""
+        queues, times = self.scheduler.queues, self.first_token_times
+        predicted_s = times.predict(1, len(queues.waiting), queues.num_running_seqs)
+        return times.prediction(predicted_s, SamplingParams(), 0, time.monotonic())
 
     @property
     def num_unfinished(self) -> int:
@@ -210,6 +362,9 @@ class Cell:
             num_swapped=len(scheduler.residency.swapped_groups),
             outstanding_tokens=outstanding_tokens(scheduler.queues, prefix_cache),
             draining=self.is_draining,
+            workers_lost=not self.has_workers,
+            moving=self.is_moving,
+            max_num_seqs=self._max_num_seqs,
             block_size=blocks.block_size,
             num_blocks=blocks.num_blocks,
             num_free_blocks=blocks.num_free_blocks,

@@ -1,6 +1,7 @@
 """Settings of a scheduler."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,15 @@ from quire.contract.service_options import ServiceOptions, port_option
 
 if TYPE_CHECKING:
     from quire.rpc import TlsFiles
+
+
+class MoveBlocks(StrEnum):
+    """Whether blocks of requests that come from other cells are fetched there."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
 
 DEFAULT_WORKER = "127.0.0.1:50053"
 
@@ -49,6 +59,12 @@ class SchedulerConfig(EngineOptions, ServiceOptions):
         "it has; the rest then continues on other cells.",
         unit="seconds",
         bounds=Bounds(0, 86_400),
+    )
+    move_blocks: str = option(
+        MoveBlocks.AUTO,
+        "What becomes of the cache of a request that moves here from another cell: 'always' "
+        "fetches its blocks there, 'never' computes them again, 'auto' does what is cheaper.",
+        choices=MoveBlocks,
     )
     watermark: float = option(
         0.01,

@@ -6,7 +6,7 @@ from operator import attrgetter
 from quire.contract.outputs import FinishReason
 from quire.observe.metrics.histogram import COUNT_BOUNDS, LATENCY_BOUNDS_S, Histogram
 from scheduler_svc.policy.progress import Progress
-from scheduler_svc.workers.worker_set import ExecutedStep
+from scheduler_svc.workers.executed_step import ExecutedStep
 
 # Parts of a TimeBreakdown that a scheduler knows.
 QUEUE_PHASES = ("queue_step", "queue_blocks", "queue_seqs", "queue_tokens")
@@ -29,8 +29,11 @@ class Counters:
         step_seconds: time of each step, of ExecutedStep.elapsed_us.
         step_tokens: tokens that each step computed.
         step_sequences: sequences of each step.
+        num_blocks_offered: contents of blocks that workers had from before when they were formed.
+        num_blocks_adopted: those of them that can be found since.
         num_queued: requests queued so far, those that go on from another cell among them.
         num_refused: requests refused so far, by the reason of the error.
+        num_expired: requests that were queued and ended at their deadline.
         num_ended: sequences that ended so far, by their finish reason.
         phase_us: time of the requests that ended without an abort, by what they did or waited for.
         queue_seconds: that each of them was queued before its first step.
@@ -50,8 +53,11 @@ class Counters:
         self.step_seconds = Histogram(LATENCY_BOUNDS_S)
         self.step_tokens = Histogram(COUNT_BOUNDS)
         self.step_sequences = Histogram(COUNT_BOUNDS)
+        self.num_blocks_offered = 0
+        self.num_blocks_adopted = 0
         self.num_queued = 0
         self.num_refused: Counter[str] = Counter()
+        self.num_expired = 0
         self.num_ended: Counter[FinishReason] = Counter()
         self.phase_us: Counter[str] = Counter()
         self.queue_seconds = Histogram(LATENCY_BOUNDS_S)

@@ -2,20 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from quire.contract.errors import UnavailableError
-from quire.contract.outputs import CellState
-from quire.contract.sessions import Submission
+from quire.contract.resizing import ResizeProgress
+from quire.contract.sessions import BlockSource, SessionEvent, Submission
 from quire.observe.log import get_logger
+from scheduler_svc.arrivals import Arrivals
 from scheduler_svc.cell import Cell
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.resizing import Resizing
 from scheduler_svc.sessions.session import RouterSession
 from scheduler_svc.workers.worker_set import WorkerSet
 
 REPORT_INTERVAL_S = 0.1
 IDLE_REPORT_INTERVAL_S = 1.0
 DRAIN_POLL_S = 0.02
+RESERVED_POLL_S = 0.005
 # Longer than any step, the first ones of a large model on slow cores among them.
 STUCK_AFTER_S = 300.0
 # Outputs of a step for 256 sequences are about 2 KB: some MB for a router that stopped reading.
@@ -37,6 +40,8 @@ class Driver:
 
     Attributes:
         workers: of the cell.
+        arrivals: requests from other cells whose blocks are on their way.
+        peer_timeout_s: how long routers and workers may be silent before they count as lost.
         cell: None until the workers are formed for the first time.
         drained: set when draining is over.
     """
@@ -48,6 +53,7 @@ class Driver:
         on_missing: Callable[[tuple[int, ...]], None] = lambda _: None,
     ) -> None:
         self._config = config
+        self.peer_timeout_s = config.peer_timeout_s
         self._on_serving = on_serving
         self._wake = asyncio.Event()
         self._serving = asyncio.Event()
@@ -56,6 +62,9 @@ class Driver:
         # When the step loop turned last, on the monotonic clock.
         self._turned_s = 0.0
         self.workers = WorkerSet(config, self._wake.set, on_missing)
+        self.arrivals = Arrivals(config, self.workers, self._queue)
+        self._resizing = Resizing(self.workers, self.arrivals, self._wake.set)
+        self._scheduler_name = ""
         self.cell: Cell | None = None
         self.drained = asyncio.Event()
 
@@ -85,11 +94,18 @@ class Driver:
     def close_session(self, session: RouterSession) -> None:
         """Abort the requests of a session and send it nothing more."""
         self._sessions.discard(session)
+        self.arrivals.cancel_all(session)
         if self.cell is not None:
             self.cell.abort_all(session)
 
     def submit(self, session: RouterSession, submission: Submission) -> None:
         """Give a request to the cell, which sends the session what becomes of it."""
+        cell, is_ending = self._formed_cell, self._resizing.is_due
+        # Workers that are about to be replaced fetch nothing more.
+        if is_ending or not self.arrivals.take(cell, session, submission):
+            self._queue(session, submission)
+
+    def _queue(self, session: RouterSession, submission: Submission) -> None:
         cell = self._formed_cell
         if not cell.scheduler.has_unfinished:
             self._turned_s = time.monotonic()
@@ -108,20 +124,33 @@ class Driver:
             QuireError: the workers cannot be formed and another attempt cannot help, or another
                 scheduler has taken them over.
         """
-        reporter = asyncio.create_task(self._report())
+        self._scheduler_name = scheduler_name
+        tasks = list(map(asyncio.create_task, (self._drive(scheduler_name), self._report())))
         try:
-            formed = await self.workers.form_first(scheduler_name)
-            cell = self.cell = Cell(self._config, formed, self._is_draining)
-            while True:
-                await self._set_serving(True)
-                await self._step_until_lost(cell)
-                await self._set_serving(False)
-                cell.lose_workers()
-                cell.take_workers(await self.workers.form_again(scheduler_name))
+            await asyncio.gather(*tasks)
         finally:
-            reporter.cancel()
+            for task in tasks:
+                task.cancel()
+            await self.arrivals.close()
             self.workers.cancel_streams()
-            await asyncio.gather(reporter, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _drive(self, scheduler_name: str) -> None:
+        formed = await self.workers.form_first(scheduler_name)
+        cell = self.cell = Cell(self._config, formed, self._is_draining)
+        while True:
+            await self._set_serving(True)
+            while not await self._step_until_lost(cell):
+                await self._resizing.switch(cell, scheduler_name)
+                self._send_state(cell)
+            await self._set_serving(False)
+            self._resizing.fail(UnavailableError("the workers in use were lost; they form again"))
+            cell.lose_workers()
+            # At once: routers have other cells for what waits here.
+            self._send_state(cell)
+            self.arrivals.lose_workers(cell)
+            cell.take_workers(await self.workers.form_again(scheduler_name))
+            self._send_state(cell)
 
     async def close(self) -> None:
         """End every session and close the channels; `run` must have ended."""
@@ -150,21 +179,37 @@ class Driver:
 
     # ---------------------------------------------------------------- steps
 
-    async def _step_until_lost(self, cell: Cell) -> None:
+    async def _step_until_lost(self, cell: Cell) -> bool:
+        """Run steps until a worker is lost, or until other workers are to take over.
+
+        Returns:
+            Whether a worker was lost. Else no step is in flight, and all that came is sent.
+        """
+        resizing = self._resizing
         try:
-            while True:
+            while not resizing.is_due or self.workers.num_in_flight:
                 self._turned_s = time.monotonic()
-                await self._send_steps(cell)
+                if not resizing.is_due:
+                    await self._send_steps(cell)
                 # Only now: the workers should not wait for what the routers are sent.
                 cell.send_outputs()
                 if self.workers.num_in_flight:
-                    cell.update(await self.workers.receive())
+                    progress = cell.update(await self.workers.receive())
+                    resizing.observe(cell, progress)
                 elif not cell.scheduler.has_unfinished:
                     await self._wait_for_work(cell)
+                elif cell.blocks.reserved:
+                    # Perhaps what waits needs blocks that are taken for what is on its way.
+                    self._raise_if_lost()
+                    await asyncio.sleep(RESERVED_POLL_S)
+            resizing.stopped()
+            cell.send_outputs()
+            return False
         except UnavailableError as error:
             cell.send_outputs()
             num_running = len(cell.scheduler.queues.running)
             log.warning("workers_lost", error=error.message, num_running=num_running)
+            return True
 
     async def _send_steps(self, cell: Cell) -> None:
         """Schedule and send steps until there are as many in flight as there may be."""
@@ -181,17 +226,36 @@ class Driver:
             UnavailableError: a worker ended its stream meanwhile.
         """
         cell.scheduler.check_invariants()
-        while not cell.scheduler.has_unfinished:
-            if self.workers.is_lost:
-                raise UnavailableError("a worker ended its stream while idle")
+        while not (cell.scheduler.has_unfinished or self._resizing.is_due):
+            self._raise_if_lost()
             self._wake.clear()
             await self._wake.wait()
         self._turned_s = time.monotonic()
 
+    def _raise_if_lost(self) -> None:
+        if self.workers.is_lost:
+            raise UnavailableError("a worker ended its stream while idle")
+
+    def resize(
+        self, addresses: tuple[str, ...], timeout_s: float
+    ) -> AsyncGenerator[ResizeProgress, None]:
+        """Have other workers take over from those in use; see Resizing.run.
+
+        Raises:
+            UnavailableError: the cell has no workers now, or drains.
+        """
+        if self._is_draining or not self._serving.is_set():
+            what = "drains" if self._is_draining else "has no workers"
+            raise UnavailableError(f"the cell {what}: it cannot be resized now")
+        return self._resizing.run(self._formed_cell, self._scheduler_name, addresses, timeout_s)
+
     # ---------------------------------------------------------------- draining
 
-    async def drain(self) -> int:
+    async def drain(self, move: bool) -> int:
         """Refuse new requests, report that to the routers, and finish what time allows.
+
+        Args:
+            move: have the routers move what other cells may continue.
 
         Returns:
             How many requests are unfinished in the end. Their routers continue them on other cells
@@ -199,22 +263,31 @@ class Driver:
         """
         if not self._is_draining:
             self._is_draining = True
-            log.info("drain_started", num_requests=self._num_unfinished)
+            log.info("drain_started", num_requests=self.num_unfinished)
             await self._on_serving(False)
-            if self.cell is not None:
-                self.cell.is_draining = True
-                self._send_state(self.cell, self.cell.state)
+        if self.cell is not None:
+            self.cell.is_draining = True
+            if move and not self.cell.is_moving:
+                self.cell.is_moving = True
+                self._send(BlockSource(self.workers.addresses))
+            self._send_state(self.cell)
         deadline = time.monotonic() + self._config.drain_timeout_s
         while self._is_busy and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
-        num_unfinished = self._num_unfinished
-        log.info("drain_ended", num_unfinished=num_unfinished)
+        num_unfinished = self.num_unfinished
+        log.info("drain_ended", num_unfinished=num_unfinished, num_moved=self.num_moved)
         self.drained.set()
         return num_unfinished
 
     @property
-    def _num_unfinished(self) -> int:
-        return 0 if self.cell is None else self.cell.num_unfinished
+    def num_unfinished(self) -> int:
+        """Requests that have not ended here."""
+        return 0 if self.cell is None else self.cell.num_unfinished + len(self.arrivals)
+
+    @property
+    def num_moved(self) -> int:
+        """Requests that routers have withdrawn since they are to move them."""
+        return 0 if self.cell is None else self.cell.num_moved
 
     @property
     def _is_busy(self) -> bool:
@@ -224,7 +297,7 @@ class Driver:
         """
         if not self._serving.is_set():
             return False
-        return self._num_unfinished > 0 or not all(each.is_sent for each in self._sessions)
+        return self.num_unfinished > 0 or not all(each.is_sent for each in self._sessions)
 
     # ---------------------------------------------------------------- state
 
@@ -236,13 +309,16 @@ class Driver:
             state, now = cell.state, time.monotonic()
             if state != reported or now - reported_s >= IDLE_REPORT_INTERVAL_S:
                 reported, reported_s = state, now
-                self._send_state(cell, state)
+                self._send_state(cell)
             await asyncio.sleep(REPORT_INTERVAL_S)
 
-    def _send_state(self, cell: Cell, state: CellState) -> None:
+    def _send_state(self, cell: Cell) -> None:
         """Send every router the state of the cell, and what has changed in its prefix cache."""
-        delta = cell.blocks.digest.take_delta()
+        state, delta = cell.state, cell.blocks.digest.take_delta()
+        if delta.added or delta.removed:
+            self._send(delta)
+        self._send(state)
+
+    def _send(self, event: SessionEvent) -> None:
         for session in self._sessions:
-            if delta.added or delta.removed:
-                session.push(delta)
-            session.push(state)
+            session.push(event)

@@ -12,7 +12,16 @@ from scheduler_svc.counters import REQUEST_PHASES, Counters
 from scheduler_svc.driver import Driver
 
 # Reasons of refusals, so that their series are there before the first.
-_REFUSALS = ("INVALID_REQUEST", "QUEUE_FULL", "DRAINING")
+_REFUSALS = (
+    "INVALID_REQUEST",
+    "TOO_LARGE",
+    "QUEUE_FULL",
+    "DRAINING",
+    "DEADLINE_EXCEEDED",
+    "DEADLINE_UNREACHABLE",
+    "QUARANTINED",
+    "QUOTA_EXCEEDED",
+)
 
 
 class SchedulerCollector(Collector):
@@ -44,11 +53,46 @@ class SchedulerCollector(Collector):
             "Epoch of the workers; grows with each formation.",
             0 if driver.cell is None else driver.cell.epoch,
         )
+        recorder = driver.workers.recorder
+        yield counter(
+            "quire_scheduler_recorded_bytes_total",
+            "Bytes of the recording of steps.",
+            0 if recorder is None else recorder.num_bytes,
+        )
+        yield counter(
+            "quire_scheduler_recording_dropped_total",
+            "Orders and results that are missing there: the disk was too slow, or full.",
+            0 if recorder is None else recorder.num_dropped,
+        )
         yield gauge("quire_scheduler_sessions", "Routers that are connected.", driver.num_sessions)
         if driver.cell is not None:
             state = driver.cell.state
             yield from _requests(driver.cell.counters, state)
+            yield counter(
+                "quire_scheduler_quota_refusals_total",
+                "Requests refused for a quota, by the name of their API key.",
+                dict(driver.cell.quotas.num_refused),
+                ("key", "quota"),
+            )
+            predicted = driver.cell.predict_first_token()
+            yield gauge(
+                "quire_scheduler_predicted_first_token_seconds",
+                "Predicted time to the first token of a short prompt that comes now.",
+                {("0.5",): predicted.p50_s, ("0.99",): predicted.p99_s},
+                ("share",),
+            )
             yield from _cache(driver.cell, state)
+            arrivals = driver.arrivals
+            yield counter(
+                "quire_scheduler_moved_blocks_total",
+                "Full blocks of requests that came from other cells, by what became of them.",
+                {
+                    ("fetched",): arrivals.num_fetched,
+                    ("missing",): arrivals.num_missing,
+                    ("recomputed",): arrivals.num_recomputed,
+                },
+                ("outcome",),
+            )
             yield from _steps(driver.cell.counters, state)
             yield gauge(
                 "quire_scheduler_steps_in_flight",
@@ -78,6 +122,11 @@ def _requests(counters: Counters, state: CellState) -> Iterator[Metric]:
         "Requests refused.",
         {(reason,): counters.num_refused[reason] for reason in _REFUSALS},
         ("reason",),
+    )
+    yield counter(
+        "quire_scheduler_requests_expired_total",
+        "Requests that were queued and ended at their deadline.",
+        counters.num_expired,
     )
     yield counter(
         "quire_scheduler_sequences_ended_total",
@@ -150,6 +199,16 @@ def _cache(cell: Cell, state: CellState) -> Iterator[Metric]:
         "quire_scheduler_kv_blocks_saved",
         "Blocks that would be needed besides if no sequences shared any.",
         state.num_blocks_saved,
+    )
+    yield counter(
+        "quire_scheduler_kv_blocks_offered_total",
+        "Full blocks that the workers still held when they were formed.",
+        cell.counters.num_blocks_offered,
+    )
+    yield counter(
+        "quire_scheduler_kv_blocks_adopted_total",
+        "Those of them that were kept, to be found as prefixes.",
+        cell.counters.num_blocks_adopted,
     )
     yield counter(
         "quire_scheduler_swapped_blocks_total",

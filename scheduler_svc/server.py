@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.contract.errors import QuireError
 from quire.observe import log as quire_log
-from quire.observe.log import get_logger
-from quire.rpc import Server, announce, report, stop_signal
+from quire.rpc import Server, announce, fail, report, stop_signal
 from quire.v1 import scheduler_pb2_grpc
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.driver import Driver
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from quire.observe.metrics.pages import ServiceAdmin
 
 SERVICE_NAME = "quire.v1.SchedulerService"
-
-log = get_logger()
 
 
 class SchedulerServer:
@@ -63,6 +60,7 @@ class SchedulerServer:
             is_ready=lambda: self._server.is_serving,
             certificate_expiry=lambda: self._server.certificate_not_after,
             why_stuck=lambda: self._driver.why_stuck,
+            why_not_ready=lambda: self._driver.workers.why_unformed,
         )
         return await self._admin.start(port, host)
 
@@ -82,8 +80,8 @@ class SchedulerServer:
         await self._driver.wait_serving()
 
     async def drain(self) -> None:
-        """Refuse new requests and finish the others, as far as time allows."""
-        await self._driver.drain()
+        """Refuse new requests, have the others moved, and finish what is not."""
+        await self._driver.drain(move=True)
 
     async def wait_until_drained(self) -> None:
         """Return when the cell has been drained, by `drain` or by the Drain RPC."""
@@ -157,10 +155,7 @@ async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
         if running.done():
             await running
     except QuireError as error:
-        log.error("scheduler_failed", error=error.message)
-        if not announced:
-            announce(ready_fd, f"error {error.message}")
-        return 1
+        return fail(error, None if announced else ready_fd)
     finally:
         for task in tasks:
             task.cancel()

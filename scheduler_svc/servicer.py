@@ -6,10 +6,12 @@ from contextlib import aclosing
 
 import grpc
 
-from quire.contract.errors import InvalidRequestError
-from quire.contract.sessions import Cancellation, Refused, Submission, Welcome
+from quire.contract.errors import InvalidRequestError, UnavailableError
+from quire.contract.sessions import Cancellation, Heartbeat, Refused, Submission, Welcome
 from quire.observe.log import get_logger
+from quire.rpc.heartbeat import INTERVAL_S, PeerWatch
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from quire.wire.resizing import resize_progress_to_proto
 from quire.wire.scheduler import (
     announcement_from_proto,
     session_event_to_proto,
@@ -18,6 +20,9 @@ from quire.wire.scheduler import (
 from scheduler_svc.cell import Cell
 from scheduler_svc.driver import Driver
 from scheduler_svc.sessions.session import RouterSession
+
+DRAIN_REPORT_S = 0.5
+RESIZE_TIMEOUT_S = 300.0
 
 log = get_logger()
 
@@ -37,8 +42,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Greet a router, then serve it until it leaves, stops reading, or the cell stops."""
         session = self._driver.open_session()
         log.info("session_opened", peer=context.peer())
-        reader = asyncio.create_task(self._read(session, request_iterator))
+        watch = PeerWatch(self._driver.peer_timeout_s)
+        reader = asyncio.create_task(self._read(session, request_iterator, watch))
         writer = asyncio.create_task(self._write(session, context))
+        guard = asyncio.create_task(_end_if_silent(session, watch))
         for task in (reader, writer):
             task.add_done_callback(lambda _: session.end())
         try:
@@ -53,9 +60,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 raise session.error
         finally:
             self._driver.close_session(session)
-            reader.cancel()
-            writer.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            for task in (reader, writer, guard):
+                task.cancel()
+            await asyncio.gather(reader, writer, guard, return_exceptions=True)
             log.info("session_closed", peer=context.peer())
 
     async def AnnounceWorker(
@@ -69,24 +76,57 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def Drain(
         self, request: scheduler_pb2.DrainRequest, context: grpc.aio.ServicerContext
-    ) -> scheduler_pb2.DrainResponse:
-        """Drain the cell; the process ends afterwards."""
-        return scheduler_pb2.DrainResponse(num_unfinished=await self._driver.drain())
+    ) -> AsyncIterator[scheduler_pb2.DrainResponse]:
+        """Drain the cell and report how far that is; the process ends afterwards."""
+        draining = asyncio.create_task(self._driver.drain(request.move))
+        try:
+            while request.move and not draining.done():
+                yield self._drain_progress()
+                await asyncio.wait((draining,), timeout=DRAIN_REPORT_S)
+            await draining
+        finally:
+            draining.cancel()
+        yield self._drain_progress()
+
+    def _drain_progress(self) -> scheduler_pb2.DrainResponse:
+        return scheduler_pb2.DrainResponse(
+            num_unfinished=self._driver.num_unfinished, num_moved=self._driver.num_moved
+        )
+
+    async def Resize(
+        self, request: scheduler_pb2.ResizeRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[scheduler_pb2.ResizeResponse]:
+        """Have other workers take over, and report how far that is."""
+        timeout_s = request.timeout_s or RESIZE_TIMEOUT_S
+        async with aclosing(self._driver.resize(tuple(request.workers), timeout_s)) as resize:
+            async for at in resize:
+                yield resize_progress_to_proto(at)
 
     async def _write(self, session: RouterSession, context: grpc.aio.ServicerContext) -> None:
         cell = await self._driver.wait_serving()
         welcome = Welcome(cell.model, cell.state, cell.block_hashes)
         await context.write(session_event_to_proto(welcome))
-        async with aclosing(session.events()) as events:
-            async for event in events:
-                await context.write(session_event_to_proto(event))
+        beats = asyncio.create_task(_beat(session))
+        try:
+            async with aclosing(session.events()) as events:
+                async for event in events:
+                    await context.write(session_event_to_proto(event))
+        finally:
+            beats.cancel()
 
     async def _read(
-        self, session: RouterSession, requests: AsyncIterator[scheduler_pb2.SessionRequest]
+        self,
+        session: RouterSession,
+        requests: AsyncIterator[scheduler_pb2.SessionRequest],
+        watch: PeerWatch,
     ) -> None:
         cell = await self._driver.wait_serving()
         async for request in requests:
-            self._receive(cell, session, request)
+            if request.HasField("heartbeat"):
+                watch.began()
+            else:
+                watch.heard()
+                self._receive(cell, session, request)
 
     def _receive(
         self, cell: Cell, session: RouterSession, request: scheduler_pb2.SessionRequest
@@ -101,8 +141,21 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 self._driver.submit(session, message)
             case Cancellation():
                 for number in message.request_numbers:
+                    self._driver.arrivals.cancel(session, number)
                     cell.cancel(session, number)
                 for number, sequence_index in message.sequences:
                     cell.cancel_sequence(session, number, sequence_index)
             case None:
                 log.warning("unknown_session_message")
+
+
+async def _beat(session: RouterSession) -> None:
+    while True:
+        # One is enough for a router that does not read.
+        if session.is_sent:
+            session.push(Heartbeat())
+        await asyncio.sleep(INTERVAL_S)
+
+
+async def _end_if_silent(session: RouterSession, watch: PeerWatch) -> None:
+    session.end(UnavailableError(await watch.until_silent()))

@@ -10,7 +10,7 @@ from quire.contract.time_breakdown import TimeBreakdown
 from quire.observe.log import get_logger
 from quire.observe.tracing import Span, TraceContext, tracer, wall_ns
 from scheduler_svc.policy.progress import GroupTime, Phase, Progress
-from scheduler_svc.workers.worker_set import ExecutedStep
+from scheduler_svc.workers.executed_step import ExecutedStep
 
 _SPAN_NAMES = {
     Phase.QUEUED: "queued",
@@ -123,6 +123,11 @@ class Traces:
                 request.span.set(f"quire.time.{name}", us)
         request.span.set("gen_ai.response.finish_reasons", [reason])
         request.span.end()
+
+    def log_quarantined(self, group_id: int) -> None:
+        """Log that workers are lost at a request, before its end is recorded."""
+        request = self._requests[group_id]
+        log.error("request_quarantined", request_id=request.request_id, trace_id=request.trace_id)
 
     # ---------------------------------------------------------------- steps
 

@@ -1,8 +1,10 @@
 """Physical blocks of the cache: which are free, how often others are referenced, what they hold."""
 
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 
 from quire.contract.block_hashes import short_hash
+from quire.contract.workers import CachedBlock
 from scheduler_svc.blocks.prefix_digest import PrefixDigest
 
 
@@ -17,6 +19,7 @@ class BlockAllocator:
 
     Args:
         num_blocks: block ids are in [0, num_blocks).
+        digest: to go on with, of an allocator without contents; None for a new one.
 
     Attributes:
         ref_counts: how many block tables hold each block; only to be read.
@@ -24,7 +27,7 @@ class BlockAllocator:
         digest: of the contents that can be found.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, digest: PrefixDigest | None = None) -> None:
         self.num_blocks = num_blocks
         # A stack: the block freed last is handed out first, while it may still be in a CPU cache.
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -34,7 +37,7 @@ class BlockAllocator:
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
-        self.digest = PrefixDigest()
+        self.digest = digest or PrefixDigest()
 
     @property
     def num_free(self) -> int:
@@ -92,6 +95,13 @@ class BlockAllocator:
             self._hash_of[block_id] = content_hash
             self.digest.add(content_hash, depth)
 
+    def withdraw(self, block_id: int) -> None:
+        """Let the contents of a block in use be found no more."""
+        content_hash = self._hash_of.pop(block_id, None)
+        if content_hash is not None:
+            del self._block_of[content_hash]
+            self.digest.remove(content_hash)
+
     def find(self, content_hash: bytes) -> int | None:
         """Return the block that holds these contents, in use or free."""
         return self._block_of.get(content_hash)
@@ -103,6 +113,27 @@ class BlockAllocator:
         else:
             del self._evictable[block_id]
             self.ref_counts[block_id] = 1
+
+    @property
+    def unused(self) -> Sequence[int]:
+        """Free blocks without contents; a live view, not a copy."""
+        return self._free
+
+    def adopt(self, blocks: Iterable[CachedBlock]) -> None:
+        """Let contents of unused blocks be found, which they have from before.
+
+        Args:
+            blocks: the least recently used first; none of them, and no digest, is there twice.
+        """
+        unused = dict.fromkeys(self._free)
+        for block in blocks:
+            del unused[block.block_id]
+            assert block.digest not in self._block_of, "contents are adopted twice"
+            self._evictable[block.block_id] = None
+            self._block_of[block.digest] = block.block_id
+            self._hash_of[block.block_id] = block.digest
+            self.digest.add(block.digest, block.depth)
+        self._free = list(unused)
 
     def forget_contents(self) -> None:
         """Forget all published contents: the caches are new."""

@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, KeysView, Mapping
 from collections.abc import Sequence as AbstractSequence
+from dataclasses import replace
 from enum import Enum, auto
 from typing import NamedTuple
 
+from quire.contract.workers import CachedBlock
 from scheduler_svc.blocks.allocator import BlockAllocator
 from scheduler_svc.blocks.prefix_digest import PrefixDigest
 
@@ -52,32 +54,34 @@ class BlockSpaceManager:
         self, block_size: int, num_blocks: int, watermark: float = 0.01, num_host_blocks: int = 0
     ) -> None:
         self.block_size = block_size
-        self._allocator = BlockAllocator(num_blocks)
-        self._ref_counts = self._allocator.ref_counts
+        self.allocator = BlockAllocator(num_blocks)
+        self._ref_counts = self.allocator.ref_counts
+        self._watermark = watermark
         self._watermark_blocks = int(watermark * num_blocks)
         self._tables: dict[int, list[int]] = {}
         self._host_allocator = BlockAllocator(num_host_blocks)
         self._host_tables: dict[int, list[int]] = {}
+        self.reserved: set[int] = set()  # blocks in use by no sequence, see blocks/reserved.py
 
     @property
     def num_blocks(self) -> int:
         """Blocks of the cache, free or not."""
-        return self._allocator.num_blocks
+        return self.allocator.num_blocks
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that no sequence holds."""
-        return self._allocator.num_free
+        return self.allocator.num_free
 
     @property
     def num_cached_blocks(self) -> int:
         """Free blocks that keep a prefix, which can still be found."""
-        return self._allocator.num_cached
+        return self.allocator.num_cached
 
     @property
     def num_blocks_saved(self) -> int:
         """Blocks that would be needed beyond those in use if no sequence shared any."""
-        return self._allocator.num_saved
+        return self.allocator.num_saved
 
     @property
     def num_host_blocks(self) -> int:
@@ -110,7 +114,7 @@ class BlockSpaceManager:
 
     def can_find(self, block_hash: bytes) -> bool:
         """Return whether a block of this hash is published."""
-        return self._allocator.find(block_hash) is not None
+        return self.allocator.find(block_hash) is not None
 
     def find_prefix(self, block_hashes: AbstractSequence[bytes]) -> list[int]:
         """Return the blocks that hold the longest published prefix.
@@ -120,7 +124,7 @@ class BlockSpaceManager:
         """
         block_ids = []
         for content_hash in block_hashes:
-            block_id = self._allocator.find(content_hash)
+            block_id = self.allocator.find(content_hash)
             if block_id is None:
                 break
             block_ids.append(block_id)
@@ -162,22 +166,52 @@ class BlockSpaceManager:
         assert sequence_id not in self._tables, f"sequence {sequence_id} has blocks already"
         # The whole prefix first: a new block might else take the place of one of its blocks.
         for block_id in prefix:
-            self._allocator.reuse(block_id)
+            self.allocator.reuse(block_id)
         blocks = range(len(prefix), self.num_blocks_for(num_tokens))
-        self._tables[sequence_id] = [*prefix, *(self._allocator.allocate() for _ in blocks)]
+        self._tables[sequence_id] = [*prefix, *(self.allocator.allocate() for _ in blocks)]
 
     def publish(self, sequence_id: int, index: int, content_hash: bytes) -> None:
         """Let other sequences find a full block, the one at `index` of a sequence's table."""
-        self._allocator.publish(self._tables[sequence_id][index], content_hash, index + 1)
+        self.allocator.publish(self._tables[sequence_id][index], content_hash, index + 1)
+
+    def withdraw(self, sequence_id: int) -> None:
+        """Let nothing be found any more of what a sequence's blocks hold."""
+        for block_id in self._tables[sequence_id]:
+            self.allocator.withdraw(block_id)
+
+    def adopt(
+        self, blocks: Iterable[CachedBlock], host_blocks: AbstractSequence[CachedBlock] = ()
+    ) -> list[tuple[int, int]]:
+        """Publish what free blocks hold from before, and blocks of the host that have room beside.
+
+        Args:
+            blocks: none of them and no hash is there twice, or published; as for `host_blocks`,
+                the least recently used first.
+            host_blocks: which hold contents that no block of the cache has.
+
+        Returns:
+            (host block, device block) pairs to copy before anything is swapped out.
+        """
+        allocator = self.allocator
+        allocator.adopt(blocks)
+        num_unused = len(allocator.unused)
+        # Those used last, if not all fit.
+        fitting = host_blocks[max(0, len(host_blocks) - num_unused) :]
+        pairs = list(zip((block.block_id for block in fitting), allocator.unused, strict=False))
+        allocator.adopt(
+            replace(block, block_id=block_id)
+            for block, (_, block_id) in zip(fitting, pairs, strict=True)
+        )
+        return pairs
 
     @property
     def digest(self) -> PrefixDigest:
         """Which prefixes can be found, as reported to routers."""
-        return self._allocator.digest
+        return self.allocator.digest
 
     def forget_contents(self) -> None:
         """Forget all published prefixes: the workers' caches are new."""
-        self._allocator.forget_contents()
+        self.allocator.forget_contents()
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens`."""
@@ -226,10 +260,10 @@ class BlockSpaceManager:
         for index in range(first, min(len(table), end_block)):
             shared = table[index]
             if self._ref_counts[shared] > 1:
-                table[index] = self._allocator.allocate()
-                self._allocator.free(shared)
+                table[index] = self.allocator.allocate()
+                self.allocator.free(shared)
                 copies.append((shared, table[index]))
-        new_block_ids = [self._allocator.allocate() for _ in range(len(table), end_block)]
+        new_block_ids = [self.allocator.allocate() for _ in range(len(table), end_block)]
         table.extend(new_block_ids)
         return AppendedSlots(new_block_ids, copies, first)
 
@@ -238,7 +272,7 @@ class BlockSpaceManager:
         assert child_id not in self._tables, f"sequence {child_id} has blocks already"
         table = self._tables[parent_id][: self.num_blocks_for(num_tokens)]
         for block_id in table:
-            self._allocator.fork(block_id)
+            self.allocator.fork(block_id)
         self._tables[child_id] = table
 
     def free(self, sequence_id: int) -> None:
@@ -246,9 +280,17 @@ class BlockSpaceManager:
         # Last block first: the stack of free blocks then hands them out in ascending order, and the
         # end of a published prefix is reused before its beginning.
         for block_id in reversed(self._tables.pop(sequence_id)):
-            self._allocator.free(block_id)
+            self.allocator.free(block_id)
 
     # ------------------------------------------------------------------ host memory
+
+    def set_num_blocks(self, num_blocks: int) -> None:
+        """Change the number of blocks of the cache, which is new. No sequence may be there."""
+        assert not self._tables, "sequences are in the cache"
+        self.forget_contents()
+        self.allocator = BlockAllocator(num_blocks, self.allocator.digest)
+        self._ref_counts = self.allocator.ref_counts
+        self._watermark_blocks = int(self._watermark * num_blocks)
 
     def set_num_host_blocks(self, num_host_blocks: int) -> None:
         """Change the number of blocks in the host's memory. No sequence may be there."""
@@ -290,8 +332,8 @@ class BlockSpaceManager:
         """
         lengths = {each: len(self._host_tables[each]) * self.block_size for each in sequence_ids}
         blocks = dict.fromkeys(block for each in lengths for block in self._host_tables[each])
-        moved = {block: self._allocator.allocate() for block in blocks}
-        self._tables |= self._moved_tables(self._host_tables, lengths, moved, self._allocator)
+        moved = {block: self.allocator.allocate() for block in blocks}
+        self._tables |= self._moved_tables(self._host_tables, lengths, moved, self.allocator)
         for sequence_id in lengths:
             self.free_host(sequence_id)
         return list(moved.items())
@@ -341,7 +383,7 @@ class BlockSpaceManager:
         """Raise AssertionError unless reference counts and tables agree."""
         both = self._tables.keys() & self._host_tables.keys()
         assert not both, f"sequences {both} are in the cache and on the host"
-        _check_references(self._allocator, self._tables)
+        _check_references(self.allocator, self._tables | {-1: list(self.reserved)})
         _check_references(self._host_allocator, self._host_tables)
 
 

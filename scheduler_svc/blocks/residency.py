@@ -1,8 +1,10 @@
 """Which sequences hold blocks, and every way in which they get or lose them."""
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as AbstractSequence
 
 from quire.contract.steps import SchedulerOutputs
+from quire.contract.workers import CachedBlock
 from scheduler_svc.blocks.manager import AllocStatus, BlockSpaceManager
 from scheduler_svc.blocks.prefix_cache import PrefixCache
 from scheduler_svc.sequences.preemption import PreemptionCounters
@@ -51,6 +53,11 @@ class Residency:
         orders.blocks_to_swap_out, self._blocks_to_swap_out = self._blocks_to_swap_out, []
         orders.blocks_to_swap_in, self._blocks_to_swap_in = self._blocks_to_swap_in, []
 
+    @property
+    def has_moves(self) -> bool:
+        """Whether blocks are to be moved by orders that no step has yet."""
+        return bool(self._blocks_to_swap_out or self._blocks_to_swap_in)
+
     def forget_workers(self) -> None:
         """Forget orders and prefixes: the workers have lost what they held. No group may run."""
         for orders in (
@@ -61,6 +68,12 @@ class Residency:
         ):
             orders.clear()
         self._blocks.forget_contents()
+
+    def adopt(
+        self, blocks: Iterable[CachedBlock], host_blocks: AbstractSequence[CachedBlock]
+    ) -> None:
+        """Let the contents that the workers have from before be found; see BlockSpaceManager."""
+        self._blocks_to_swap_in.extend(self._blocks.adopt(blocks, host_blocks))
 
     @property
     def num_idle_slots(self) -> int:
@@ -162,6 +175,7 @@ class Residency:
         child = Sequence(child_id, parent.sequence_index, ())
         child.token_ids = list(parent.token_ids)
         child.num_prompt_tokens = parent.num_prompt_tokens
+        child.num_charged_tokens = parent.num_charged_tokens
         child.is_mirrored = True
         group.sequences[child_id] = child
         self._share(group, parent, child, parent.num_computed_tokens)
@@ -208,6 +222,12 @@ class Residency:
         """Take all blocks from a group that no longer runs; it is computed again, output kept."""
         for sequence in group.sequences.values():
             self.free(group, sequence, SequenceStatus.WAITING)
+
+    def withdraw(self, group: SequenceGroup) -> None:
+        """Publish nothing of a group that has failed: its blocks may hold NaN."""
+        for sequence in group.in_status(SequenceStatus.RUNNING):
+            self._blocks.withdraw(sequence.sequence_id)
+            sequence.num_computed_tokens = 0
 
     def free(
         self,

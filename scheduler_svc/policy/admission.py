@@ -5,11 +5,12 @@ from collections.abc import Collection, Iterator
 from collections.abc import Sequence as AbstractSequence
 from itertools import count
 
-from quire.contract.errors import InvalidRequestError, OverloadedError
+from quire.contract.errors import InvalidRequestError, OverloadedError, TooLargeError
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import Submission
 from scheduler_svc.blocks.manager import BlockSpaceManager
-from scheduler_svc.policy.queues import queue_order
+from scheduler_svc.policy.group_queue import queue_order
+from scheduler_svc.policy.tenants import WaitingGroups
 from scheduler_svc.sequences.sequence import Sequence, SequenceGroup
 
 # When a router may send a request again that found the queue full.
@@ -72,9 +73,13 @@ class Admission:
             ],
             params,
             stop_token_ids,
-            max_num_tokens(submission, self._blocks, self._max_model_len),
+            max_num_tokens(submission, self._max_model_len),
             submission.cache_salt.encode(),
             submission.traceparent,
+            submission.tenant,
+            submission.tenant_weight,
+            submission.was_queued,
+            submission.suspect_until,
         )
 
 
@@ -93,15 +98,29 @@ def draw_seed(params: SamplingParams) -> int:
     return secrets.randbits(64) if params.seed is None else params.seed
 
 
-def check_queue(num_waiting: int, max_waiting: int) -> None:
+def check_queue(
+    waiting: WaitingGroups, num_tokens: int, max_waiting: int, max_waiting_tokens: int
+) -> None:
     """Check that one more request may wait.
+
+    Args:
+        waiting: the groups that wait.
+        num_tokens: of the request's prompt; one alone is never too many.
+        max_waiting: most groups.
+        max_waiting_tokens: most tokens of their prompts.
 
     Raises:
         OverloadedError: the queue is full.
     """
-    if num_waiting >= max_waiting:
+    if len(waiting) >= max_waiting:
         raise OverloadedError(
             f"the waiting queue is full: max_waiting is {max_waiting}", RETRY_AFTER_MS
+        )
+    if waiting and waiting.num_prompt_tokens + num_tokens > max_waiting_tokens:
+        raise OverloadedError(
+            f"the waiting queue is full: max_waiting_tokens is {max_waiting_tokens}, "
+            f"{waiting.num_prompt_tokens} wait, got {num_tokens}",
+            RETRY_AFTER_MS,
         )
 
 
@@ -111,34 +130,23 @@ def check_submission(
     """Check a request against the limits of this cell.
 
     Raises:
-        InvalidRequestError: it can never run here; names field, limit and value.
+        InvalidRequestError: it can never run; names field, limit and value.
+        TooLargeError: so for this cell.
     """
     params, num_prompt_tokens = submission.sampling_params, len(submission.prompt_token_ids)
     if not num_prompt_tokens:
         raise InvalidRequestError("prompt", "must hold at least 1 token, got 0")
     if num_prompt_tokens >= max_model_len:
-        raise InvalidRequestError(
+        raise TooLargeError(
             "prompt",
             f"must hold fewer tokens than max_model_len ({max_model_len}), got {num_prompt_tokens}",
         )
     width_field = "n" if params.best_of is None else "best_of"
     if params.width > max_num_seqs:
-        raise InvalidRequestError(
+        raise TooLargeError(
             width_field, f"must be at most max_num_seqs ({max_num_seqs}), got {params.width}"
         )
-    num_blocks = -(-num_prompt_tokens // blocks.block_size)
-    if num_blocks > blocks.num_blocks:
-        raise InvalidRequestError(
-            "prompt",
-            f"must fit into the cache of {blocks.num_slots} tokens, got {num_prompt_tokens}",
-        )
-    longest = max_num_tokens(submission, blocks, max_model_len)
-    if longest <= num_prompt_tokens:
-        raise InvalidRequestError(
-            width_field,
-            f"{params.width} sequences of {num_prompt_tokens} prompt tokens each do not fit into "
-            f"the cache of {blocks.num_slots} tokens together",
-        )
+    _check_fits(submission, width_field, blocks, max_model_len)
     if params.use_beam_search and submission.outputs is not None:
         raise InvalidRequestError("output_token_ids", "a beam search cannot go on from outputs")
     for index, output in first_sequences(submission):
@@ -153,6 +161,60 @@ def check_submission(
                 f"must hold at most max_model_len ({max_model_len}) tokens with the prompt, "
                 f"got {num_tokens}",
             )
+
+
+def _check_fits(
+    submission: Submission, width_field: str, blocks: BlockSpaceManager, max_model_len: int
+) -> None:
+    """Check that all sequences of a request, at their longest, fit into the cache at once.
+
+    Else the length of its answer would depend on the cache.
+
+    Raises:
+        TooLargeError: they do not.
+    """
+    params, num_prompt_tokens = submission.sampling_params, len(submission.prompt_token_ids)
+    limit = longest_fitting(num_prompt_tokens, params.width, blocks.num_blocks, blocks.block_size)
+    limit = min(limit, max_model_len) - num_prompt_tokens
+    if limit <= 0 and params.width == 1:
+        raise TooLargeError(
+            "prompt",
+            f"must fit into the cache of {blocks.num_slots} tokens, got {num_prompt_tokens}",
+        )
+    if limit <= 0:
+        raise TooLargeError(
+            width_field,
+            f"must be so few that as many sequences of {num_prompt_tokens} prompt tokens fit into "
+            f"the cache of {blocks.num_slots} tokens together, got {params.width}",
+        )
+    wanted = params.max_tokens or max_model_len - num_prompt_tokens
+    if wanted > limit:
+        default = "" if params.max_tokens else ", what max_model_len leaves"
+        raise TooLargeError(
+            "max_tokens",
+            f"must be at most {limit} for {params.width} sequences of {num_prompt_tokens} prompt "
+            f"tokens in a cache of {blocks.num_slots} tokens with a max_model_len of "
+            f"{max_model_len}, got {wanted}{default}",
+        )
+
+
+def longest_fitting(
+    num_prompt_tokens: int, num_sequences: int, num_blocks: int, block_size: int
+) -> int:
+    """Return how long the sequences of a prompt may become that fit into a cache at once.
+
+    Only full blocks of the prompt are sure to be shared. A sequence one token longer than its
+    blocks has all others in them.
+
+    Args:
+        num_prompt_tokens: of the prompt.
+        num_sequences: that are made of it.
+        num_blocks: of the cache.
+        block_size: slots of a block.
+    """
+    num_shared = (num_prompt_tokens - 1) // block_size
+    num_own = (num_blocks - num_shared) // num_sequences
+    return (num_shared + num_own) * block_size + 1 if num_own > 0 else 0
 
 
 def check_vocabulary(submission: Submission, vocab_size: int) -> None:
@@ -178,17 +240,9 @@ def check_vocabulary(submission: Submission, vocab_size: int) -> None:
             )
 
 
-def max_num_tokens(submission: Submission, blocks: BlockSpaceManager, max_model_len: int) -> int:
-    """Return the length, prompt included, at which the sequences of a request end.
-
-    All of a group must fit into the cache at once, or it could never run. Only full blocks of the
-    prompt are sure to be shared. A sequence one token longer than its blocks has all others in
-    them, and can go no further.
-    """
-    params, block_size = submission.sampling_params, blocks.block_size
-    num_shared = (len(submission.prompt_token_ids) - 1) // block_size
-    num_own = (blocks.num_blocks - num_shared) // params.width
-    longest = (num_shared + num_own) * block_size + 1 if num_own > 0 else 0
-    if params.max_tokens is not None:
-        longest = min(longest, len(submission.prompt_token_ids) + params.max_tokens)
-    return min(longest, max_model_len)
+def max_num_tokens(submission: Submission, max_model_len: int) -> int:
+    """Return the length, prompt included, at which the sequences of a request end."""
+    max_tokens = submission.sampling_params.max_tokens
+    if max_tokens is None:
+        return max_model_len
+    return len(submission.prompt_token_ids) + max_tokens

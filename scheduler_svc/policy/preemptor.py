@@ -1,6 +1,6 @@
 """Which group is preempted, and how it loses its blocks: moved to the host's memory, or freed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from quire.contract.engine_options import PreemptionMode
 from scheduler_svc.blocks.manager import BlockSpaceManager
@@ -50,6 +50,30 @@ class Preemptor:
                 return False
         return True
 
+    def yield_to_first_waiting(
+        self, find_place: Callable[[SequenceGroup], list[int] | None]
+    ) -> bool:
+        """Preempt running groups that come after the first waiting one until that one has a place.
+
+        Only priorities within a tenant do: else what waits has arrived after what runs.
+
+        Args:
+            find_place: returns None for a group that cannot run.
+
+        Returns:
+            Whether there was any.
+        """
+        has_yielded = False
+        waiting, running = self._queues.waiting, self._queues.running
+        while waiting and running:
+            first = waiting.first
+            last = next((each for each in reversed(running) if each.tenant == first.tenant), None)
+            if last is None or first.order > last.order or find_place(first) is not None:
+                break
+            self.preempt(last)
+            has_yielded = True
+        return has_yielded
+
     def preempt_last(self, may_swap: bool = True) -> SequenceGroup:
         """Preempt the last running group and return it; it keeps its place in the order.
 
@@ -57,9 +81,13 @@ class Preemptor:
             may_swap: whether its blocks may be moved to the host's memory.
         """
         group = self._queues.running.last
+        self.preempt(group, may_swap)
+        return group
+
+    def preempt(self, group: SequenceGroup, may_swap: bool = True) -> None:
+        """Preempt a running group, as `preempt_last` does."""
         self._queues.preempt(group)
         self._take_blocks(group, may_swap)
-        return group
 
     def _take_blocks(self, group: SequenceGroup, may_swap: bool) -> None:
         """Take all blocks of the cache from a group that was preempted.

@@ -17,6 +17,7 @@ from scheduler_svc.policy.progress import FinishedSequence, GroupTime, Progress
 from scheduler_svc.policy.queues import Queues
 from scheduler_svc.policy.step_builder import StepBuilder, wait_reason
 from scheduler_svc.policy.time_ledger import WaitReason
+from scheduler_svc.policy.trials import Trials, Verdict
 from scheduler_svc.sequences.preemption import PreemptionCosts, PreemptionCounters
 from scheduler_svc.sequences.sequence import Sequence, SequenceGroup, SequenceStatus
 
@@ -33,7 +34,7 @@ class Scheduler:
 
     The order is that of arrival, where each level of priority counts as `priority_ageing_s` later.
     So a group is overtaken only by groups that arrive within that time, the first group in order
-    always advances, and none starves.
+    always advances, and none starves. Which of several tenants is next, `policy.tenants` decides.
 
     A step may be scheduled while the one before it is still in flight, so that the workers need not
     wait: sequences go on with a token whose id is not known here yet. If that token turns out to
@@ -92,6 +93,7 @@ class Scheduler:
             priority_ageing_s=priority_ageing_s,
         )
         self.queues = Queues()
+        self._trials = Trials(self.queues)
         self.prefix_cache = PrefixCache(block_manager, enable_prefix_caching)
         self.preemption_costs = PreemptionCosts()
         self.counters = PreemptionCounters()
@@ -122,21 +124,21 @@ class Scheduler:
 
         At most one step may be in flight: scheduled, and its result not given to `update`. None
         then means that what comes next depends on it; else, that nothing is unfinished, or that
-        the groups that ran had to give up their blocks, and the next call resumes them.
+        the groups that ran had to give up their blocks, and the next call schedules something.
 
         Args:
             now: seconds, on the clock of `add`. It decides nothing; the times of groups go by it.
         """
         self.queues.advance(now)
-        if self._draft_slots.in_flight:
+        if self._draft_slots.in_flight or self._trials.must_wait:
             return None
         step = StepBuilder(self._max_num_batched_tokens, self._draft_slots.plan())
-        has_yielded = self._yield_to_first_waiting()
-        self._schedule_running(step)
-        if not step.has_preempted:
-            self._start_waiting(step, only_first=has_yielded)
-        self.queues.wait_for(wait_reason(self.queues, step, has_yielded, self._max_num_seqs))
         outputs = step.outputs
+        if self._trials.take_turn():
+            self._schedule_suspect(step)
+        if not outputs.sequence_ids:
+            self._schedule_others(step)
+        self._trials.scheduled(outputs)
         if not outputs.sequence_ids:
             return None
         outputs.chosen_tokens = self._beam_forks.take_chosen_tokens()
@@ -154,8 +156,7 @@ class Scheduler:
         """
         self.queues.advance(now)
         progress, groups, prefilling = Progress(), self.residency.groups, self.queues.prefilling
-        # First, since their sequences may end with this step's tokens.
-        for sequence_id, prompt_logprobs in result.prompt_logprobs:
+        for sequence_id, prompt_logprobs in result.prompt_logprobs:  # sequences may end below
             if (group := self.residency.find(sequence_id)) is not None:
                 progress.prompt_logprobs.append((group.group_id, prompt_logprobs))
         self._draft_slots.observe(result, groups)
@@ -192,29 +193,29 @@ class Scheduler:
         for sequence_id in result.failed_sequence_ids:
             if (group := groups.get(sequence_id)) is not None:
                 self._fail_group(group, progress)
+        self._trials.completed()
         self.queues.report_times(progress)
         return progress
 
     # ------------------------------------------------------------------ policy
 
-    def _yield_to_first_waiting(self) -> bool:
-        """Preempt running groups that come after the first waiting one until that one has a place.
+    def _schedule_suspect(self, step: StepBuilder) -> None:
+        if (group := self._trials.group) is not None:
+            self._schedule_group(group, step)
+        else:
+            self._start_waiting(step, only_first=True)
 
-        Only priorities bring this about: else all that wait have arrived after those that run.
-        """
-        has_yielded = False
-        waiting, running = self.queues.waiting, self.queues.running
-        while waiting and running:
-            first = waiting.first
-            if first.order > running.last.order or self._find_place(first) is not None:
-                break
-            self._preemptor.preempt_last()
-            has_yielded = True
-        return has_yielded
+    def _schedule_others(self, step: StepBuilder) -> None:
+        self.queues.waiting.settle(self.queues.running)  # before anything asks who is first
+        has_yielded = self._preemptor.yield_to_first_waiting(self._find_place)
+        self._schedule_running(step)
+        if not step.has_preempted:
+            self._start_waiting(step, only_first=has_yielded)
+        self.queues.wait_for(wait_reason(self.queues, step, has_yielded, self._max_num_seqs))
 
     def _schedule_running(self, step: StepBuilder) -> None:
-        running = self.queues.running
-        for group in list(running):
+        running, suspect = self.queues.running, self._trials.group
+        for group in [each for each in running if each is not suspect]:
             # A group missing here was preempted for an earlier one, as was every group after it.
             if not step.token_budget or (step.has_preempted and group.group_id not in running):
                 return
@@ -226,14 +227,14 @@ class Scheduler:
         while waiting and step.token_budget:
             group = waiting.first
             prefix = self._find_place(group)
-            if prefix is None:
+            if prefix is None or not self._trials.may_start(group, step.outputs):
                 return
             self.queues.start(group)
             self.residency.start(group, prefix)
+            waiting.charge_start(group)
             self._schedule_group(group, step)
-            if only_first:
-                # Those preempted for it may have a token in flight, which is still to be dropped.
-                return
+            if only_first or group.suspect_until:
+                return  # those preempted for it may have a token in flight, still to be dropped
 
     def _find_place(self, group: SequenceGroup) -> list[int] | None:
         """Return the cached blocks that a waiting group begins with, or None if it cannot run."""
@@ -251,8 +252,7 @@ class Scheduler:
             if num_pending and group.beam_search is not None:
                 continue
             start, end = sequence.num_computed_tokens, len(sequence.token_ids) + num_pending
-            # At the largest length, the pending token is its last.
-            if start < end < group.max_num_tokens:
+            if start < end < group.max_num_tokens:  # at the largest length the pending is its last
                 ready.append((sequence, start, end))
                 has_slots = has_slots and blocks.has_slots(sequence.sequence_id, start, end)
         if not has_slots:
@@ -345,12 +345,13 @@ class Scheduler:
             self.queues.preempt(group)
         return None
 
-    def preempt_all(self, now: float = 0.0) -> None:
-        """Queue every group again: the workers have lost their state.
+    def preempt_all(self, now: float = 0.0) -> Verdict:
+        """Queue every group again, since the workers are lost; return whom that accuses.
 
         Args:
             now: as of `schedule`.
         """
+        verdict = self._trials.lost(self._draft_slots.in_flight)
         self.queues.advance(now)
         self.queues.wait_for(WaitReason.NOT_READY)
         while self.queues.running:
@@ -360,6 +361,7 @@ class Scheduler:
         self._beam_forks.take_chosen_tokens()  # no step will carry them
         self._draft_slots.in_flight = {}
         self.residency.forget_workers()
+        return verdict
 
     # ------------------------------------------------------------------ ends
 
@@ -372,10 +374,9 @@ class Scheduler:
             self._end_group(group, progress)
 
     def _fail_group(self, group: SequenceGroup, progress: Progress) -> None:
-        if group.beam_search is not None:
-            indices = list(range(group.sampling_params.n))
-        else:
-            indices = [each.sequence_index for each in group.sequences.values()]
+        beams = range(group.sampling_params.n if group.beam_search else 0)
+        indices = beams or [each.sequence_index for each in group.sequences.values()]
+        self.residency.withdraw(group)
         progress.finished.extend(
             FinishedSequence(group.group_id, index, FinishReason.ERROR) for index in indices
         )

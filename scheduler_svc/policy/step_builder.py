@@ -141,6 +141,7 @@ def _state(group: SequenceGroup, sequence: Sequence, block_table: tuple[int, ...
         sampling_params=group.sampling_params,
         num_candidates=0 if group.beam_search is None else group.beam_search.num_candidates,
         traceparent=group.traceparent,
+        cache_salt=group.cache_salt,
     )
 
 

@@ -37,6 +37,7 @@ class Sequence:
         num_prompt_tokens: how many of `token_ids` are the prompt.
         num_computed_tokens: tokens that are computed, or will be once the steps already scheduled
             have run.
+        num_charged_tokens: tokens that its tenant was charged for, here or elsewhere.
         num_pending_tokens: tokens that steps in flight sample.
         num_published_blocks: how many blocks, from the first, other sequences can find.
         block_hashes: of its first full blocks, as far as they have been needed.
@@ -47,6 +48,7 @@ class Sequence:
     __slots__ = (
         "block_hashes",
         "is_mirrored",
+        "num_charged_tokens",
         "num_computed_tokens",
         "num_pending_tokens",
         "num_prompt_tokens",
@@ -70,6 +72,7 @@ class Sequence:
         self.num_prompt_tokens = len(self.token_ids)
         self.token_ids.extend(output_token_ids)
         self.num_computed_tokens = 0
+        self.num_charged_tokens = len(self.token_ids)
         self.num_pending_tokens = 0
         self.num_published_blocks = 0
         self.block_hashes: list[bytes] = []
@@ -106,8 +109,14 @@ class SequenceGroup:
         stop_token_ids: tokens that end a sequence, end-of-text ids included where they count.
         is_single: whether it never has more than one sequence.
         max_num_tokens: length, prompt included, at which a sequence ends.
+        num_prompt_tokens: of each sequence.
         cache_salt: sequences share cached prefixes with those of the same salt only.
         traceparent: W3C Trace Context of the request, handed on to the workers.
+        tenant: whose request it is; "" where that is not known.
+        weight: of the tenant's share.
+        is_charged: whether the tenant was charged for the prompt.
+        suspect_until: tokens that it had, computed or in flight, when workers were lost that it may
+            have cost; 0 if it is no suspect.
         beam_search: decides which sequences live; None where each samples for itself.
     """
 
@@ -115,13 +124,18 @@ class SequenceGroup:
         "beam_search",
         "cache_salt",
         "group_id",
+        "is_charged",
         "is_single",
         "max_num_tokens",
+        "num_prompt_tokens",
         "order",
         "sampling_params",
         "sequences",
         "stop_token_ids",
+        "suspect_until",
+        "tenant",
         "traceparent",
+        "weight",
     )
 
     def __init__(
@@ -134,6 +148,10 @@ class SequenceGroup:
         max_num_tokens: int,
         cache_salt: bytes = b"",
         traceparent: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
+        is_charged: bool = False,
+        suspect_until: int = 0,
     ) -> None:
         self.group_id = group_id
         self.order = order
@@ -142,8 +160,15 @@ class SequenceGroup:
         self.stop_token_ids = stop_token_ids
         self.is_single = sampling_params.width == 1
         self.max_num_tokens = max_num_tokens
+        self.num_prompt_tokens = max(
+            (each.num_prompt_tokens for each in self.sequences.values()), default=0
+        )
         self.cache_salt = cache_salt
         self.traceparent = traceparent
+        self.tenant = tenant
+        self.weight = weight
+        self.is_charged = is_charged
+        self.suspect_until = suspect_until
         self.beam_search: BeamSearch | None = None
         if sampling_params.use_beam_search:
             (first,) = self.sequences.values()

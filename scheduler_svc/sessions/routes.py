@@ -1,8 +1,13 @@
-"""Which session each group belongs to; sends the sessions what steps bring."""
+"""Which session each group belongs to, and until when; sends the sessions what steps bring."""
+
+from heapq import heapify, heappop, heappush
 
 from quire.contract.sessions import StepOutputs
 from scheduler_svc.policy.progress import Progress
 from scheduler_svc.sessions.session import RouterSession
+
+# Deadlines of ended groups that are too few to look for.
+MANY = 64
 
 
 class Routes:
@@ -10,14 +15,40 @@ class Routes:
 
     def __init__(self) -> None:
         self._routes: dict[int, tuple[RouterSession, int]] = {}
+        # (deadline in seconds, group); those of groups that have ended are dropped in time.
+        self._deadlines: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
         return len(self._routes)
 
-    def add(self, group_id: int, session: RouterSession, request_number: int) -> None:
+    def add(
+        self,
+        group_id: int,
+        session: RouterSession,
+        request_number: int,
+        deadline_s: float | None = None,
+    ) -> None:
         """Route what concerns a group to the session of its request."""
         session.groups[request_number] = group_id
         self._routes[group_id] = session, request_number
+        if deadline_s is not None:
+            heappush(self._deadlines, (deadline_s, group_id))
+            if len(self._deadlines) > 2 * len(self._routes) + MANY:
+                self._deadlines = [each for each in self._deadlines if each[1] in self._routes]
+                heapify(self._deadlines)
+
+    def take_expired(self, now: float) -> list[tuple[int, RouterSession, int]]:
+        """Return group, session and request number of those whose deadline has passed."""
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, group_id = heappop(self._deadlines)
+            if route := self._routes.get(group_id):
+                expired.append((group_id, *route))
+        return expired
+
+    def find(self, group_id: int) -> tuple[RouterSession, int]:
+        """Return session and request number of an unfinished group."""
+        return self._routes[group_id]
 
     def remove(self, group_id: int) -> None:
         """Forget a group: its session is sent nothing more about it."""

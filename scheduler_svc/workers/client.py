@@ -9,15 +9,18 @@ import grpc
 from google.protobuf.message import Message
 
 from quire.contract.addresses import split_address
+from quire.contract.block_shipping import ImportOrder, ImportResult
 from quire.contract.engine_options import CacheOptions
 from quire.contract.errors import (
     ConfigError,
     ModelLoadError,
+    ProtocolDiffersError,
     QuireError,
     StaleEpochError,
     UnavailableError,
 )
 from quire.contract.steps import StepGap, StepResult
+from quire.contract.versions import check_protocol
 from quire.contract.workers import (
     CacheProfile,
     CacheSpec,
@@ -25,11 +28,15 @@ from quire.contract.workers import (
     LoadRequest,
     LoadResponse,
     WorkerDescription,
+    WorkerMirror,
 )
 from quire.rpc import Role, TlsFiles, open_channel
 from quire.rpc.call_errors import sent_error
+from quire.rpc.protocol import PROTOCOL_METADATA
 from quire.security.handshake import explain
 from quire.v1 import worker_pb2, worker_pb2_grpc
+from quire.wire.block_shipping import import_order_to_proto, import_result_from_proto
+from quire.wire.mirror import mirror_from_proto
 from quire.wire.worker import (
     cache_profile_from_proto,
     cache_spec_to_proto,
@@ -40,6 +47,7 @@ from quire.wire.worker import (
     load_response_from_proto,
     profile_to_proto,
 )
+from scheduler_svc.workers.heartbeats import WorkerHeartbeats
 
 DESCRIBE_TIMEOUT_S = 5.0
 
@@ -104,16 +112,27 @@ class WorkerClient:
             response_deserializer=worker_pb2.ExecuteResponse.FromString,
         )
         self._stream: ExecuteCall | None = None
+        self._heartbeats: WorkerHeartbeats | None = None
+        self._calls: set[Any] = set()
+        # Why heartbeats ended, when they did before the connection.
+        self._failure: UnavailableError | None = None
 
     async def describe(self) -> WorkerDescription:
-        """Ask what the worker is."""
+        """Ask what the worker is.
+
+        Raises:
+            ProtocolDiffersError: this scheduler and the worker do not understand each other.
+        """
         response = await self._call(
             self._stub.Describe,
             worker_pb2.DescribeRequest(),
             wait_for_ready=self._may_be_late,
             timeout=DESCRIBE_TIMEOUT_S,
+            metadata=PROTOCOL_METADATA,
         )
-        return description_from_proto(response)
+        description = description_from_proto(response)
+        check_protocol(description.protocol_version, f"worker {self.address}")
+        return description
 
     @property
     def host(self) -> str:
@@ -139,19 +158,63 @@ class WorkerClient:
         return cache_profile_from_proto(await self._call(self._stub.ProfileCache, message))
 
     async def init_cache(self, epoch: int, spec: CacheSpec) -> HostCache:
-        """Allocate the cache; the worker forgets every sequence."""
+        """Allocate the cache, or keep it; the worker forgets every sequence."""
         message = cache_spec_to_proto(epoch, spec)
         return host_cache_from_proto(await self._call(self._stub.InitCache, message))
+
+    async def mirror(self, epoch: int) -> WorkerMirror:
+        """Ask what the worker holds; it drops the steps of older epochs."""
+        message = worker_pb2.MirrorRequest(epoch=epoch)
+        return mirror_from_proto(await self._call(self._stub.Mirror, message))
+
+    async def import_blocks(self, epoch: int, order: ImportOrder) -> ImportResult:
+        """Fill blocks with what another worker holds; it keeps to the limit of the order."""
+        message = import_order_to_proto(epoch, order)
+        return import_result_from_proto(await self._call(self._stub.ImportBlocks, message))
 
     async def _call(
         self, method: Callable[..., Any], request: Message, **options: Any
     ) -> Any:  # the response type of `method`
+        self._raise_failure()
+        call = method(request, **options)
+        self._calls.add(call)
         try:
-            response = await method(request, **options)
+            response = await call
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error
+        except asyncio.CancelledError:
+            self._raise_failure()
+            raise
+        finally:
+            self._calls.discard(call)
         self.is_reachable = True
         return response
+
+    # ---------------------------------------------------------------- heartbeats
+
+    def open_heartbeats(
+        self, peer_timeout_s: float, epoch: int, step_limit_s: Callable[[int], float]
+    ) -> None:
+        """Watch the worker until `cancel_stream`: when it is lost, calls and stream end."""
+        self._heartbeats = WorkerHeartbeats(
+            self._stub.Heartbeat, peer_timeout_s, epoch, step_limit_s, self._lose
+        )
+
+    def _lose(self, reason: str) -> None:
+        self._failure = UnavailableError(f"worker {self.address} is lost: {reason}")
+        self.is_reachable = False
+        for call in (*self._calls, *([self._stream] if self._stream else [])):
+            call.cancel()
+
+    def _raise_failure(self) -> None:
+        """Raise why heartbeats ended what this task waited for, unless it was cancelled itself."""
+        task = asyncio.current_task()
+        if self._failure is not None and not (task and task.cancelling()):
+            raise self._failure
+
+    def check_alive(self) -> None:
+        """Raise UnavailableError if heartbeats have found the worker lost."""
+        self._raise_failure()
 
     # ---------------------------------------------------------------- Execute
 
@@ -160,6 +223,8 @@ class WorkerClient:
         stream = self._execute()
         stream.add_done_callback(lambda _: self._stream_ended(stream, on_end))
         self._stream = stream
+        if self._failure is not None:
+            on_end()
 
     def _stream_ended(self, stream: ExecuteCall, on_end: Callable[[], None]) -> None:
         if self._stream is stream:
@@ -169,12 +234,16 @@ class WorkerClient:
     async def send(self, request: bytes) -> None:
         """Send a serialised ExecuteRequest; returns once it is on its way."""
         assert self._stream is not None, "the stream is open"
+        self._raise_failure()
         try:
             # A stream that has ended cannot be written to; a read raises the reason.
             with suppress(asyncio.InvalidStateError):
                 await self._stream.write(request)
         except grpc.aio.AioRpcError as error:
             raise self._stream_error(error) from error
+        except asyncio.CancelledError:
+            self._raise_failure()
+            raise
 
     async def receive(self) -> StepResult:
         """Return the result of the step sent last."""
@@ -183,6 +252,9 @@ class WorkerClient:
             response = await self._stream.read()
         except grpc.aio.AioRpcError as error:
             raise self._stream_error(error) from error
+        except asyncio.CancelledError:
+            self._raise_failure()
+            raise
         if response is grpc.aio.EOF:
             raise UnavailableError(f"worker {self.address} closed its stream")
         answer = execute_response_from_proto(response)
@@ -194,7 +266,11 @@ class WorkerClient:
         return answer
 
     def cancel_stream(self) -> None:
-        """End the stream, if one is open. An abandoned one would live on, with its handler."""
+        """End the stream and heartbeats, if open. Abandoned ones would live on."""
+        if self._heartbeats is not None:
+            self._heartbeats.stop()
+            self._heartbeats = None
+        self._failure = None
         if self._stream is not None:
             self._stream.cancel()
             self._stream = None
@@ -209,7 +285,7 @@ class WorkerClient:
     def _error(self, error: grpc.aio.AioRpcError) -> QuireError:
         text = f"{error.code().name}: {explain(error.details() or '')}"
         sent = sent_error(error)
-        if isinstance(sent, _FINAL_ERRORS):
+        if isinstance(sent, (*_FINAL_ERRORS, ProtocolDiffersError)):
             return sent
         if error.code() in _CONNECTION_CODES:
             self.is_reachable = False

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from quire.contract.errors import ConfigError, InvalidRequestError, RankTakenError
 from quire.contract.sessions import Announcement
 from quire.observe.log import get_logger
-from quire.version import __version__
 from scheduler_svc.config import SchedulerConfig
 
 # A DNS name and a port.
@@ -62,7 +61,7 @@ class Roster:
 
         Raises:
             InvalidRequestError: no such rank, or no such address.
-            ConfigError: it runs another version, or workers are configured by address.
+            ConfigError: workers are configured by address.
             RankTakenError: another worker holds the rank and answers.
         """
         self._check(announcement)
@@ -80,7 +79,7 @@ class Roster:
             each: where for each, where in self._addresses.items() if where != address
         }
         self._addresses[rank] = address
-        log.info("worker_announced", rank=rank, address=address)
+        log.info("worker_announced", rank=rank, address=address, version=announcement.version[:32])
         self._changed.set()
 
     def forget(self, rank: int, address: str) -> None:
@@ -89,7 +88,7 @@ class Roster:
             del self._addresses[rank]
 
     def _check(self, announcement: Announcement) -> None:
-        rank, address, version = announcement.rank, announcement.address, announcement.version
+        rank, address = announcement.rank, announcement.address
         if not self._is_announced:
             raise ConfigError(
                 "workers: this scheduler was given their addresses, it takes no announcements"
@@ -106,9 +105,4 @@ class Roster:
                 "address",
                 f"must be HOST:PORT of at most {MAX_ADDRESS_CHARACTERS} characters with a port in "
                 f"[1, 65535], got {address[:MAX_ADDRESS_CHARACTERS]!r}",
-            )
-        if version != __version__:
-            raise ConfigError(
-                f"worker {address} runs Quire {version[:32]}, this scheduler {__version__}: "
-                "both must run the same version"
             )

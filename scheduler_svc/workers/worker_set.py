@@ -3,18 +3,29 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from quire.contract.errors import QuireError, StaleEpochError, UnavailableError
-from quire.contract.steps import SchedulerOutputs, StepResult
+from quire.contract.block_shipping import ImportResult
+from quire.contract.errors import (
+    ProtocolDiffersError,
+    QuireError,
+    StaleEpochError,
+    UnavailableError,
+)
+from quire.contract.steps import SchedulerOutputs
+from quire.contract.workers import CachedBlock
 from quire.observe.log import get_logger
 from quire.wire.worker import execute_request_to_proto
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.workers.client import WorkerClient, WorkerFailedError, answers, on_all
+from scheduler_svc.workers.executed_step import ExecutedStep, SentStep
 from scheduler_svc.workers.formation import Formation, FormedWorkers
+from scheduler_svc.workers.imports import on_ranks
+from scheduler_svc.workers.recorder import Recorder, epoch_header
 from scheduler_svc.workers.roster import Roster
+from scheduler_svc.workers.step_times import UNKNOWN_LIMIT_S, StepTimes
 
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
@@ -23,37 +34,27 @@ log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutedStep:
-    """A step that all workers have run.
+class Successor:
+    """Workers that are formed beside those in use, and may take over from them.
 
     Attributes:
-        result: of rank 0, which sampled.
-        step_bytes: size of the message to one worker.
-        elapsed_us: from before serialising the orders, or from reading the result of the step
-            before if that was later, to reading the result.
-        num_tokens: of its batch, drafts included.
-        num_sequences: of its batch.
-        num_swapped_blocks: moved beside it, either way.
+        config: which workers, and what they have loaded.
+        roster: their addresses.
+        formation: of them.
+        formed: what a cell needs to know of them.
+        num_formations: how often the workers in use had been formed before.
     """
 
-    result: StepResult
-    step_bytes: int
-    elapsed_us: int
-    num_tokens: int
-    num_sequences: int
-    num_swapped_blocks: int
+    config: SchedulerConfig
+    roster: Roster
+    formation: Formation
+    formed: FormedWorkers
+    num_formations: int
 
-
-@dataclass(frozen=True, slots=True)
-class _SentStep:
-    """A step in flight: its number, what it moves and computes, when it was about to be sent."""
-
-    step_id: int
-    step_bytes: int
-    started: float
-    num_tokens: int
-    num_sequences: int
-    num_swapped_blocks: int
+    async def close(self) -> None:
+        """Release the workers."""
+        for worker in self.formation.workers:
+            await worker.close()
 
 
 class WorkerSet:
@@ -66,8 +67,10 @@ class WorkerSet:
 
     Attributes:
         roster: the address of each rank.
+        recorder: records each step; None if nothing is recorded.
         num_formations: how often the workers have been formed.
         is_lost: whether a worker has ended its stream since then.
+        why_unformed: what the last attempt to form them ended with; empty since one has succeeded.
     """
 
     def __init__(
@@ -76,16 +79,35 @@ class WorkerSet:
         on_lost: Callable[[], None],
         on_missing: Callable[[tuple[int, ...]], None] = lambda _: None,
     ) -> None:
+        self._config = config
         self._on_lost = on_lost
-        self._size = config.num_ranks
-        self.roster = Roster(config, partial(answers, tls=config.tls), on_missing)
-        self._formation = Formation(config, self.roster)
+        self._on_missing = on_missing
+        self.roster = self._make_roster(config)
+        self._formation = Formation(config, self.roster, self._step_limit_s)
         self._formed: FormedWorkers | None = None
         self._step_id = 0
-        self._in_flight: deque[_SentStep] = deque()
+        self._in_flight: deque[SentStep] = deque()
+        self._step_times = StepTimes()
         self._received = 0.0
+        # Set, and replaced by a new one, whenever a step is no longer in flight.
+        self._changed = asyncio.Event()
+        self.recorder: Recorder | None = None
         self.num_formations = 0
+        self.why_unformed = ""
         self.is_lost = False
+
+    def _make_roster(self, config: SchedulerConfig) -> Roster:
+        return Roster(config, partial(answers, tls=config.tls), self._on_missing)
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """Which workers there are, and what is loaded into them."""
+        return self._config
+
+    @property
+    def formed(self) -> FormedWorkers | None:
+        """What is known of the workers; None before they are formed for the first time."""
+        return self._formed
 
     # ---------------------------------------------------------------- forming
 
@@ -101,7 +123,8 @@ class WorkerSet:
         return await self._form_patiently(
             scheduler_name,
             lambda error: (
-                isinstance(error, WorkerFailedError) or not isinstance(error, UnavailableError)
+                isinstance(error, WorkerFailedError)
+                or not isinstance(error, (UnavailableError, ProtocolDiffersError))
             ),
         )
 
@@ -128,6 +151,7 @@ class WorkerSet:
             except QuireError as error:
                 if is_final(error):
                     raise
+                self.why_unformed = error.message
                 is_unavailable = isinstance(error, UnavailableError)
                 log.warning(
                     "workers_unavailable" if is_unavailable else "workers_unusable",
@@ -143,13 +167,24 @@ class WorkerSet:
             scheduler_name: by which workers know who drives them.
 
         Raises:
-            QuireError: see Formation.form.
+            QuireError: see Formation.form and Recorder.
         """
+        if self._config.record and self.recorder is None:
+            self.recorder = Recorder(self._config)
         self.cancel_streams()
-        formed = self._formed = await self._formation.form(scheduler_name)
+        formed = await self._formation.form(scheduler_name)
+        self._begin(formed, scheduler_name)
+        return formed
+
+    def _begin(self, formed: FormedWorkers, scheduler_name: str) -> None:
+        """Open the Execute streams of workers that were formed."""
+        self._formed = formed
         self.num_formations += 1
+        self.why_unformed = ""
         self._step_id = 0
         self.is_lost = False
+        if self.recorder is not None:
+            self.recorder.begin(epoch_header(self._config, formed, scheduler_name))
         for worker in self._workers:
             worker.open_stream(self._lost)
         log.info(
@@ -160,18 +195,72 @@ class WorkerSet:
             num_blocks=formed.num_blocks,
             num_host_blocks=formed.num_host_blocks,
         )
-        return formed
+
+    # ---------------------------------------------------------------- other workers
+
+    async def prepare(self, config: SchedulerConfig, scheduler_name: str) -> Successor:
+        """Form other workers beside those in use, which run steps meanwhile.
+
+        Args:
+            config: which workers, and what to load into them.
+            scheduler_name: as of `form_first`.
+
+        Raises:
+            QuireError: see Formation.form; they are released.
+        """
+        assert self._formed is not None, "the workers are formed"
+        num_formations, roster = self.num_formations, self._make_roster(config)
+        formation = Formation(config, roster, self._step_limit_s, self._formed)
+        try:
+            formed = await formation.form(scheduler_name)
+        except BaseException:
+            for worker in formation.workers:
+                await worker.close()
+            raise
+        return Successor(config, roster, formation, formed, num_formations)
+
+    def replace(self, successor: Successor, scheduler_name: str) -> Sequence[WorkerClient]:
+        """Go on with other workers. No step may be in flight.
+
+        Args:
+            successor: from `prepare`.
+            scheduler_name: as of `form_first`.
+
+        Returns:
+            Those that were in use, to be closed.
+
+        Raises:
+            UnavailableError: one of them, or of those in use, was lost meanwhile; nothing changes.
+        """
+        assert not self._in_flight, "a step is in flight"
+        if self.is_lost or self.num_formations != successor.num_formations:
+            raise UnavailableError("workers in use were lost meanwhile; they are formed again")
+        for worker in successor.formation.workers:
+            worker.check_alive()
+        released = self._workers
+        self.cancel_streams()
+        self._config, self.roster = successor.config, successor.roster
+        self._formation = successor.formation
+        # Other workers take other times.
+        self._step_times = StepTimes()
+        self._begin(successor.formed, scheduler_name)
+        return released
 
     def cancel_streams(self) -> None:
         """End the Execute streams; what was in flight has no result any more."""
+        if self._in_flight:
+            self._step_times.lost()
         self._in_flight.clear()
+        self._has_changed()
         for worker in self._workers:
             worker.cancel_stream()
 
     async def close(self) -> None:
-        """End the streams and close the channels."""
+        """End the streams, close the channels and write what is to be recorded."""
         for worker in self._workers:
             await worker.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     @property
     def _workers(self) -> list[WorkerClient]:
@@ -180,7 +269,7 @@ class WorkerSet:
     @property
     def reachable(self) -> dict[int, bool]:
         """Whether each rank answered its last call."""
-        return dict.fromkeys(range(self._size), False) | {
+        return dict.fromkeys(range(self._config.num_ranks), False) | {
             worker.rank: worker.is_reachable for worker in self._workers
         }
 
@@ -204,7 +293,7 @@ class WorkerSet:
         outputs.epoch, outputs.step_id = self._formed.epoch, self._step_id
         request = execute_request_to_proto(outputs).SerializeToString()
         self._in_flight.append(
-            _SentStep(
+            SentStep(
                 self._step_id,
                 len(request),
                 started,
@@ -213,6 +302,8 @@ class WorkerSet:
                 len(outputs.blocks_to_swap_out) + len(outputs.blocks_to_swap_in),
             )
         )
+        if self.recorder is not None:
+            self.recorder.record_orders(request)
         await on_all(self._workers, lambda worker: worker.send(request))
 
     async def receive(self) -> ExecutedStep:
@@ -227,16 +318,20 @@ class WorkerSet:
         results = await on_all(self._workers, WorkerClient.receive)
         # Not before: a step whose result is awaited is in flight.
         self._in_flight.popleft()
+        self._has_changed()
         received = time.perf_counter()
         # A step that was sent ahead does not wait for the wire while the one before it runs.
         elapsed_us = round(1e6 * (received - max(sent.started, self._received)))
         self._received = received
+        self._step_times.observe(sent.num_tokens, 1e-6 * elapsed_us)
         for worker, result in zip(self._workers, results, strict=True):
             if (result.epoch, result.step_id) != (epoch, sent.step_id):
                 raise UnavailableError(
                     f"worker {worker.address} answered step {result.step_id} of epoch "
                     f"{result.epoch}, not step {sent.step_id} of epoch {epoch}"
                 )
+        if self.recorder is not None:
+            self.recorder.record_result(results[0])
         return ExecutedStep(
             results[0],
             sent.step_bytes,
@@ -245,6 +340,36 @@ class WorkerSet:
             sent.num_sequences,
             sent.num_swapped_blocks,
         )
+
+    async def settled(self) -> None:
+        """Return once all steps that were sent so far have run, or the workers are lost."""
+        last = self._step_id
+        while self._in_flight and self._in_flight[0].step_id <= last:
+            changed = self._changed
+            await changed.wait()
+
+    def _has_changed(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of the workers, in order of rank."""
+        return tuple(worker.address for worker in self._workers)
+
+    async def import_blocks(
+        self, source: Sequence[str], blocks: tuple[CachedBlock, ...], limit_ms: int
+    ) -> ImportResult:
+        """Have each worker fill blocks from the worker of its rank in another cell: `on_ranks`."""
+        assert self._formed is not None, "the workers are formed"
+        return await on_ranks(self._workers, self._formed.epoch, source, blocks, limit_ms)
+
+    def _step_limit_s(self, step_id: int) -> float:
+        """Return how long a step may run before its worker counts as hanging."""
+        for sent in self._in_flight:
+            if sent.step_id == step_id:
+                return self._step_times.limit_s(sent.num_tokens)
+        return UNKNOWN_LIMIT_S
 
     @property
     def num_in_flight(self) -> int:
