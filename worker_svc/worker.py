@@ -2,20 +2,24 @@
 
 import gc
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from quire.contract.block_shipping import BlockLayout
 from quire.contract.engine_options import CacheOptions
-from quire.contract.errors import ConfigError
-from quire.contract.steps import MirroredSequence, SchedulerOutputs
+from quire.contract.errors import ConfigError, UnavailableError
+from quire.contract.steps import SchedulerOutputs
 from quire.contract.workers import (
+    CachedBlock,
     CacheProfile,
     CacheSpec,
     HostCache,
     LoadSpec,
     Meeting,
     WorkerDescription,
+    WorkerMirror,
 )
 from quire.observe.log import get_logger
 from quire.version import __version__
@@ -25,6 +29,7 @@ from worker_svc.device.cpu import CpuDevice
 from worker_svc.loading.loader import LoadedModel, load_model
 from worker_svc.parallel.communicator import ProcessCommunicator
 from worker_svc.parallel.group import ParallelGroup
+from worker_svc.parallel.link_security import LinkSecurity
 from worker_svc.steps.pending import PendingStep
 from worker_svc.steps.runner import ModelRunner
 
@@ -36,20 +41,28 @@ EXIT_DEVICE_LOST = 70
 class Worker:
     """Loads, profiles, allocates and executes, in that order.
 
-    Every method but `describe` must be called from the same thread.
+    Every method must, where it does not say otherwise, be called from the same thread.
 
     Args:
         device: device to compute on; None for the CPU.
         num_threads: threads of kernels and dense layers; None takes one per available core.
+        link_security: how it may be linked to ranks on other machines.
     """
 
-    def __init__(self, device: Device | None = None, num_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        device: Device | None = None,
+        num_threads: int | None = None,
+        link_security: LinkSecurity | None = None,
+    ) -> None:
         self._device = device or CpuDevice()
         self._num_threads = num_threads
         # Layers keep it for life; it joins one group of ranks after the other.
-        self._communicator = ProcessCommunicator(self._device.torch_device)
+        self._communicator = ProcessCommunicator(self._device.torch_device, link_security)
         self._loaded: LoadedModel | None = None
         self._runner: ModelRunner | None = None
+        # Of the runner.
+        self._cache, self._host_cache = CacheSpec(0), HostCache(0, 0.0)
 
     @property
     def torch_device(self) -> torch.device:
@@ -67,7 +80,7 @@ class Worker:
     def exit_if_device_is_lost(self) -> None:
         """Exit if the device has failed for good; the supervisor must restart the process."""
         if self._device.is_lost():
-            log.error("device_lost", device=self._device.name)
+            log.critical("device_lost", device=self._device.name)
             os._exit(EXIT_DEVICE_LOST)
 
     def describe(self) -> WorkerDescription:
@@ -82,6 +95,15 @@ class Worker:
             num_blocks=0 if cache is None else cache.num_blocks,
             weight_bytes=0 if loaded is None else loaded.weight_bytes,
         )
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Whether its thread waits for other ranks; may be read from any thread."""
+        return self._communicator.is_waiting
+
+    def abandon_exchange(self) -> None:
+        """Wait no longer for other ranks in the current group; may be called from any thread."""
+        self._communicator.abandon()
 
     @property
     def rank(self) -> int | None:
@@ -163,12 +185,18 @@ class Worker:
         return profile_cache(loaded, options)
 
     def init_cache(self, spec: CacheSpec) -> HostCache:
-        """Allocate the cache, forget every sequence and get ready to execute.
+        """Allocate the cache, or keep it, forget every sequence and get ready to execute.
 
         Raises:
             ConfigError: no model is loaded, or the cache does not fit.
+            UnavailableError: the cache to keep is gone.
         """
         loaded, options = self._require_model(), spec.options
+        if spec.keeps_contents:
+            if self._runner is None or self._cache != replace(spec, keeps_contents=False):
+                raise UnavailableError("the cache that was to be kept is gone")
+            self._runner.forget_sequences()
+            return self._host_cache
         self._runner = None
         runner = ModelRunner(
             loaded,
@@ -180,11 +208,11 @@ class Worker:
         )
         warm_up(loaded, runner.cache_engine.caches, options.block_size)
         runner.capture_graphs()
-        self._runner = runner
+        self._runner, self._cache = runner, spec
         # All objects of now live as long as the process: collections need not visit them.
         gc.collect()
         gc.freeze()
-        host_cache = HostCache(
+        host_cache = self._host_cache = HostCache(
             runner.cache_engine.num_host_blocks, runner.cache_engine.measure_block_us()
         )
         log.info(
@@ -204,9 +232,60 @@ class Worker:
         """
         return self._require_runner().execute(outputs)
 
-    def mirror(self) -> list[MirroredSequence]:
-        """Return a summary of every sequence held; empty before there is a cache."""
-        return [] if self._runner is None else self._runner.mirror.sequences()
+    def leave_group(self) -> None:
+        """Leave the other ranks, so that a step which not all were sent ends with an error."""
+        # Groups of GPUs are left in `load_model`, once no graph holds their operations.
+        if self._device.is_immediate:
+            self._communicator.leave()
+
+    def mirror(self) -> WorkerMirror:
+        """Wait for the steps under way; return what is held, nothing before there is a cache."""
+        if self._runner is None:
+            return WorkerMirror()
+        return replace(self._runner.read_mirror(), cache=self._cache)
+
+    @property
+    def block_layout(self) -> BlockLayout | None:
+        """Layout of its blocks; None if they have no like. May be read from any thread."""
+        loaded, runner = self._loaded, self._runner
+        if loaded is None or runner is None or not loaded.info.numerics_id:
+            return None
+        spec = loaded.spec
+        return BlockLayout(
+            loaded.info.numerics_id,
+            runner.cache_engine.block_size,
+            spec.tensor_parallel_rank,
+            spec.tensor_parallel_size,
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block that is sent, over all layers; may be read from any thread."""
+        runner = self._runner
+        return 0 if runner is None else runner.cache_engine.block_bytes.block_bytes
+
+    def settle(self) -> None:
+        """Wait for the steps under way, and record what they have computed."""
+        if self._runner is not None:
+            self._runner.settle()
+
+    def read_block(self, digest: bytes) -> bytes | None:
+        """Return the bytes of a block by what it holds, None if none does; from any one thread."""
+        runner = self._runner
+        return None if runner is None else runner.read_block(digest)
+
+    def write_blocks(self, blocks: Sequence[CachedBlock], contents: Sequence[bytes]) -> None:
+        """Write blocks that no step uses.
+
+        Args:
+            blocks: the blocks, and what they hold then.
+            contents: bytes of each.
+
+        Raises:
+            ConfigError: there is no cache yet.
+            InvalidRequestError: a block number is out of bounds.
+        """
+        self._require_runner().write_blocks(blocks, contents)
 
     def reset(self) -> None:
         """Forget every sequence; keep weights and cache."""

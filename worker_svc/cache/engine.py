@@ -8,6 +8,7 @@ import torch
 
 from quire.contract.errors import ConfigError, InvalidRequestError
 from worker_svc.arrays import IntArray
+from worker_svc.cache.block_bytes import block_bytes_of
 from worker_svc.cache.calibration import calibrate
 from worker_svc.cache.format import row_size
 from worker_svc.cache.mover_cpu import BlockMover
@@ -111,6 +112,7 @@ class CacheEngine:
         caches: caches of every layer.
         draft_caches: of the draft model, the same blocks, which do not move; None without one.
         mover: moves blocks.
+        block_bytes: reads and writes blocks as bytes.
 
     Raises:
         ConfigError: the kernels do not serve these sizes, or there is not enough memory.
@@ -137,6 +139,7 @@ class CacheEngine:
             self.draft_caches = _allocate_for_steps(loaded.draft, block_size, num_blocks)
         self.mover = self._make_mover(loaded)
         self.caches.before_layer = self.mover.await_layer
+        self.block_bytes = block_bytes_of(loaded.device, self.caches)
 
     def _make_mover(self, loaded: LoadedModel) -> BlockMover | StreamBlockMover:
         device, sizes = loaded.device, (self.block_size, self.num_host_blocks)

@@ -114,6 +114,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._pieces: list[Callable[[], object]] = []
         self._begin()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch imports its compiler, for more than a second, at the first recording.
+        return False
+
     def finish(self) -> list[Callable[[], object]]:
         """Stop recording and return what to call, in order."""
         self._kernels.stop()

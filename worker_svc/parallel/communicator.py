@@ -1,10 +1,12 @@
 """How the ranks of a group meet and exchange tensors: Gloo between CPUs, NCCL between GPUs.
 
 Ranks exchange only activations and sampled tokens; orders come from the scheduler. Every socket is
-bound to this worker's own address, never to all interfaces, and every exchange has a timeout.
+bound to this worker's own address, never to all interfaces, and every exchange has a timeout. The
+first exchange of a group is each rank's proof that it holds the secret of the epoch.
 """
 
 import fcntl
+import hmac
 import os
 import socket
 import struct
@@ -14,70 +16,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from quire.contract.errors import ConfigError, UnavailableError
-from quire.contract.workers import DEFAULT_DISTRIBUTED_TIMEOUT_S, Meeting
+from quire.contract.workers import Meeting
+from quire.observe.log import get_logger
 from worker_svc.loading.hf_config import one_line
+from worker_svc.parallel.gloo_tls import gloo_device, gloo_group
+from worker_svc.parallel.link_security import LinkSecurity
+from worker_svc.parallel.meeting_place import (
+    MeetingPlace,
+    nccl_store,
+    proof_of_rank,
+)
 
+_ABANDON_POLL = timedelta(seconds=0.1)
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
-
-class MeetingPlace:
-    """Where rank 0 waits for the others: a key-value store in its process, bound to one address."""
-
-    def __init__(self) -> None:
-        self._stores: dict[str, TCPStore] = {}
-        self._address_of_host: dict[str, str] = {}
-
-    def open(self, host: str) -> str:
-        """Listen at a free port of `host`, unless this was done before; return "host:port".
-
-        Raises:
-            ConfigError: `host` is no address of this machine.
-        """
-        if host not in self._address_of_host:
-            try:
-                family, kind, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-                listener = socket.socket(family, kind)
-                listener.bind(where)
-                listener.listen()
-            except OSError as error:
-                raise ConfigError(
-                    f"host: must be an address of this machine, got {host}: {error.strerror}; "
-                    "name each worker by an address of its own machine"
-                ) from error
-            port = listener.getsockname()[1]
-            # The store gets a bound socket: by itself it would bind to all interfaces.
-            self._stores[f"{host}:{port}"] = TCPStore(
-                host,
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=DEFAULT_DISTRIBUTED_TIMEOUT_S),
-                master_listen_fd=listener.detach(),
-            )
-            self._address_of_host[host] = f"{host}:{port}"
-        return self._address_of_host[host]
-
-    def store(self, rank: int, meeting: Meeting) -> TCPStore:
-        """Return the store at a meeting's address; on rank 0, its own.
-
-        Raises:
-            UnavailableError: rank 0 does not listen there.
-        """
-        if rank == 0:
-            if meeting.address not in self._stores:
-                raise UnavailableError(f"rank 0 does not listen at {meeting.address}")
-            return self._stores[meeting.address]
-        host, _, port = meeting.address.rpartition(":")
-        return TCPStore(
-            host,
-            int(port),
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=meeting.timeout_s),
-        )
+log = get_logger()
 
 
 class ProcessCommunicator:
@@ -85,12 +40,21 @@ class ProcessCommunicator:
 
     Args:
         device: device of the tensors: NCCL exchanges them between GPUs, Gloo between CPUs.
+        security: how it may be linked to ranks on other machines.
+
+    Attributes:
+        is_waiting: whether the model's thread waits for other ranks.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, security: LinkSecurity | None = None) -> None:
         self._device = device
+        self._security = security or LinkSecurity()
         self._place = MeetingPlace()
         self._group: Any = None  # a backend of torch.distributed
+        self._is_abandoned = False
+        # Gloo cannot end an exchange: its group lives until that has failed.
+        self._abandoned: list[tuple[Any, Any]] = []
+        self.is_waiting = False
 
     def open_meeting_place(self, host: str) -> str:
         """Listen for the other ranks at an address of this machine; return "host:port".
@@ -104,20 +68,42 @@ class ProcessCommunicator:
         """Leave the current group and meet the other ranks of an epoch.
 
         Raises:
-            UnavailableError: not all ranks came in time.
+            ConfigError: ranks on other machines must not be sent tensors in the clear.
+            UnavailableError: not all ranks came in time, or a stranger came in place of one.
         """
         self.leave()
+        self._is_abandoned = False
+        self._abandoned = [each for each in self._abandoned if not each[1].is_completed()]
         if size == 1:
             return
-        make = _gloo_group if self._device.type == "cpu" else _nccl_group
+        make = self._gloo_group if self._device.type == "cpu" else self._nccl_group
         try:
-            store = PrefixStore(str(meeting.epoch), self._place.store(rank, meeting))
-            self._group = make(store, rank, size, meeting, self._device)
+            self._group = make(rank, size, meeting)
         except (RuntimeError, ValueError) as error:
             raise UnavailableError(
                 f"rank {rank} of {size} could not meet the others at {meeting.address} within "
                 f"{meeting.timeout_s:g} s: {one_line(error)}"
             ) from error
+        try:
+            self._check_proofs(rank, size, meeting)
+        except UnavailableError:
+            self.leave()
+            raise
+
+    def _check_proofs(self, rank: int, size: int, meeting: Meeting) -> None:
+        """Have all ranks prove to each other that they hold the secret of the epoch.
+
+        Libraries accept whoever connects first in place of a rank.
+        """
+        own = torch.frombuffer(bytearray(proof_of_rank(meeting, rank, size)), dtype=torch.uint8)
+        proofs = self.all_gather(own.to(self._device))
+        for other, proof in enumerate(proofs):
+            shown = bytes(proof.cpu().tolist())
+            if not hmac.compare_digest(shown, proof_of_rank(meeting, other, size)):
+                raise UnavailableError(
+                    f"rank {other} of {size}: must hold the secret of epoch {meeting.epoch}, got "
+                    "another proof; a process that is no rank of this group took its place"
+                )
 
     def leave(self) -> None:
         """Leave the group, if any; the other ranks' exchanges with this one then fail."""
@@ -125,6 +111,14 @@ class ProcessCommunicator:
         if group is not None and self._device.type != "cpu":
             # A kernel of NCCL that waits for a dead rank would spin for ever.
             group.abort()
+
+    def abandon(self) -> None:
+        """Fail an exchange that runs between CPUs, and all to come until the next `join`.
+
+        May be called from any thread. A rank that is stopped keeps its sockets: without this the
+        others would wait for it as long as the group's timeout.
+        """
+        self._is_abandoned = True
 
     def all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """See Communicator."""
@@ -143,39 +137,55 @@ class ProcessCommunicator:
         """See Communicator."""
         self._wait(lambda: self._require_group().broadcast([values]))
 
+    def _gloo_group(self, rank: int, size: int, meeting: Meeting) -> Any:
+        directory = self._security.gloo_directory(meeting.host)
+        device = gloo_device(meeting.host, directory)
+        store = self._place.store(rank, meeting)
+        encryption = "none" if directory is None else "tls"
+        log.info("ranks_meet", rank=rank, size=size, library="gloo", encryption=encryption)
+        return gloo_group(store, rank, size, device, timedelta(seconds=meeting.timeout_s))
+
+    def _nccl_group(self, rank: int, size: int, meeting: Meeting) -> Any:
+        self._security.warn_of_nccl(meeting.host)
+        # "=" means exactly this name: without it NCCL takes a prefix.
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface_of(meeting.host)}")
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=meeting.timeout_s)
+        with nccl_store(self._place.store(rank, meeting), rank, meeting) as store:
+            log.info("ranks_meet", rank=rank, size=size, library="nccl", encryption="none")
+            group = dist.ProcessGroupNCCL(store, rank, size, options)
+            group.eager_connect_single_device(self._device)
+        return group
+
     def _require_group(self) -> Any:
         if self._group is None:
             raise UnavailableError("this rank has left its group")
         return self._group
 
     def _wait(self, start: Callable[[], Any]) -> None:
+        self.is_waiting = True
         try:
-            start().wait()
+            work = start()
+            if self._device.type == "cpu":
+                self._wait_unless_abandoned(work)
+            work.wait()
         except RuntimeError as error:
             raise UnavailableError(f"another rank was lost: {one_line(error)}") from error
+        finally:
+            self.is_waiting = False
 
-
-def _gloo_group(
-    store: PrefixStore, rank: int, size: int, meeting: Meeting, device: torch.device
-) -> Any:
-    # Made directly: the set-up of torch.distributed has no parameter for the address to bind.
-    gloo: Any = dist.ProcessGroupGloo  # its type stub lacks the members below
-    options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=meeting.host)]
-    options._timeout = timedelta(seconds=meeting.timeout_s)
-    return gloo(store, rank, size, options)
-
-
-def _nccl_group(
-    store: PrefixStore, rank: int, size: int, meeting: Meeting, device: torch.device
-) -> Any:
-    # "=" means exactly this name: without it NCCL takes a prefix.
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface_of(meeting.host)}")
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=meeting.timeout_s)
-    group = dist.ProcessGroupNCCL(store, rank, size, options)
-    group.eager_connect_single_device(device)
-    return group
+    def _wait_unless_abandoned(self, work: Any) -> None:
+        while True:
+            try:
+                work.wait(_ABANDON_POLL)
+            except RuntimeError:
+                if work.is_completed():
+                    return
+            else:
+                return
+            if self._is_abandoned:
+                self._abandoned.append((self._group, work))
+                raise UnavailableError("this rank leaves its group: another was lost")
 
 
 def interface_of(host: str) -> str:

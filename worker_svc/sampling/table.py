@@ -72,6 +72,10 @@ class SamplingTable:
         if source in self.options:
             self.options[destination] = self.options[source]
 
+    def sequence_index(self, row: int) -> int:
+        """Return the number of the sequence within its group."""
+        return int(self._sequence_index[row])
+
     def release(self, row: int) -> None:
         """Forget what a row asks for; its columns mean nothing until they are written again."""
         self.options.pop(row, None)

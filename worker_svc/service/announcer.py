@@ -1,7 +1,6 @@
 """Announces a worker to its scheduler again and again, since a scheduler may restart."""
 
 import asyncio
-from contextlib import suppress
 from typing import cast
 
 import grpc
@@ -9,6 +8,7 @@ import grpc
 from quire.contract.sessions import Announcement
 from quire.observe.log import get_logger
 from quire.rpc import Role, TlsFiles, open_channel
+from quire.rpc.protocol import PROTOCOL_METADATA
 from quire.security.handshake import handshake_failure
 from quire.v1 import scheduler_pb2_grpc
 from quire.version import __version__
@@ -44,11 +44,14 @@ class Announcer:
         self._last_answer = ""
         self._task = asyncio.create_task(self._run())
 
+    async def run(self) -> None:
+        """Return when it is stopped; announcing goes on where this is cancelled."""
+        await asyncio.shield(self._task)
+
     async def stop(self) -> None:
         """Stop announcing."""
         self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         async with open_channel(self._scheduler, self._tls, Role.SCHEDULER) as channel:
@@ -63,7 +66,11 @@ class Announcer:
         """Announce once and return how long to wait before the next time, in seconds."""
         where = {"scheduler": self._scheduler, "rank": self._announcement.rank}
         try:
-            await stub.AnnounceWorker(announcement_to_proto(self._announcement), timeout=TIMEOUT_S)
+            await stub.AnnounceWorker(
+                announcement_to_proto(self._announcement),
+                timeout=TIMEOUT_S,
+                metadata=PROTOCOL_METADATA,
+            )
         except grpc.aio.AioRpcError as error:
             unreachable = error.code() is grpc.StatusCode.UNAVAILABLE
             details = error.details() or ""

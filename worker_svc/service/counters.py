@@ -34,8 +34,8 @@ class Counters:
         self.num_failed_sequences = 0
         self.step_seconds = Histogram(LATENCY_BOUNDS_S)
         self.step_tokens = Histogram(COUNT_BOUNDS)
-        # By thread, the time in seconds when it began its step; 0 if it has none.
-        self._began: dict[str, float] = {}
+        # By thread, when it began its step, in seconds, and the number of that.
+        self._began: dict[str, tuple[float, int]] = {}
 
     def count(self, result: StepResult, num_tokens: int) -> None:
         """Add a step that computed `num_tokens` tokens.
@@ -52,17 +52,25 @@ class Counters:
         self.step_tokens.observe(num_tokens)
 
     @contextmanager
-    def working(self, thread: str) -> Iterator[None]:
+    def working(self, thread: str, step_id: int) -> Iterator[None]:
         """Note that a thread works on a step for the length of the block."""
-        self._began[thread] = time.monotonic()
+        self._began[thread] = time.monotonic(), step_id
         try:
             yield
         finally:
-            self._began[thread] = 0.0
+            del self._began[thread]
+
+    @property
+    def running(self) -> tuple[int, float]:
+        """Number of the oldest step under way and for how long, in seconds; 0 and 0 if none is."""
+        began = tuple(self._began.values())
+        if not began:
+            return 0, 0.0
+        oldest_s, step_id = min(began)
+        return step_id, time.monotonic() - oldest_s
 
     @property
     def why_stuck(self) -> str:
         """Why the process should be started again; empty if it should not."""
-        now = time.monotonic()
-        stuck_s = max((now - began for began in self._began.values() if began), default=0.0)
+        stuck_s = self.running[1]
         return f"a step has run for {stuck_s:.0f} s" if stuck_s > STUCK_AFTER_S else ""

@@ -7,6 +7,7 @@ right before a step: a step that was queued before a newer scheduler took over i
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from quire.contract.epochs import max_epoch
 from quire.contract.errors import InvalidRequestError, StaleEpochError
 from quire.contract.steps import StepGap
 
@@ -63,10 +64,12 @@ class EpochGuard:
     Attributes:
         highest: highest epoch seen; 0 before the first message.
         scheduler_name: name of the scheduler that has loaded the model; empty if it has none.
+        is_driver_silent: whether its heartbeats have stopped: another one may have the worker.
     """
 
     def __init__(self) -> None:
         self.highest = 0
+        self.is_driver_silent = False
         self.scheduler_name = ""
         self._num_calls = 0
         self._streams: set[ExecuteStream] = set()
@@ -74,7 +77,7 @@ class EpochGuard:
     @property
     def driver_name(self) -> str:
         """Name of the scheduler that has an Execute call open; empty while none has."""
-        return self.scheduler_name if self._num_calls else ""
+        return self.scheduler_name if self._num_calls and not self.is_driver_silent else ""
 
     @contextmanager
     def open_call(self) -> Iterator[None]:
@@ -92,10 +95,12 @@ class EpochGuard:
 
         Raises:
             StaleEpochError: a higher epoch was seen.
-            InvalidRequestError: the epoch is 0, which no scheduler has.
+            InvalidRequestError: no scheduler has the epoch: it is 0, or far ahead of the clock.
         """
         if epoch == 0:
             raise InvalidRequestError("epoch", "must be at least 1, got 0")
+        if epoch > (limit := max_epoch()):
+            raise InvalidRequestError("epoch", f"must be at most {limit}, got {epoch}")
         if epoch < self.highest:
             raise StaleEpochError(f"epoch {epoch} is over; this worker obeys epoch {self.highest}")
         if epoch > self.highest:
@@ -107,7 +112,7 @@ class EpochGuard:
 
         Raises:
             StaleEpochError: a higher epoch was seen.
-            InvalidRequestError: the epoch is 0.
+            InvalidRequestError: no scheduler has the epoch.
         """
         self.admit(epoch)
         self._end_streams()

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from quire.contract.errors import ConfigError
 from quire.observe.metrics.families import counter, gauge, histogram
 from worker_svc.device.host_memory import available_memory_bytes
+from worker_svc.service.block_transfers import BlockTransfers
 from worker_svc.service.counters import Counters
 from worker_svc.service.epochs import EpochGuard
 from worker_svc.worker import Worker
@@ -21,10 +22,18 @@ class WorkerCollector(Collector):
         worker: the worker.
         counters: counters of its steps.
         epochs: the epochs that it has seen.
+        transfers: blocks on their way between workers.
     """
 
-    def __init__(self, worker: Worker, counters: Counters, epochs: EpochGuard) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        counters: Counters,
+        epochs: EpochGuard,
+        transfers: BlockTransfers,
+    ) -> None:
         self._worker = worker
+        self._transfers = transfers
         self._counters = counters
         self._epochs = epochs
 
@@ -64,6 +73,12 @@ class WorkerCollector(Collector):
             ("use",),
         )
         yield gauge("quire_worker_kv_blocks", "Blocks of the KV cache.", held.num_blocks)
+        yield counter(
+            "quire_worker_shipped_blocks_total",
+            "Blocks sent to other workers, and received from them.",
+            {("sent",): self._transfers.num_sent, ("received",): self._transfers.num_received},
+            ("direction",),
+        )
         yield from _device_memory(self._worker.torch_device)
 
     def _steps(self) -> Iterator[Metric]:

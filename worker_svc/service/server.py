@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 from quire.contract.errors import QuireError
 from quire.observe.log import get_logger
-from quire.rpc import Server, announce, report, stop_signal
+from quire.rpc import Server, announce, fail, report, until_stopped
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from worker_svc.config import WorkerConfig
 from worker_svc.device.base import Device
+from worker_svc.parallel.link_security import LinkSecurity
 from worker_svc.service.announcer import Announcer
 from worker_svc.service.servicer import WorkerServicer
 from worker_svc.worker import Worker
@@ -31,8 +32,8 @@ class WorkerServer:
     def __init__(self, config: WorkerConfig, device: Device) -> None:
         self._config = config
         self._announcers: list[Announcer] = []
-        self._worker = Worker(device, config.num_threads)
-        self._servicer = WorkerServicer(self._worker)
+        self._worker = Worker(device, config.num_threads, LinkSecurity(config.tls, config.insecure))
+        self._servicer = WorkerServicer(self._worker, config.peer_timeout_s, config.tls)
         self._admin: ServiceAdmin | None = None
         self._server = Server([SERVICE_NAME], tls=config.tls)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(
@@ -51,7 +52,9 @@ class WorkerServer:
         counters = self._servicer.counters
         self._admin = ServiceAdmin(
             "worker",
-            WorkerCollector(self._worker, counters, self._servicer.epochs),
+            WorkerCollector(
+                self._worker, counters, self._servicer.epochs, self._servicer.transfers
+            ),
             aliases=None,
             is_ready=lambda: self._server.is_serving,
             certificate_expiry=lambda: self._server.certificate_not_after,
@@ -79,6 +82,11 @@ class WorkerServer:
             )
         return address
 
+    async def run(self) -> None:
+        """Announce the worker until cancelled; return at once if it is not to be announced."""
+        for announcer in self._announcers:
+            await announcer.run()
+
     async def stop(self) -> None:
         """Stop announcing, refuse new calls, end running ones, stop the model's thread."""
         for announcer in self._announcers:
@@ -99,7 +107,7 @@ async def serve(config: WorkerConfig, device: Device, ready_fd: int | None) -> i
             nothing.
 
     Returns:
-        The exit code: 0 after a clean stop, 1 if serving could not start.
+        The exit status: 0 after a clean stop, else as of `fail`.
     """
     server = WorkerServer(config, device)
     try:
@@ -108,12 +116,12 @@ async def serve(config: WorkerConfig, device: Device, ready_fd: int | None) -> i
             report(ready_fd, f"admin {address}")
         address = await server.start()
     except QuireError as error:
-        log.error("start_failed", error=error.message)
-        announce(ready_fd, f"error {error.message}")
         await server.stop()
-        return 1
+        return fail(error, ready_fd)
     announce(ready_fd, f"ready {address}")
-    await stop_signal()
-    await server.stop()
+    try:
+        await until_stopped(server.run())
+    finally:
+        await server.stop()
     log.info("stopped")
     return 0

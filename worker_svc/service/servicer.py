@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeVar, TypeVarTuple
 
@@ -12,7 +13,15 @@ import grpc
 from quire.contract.errors import QuireError, StaleEpochError
 from quire.contract.steps import SchedulerOutputs, StepGap, StepResult
 from quire.contract.workers import LoadResponse
+from quire.rpc import TlsFiles
 from quire.v1 import worker_pb2, worker_pb2_grpc
+from quire.wire.block_shipping import (
+    block_order_from_proto,
+    block_piece_to_proto,
+    import_order_from_proto,
+    import_result_to_proto,
+)
+from quire.wire.mirror import mirror_to_proto
 from quire.wire.worker import (
     cache_profile_to_proto,
     cache_spec_from_proto,
@@ -22,11 +31,12 @@ from quire.wire.worker import (
     host_cache_to_proto,
     load_request_from_proto,
     load_response_to_proto,
-    mirror_to_proto,
     profile_from_proto,
 )
+from worker_svc.service.block_transfers import BlockTransfers
 from worker_svc.service.counters import Counters
 from worker_svc.service.epochs import EpochGuard, ExecuteStream
+from worker_svc.service.heartbeats import Heartbeats
 from worker_svc.service.traces import log_new_sequences, record_step
 from worker_svc.steps.pending import PendingStep
 from worker_svc.worker import Worker
@@ -74,16 +84,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     Args:
         worker: the worker.
+        peer_timeout_s: how long a scheduler may be silent before the worker is free.
+        tls: certificate of this worker; None speaks in the clear to other workers.
 
     Attributes:
         epochs: epochs and streams that it accepts.
         counters: counters of its steps.
+        transfers: blocks on their way between workers.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, peer_timeout_s: float, tls: TlsFiles | None = None) -> None:
         self._worker = worker
         self.epochs = EpochGuard()
         self.counters = Counters()
+        self._heartbeats = Heartbeats(
+            self.counters, self.epochs, lambda: worker.waits_for_ranks, peer_timeout_s
+        )
         self._executor = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="model", initializer=worker.start_thread
         )
@@ -93,9 +109,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             thread_name_prefix="step-waiter",
             initializer=worker.start_waiting_thread,
         )
+        self.transfers = BlockTransfers(worker, self._run, self.epochs, tls)
 
     def close(self) -> None:
         """Let the step under way finish and stop the threads."""
+        self.transfers.close()
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._waiter.shutdown(wait=True, cancel_futures=True)
 
@@ -114,7 +132,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.OpenRendezvousRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.OpenRendezvousResponse:
         """Open the address where the other ranks meet this one."""
-        self.epochs.admit(request.epoch)
+        self._admit(request.epoch)
         address = await self._run(self._worker.open_rendezvous, request.host)
         return worker_pb2.OpenRendezvousResponse(distributed_init_address=address)
 
@@ -122,7 +140,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.LoadModelRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.LoadModelResponse:
         """Load this rank's slice of a model."""
-        self.epochs.admit(request.epoch)
+        self._admit(request.epoch)
         self.epochs.scheduler_name = request.scheduler_name
         load = load_request_from_proto(request)
         loaded = await self._run(
@@ -134,7 +152,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.ProfileCacheRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.ProfileCacheResponse:
         """Return how much cache fits."""
-        self.epochs.admit(request.epoch)
+        self._admit(request.epoch)
         spec = profile_from_proto(request)
         return cache_profile_to_proto(await self._run(self._worker.profile_cache, spec))
 
@@ -142,24 +160,53 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.InitCacheRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.InitCacheResponse:
         """Allocate the cache."""
-        self.epochs.admit(request.epoch)
+        self._admit(request.epoch)
         host_cache = await self._run(self._worker.init_cache, cache_spec_from_proto(request))
         return host_cache_to_proto(host_cache)
 
     async def Mirror(
         self, request: worker_pb2.MirrorRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.MirrorResponse:
-        """Return the sequences that the worker holds."""
-        self.epochs.admit(request.epoch)
+        """Return what the worker holds; a new scheduler ends what an old one has ordered."""
+        is_new = request.epoch > self.epochs.highest
+        self._admit(request.epoch)
+        if is_new:
+            await self._run(self._worker.leave_group)
         return mirror_to_proto(await self._run(self._worker.mirror))
 
     async def Reset(
         self, request: worker_pb2.ResetRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.ResetResponse:
         """Forget every sequence."""
-        self.epochs.admit(request.epoch)
+        self._admit(request.epoch)
         await self._run(self._worker.reset)
         return worker_pb2.ResetResponse()
+
+    async def ImportBlocks(
+        self, request: worker_pb2.ImportBlocksRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.ImportBlocksResponse:
+        """Fill blocks with what another worker holds."""
+        self._admit(request.epoch)
+        order = import_order_from_proto(request)
+        return import_result_to_proto(await self.transfers.fetch(request.epoch, order))
+
+    async def FetchBlocks(
+        self, request: worker_pb2.FetchBlocksRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[worker_pb2.FetchBlocksResponse]:
+        """Send another worker what blocks hold."""
+        async with aclosing(self.transfers.send(block_order_from_proto(request))) as pieces:
+            async for piece in pieces:
+                yield block_piece_to_proto(piece)
+
+    async def Heartbeat(
+        self,
+        request_iterator: AsyncIterator[worker_pb2.HeartbeatRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[worker_pb2.HeartbeatResponse]:
+        """Exchange heartbeats with a scheduler."""
+        async with aclosing(self._heartbeats.exchange(request_iterator)) as beats:
+            async for beat in beats:
+                yield beat
 
     async def Execute(
         self,
@@ -238,7 +285,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     def _wait_for(self, step: _StartedStep) -> StepResult:
         """Wait for a step in a thread of its own."""
-        with self.counters.working("waiter"):
+        with self.counters.working("waiter", step.orders.step_id):
             return step.result()
 
     def _run_step(
@@ -254,7 +301,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             # A new stream brings every sequence in full.
             self._worker.reset()
         try:
-            with self.counters.working("model"):
+            with self.counters.working("model", outputs.step_id):
                 pending = self._worker.execute(outputs)
         except Exception:
             # Steps sent before the scheduler knows of this failure must not run.
@@ -262,6 +309,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             raise
         thread_us = (time.perf_counter_ns() - started_ns) // 1000
         return _StartedStep(outputs, pending, thread_us, pending.batch.num_tokens)
+
+    def _admit(self, epoch: int) -> None:
+        """Obey an epoch; a newer one than before frees the model's thread of lost ranks."""
+        highest = self.epochs.highest
+        self.epochs.admit(epoch)
+        if epoch > highest:
+            self._worker.abandon_exchange()
 
     def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Queue a call for the model's thread."""

@@ -9,6 +9,7 @@ from quire.contract.errors import InvalidRequestError
 from quire.contract.steps import MirroredSequence, SchedulerOutputs, SequenceState
 from worker_svc.arrays import IntArray
 from worker_svc.steps.batch import Batch, gather_batch
+from worker_svc.steps.contents import CacheContents
 from worker_svc.steps.drafts import Drafter, one_by_one, prompt_lookup, rows_that_count
 from worker_svc.steps.rows import SequenceRows
 
@@ -30,6 +31,7 @@ class SequenceMirror:
     Attributes:
         held: the sequences by row; other objects only read it.
         drafter: drafts for sequences; prompt lookup unless another is set.
+        contents: what full blocks hold, those of live sequences as of the last `settle`.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class SequenceMirror:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._row_of: dict[int, int] = {}
+        self._salt_of_row: dict[int, bytes] = {}
         self._num_steps = 0
+        self.contents = CacheContents(block_size)
         self.drafter: Drafter = one_by_one(prompt_lookup)
         # One token more than the limit: a step sent ahead may sample past a sequence's end.
         max_num_tokens = max_model_len + 1
@@ -64,6 +68,7 @@ class SequenceMirror:
                 num_tokens=int(held.num_tokens[row]),
                 num_computed_tokens=int(held.num_computed[row]),
                 block_ids=tuple(held.block_tables[row, : held.num_blocks[row]].tolist()),
+                sequence_index=held.sampling.sequence_index(row),
             )
             for sequence_id, row in self._row_of.items()
         ]
@@ -73,10 +78,29 @@ class SequenceMirror:
         row = self._row_of[sequence_id]
         return self.held.token_ids[row, : self.held.num_tokens[row]]
 
+    def touch_contents(self) -> None:
+        """Count the contents of every sequence as used last.
+
+        Mutates: the order of contents.
+        """
+        for row in self._row_of.values():
+            self._touch(row)
+
     def clear(self) -> None:
-        """Forget every sequence."""
+        """Forget every sequence, but not what blocks hold."""
+        self.touch_contents()
         self._row_of.clear()
+        self._salt_of_row.clear()
         self.held.clear()
+
+    def discard(self, outputs: SchedulerOutputs) -> None:
+        """Forget every sequence: a step has failed, wherever that was.
+
+        Mutates: contents, which keeps what steps before have computed, but for blocks that this
+        one has moved, or would have.
+        """
+        self.clear()
+        self.contents.discard(outputs)
 
     def check_invariants(self) -> None:
         """Check that each row is free or held by one sequence, within its bounds."""
@@ -97,7 +121,8 @@ class SequenceMirror:
         Mutates: the sequences that the step names.
 
         Raises:
-            InvalidRequestError: the orders do not fit what is held; the mirror is then undefined.
+            InvalidRequestError: the orders do not fit what is held. After any error nothing but
+                `discard` may follow.
         """
         self._change_sequences(outputs)
         held, sequence_ids = self.held, tuple(outputs.sequence_ids)
@@ -136,9 +161,11 @@ class SequenceMirror:
     def settle(self, batch: Batch, token_ids: IntArray, ok: npt.NDArray[np.bool_]) -> None:
         """Write the tokens of a batch in the place of its mark, where this still stands.
 
-        Where there were drafts, all tokens are written that count.
+        Where there were drafts, all tokens are written that count. Blocks that have become full
+        are recorded, each once.
 
-        Mutates: token_ids and has_failed of the rows; with drafts num_tokens and num_computed, too.
+        Mutates: token_ids and has_failed of the rows; with drafts num_tokens and num_computed, too;
+        contents.
 
         Args:
             batch: a batch that `apply` returned.
@@ -163,6 +190,26 @@ class SequenceMirror:
         held.token_ids[rows, positions] = token_ids
         if not ok.all():
             held.has_failed[rows[~ok]] = True
+        self._record(batch.rows)
+
+    def _record(self, rows: IntArray) -> None:
+        """Record the full blocks of rows, which may hold other sequences by now, or none."""
+        held = self.held
+        num_full = held.num_computed[rows] // held.block_size
+        has_more = (num_full > held.num_recorded[rows]) & ~held.has_failed[rows]
+        for row, num_blocks in zip(
+            rows[has_more].tolist(), num_full[has_more].tolist(), strict=True
+        ):
+            first = int(held.num_recorded[row])
+            token_ids = held.token_ids[row, : num_blocks * held.block_size]
+            new_ids = token_ids[first * held.block_size :]
+            assert not (new_ids < 0).any(), "the tokens of full blocks are settled"
+            salt = self._salt_of_row.get(row, b"")
+            self.contents.record(held.block_tables[row, :num_blocks], token_ids, first, salt)
+            held.num_recorded[row] = num_blocks
+
+    def _touch(self, row: int) -> None:
+        self.contents.touch(self.held.block_tables[row, : self.held.num_recorded[row]])
 
     def _draft(
         self,
@@ -214,12 +261,16 @@ class SequenceMirror:
             self._check_token_ids("chosen_token_ids", chosen)
             self.held.token_ids[rows, self.held.num_tokens[rows] - 1] = chosen
         for sequence_id in outputs.released_sequence_ids:
-            row = self._row_of.pop(sequence_id, None)
-            if row is None:
+            if sequence_id not in self._row_of:
                 raise InvalidRequestError(
                     "released_sequence_ids", f"must be held by this worker, got {sequence_id}"
                 )
+            row = self._row_of.pop(sequence_id)
+            self._touch(row)
+            self._salt_of_row.pop(row, None)
             self.held.release(row)
+        # Before blocks get new owners: what is swapped out is still there.
+        self.contents.move(outputs)
         for state in outputs.new_sequences:
             self._add(state)
         for sequence_id, place, block_id in outputs.replaced_blocks:
@@ -251,7 +302,10 @@ class SequenceMirror:
                 "block_ids", f"length must be at most {self.held.max_blocks}, got {num_blocks}"
             )
         self._check_blocks("block_ids", _array(state.block_ids))
-        self._row_of[state.sequence_id] = self.held.add(state)
+        self.contents.drop(state.block_ids[state.num_computed_tokens // self.held.block_size :])
+        row = self._row_of[state.sequence_id] = self.held.add(state)
+        if state.cache_salt:
+            self._salt_of_row[row] = state.cache_salt
 
     def _fork(self, parent_id: int, child_id: int) -> None:
         if parent_id not in self._row_of or child_id in self._row_of:
@@ -260,7 +314,10 @@ class SequenceMirror:
                 "parent must be held by this worker and child must not, "
                 f"got {parent_id} and {child_id}",
             )
-        self._row_of[child_id] = self.held.copy(self._row_of[parent_id])
+        parent = self._row_of[parent_id]
+        child = self._row_of[child_id] = self.held.copy(parent)
+        if parent in self._salt_of_row:
+            self._salt_of_row[child] = self._salt_of_row[parent]
 
     def _replace_block(self, sequence_id: int, place: int, block_id: int) -> None:
         row = self._row_of.get(sequence_id)
@@ -295,6 +352,7 @@ class SequenceMirror:
         if len(block_ids) == 0:
             return
         self._check_blocks("new_block_ids", block_ids)
+        self.contents.drop(block_ids.tolist())
         longest = (self.held.num_blocks[rows] + counts).max()
         if longest > self.held.max_blocks:
             raise InvalidRequestError(

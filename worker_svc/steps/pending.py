@@ -143,7 +143,3 @@ class PendingSteps:
         while len(self._steps) > leave:
             step = self._steps.popleft()
             self._mirror.settle(step.batch, *step.sampled())
-
-    def clear(self) -> None:
-        """Forget all steps; the mirror does not learn their tokens."""
-        self._steps.clear()

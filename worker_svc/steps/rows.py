@@ -14,6 +14,7 @@ _ARRAYS = (
     "num_computed",
     "num_draft_computed",
     "num_blocks",
+    "num_recorded",
     "has_failed",
 )
 
@@ -37,10 +38,11 @@ class SequenceRows:
         block_tables: [rows, blocks of max_num_tokens] int32.
         num_tokens: [rows] int64, tokens of the sequence, those with marks included.
         num_computed: [rows] int64, tokens whose keys and values the cache has, or will have once
-            the steps under way are done.
+            the steps under way are done; 0 where no sequence is.
         num_draft_computed: [rows] int64, the same of the cache of a draft model: at most
             num_computed, which is how far both have the same blocks.
         num_blocks: [rows] int64, length of the block table.
+        num_recorded: [rows] int64, full blocks whose contents were recorded.
         has_failed: [rows] bool, whether an earlier step failed for the sequence.
         sampling: sampling parameters.
     """
@@ -60,6 +62,7 @@ class SequenceRows:
         self.num_computed = np.zeros(num_rows, np.int64)
         self.num_draft_computed = np.zeros(num_rows, np.int64)
         self.num_blocks = np.zeros(num_rows, np.int64)
+        self.num_recorded = np.zeros(num_rows, np.int64)
         self.has_failed = np.zeros(num_rows, np.bool_)
         self.sampling = SamplingTable(num_rows, eos_token_ids)
         self._free = list(range(num_rows))
@@ -102,6 +105,7 @@ class SequenceRows:
         # What the blocks hold was perhaps moved, or computed when nothing was drafted.
         self.num_draft_computed[row] = 0
         self.num_blocks[row] = num_blocks
+        self.num_recorded[row] = 0
         self.has_failed[row] = False
         self.sampling.write(row, state)
         return row
@@ -122,11 +126,13 @@ class SequenceRows:
     def release(self, row: int) -> None:
         """Make a row free."""
         self.sampling.release(row)
+        self.num_computed[row] = 0
         self._free.append(row)
 
     def clear(self) -> None:
         """Release every row."""
         self.sampling.clear()
+        self.num_computed[:] = 0
         self._free = list(range(len(self)))
 
     def append_blocks(self, rows: IntArray, counts: IntArray, block_ids: IntArray) -> None:

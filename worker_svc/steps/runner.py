@@ -1,14 +1,19 @@
 """Runs steps: orders go in, tokens come out."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
+from quire.contract.errors import InvalidRequestError
 from quire.contract.steps import SchedulerOutputs
+from quire.contract.workers import CachedBlock, WorkerMirror
 from worker_svc.arrays import IntArray
 from worker_svc.cache.engine import CacheEngine
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.loading.loader import LoadedModel
 from worker_svc.sampling.sampler import Sampler
+from worker_svc.steps.batch import Batch
 from worker_svc.steps.draft_model import DraftModel, drafts_of_rank_0
 from worker_svc.steps.drafts import Drafter
 from worker_svc.steps.gpu_inputs import GpuInputs
@@ -37,6 +42,8 @@ class ModelRunner:
         mirror: the sequences held.
         inputs: brings batches to the device.
         sampler: chooses tokens.
+        last_step_id: the last step that was started without an error since sequences were
+            forgotten; 0 for none.
     """
 
     def __init__(
@@ -72,6 +79,7 @@ class ModelRunner:
             self.inputs = CpuInputs(device, model, held, caches, use_graphs=use_graphs)
         if loaded.spec.options.draft_model:
             self.mirror.drafter = self._draft_model(loaded, enforce_eager=enforce_eager)
+        self.last_step_id = 0
         self._pending = PendingSteps(self.mirror)
         self.sampler = Sampler(
             loaded.parallel, device, held, model.compute_logits, self._pending.settle
@@ -106,13 +114,29 @@ class ModelRunner:
         Mutates: mirror and cache.
 
         Raises:
-            InvalidRequestError: the orders do not fit what is held; the mirror is then undefined.
+            InvalidRequestError: the orders do not fit what is held; then nothing is known of blocks
+                either. After any other error only the sequences are forgotten.
         """
         # On a GPU the last step may be under way still: the one before it has ended by now, or
         # will before a third could start. A fork copies tokens, and a draft follows from them.
         reads_tokens = bool(outputs.forks or outputs.num_draft_slots)
-        self._pending.settle(leave=0 if self._device.is_immediate or reads_tokens else 1)
-        batch = self.mirror.apply(outputs)
+        try:
+            self._pending.settle(leave=0 if self._device.is_immediate or reads_tokens else 1)
+            batch = self.mirror.apply(outputs)
+            step = self._start(outputs, batch)
+        except InvalidRequestError:
+            self.mirror.clear()
+            self.mirror.contents.clear()
+            raise
+        except Exception:
+            self.mirror.discard(outputs)
+            raise
+        self._pending.add(step)
+        self.last_step_id = outputs.step_id
+        return step
+
+    def _start(self, outputs: SchedulerOutputs, batch: Batch) -> PendingStep:
+        """Start a batch and sample."""
         self.cache_engine.move(
             _pairs(outputs.blocks_to_swap_out),
             _pairs(outputs.blocks_to_swap_in),
@@ -136,14 +160,59 @@ class ModelRunner:
 
         # Fetched after the last mark: when the tokens have come, the mark has passed.
         fetched = self._device.fetch((sampled.token_ids, sampled.ok, *sampled.reported))
-        step = PendingStep(self._device, batch, sampled, fetched, marks, mover.finish())
-        self._pending.add(step)
-        return step
+        return PendingStep(self._device, batch, sampled, fetched, marks, mover.finish())
+
+    def read_mirror(self) -> WorkerMirror:
+        """Wait for the steps under way and return what is held, but the size of the cache."""
+        self._pending.settle()
+        contents = self.mirror.contents
+        self.mirror.touch_contents()
+        return WorkerMirror(
+            tuple(self.mirror.sequences()),
+            self.last_step_id,
+            blocks=contents.blocks,
+            host_blocks=contents.host_blocks,
+        )
+
+    def settle(self) -> None:
+        """Wait for the steps under way, and record what they have computed."""
+        self._pending.settle()
+
+    def read_block(self, digest: bytes) -> bytes | None:
+        """Return the bytes of a block by what it holds, None if none does; from any one thread."""
+        contents = self.mirror.contents
+        found = contents.find(digest)
+        if found is None:
+            return None
+        read = self.cache_engine.block_bytes.read(found[0])
+        # A block that has lost its digest meanwhile may have been written while it was read.
+        return read if contents.still_holds(*found) else None
+
+    def write_blocks(self, blocks: Sequence[CachedBlock], contents: Sequence[bytes]) -> None:
+        """Write blocks that no step uses, and record what they hold.
+
+        Mutates: mirror and cache.
+
+        Args:
+            blocks: the blocks, and what they hold then.
+            contents: bytes of each.
+
+        Raises:
+            InvalidRequestError: a block number is out of bounds.
+        """
+        block_ids = [block.block_id for block in blocks]
+        if block_ids and max(block_ids) >= (limit := self.cache_engine.num_blocks):
+            raise InvalidRequestError("blocks", f"must be below {limit}, got {max(block_ids)}")
+        self.mirror.contents.drop(block_ids)
+        self.cache_engine.block_bytes.write(block_ids, contents)
+        for block in blocks:
+            self.mirror.contents.add(block)
 
     def forget_sequences(self) -> None:
-        """Forget every sequence, and the tokens of steps under way."""
-        self._pending.clear()
+        """Forget every sequence, once the steps under way are done; what blocks hold is kept."""
+        self._pending.settle()
         self.mirror.clear()
+        self.last_step_id = 0
 
 
 def _pairs(pairs: list[tuple[int, int]]) -> IntArray:
