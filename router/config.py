@@ -58,6 +58,18 @@ class RouterConfig(ServiceOptions):
         metavar="FILE",
         shown_default="calls need no key",
     )
+    connect_timeout_s: float = option(
+        300.0,
+        "How long a new request waits for a cell of its model.",
+        unit="seconds",
+        bounds=Bounds(0, 86_400),
+    )
+    recovery_timeout_s: float = option(
+        300.0,
+        "How long a request that has begun waits for a cell that may continue it.",
+        unit="seconds",
+        bounds=Bounds(0, 86_400),
+    )
     drain_delay_s: float = option(
         0.0,
         "How long a router that gets SIGTERM still takes requests while it reports that it does "
@@ -70,6 +82,20 @@ class RouterConfig(ServiceOptions):
     )
     client_certificates: bool = option(
         True, "Whether clients must show a certificate; without, give them API keys."
+    )
+    stalled_reader_timeout_s: float = option(
+        60.0,
+        "How long a client may leave its stream unread before the stream is ended. Its request is "
+        "paused long before.",
+        unit="seconds",
+        bounds=Bounds(0.1, 86_400),
+    )
+    grace_time_s: float = option(
+        10.0,
+        "How long a request whose stream broke runs on for its client to come back, if the client "
+        "asked for that; 0 ends it at once.",
+        unit="seconds",
+        bounds=Bounds(0, 3600),
     )
     max_prompt_bytes: int = option(
         2**20,
@@ -86,20 +112,6 @@ class RouterConfig(ServiceOptions):
     )
     tokenizer_threads: int = option(
         2, "Threads that turn text into tokens and back.", bounds=Bounds(1, 256), internal=True
-    )
-    connect_timeout_s: float = option(
-        10.0,
-        "How long a new request waits for a scheduler.",
-        unit="seconds",
-        bounds=Bounds(0, 3600),
-        internal=True,
-    )
-    recovery_timeout_s: float = option(
-        60.0,
-        "How long a queued request waits for a scheduler, after its own was lost.",
-        unit="seconds",
-        bounds=Bounds(0, 3600),
-        internal=True,
     )
 
     def __post_init__(self) -> None:

@@ -11,14 +11,17 @@ from quire.contract.errors import (
     ModelNotFoundError,
     OverloadedError,
     QuireError,
+    ReaderStalledError,
     RequestExistsError,
     UnavailableError,
 )
-from quire.contract.outputs import FinishReason
+from quire.contract.outputs import CellStatus, FinishReason
 from quire.observe.metrics.families import counter, gauge, histogram
 from quire.observe.metrics.histogram import Histogram
-from router.cells.pool import CellPool, SubmissionReason
+from router.cells.pool import CellPool
+from router.cells.submission import SubmissionReason
 from router.requests.counters import Counters, Latencies, RequestOutcome
+from router.requests.orphans import Orphans
 
 # Errors that a Generate call may end with, so that their series are there before the first.
 _ERRORS = tuple(
@@ -28,10 +31,12 @@ _ERRORS = tuple(
         ModelNotFoundError,
         RequestExistsError,
         OverloadedError,
+        ReaderStalledError,
         UnavailableError,
         QuireError,
     )
 )
+_CELL_STATES = ("up", "without_workers", "draining", "disconnected")
 
 
 class RouterCollector(Collector):
@@ -40,6 +45,7 @@ class RouterCollector(Collector):
     Args:
         counters: of its requests.
         cells: that it knows.
+        orphans: requests that run on without a client.
         num_unauthenticated: returns how many calls were refused for want of a key.
     """
 
@@ -47,10 +53,12 @@ class RouterCollector(Collector):
         self,
         counters: Counters,
         cells: CellPool,
+        orphans: Orphans,
         num_unauthenticated: Callable[[], int] = lambda: 0,
     ) -> None:
         self._counters = counters
         self._cells = cells
+        self._orphans = orphans
         self._num_unauthenticated = num_unauthenticated
 
     def collect(self) -> Iterator[Metric]:
@@ -131,12 +139,34 @@ class RouterCollector(Collector):
             "Requests that wait at the router, with no cell to run in.",
             self._cells.num_waiting,
         )
+        yield gauge(
+            "quire_router_paused_requests",
+            "Requests that run nowhere since their clients do not read.",
+            len(self._cells.paused),
+        )
+        yield gauge(
+            "quire_router_orphans",
+            "Requests whose clients are gone and may come back.",
+            len(self._orphans),
+        )
+        num_resumed = self._cells.submissions[SubmissionReason.RESUMED]
+        num_by_prefix = self._cells.num_resumed_by_prefix
+        yield counter(
+            "quire_router_resumes_total",
+            "Resume calls whose request still ran here, and others, by what is computed again.",
+            {
+                ("attached",): self._orphans.num_attached,
+                ("prefix_cached",): num_by_prefix,
+                ("recomputed",): num_resumed - num_by_prefix,
+            },
+            ("path",),
+        )
 
     def _choices(self) -> Iterator[Metric]:
         cells = self._cells
         yield counter(
             "quire_router_submissions_total",
-            "Requests handed to cells: new ones, and again after a full queue or a lost cell.",
+            "Requests handed to cells: new ones, and again after a full queue, lost cell or pause.",
             {(reason.value,): cells.submissions[reason] for reason in SubmissionReason},
             ("reason",),
         )
@@ -149,16 +179,21 @@ class RouterCollector(Collector):
             },
             ("by",),
         )
-        states = Counter(
-            "disconnected" if not each.connected else "draining" if each.state.draining else "up"
-            for each in cells.statuses()
-        )
+        states = Counter(_state_of(each) for each in cells.statuses())
         yield gauge(
             "quire_router_cells",
             "Cells that the router knows.",
-            {(state,): states[state] for state in ("up", "draining", "disconnected")},
+            {(state,): states[state] for state in _CELL_STATES},
             ("state",),
         )
+
+
+def _state_of(cell: CellStatus) -> str:
+    if not cell.connected:
+        return "disconnected"
+    if cell.state.draining:
+        return "draining"
+    return "without_workers" if cell.state.workers_lost else "up"
 
 
 # (name, what it is, whose time) of each histogram.

@@ -5,16 +5,17 @@ import signal
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from quire.contract.errors import QuireError, UnavailableError
+from quire.contract.errors import QuireError
 from quire.observe import log as quire_log
 from quire.observe.log import get_logger
-from quire.rpc import Server, announce, report, stop_signal
+from quire.rpc import Server, announce, fail, report, stop_signal, until_stopped
 from quire.rpc.access import ApiKeyInterceptor
 from quire.security.api_keys import ApiKeys
 from quire.v1 import inference_pb2_grpc
 from router.cells.pool import CellPool
 from router.config import RouterConfig
 from router.requests.counters import Counters
+from router.requests.orphans import Orphans
 from router.requests.validate import Validator
 from router.servicer import InferenceServicer
 from router.text.tokenize import Tokenizer
@@ -24,12 +25,18 @@ if TYPE_CHECKING:
 
 SERVICE_NAME = "quire.v1.InferenceService"
 DRAIN_LOOK_INTERVAL_S = 0.05
+# How long a start waits for a scheduler.
+START_WAIT_S = 10.0
 
 log = get_logger()
 
 
 class Router:
-    """A running router. Health reports SERVING while a scheduler is connected."""
+    """A running router. Health reports SERVING while a scheduler is connected.
+
+    Attributes:
+        orphans: its requests whose client is gone.
+    """
 
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer):
         """Prepare a router.
@@ -40,6 +47,7 @@ class Router:
         self._config = config
         self._tokenizer = tokenizer
         self._cells = CellPool(config, tokenizer.text_id)
+        self.orphans = Orphans(self._cells, config.grace_time_s)
         self._counters = Counters()
         self._admin: ServiceAdmin | None = None
         validator = Validator(tokenizer, self._cells.find_model, config.max_prompt_bytes)
@@ -53,7 +61,14 @@ class Router:
             client_certificates=config.client_certificates,
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceServicer(validator, tokenizer, self._cells, self._counters),
+            InferenceServicer(
+                validator,
+                tokenizer,
+                self._cells,
+                self.orphans,
+                self._counters,
+                config.stalled_reader_timeout_s,
+            ),
             self._server.grpc_server,
         )
         self._tasks: list[asyncio.Task[None]] = []
@@ -70,9 +85,10 @@ class Router:
 
         self._admin = ServiceAdmin(
             "router",
-            RouterCollector(self._counters, self._cells, self._num_unauthenticated),
+            RouterCollector(self._counters, self._cells, self.orphans, self._num_unauthenticated),
             RouterAliases(self._counters),
             is_ready=lambda: self._server.is_serving,
+            why_not_ready=lambda: self._cells.why_not_serving,
             certificate_expiry=lambda: self._server.certificate_not_after,
         )
         return await self._admin.start(port, host)
@@ -93,23 +109,18 @@ class Router:
             self._tasks.append(asyncio.create_task(self._api_keys.follow()))
         return address
 
-    async def wait_until_serving(self) -> None:
-        """Return when a scheduler is connected.
+    async def run(self) -> None:
+        """Raise what ends a part of the router, as nothing should before it is stopped."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
 
-        Raises:
-            UnavailableError: none was within the time a request would wait.
-        """
-        try:
-            async with (
-                asyncio.timeout(self._config.connect_timeout_s),
-                aclosing(self._cells.watch()) as watch,
-            ):
-                async for _ in watch:
-                    if self._cells.is_serving:
-                        return
-        except TimeoutError:
-            addresses = ", ".join((*self._config.scheduler_addresses, *self._config.scheduler_dns))
-            raise UnavailableError(f"no scheduler answers at {addresses}") from None
+    async def wait_until_serving(self) -> None:
+        """Return when a scheduler is connected."""
+        async with aclosing(self._cells.watch()) as watch:
+            async for _ in watch:
+                if not self._cells.why_not_serving:
+                    return
 
     async def _follow_health(self) -> None:
         serving = False
@@ -117,8 +128,9 @@ class Router:
             async for _ in watch:
                 if self._draining:
                     return
-                if self._cells.is_serving != serving:
-                    serving = self._cells.is_serving
+                is_connected = not self._cells.why_not_serving
+                if is_connected != serving:
+                    serving = is_connected
                     await self._server.set_serving(serving)
 
     async def drain(self) -> None:
@@ -132,13 +144,14 @@ class Router:
         await self._server.set_serving(False)
         log.info("draining", open_requests=self._counters.num_open)
         await asyncio.sleep(self._config.drain_delay_s)
+        self.orphans.stop()  # it takes no call from their clients any more
         # Ends when all calls have: also those that watch, and need not be waited for.
         refusing = asyncio.create_task(self._server.stop(self._config.drain_timeout_s))
         try:
             async with asyncio.timeout(self._config.drain_timeout_s):
                 # Calls that are not with a cell yet, such as those whose text is being tokenized,
                 # and those whose last message is on its way.
-                while self._counters.num_open or self._cells.num_open:
+                while self._counters.num_open or self._cells.requests:
                     await asyncio.sleep(DRAIN_LOOK_INTERVAL_S)
         except TimeoutError:
             log.warning("drain_timed_out", open_requests=self._counters.num_open)
@@ -151,6 +164,7 @@ class Router:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.orphans.stop()
         await self._server.stop()
         await self._cells.stop()
         if self._admin is not None:
@@ -179,18 +193,20 @@ async def serve(config: RouterConfig, ready_fd: int | None) -> int:
             report(ready_fd, f"admin {address}")
         address = await router.start()
     except QuireError as error:
-        log.error("start_failed", error=error.message)
-        announce(ready_fd, f"error {error.message}")
-        return 1
-    stopped = asyncio.create_task(stop_signal())
+        return fail(error, ready_fd)
+    stopped = asyncio.create_task(until_stopped(router.run()))
     serving = asyncio.create_task(router.wait_until_serving())
     try:
-        await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
-        reason = serving.exception() if serving.done() else None
-        if isinstance(reason, UnavailableError) and ready_fd is None:
+        done, _ = await asyncio.wait(
+            {stopped, serving}, timeout=START_WAIT_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not done and ready_fd is None:
             # Not fatal: a scheduler may start after its routers. Until then health reports
             # NOT_SERVING.
-            log.warning("no_scheduler_yet", error=reason.message)
+            log.warning(
+                "no_scheduler_yet",
+                addresses=[*config.scheduler_addresses, *config.scheduler_dns],
+            )
         announce(ready_fd, f"ready {address}")
         if await stopped is signal.SIGTERM:
             draining = asyncio.create_task(router.drain())

@@ -11,20 +11,21 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
 from dataclasses import replace
-from enum import StrEnum
 
 from quire.contract.errors import (
-    ModelNotFoundError,
-    NumericsLostError,
     OverloadedError,
     RequestExistsError,
-    UnavailableError,
+    SupersededError,
+    TooLargeError,
 )
 from quire.contract.outputs import CellStatus, FinishReason, ModelInfo
 from quire.observe.log import get_logger
-from router.cells.choice import CellChoice, RoutingPolicy
+from router.cells.choice import Assignment, CellChoice, RoutingPolicy
 from router.cells.discovery import follow_names
+from router.cells.handshake import why_none_is_connected
+from router.cells.served import find_served, largest, may_continue, numerics_lost, unavailable
 from router.cells.session import CellSession
+from router.cells.submission import SubmissionReason
 from router.config import RouterConfig
 from router.requests.stream import RequestStream
 
@@ -34,21 +35,14 @@ MAX_REFUSALS = 3
 log = get_logger()
 
 
-class SubmissionReason(StrEnum):
-    """Why a request is handed to a cell."""
-
-    NEW = "new"
-    # The cell that was tried before had no room for it.
-    QUEUE_FULL = "queue_full"
-    # The cell that had it was lost or drained, or had no room to go on with it.
-    MOVED = "moved"
-
-
 class CellPool:
     """The cells and the open requests of a router.
 
     Attributes:
         submissions: requests handed to cells so far, by why.
+        num_resumed_by_prefix: resumed ones of them, placed where part of it was expected.
+        paused: requests that run nowhere since their clients do not read.
+        requests: those that are open, by id.
     """
 
     def __init__(self, config: RouterConfig, text_id: str = ""):
@@ -59,6 +53,9 @@ class CellPool:
             text_id: of this router's tokenizer.
         """
         self.submissions: Counter[SubmissionReason] = Counter()
+        self.num_resumed_by_prefix = 0
+        self.paused: set[RequestStream] = set()
+        self.requests: dict[str, RequestStream] = {}
         self._config = config
         self._text_id = text_id
         # By address, in the order in which they became known.
@@ -69,9 +66,8 @@ class CellPool:
         self._vanished: set[str] = set()
         # Where each open request was submitted last.
         self._cell_of: dict[RequestStream, CellSession] = {}
-        self._open: dict[str, RequestStream] = {}
-        # Cells whose queue was full when a new request came.
-        self._refused_by: dict[RequestStream, list[CellSession]] = {}
+        # Cells whose queue was full, or that are too small.
+        self._refused_by: dict[RequestStream, set[CellSession]] = {}
         # Requests that run nowhere now, and the timer that will fail them or place them again.
         self._waiting: dict[RequestStream, asyncio.TimerHandle] = {}
         # Set, and replaced by a new one, at every change of a cell.
@@ -96,7 +92,9 @@ class CellPool:
         return task
 
     def _add(self, address: str) -> None:
-        cell = self._cells[address] = CellSession(address, self, self._config.tls)
+        cell = self._cells[address] = CellSession(
+            address, self, self._config.peer_timeout_s, self._config.tls
+        )
         self._sessions[address] = self._start_task(cell.run())
 
     def _remove(self, address: str) -> None:
@@ -130,9 +128,9 @@ class CellPool:
             timer.cancel()
 
     @property
-    def is_serving(self) -> bool:
-        """Whether any scheduler is connected."""
-        return any(cell.connected for cell in self._cells.values())
+    def why_not_serving(self) -> str:
+        """Why no scheduler is connected; empty if one is."""
+        return why_none_is_connected(self._cells.values())
 
     @property
     def num_waiting(self) -> int:
@@ -150,12 +148,8 @@ class CellPool:
 
     def models(self) -> list[ModelInfo]:
         """Return the models of the connected cells, once for each name and numerics id."""
-        models = {
-            (cell.model.name, cell.model.numerics_id): cell.model
-            for cell in self._cells.values()
-            if cell.connected and cell.model
-        }
-        return [replace(model, text_id=self._text_id) for model in models.values()]
+        connected = [cell.model for cell in self._cells.values() if cell.connected and cell.model]
+        return [replace(model, text_id=self._text_id) for model in largest(connected)]
 
     async def watch(self) -> AsyncGenerator[list[CellStatus], None]:
         """Yield the status of every cell, at once and after changes; a slow reader misses some."""
@@ -164,76 +158,80 @@ class CellPool:
             yield self.statuses()
             await changed.wait()
 
-    async def find_model(self, name: str) -> ModelInfo:
+    async def find_model(self, name: str, numerics_id: str | None = None) -> ModelInfo:
         """Return the model of a name, "" for the only one, waiting a while for a cell to connect.
+
+        Args:
+            name: that requests use.
+            numerics_id: that it must have; None for any.
 
         Raises:
             ModelNotFoundError: it is not served here.
+            NumericsDifferError: it is, and not with this numerics id.
             UnavailableError: no scheduler that may serve it is reachable.
         """
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
                 while True:
                     changed = self._changed
-                    found = self._lookup(name)
+                    found = find_served(self.models(), self._cells.values(), name, numerics_id)
                     if found is not None:
-                        return found
+                        return replace(found, text_id=self._text_id)
                     await changed.wait()
         except TimeoutError:
-            raise _unavailable(self._config.connect_timeout_s) from None
-
-    def _lookup(self, name: str) -> ModelInfo | None:
-        """Return the model of a name, None while a cell that may serve it is not connected."""
-        models = self.models()
-        if not models:
-            return None
-        names = dict.fromkeys(model.name for model in models)
-        if not name and len(names) == 1:
-            return models[0]
-        for model in models:
-            if model.name == name:
-                return model
-        cells = self._cells.values()
-        if any(cell.model is None or cell.model.name == name for cell in cells):
-            return None
-        served = ", ".join(names)
-        wrong = f"{name} is not served" if name else "required, several are served"
-        raise ModelNotFoundError(f"model: {wrong}; served: {served}")
+            raise unavailable(self._config.connect_timeout_s) from None
 
     def open(self, stream: RequestStream) -> None:
         """Start a request.
 
         Raises:
-            RequestExistsError: its id is in use.
+            RequestExistsError: its id is in use, by another one or one that it does not resume.
         """
-        if stream.request_id in self._open:
-            raise RequestExistsError(f"request_id: {stream.request_id} is in use")
-        self._open[stream.request_id] = stream
-        self._place(stream)
+        older = self.requests.get(stream.request_id)
+        if older is not None:
+            if not stream.continues(older):
+                raise RequestExistsError(f"request_id: {stream.request_id} is in use")
+            self._withdraw(older)
+            older.fail(SupersededError(f"request_id: {stream.request_id} was resumed"))
+        stream.owner = self
+        self.requests[stream.request_id] = stream
+        if not stream.ended:
+            self._place(stream)
 
     def close(self, stream: RequestStream) -> None:
         """Forget a request; one that has not ended has lost its client: its blocks are freed."""
-        del self._open[stream.request_id]
+        if self.requests.get(stream.request_id) is stream:  # and no stream that resumed it
+            del self.requests[stream.request_id]
         self._withdraw(stream)
         stream.drop()
 
-    @property
-    def num_open(self) -> int:
-        """Requests whose streams have not ended."""
-        return len(self._open)
-
-    def abort(self, request_id: str) -> bool:
-        """End a request; its stream finishes with ABORT. Returns whether there was one to end."""
-        stream = self._open.get(request_id)
-        if stream is None or stream.ended:
+    def abort(self, request_id: str, caller: str) -> bool:
+        """End a caller's request; its stream finishes with ABORT. Returns whether there was one."""
+        stream = self.requests.get(request_id)
+        if stream is None or stream.ended or stream.caller.name != caller:
             return False
         self._withdraw(stream)
         stream.finish(FinishReason.ABORT)
         return True
 
+    def pause(self, stream: RequestStream) -> None:
+        """Take a request from its cell until its client has read what there is.
+
+        Its blocks are free. They stay in the prefix cache until their place is needed.
+        """
+        self._cell_of[stream].cancel(stream)
+        self.paused.add(stream)
+        stream.ledger.paused()
+
+    def read_on(self, stream: RequestStream) -> None:
+        """Let a paused request go on, unless it has ended."""
+        if stream in self.paused:
+            self._place(stream)
+
     def _withdraw(self, stream: RequestStream) -> None:
         """Take a request from wherever it runs or waits."""
         self._stop_waiting(stream)
+        self.paused.discard(stream)
         self._refused_by.pop(stream, None)
         cell = self._cell_of.pop(stream, None)
         if cell is not None:
@@ -241,51 +239,62 @@ class CellPool:
 
     def _place(self, stream: RequestStream) -> None:
         """Submit a request to a cell that may compute it and takes requests; if none, it waits."""
-        request = stream.request
-        choice = self._choices.get(request.model.name)
-        assignment = choice and choice.place(
-            stream.tokens_to_compute,
-            request.cache_salt.encode(),
-            request.sampling_params.width,
-            self._others(stream) if stream.was_queued else self._refused_by.get(stream, ()),
-        )
-        if assignment:
-            self._stop_waiting(stream)
-            self.submissions[self._reason(stream)] += 1
-            self._cell_of[stream] = assignment.cell
-            assignment.cell.submit(stream, assignment)
+        if assignment := self._assign(stream):
+            self._submit(stream, assignment)
             return
         if stream in self._waiting:
             return
         stream.ledger.waits_for_cell()
         config = self._config
-        limit_s = config.recovery_timeout_s if stream.was_queued else config.connect_timeout_s
+        limit_s = config.recovery_timeout_s if stream.has_begun else config.connect_timeout_s
         self._wait(stream, limit_s, self._give_up, stream, limit_s)
 
-    def _others(self, stream: RequestStream) -> set[CellSession]:
-        """Return the cells that might continue a stream with other tokens, or end it sooner."""
-        return {
-            cell
-            for cell in self._cells.values()
-            if cell.model is not None
-            and (
-                cell.model.numerics_id != stream.numerics_id
-                or cell.model.max_model_len < stream.max_model_len
-            )
-        }
+    def _assign(self, stream: RequestStream) -> Assignment[CellSession] | None:
+        """Choose a cell that may compute a request and takes requests; None if there is none."""
+        request = stream.request
+        choice = self._choices.get(request.model.name)
+        if choice is None:
+            return None
+        return choice.place(
+            stream.tokens_to_compute,
+            request.cache_salt.encode(),
+            request.sampling_params.width,
+            self._excluded(stream),
+        )
+
+    def _submit(self, stream: RequestStream, assignment: Assignment[CellSession]) -> None:
+        self._stop_waiting(stream)
+        reason = self._reason(stream)
+        self.submissions[reason] += 1
+        if reason is SubmissionReason.RESUMED:
+            self.num_resumed_by_prefix += bool(assignment.num_cached_tokens)
+        self.paused.discard(stream)
+        self._cell_of[stream] = assignment.cell
+        assignment.cell.submit(stream, assignment)
+
+    def _excluded(self, stream: RequestStream) -> Collection[CellSession]:
+        """Return the cells that lack room, or would change the tokens of what has begun."""
+        full = self._refused_by.get(stream, ())
+        if not stream.has_begun:
+            return full
+        return {*full, *(each for each in self._cells.values() if not may_continue(each, stream))}
 
     def _reason(self, stream: RequestStream) -> SubmissionReason:
         if stream in self._refused_by:
             return SubmissionReason.QUEUE_FULL
-        return SubmissionReason.MOVED if stream in self._cell_of else SubmissionReason.NEW
+        if stream in self.paused:
+            return SubmissionReason.READ_ON
+        if stream in self._cell_of:
+            return SubmissionReason.MOVED
+        return SubmissionReason.RESUMED if stream.is_resumed else SubmissionReason.NEW
 
     def _give_up(self, stream: RequestStream, waited_s: float) -> None:
         del self._waiting[stream]
-        if stream.was_queued and self._choices.get(stream.request.model.name):
+        if stream.has_begun and self._choices.get(stream.request.model.name):
             # Cells take requests for its model: all of them are others.
-            stream.fail(_numerics_lost(stream, waited_s))
+            stream.fail(numerics_lost(stream, waited_s))
         else:
-            stream.fail(_unavailable(waited_s))
+            stream.fail(unavailable(waited_s))
 
     def _place_again(self, stream: RequestStream) -> None:
         del self._waiting[stream]
@@ -298,8 +307,7 @@ class CellPool:
         self._waiting[stream] = loop.call_later(delay_s, then, *args)
 
     def _stop_waiting(self, stream: RequestStream) -> None:
-        timer = self._waiting.pop(stream, None)
-        if timer is not None:
+        if timer := self._waiting.pop(stream, None):
             timer.cancel()
 
     # What the cells report.
@@ -326,12 +334,29 @@ class CellPool:
         return self._choices[name]
 
     def cell_ready(self) -> None:
-        """Place the requests that wait for a cell."""
+        """Place the requests that wait for a cell, here or at one that hands over."""
         for stream in list(self._waiting):
             self._place(stream)
+        self.cell_hands_over()
+
+    def cell_hands_over(self) -> None:
+        """Move requests from cells that drain or lack workers to those that may continue them.
+
+        Those that no other cell may continue stay, until one does, the workers are back, or they
+        have ended.
+        """
+        for cell in self._cells.values():
+            for stream in list(cell.streams) if cell.state.hands_over else ():
+                self._refused_by.pop(stream, None)  # they may have room by now
+                if assignment := self._assign(stream):
+                    cell.cancel(stream)
+                    stream.ledger.lost()
+                    self._submit(stream, assignment)
 
     def cell_disconnected(self, cell: CellSession) -> None:
         """Wake the watchers; forget the cell if its address is known no more."""
+        for refused_by in self._refused_by.values():
+            refused_by.discard(cell)  # it may come back with more room
         if cell.address in self._vanished:
             self._remove(cell.address)
         self.cell_changed()
@@ -347,28 +372,29 @@ class CellPool:
         self, stream: RequestStream, cell: CellSession, error: OverloadedError
     ) -> None:
         """Try a few other cells: where all are full, trying each would be one load more for all."""
-        refused_by = self._refused_by.setdefault(stream, [])
-        refused_by.append(cell)
+        refused_by = self._refused_by.setdefault(stream, set())
+        refused_by.add(cell)
         choice = self._choices[stream.request.model.name]
         if len(refused_by) < min(MAX_REFUSALS, len(choice)):
             self._place(stream)
         else:
             stream.fail(error)
 
+    def stream_too_large(
+        self, stream: RequestStream, cell: CellSession, error: TooLargeError
+    ) -> None:
+        """Try a larger cell; what has begun waits for one if there is none."""
+        connected = (each for each in self._cells.values() if each.connected)
+        refused_by = self._refused_by.setdefault(stream, set())
+        refused_by.update(each for each in connected if each.is_no_larger(cell))
+        if stream.has_begun:
+            self._place(stream)
+        elif assignment := self._assign(stream):
+            self._submit(stream, assignment)
+        else:
+            stream.fail(stream.request.explain(error))
+
     def stream_postponed(self, stream: RequestStream, retry_after_ms: int) -> None:
-        """Try again later, as often as it takes: what was queued once is not refused."""
+        """Try again later, as often as it takes: what has begun is not refused."""
         stream.ledger.lost()
         self._wait(stream, retry_after_ms / 1e3, self._place_again, stream)
-
-
-def _unavailable(waited_s: float) -> UnavailableError:
-    return UnavailableError(f"no scheduler is reachable (waited {waited_s:g} s)")
-
-
-def _numerics_lost(stream: RequestStream, waited_s: float) -> NumericsLostError:
-    return NumericsLostError(
-        f"numerics_id: must be {stream.numerics_id or 'absent'} to continue this stream with the "
-        f"same tokens, but no such cell with a max_model_len of {stream.max_model_len} or more is "
-        f"left that serves {stream.request.model.name} (waited {waited_s:g} s); the request may be "
-        "sent again"
-    )

@@ -2,93 +2,78 @@
 
 import asyncio
 import itertools
+import operator
 from collections import deque
-from collections.abc import Iterable
-from typing import Protocol, TypeAlias, cast
+from collections.abc import Collection, Iterable
+from typing import cast
 
 import grpc
 
-from quire.contract.errors import DrainingError, OverloadedError
+from quire.contract.errors import (
+    DrainingError,
+    OverloadedError,
+    ProtocolDiffersError,
+    TooLargeError,
+    UnavailableError,
+)
 from quire.contract.outputs import CellState, CellStatus, ModelInfo
 from quire.contract.sessions import (
+    BlockSource,
     Cancellation,
+    Heartbeat,
     PrefixDigestDelta,
     Queued,
     Refused,
     RouterMessage,
     SessionEvent,
     StepOutputs,
+    Suspected,
     Welcome,
 )
 from quire.observe.log import failure_of, get_logger
 from quire.rpc import Role, TlsFiles, open_channel
+from quire.rpc.heartbeat import INTERVAL_S, PeerWatch
 from quire.security.handshake import handshake_failure
-from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from quire.v1 import scheduler_pb2_grpc
 from quire.wire.scheduler import session_event_from_proto, session_request_to_proto
 from router.cells.choice import Assignment, CellChoice, ReportedLoad
+from router.cells.handshake import SessionCall, check_welcome, is_connected, open_session
+from router.cells.owner import CellOwner
 from router.requests.stream import RequestStream
 
-# How long to wait for a connection before the log has the reason that there is none.
-CONNECT_S = 5.0
 FIRST_BACKOFF_S = 0.05
 LONGEST_BACKOFF_S = 2.0
 
-# Generic in its stub only.
-SessionCall: TypeAlias = (
-    "grpc.aio.StreamStreamCall[scheduler_pb2.SessionRequest, scheduler_pb2.SessionResponse]"
-)
-
 log = get_logger()
-
-
-class CellOwner(Protocol):
-    """Receives what happens to a cell. Called on the event loop; must not wait."""
-
-    def cell_changed(self) -> None:
-        """A cell connected, disconnected or reported its state."""
-
-    def cell_connected(self, cell: "CellSession") -> CellChoice["CellSession"]:
-        """A cell is connected. Returns among which cells it is to be chosen from now on."""
-
-    def cell_ready(self) -> None:
-        """A cell takes requests, and has joined those that may be chosen."""
-
-    def cell_disconnected(self, cell: "CellSession") -> None:
-        """The session of a cell broke."""
-
-    def streams_lost(self, streams: Iterable[RequestStream]) -> None:
-        """These requests need a new place."""
-
-    def stream_refused(
-        self, stream: RequestStream, cell: "CellSession", error: OverloadedError
-    ) -> None:
-        """A new request found a cell's queue full."""
-
-    def stream_postponed(self, stream: RequestStream, retry_after_ms: int) -> None:
-        """A request that was queued before found its new scheduler's queue full."""
 
 
 class CellSession:
     """A scheduler as this router sees it, and the requests it runs for us.
 
-    It joins the cells that may be chosen while it is connected and not draining, and reports to
-    their CellChoice what becomes of the requests that were placed here.
+    It joins the cells that may be chosen while it is connected, has its workers and is not
+    draining, and reports to their CellChoice what becomes of the requests that were placed here.
 
     Requests go over the wire as numbers, a new one for each submission, so that no message about an
     earlier one can be taken for this one.
+
+    Attributes:
+        refusal: why there has been no session so far; empty if there is or was one.
     """
 
-    def __init__(self, address: str, owner: CellOwner, tls: TlsFiles | None = None):
+    def __init__(
+        self, address: str, owner: CellOwner, peer_timeout_s: float, tls: TlsFiles | None = None
+    ):
         """Describe a cell; `run` connects to it.
 
         Args:
             address: of its scheduler, "host:port".
             owner: receives changes.
+            peer_timeout_s: how long the scheduler may be silent before the session ends.
             tls: certificate of this router; None speaks in the clear.
         """
         self._tls = tls
-        # Why there is no session, as the log has it.
-        self._refusal = ""
+        self._peer_timeout_s = peer_timeout_s
+        self.refusal = ""
         self.address = address
         self.connected = False
         self.model: ModelInfo | None = None
@@ -111,6 +96,21 @@ class CellSession:
         """What WatchCluster reports about this cell."""
         return CellStatus(self.address, self.connected, self.model, self.state)
 
+    def is_no_larger(self, other: "CellSession") -> bool:
+        """Return whether what is too large for the other cell is too large for this one."""
+        return all(map(operator.le, self._limits, other._limits))
+
+    @property
+    def _limits(self) -> tuple[int, int, int]:
+        max_model_len = self.model.max_model_len if self.model else 0
+        num_slots = self.state.num_blocks * self.state.block_size
+        return num_slots, self.state.max_num_seqs, max_model_len
+
+    @property
+    def streams(self) -> Collection[RequestStream]:
+        """The requests that are here."""
+        return self._streams.values()
+
     def submit(self, stream: RequestStream, assignment: "Assignment[CellSession]") -> None:
         """Hand a request that was placed here to the scheduler, with its tokens so far."""
         number = next(self._numbers)
@@ -119,7 +119,8 @@ class CellSession:
         self._assignments[number] = assignment
         self._computing.add(number)
         stream.ledger.submitted()
-        self._send(stream.submission(number))
+        self._send(stream.submission(number, len(self._choice)))
+        stream.block_source = ()  # of its last move
 
     def cancel(self, stream: RequestStream) -> None:
         """Have the scheduler drop a request, if it runs there, and ignore its further tokens."""
@@ -161,13 +162,15 @@ class CellSession:
                 scheduler_pb2_grpc.SchedulerServiceStub(channel),
             )
             while True:
-                is_ready = await _is_ready(channel)
+                is_ready = await is_connected(channel)
                 try:
                     await self._session(stub)
                     reason = "closed by the scheduler"
                 except grpc.aio.AioRpcError as error:
                     cause = handshake_failure(error.details() or "")
                     reason = cause or f"{error.code().name}: {error.details()}"
+                except (UnavailableError, ProtocolDiffersError) as error:
+                    reason = error.message
                 except Exception as error:
                     # Whatever it was, the requests are safe here and can continue over a new
                     # session.
@@ -176,8 +179,8 @@ class CellSession:
                 if self.connected:
                     backoff_s = FIRST_BACKOFF_S
                     self._disconnect(reason)
-                elif reason != self._refusal:
-                    self._refusal = reason
+                elif reason != self.refusal:
+                    self.refusal = reason
                     log.warning("scheduler_refuses", address=self.address, reason=reason)
                 if is_ready:
                     await asyncio.sleep(backoff_s)
@@ -185,15 +188,37 @@ class CellSession:
 
     async def _session(self, stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub") -> None:
         """Run one session until it ends."""
-        call = stub.Session()
-        writer = asyncio.create_task(self._write(call))
+        call = open_session(stub)
+        watch = PeerWatch(self._peer_timeout_s)
+        reader = asyncio.create_task(self._read(call, watch))
+        silence = asyncio.create_task(watch.until_silent())
+        tasks = [reader, silence, *map(asyncio.create_task, (self._write(call), self._beat()))]
         try:
-            while (message := await call.read()) is not grpc.aio.EOF:
-                self._receive(session_event_from_proto(message))
+            await asyncio.wait((reader, silence), return_when=asyncio.FIRST_COMPLETED)
+            if not reader.done():
+                raise UnavailableError(silence.result())
+            reader.result()
         finally:
-            writer.cancel()
+            for task in tasks:
+                task.cancel()
             call.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, call: SessionCall, watch: PeerWatch) -> None:
+        while (message := await call.read()) is not grpc.aio.EOF:
+            event = session_event_from_proto(message)
+            if isinstance(event, Heartbeat):
+                watch.began()
+            else:
+                watch.heard()
+                self._receive(event)
+
+    async def _beat(self) -> None:
+        while True:
+            # One is enough for a scheduler that does not read.
+            if self.connected and not self._outgoing:
+                self._send(Heartbeat())
+            await asyncio.sleep(INTERVAL_S)
 
     async def _write(self, call: SessionCall) -> None:
         while True:
@@ -206,15 +231,17 @@ class CellSession:
         match event:
             case StepOutputs():
                 self._step(event)
-            case Queued(number, seed):
-                if number in self._streams:
-                    self._choice.queued(self._assignments[number])
-                    assert self.model is not None, "connected"
-                    self._streams[number].mark_queued(
-                        seed, self.model.numerics_id, self.model.max_model_len
-                    )
+            case Queued(number, seed) if number in self._streams:
+                self._choice.queued(self._assignments[number])
+                assert self.model is not None, "connected"
+                self._streams[number].mark_queued(seed, self.model.numerics_id)
             case Refused():
                 self._refuse(event)
+            case Suspected(number, until) if number in self._streams:
+                self._streams[number].suspect_until = until
+            case BlockSource(addresses):
+                for stream in self._streams.values():
+                    stream.block_source = addresses
             case CellState():
                 self._report(event)
             case PrefixDigestDelta():
@@ -223,26 +250,37 @@ class CellSession:
                 self._connect(event)
 
     def _connect(self, welcome: Welcome) -> None:
+        check_welcome(welcome, self.address)
         self.model = welcome.model
         self.connected = True
-        self._refusal = ""
+        self.refusal = ""
         log.info("scheduler_connected", address=self.address, epoch=welcome.cell_state.epoch)
         self._choice = self._owner.cell_connected(self)
-        state = welcome.cell_state
-        if not state.draining:
-            self._choice.join(self, state.block_size)
-            self._choice.update_digest(self, welcome.block_hashes, ())
-        self._report(state)
-        if not state.draining:
-            self._owner.cell_ready()
+        self._report(welcome.cell_state, welcome.block_hashes)
 
-    def _report(self, state: CellState) -> None:
+    def _report(self, state: CellState, block_hashes: Iterable[int] = ()) -> None:
+        """Take the state of the cell.
+
+        Args:
+            state: as reported.
+            block_hashes: that its cache holds where it joins. With its workers it has lost them
+                all: what it holds after that is reported as it comes.
+        """
+        hands_over = state.hands_over and not self.state.hands_over
         self.state = state
-        if state.draining:
+        if not state.takes_requests:
             self._choice.leave(self)
+            if hands_over:
+                self._owner.cell_hands_over()
         else:
+            joins = self not in self._choice
+            if joins:
+                self._choice.join(self, state.block_size)
+                self._choice.update_digest(self, block_hashes, ())
             load = ReportedLoad(state.outstanding_tokens, state.num_free_blocks)
             self._choice.report(self, load)
+            if joins:
+                self._owner.cell_ready()
         self._owner.cell_changed()
 
     def _disconnect(self, reason: str) -> None:
@@ -261,8 +299,7 @@ class CellSession:
     def _step(self, outputs: StepOutputs) -> None:
         """Deliver the tokens of a step; unknown numbers were cancelled while the step ran."""
         streams = self._streams
-        # First: tokens may end their requests.
-        for number, breakdown in outputs.time_breakdowns:
+        for number, breakdown in outputs.time_breakdowns:  # first: tokens may end their requests
             if number in streams:
                 streams[number].ledger.reported(breakdown)
         for number, part in outputs.prompt_logprobs:
@@ -313,19 +350,11 @@ class CellSession:
             # come back here.
             self._choice.leave(self)
             self._owner.streams_lost([stream])
+        elif isinstance(error, TooLargeError):
+            self._owner.stream_too_large(stream, self, error)
         elif not isinstance(error, OverloadedError):
             stream.fail(error)
-        elif stream.was_queued:
+        elif stream.has_begun:
             self._owner.stream_postponed(stream, error.retry_after_ms)
         else:
             self._owner.stream_refused(stream, self, error)
-
-
-async def _is_ready(channel: grpc.aio.Channel) -> bool:
-    """Wait for a connection, and return whether there is one; a call then fails with the reason."""
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            await channel.channel_ready()
-    except TimeoutError:
-        return False
-    return True

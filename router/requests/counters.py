@@ -96,6 +96,7 @@ class RequestCounters:
         self._key = key
         self._model = ""
         self._num_outputs = 1
+        self._is_resumed = False
         self._arrival = time.monotonic()
         self._latencies: Latencies
         self._last_tokens: float | None = None
@@ -104,14 +105,15 @@ class RequestCounters:
         self._has_failed = False
         self._is_counted = False
 
-    def accept(self, model: str, num_outputs: int) -> None:
+    def accept(self, model: str, num_outputs: int, is_resumed: bool = False) -> None:
         """The request is valid.
 
         Args:
             model: that it runs on.
             num_outputs: that its client will get.
+            is_resumed: its prompt was counted where it ran first.
         """
-        self._model, self._num_outputs = model, num_outputs
+        self._model, self._num_outputs, self._is_resumed = model, num_outputs, is_resumed
         latencies = self._counters.latencies
         if model not in latencies:
             latencies[model] = Latencies()
@@ -125,9 +127,10 @@ class RequestCounters:
                     self._count_tokens(len(event.token_ids))
             case Started():
                 self._has_started = True
-                self._counters.prompt_tokens[self._model] += event.num_prompt_tokens
+                num_tokens = 0 if self._is_resumed else event.num_prompt_tokens
+                self._counters.prompt_tokens[self._model] += num_tokens
                 if self._key:
-                    self._counters.key_prompt_tokens[self._key] += event.num_prompt_tokens
+                    self._counters.key_prompt_tokens[self._key] += num_tokens
                 self._latencies.queue.observe(time.monotonic() - self._arrival)
             case Finished():
                 self._count_output(event.finish_reason)

@@ -5,13 +5,12 @@ import dataclasses
 import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
-import structlog
-
-from quire.contract.errors import QuireError
+from quire.contract.callers import ANYONE, Caller
+from quire.contract.errors import InvalidRequestError, QuireError
+from quire.contract.inputs import ReceivedOutput, ResumeInput
 from quire.contract.outputs import (
     Delta,
     Event,
-    Finished,
     FinishReason,
     Hypothesis,
     Started,
@@ -19,15 +18,17 @@ from quire.contract.outputs import (
 )
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import Submission
-from quire.observe.log import get_logger
 from quire.observe.tracing import Span
-from router.requests.output import Output
-from router.requests.spans import describe_end, describe_request
+from router.requests.deadline import Deadline
+from router.requests.output import Output, max_kept_positions
+from router.requests.reader import MAX_UNREAD_TOKENS, Backlog, StreamOwner, StreamReader
+from router.requests.replay import Replay
+from router.requests.resume import shows_at_end, take_over
+from router.requests.scheduler_params import scheduler_params
 from router.requests.time_ledger import TimeLedger
+from router.requests.trail import Trail
 from router.requests.validate import ValidGenerateRequest
 from router.text.detokenize import Detokenizer
-
-log = get_logger()
 
 
 class RequestStream:
@@ -46,6 +47,8 @@ class RequestStream:
         make_detokenizer: Callable[[], Detokenizer],
         ledger: TimeLedger,
         span: Span,
+        caller: Caller = ANYONE,
+        deadline_s: float | None = None,
     ):
         """Prepare the stream of a request.
 
@@ -54,34 +57,40 @@ class RequestStream:
             make_detokenizer: of each output.
             ledger: of its time.
             span: of the call.
+            caller: whose API key it came with.
+            deadline_s: until when its client waits, on the monotonic clock; None for ever.
         """
         self.request = request
+        self.caller = caller
         self.ledger = ledger
-        self.span = span
-        describe_request(self.span, request)
+        self.trail = Trail(request, span, ledger)
         self.sampling_params: SamplingParams = request.sampling_params
-        self.was_queued = False
+        self._was_queued = False
+        self.is_resumed = False  # its client has a part of the answer, from another stream
+        self._received: tuple[ReceivedOutput, ...] = ()
         self.numerics_id = ""
-        self.max_model_len = 0
+        self.suspect_until = 0  # as of Submission; set by the session
+        self.block_source: tuple[str, ...] = ()  # likewise
         self.ended = False
+        self._deadline = Deadline(deadline_s)
         self._make_detokenizer = make_detokenizer
         params = request.sampling_params
         self._outputs = [
-            Output(params, make_detokenizer())
-            for _ in range(0 if params.use_beam_search else params.width)
+            self._new_output() for _ in range(0 if params.use_beam_search else params.width)
         ]
-        # What the call that brought it has bound to log lines, such as whose key it came with; most
-        # lines are written elsewhere, by the session that brings the tokens.
-        context = structlog.contextvars.get_contextvars()
-        context |= {"request_id": request.request_id, "trace_id": self.span.context.trace_id}
-        self._log = log.bind(**context)
-        self._first_token_s: float | None = None
-        # Unread by the client, in this order; then what the outputs hold.
-        self._started: list[Started] = []
-        self._prompt_logprobs: list[TokenLogprobs] = []
-        self._num_prompt_logprobs = 0
-        self._error: QuireError | None = None
-        self._unread = asyncio.Event()
+        # For the client, in this order; then what the outputs hold.
+        self._started: Started | None = None
+        self._start_unread = False
+        self._was_start_read = False  # by a client, which can come back then
+        self._prompt_logprobs: Replay[TokenLogprobs] = Replay(
+            max_kept_positions(params.prompt_logprobs) if request.resumable else 0
+        )
+        self.error: QuireError | None = None
+        self.unread = asyncio.Event()
+        self.reader: StreamReader | None = None
+        # What is shown at the end is no backlog.
+        self._backlog = Backlog(math.inf if shows_at_end(params) else MAX_UNREAD_TOKENS * params.n)
+        self.owner: StreamOwner  # set when the request is opened
 
     @property
     def request_id(self) -> str:
@@ -89,9 +98,19 @@ class RequestStream:
         return self.request.request_id
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a cell has taken it before: here, or where its client resumes it from."""
+        return self._was_queued or self.is_resumed
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Length, prompt included, at which its sequences end."""
+        return len(self.request.prompt_token_ids) + (self.sampling_params.max_tokens or 0)
+
+    @property
     def unfinished_outputs(self) -> dict[int, Sequence[int]]:
         """Tokens of the sequences that go on, by index; empty if there are no tokens at all."""
-        if not any(output.token_ids for output in self._outputs):
+        if not any(output.token_ids or output.finish_reason for output in self._outputs):
             return {}
         return {
             index: output.token_ids
@@ -100,67 +119,146 @@ class RequestStream:
         }
 
     @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all its outputs so far."""
+        return sum(len(output.token_ids) for output in self._outputs)
+
+    @property
+    def may_be_resumed(self) -> bool:
+        """Whether it may go on without a client, which has what it takes to come back."""
+        is_aborted = any(each.finish_reason is FinishReason.ABORT for each in self._outputs)
+        ends = self._deadline.is_near or is_aborted or self.error is not None
+        return self.request.resumable and self._was_start_read and not ends
+
+    @property
     def tokens_to_compute(self) -> Sequence[int]:
         """The prompt, and what the first sequence that goes on has added to it elsewhere."""
         prompt = self.request.prompt_token_ids
         output = next(iter(self.unfinished_outputs.values()), ())
         return (*prompt, *output) if output else prompt
 
-    def submission(self, request_number: int) -> Submission:
+    async def take_over(self, resumed: ResumeInput) -> None:
+        """Go on after what the client has received. Called before anything else.
+
+        What it has of outputs that are known at the end only is left out then.
+
+        Raises:
+            InvalidRequestError: the text of received tokens is another.
+        """
+        params, model = self.sampling_params, self.request.model
+        self.is_resumed, self.numerics_id = True, resumed.numerics_id
+        self._prompt_logprobs.go_to(resumed.num_prompt_logprobs)
+        if shows_at_end(params):
+            self._received = resumed.received
+            return
+        for received in resumed.received:
+            await take_over(self._outputs[received.index], received, params, model)
+        if all(output.finish_reason for output in self._outputs):
+            # Only the end itself was not received.
+            self._start(params.seed or 0)
+            self._close()
+
+    def continues(self, other: "RequestStream") -> bool:
+        """Return whether this is the other's request, resumed by the same caller."""
+        return self.is_resumed and self.is_same_request(other)
+
+    def is_same_request(self, other: "RequestStream") -> bool:
+        """Return whether this is the other's request and seed, from the same caller."""
+        request = dataclasses.replace(other.request, sampling_params=other.sampling_params)
+        return self.caller.name == other.caller.name and self.request == request
+
+    def attach(self, newer: "RequestStream", resumed: ResumeInput) -> bool:
+        """Go on for a client that has come back, where it stands.
+
+        Args:
+            newer: what its call would run otherwise: the same request.
+            resumed: what it has received.
+
+        Returns:
+            Whether what follows is here; if not, nothing has changed.
+        """
+        received = {output.index: output for output in resumed.received}
+        visible = self._visible_outputs()
+        stands = [(output, received.get(index, ReceivedOutput(index))) for index, output in visible]
+        prompt_logprobs = self._prompt_logprobs
+        if not (
+            self.request.resumable
+            and self._was_start_read
+            and resumed.numerics_id == self.numerics_id
+            and not newer._deadline.is_later_than(self._deadline)
+            and prompt_logprobs.covers(resumed.num_prompt_logprobs)
+            and all(output.may_go_on_after(each) for output, each in stands)
+        ):
+            return False
+        if not visible:
+            self._received = resumed.received
+        for output, each in stands:
+            output.skip(each)
+        prompt_logprobs.go_to(resumed.num_prompt_logprobs)
+        self.trail.goes_on_in(newer.trail)
+        self._deadline = newer._deadline
+        self._start_unread = True
+        self.unread.set()
+        return True
+
+    def _new_output(self) -> Output:
+        params = self.sampling_params
+        return Output(params, self._make_detokenizer(), self.request.resumable)
+
+    def submission(self, request_number: int, num_cells: int = 1) -> Submission:
         """Return what starts the request, or continues it after the tokens it has already.
 
-        The sampling parameters are without the fields that only the router reads.
+        Args:
+            request_number: of the session.
+            num_cells: that share the quotas of the caller.
         """
-        params = dataclasses.replace(
-            self.sampling_params,
-            stop=(),
-            include_stop_str_in_output=False,
-            skip_special_tokens=True,
-            spaces_between_special_tokens=True,
-            bad_words=(),
-            truncate_prompt_tokens=None,
-        )
-        if params.width > params.n and params.logprobs is None:
-            params = dataclasses.replace(params, logprobs=0)  # to rank the outputs by
         outputs = self.unfinished_outputs.items()
         return Submission(
             self.request.prompt_token_ids,
-            params,
+            scheduler_params(self.sampling_params),
             {index: tuple(token_ids) for index, token_ids in outputs} or None,
             request_number=request_number,
             request_id=self.request_id,
             priority=self.request.priority,
             cache_salt=self.request.cache_salt,
-            traceparent=self.span.context.traceparent,
+            traceparent=self.trail.span.context.traceparent,
             include_time_breakdown=self.request.include_time_breakdown,
+            deadline_ms=self._deadline.remaining_ms,
+            tenant=self.caller.name,
+            tenant_weight=self.caller.weight,
+            was_queued=self._was_queued,
+            suspect_until=self.suspect_until,
+            quotas=self.caller.quotas,
+            num_cells=num_cells,
+            block_source=self.block_source,
         )
 
-    def mark_queued(self, seed: int, numerics_id: str = "", max_model_len: int = 0) -> None:
+    def mark_queued(self, seed: int, numerics_id: str = "") -> None:
         """The scheduler took the request; seed and numerics id it keeps, wherever it continues.
-
-        It continues where sequences may be as long as there.
 
         Mutates: nothing when it was queued before, by a scheduler that was lost.
         """
-        if self.was_queued:
+        if self._was_queued:
             return
-        self.was_queued = True
-        self.numerics_id, self.max_model_len = numerics_id, max_model_len
+        self._was_queued = True
+        self.numerics_id = numerics_id
         self.sampling_params = dataclasses.replace(self.sampling_params, seed=seed)
         self._start(seed)
-        self._log.info(
-            "request_queued",
-            num_prompt_tokens=len(self.request.prompt_token_ids),
-            max_tokens=self.sampling_params.max_tokens,
-        )
+        self.trail.queued(self.sampling_params.max_tokens)
 
     def _start(self, seed: int) -> None:
-        num_prompt_tokens = len(self.request.prompt_token_ids)
-        text_id = self.request.model.text_id
-        self._started.append(
-            Started(self.request_id, num_prompt_tokens, seed, self.numerics_id, text_id)
+        request = self.request
+        self._start_unread = True
+        self._started = Started(
+            self.request_id,
+            len(request.prompt_token_ids),
+            seed,
+            self.numerics_id,
+            request.model.text_id,
+            request.prompt_token_ids if request.include_prompt_token_ids else (),
+            self.sampling_params.max_tokens or 0,
         )
-        self._unread.set()
+        self.unread.set()
 
     def push_token(
         self, sequence_index: int, token_id: int, logprobs: TokenLogprobs | None = None
@@ -179,28 +277,29 @@ class RequestStream:
         output = self._outputs[sequence_index]
         if output.finish_reason is not None:
             return False
-        if self._first_token_s is None:
-            self._first_token_s = self.ledger.elapsed_s
+        self.trail.has_token()
         stopped = output.push(token_id, logprobs)
-        self._unread.set()
+        if len(self.request.prompt_token_ids) + len(output.token_ids) > self.suspect_until:
+            self.suspect_until = 0  # all tokens before this one are computed
+        self.unread.set()
         if stopped:
             self._end_if_complete()
+        if self._backlog.add() and not self.ended:
+            self.owner.pause(self)
         return stopped
 
     def push_prompt_logprobs(self, first_position: int, logprobs: Sequence[TokenLogprobs]) -> None:
         """Take log-probabilities of the prompt; positions that are known already are ignored."""
-        num_known = self._num_prompt_logprobs - (first_position - 1)
-        new = logprobs[max(0, num_known) :]
-        self._prompt_logprobs.extend(new)
-        self._num_prompt_logprobs += len(new)
-        self._unread.set()
+        num_known = len(self._prompt_logprobs) - (first_position - 1)
+        self._prompt_logprobs.extend(logprobs[max(0, num_known) :])
+        self.unread.set()
 
     def finish_sequence(self, sequence_index: int, reason: FinishReason) -> None:
         """A sequence has ended; the request ends with its last one."""
         # A beam search has none until it ends, unless it fails.
         if sequence_index < len(self._outputs):
             self._outputs[sequence_index].finish(reason)
-            self._unread.set()
+            self.unread.set()
             self._end_if_complete()
         else:
             self.finish(reason)
@@ -208,7 +307,7 @@ class RequestStream:
     def finish_beams(self, hypotheses: Iterable[Hypothesis]) -> None:
         """A beam search has ended with these texts, best first."""
         for hypothesis in hypotheses:
-            output = Output(self.sampling_params, self._make_detokenizer())
+            output = self._new_output()
             for position, token_id in enumerate(hypothesis.token_ids):
                 logprobs = hypothesis.logprobs[position] if hypothesis.logprobs else None
                 output.push(token_id, logprobs)
@@ -221,12 +320,12 @@ class RequestStream:
         """End all sequences that go on."""
         if self.ended:
             return
-        if not self.was_queued:
+        if not self._was_queued:
             # Aborted before a scheduler took it. Its stream starts all the same; without tokens,
             # any seed gives the same ones.
             self._start(self.sampling_params.seed or 0)
         for _ in range(len(self._outputs), self.sampling_params.n):  # of a beam search
-            self._outputs.append(Output(self.sampling_params, self._make_detokenizer()))
+            self._outputs.append(self._new_output())
         for output in self._outputs:
             output.finish(reason)
         self._close(is_told=False)
@@ -239,7 +338,13 @@ class RequestStream:
         """Note that the request has ended: by its cell's report, or for another reason."""
         self.ended = True
         self.ledger.ended(is_told)
-        self._unread.set()
+        outputs = dict(self._visible_outputs())
+        try:
+            for received in self._received if is_told else ():
+                outputs[received.index].skip(received)
+        except InvalidRequestError as error:
+            self.error = error
+        self.unread.set()
         reasons = dict.fromkeys(output.finish_reason for _, output in self._visible_outputs())
         self._tell_end(*(reason.value for reason in reasons if reason))
 
@@ -248,8 +353,8 @@ class RequestStream:
         if self.ended:
             return
         self.ended = True
-        self._error = error
-        self._unread.set()
+        self.error = error
+        self.unread.set()
         self._tell_end(error.reason.lower())
 
     def drop(self) -> None:
@@ -261,66 +366,34 @@ class RequestStream:
 
     def _tell_end(self, *finish_reasons: str) -> None:
         """Say in log and span what came of the request."""
-        num_output_tokens = sum(len(output.token_ids) for output in self._outputs)
-        describe_end(self.span, finish_reasons, num_output_tokens, self._first_token_s)
-        latency = {"latency_ms": _ms(self.ledger.elapsed_s)}
-        if self._first_token_s is not None:
-            latency["first_token_ms"] = _ms(self._first_token_s)
-        self._log.info(
-            "request_finished",
-            finish_reason=",".join(finish_reasons),
-            num_prompt_tokens=len(self.request.prompt_token_ids),
-            num_output_tokens=num_output_tokens,
-            **latency,
-        )
+        self.trail.ended(finish_reasons, self.num_output_tokens)
 
     def _visible_outputs(self) -> list[tuple[int, Output]]:
         """Return what the client may read now, with the index it knows each output by."""
         params = self.sampling_params
-        if params.use_beam_search or params.width == params.n:
+        if params.use_beam_search or not shows_at_end(params):
             return list(enumerate(self._outputs))
-        if not self.ended or self._error is not None:
+        if not self.ended or self.error is not None:
             return []
         # Equals in the order of their indices; without a token, an aborted one is no answer.
-        ranked = sorted(
-            self._outputs,
-            key=lambda output: (
-                output.cumulative_logprob if output.cumulative_logprob is not None else -math.inf
-            ),
-            reverse=True,
-        )
+        ranked = sorted(self._outputs, key=Output.rank, reverse=True)
         return list(enumerate(ranked[: params.n]))
 
-    async def events(self) -> AsyncGenerator[Event, None]:
-        """Yield Started, a Delta whenever there is something new, and Finished for each output.
+    def events(self) -> AsyncGenerator[Event, None]:
+        """Yield them to a new reader, see StreamReader."""
+        return StreamReader(self).events()
 
-        Raises:
-            QuireError: the request failed.
-        """
-        while True:
-            await self._unread.wait()
-            self._unread.clear()
-            # All at once: what comes after a yield belongs to the next round.
-            events: list[Event] = [*self._started]
-            self._started.clear()
-            if self._prompt_logprobs:
-                events.append(Delta("", (), (), 0, tuple(self._prompt_logprobs)))
-                self._prompt_logprobs.clear()
-            for index, output in self._visible_outputs():
-                events.extend(output.read(index))
-            has_ended, error = self.ended, self._error
-            last = events[-1] if has_ended and events else None
-            wants_breakdown = self.request.include_time_breakdown
-            for event in events:
-                if event is last and isinstance(event, Finished) and wants_breakdown:
-                    yield dataclasses.replace(event, time_breakdown=self.ledger.breakdown())
-                else:
-                    yield event
-            if error is not None:
-                raise error
-            if has_ended:
-                return
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 1)
+    def take_unread(self) -> list[Event]:
+        """Return what is new since the last call: it is read."""
+        self.unread.clear()
+        events: list[Event] = []
+        if self._started is not None and self._start_unread:
+            events.append(self._started)
+            self._start_unread, self._was_start_read = False, True
+        if prompt_logprobs := self._prompt_logprobs.read():
+            events.append(Delta("", (), (), 0, prompt_logprobs))
+        for index, output in self._visible_outputs():
+            events.extend(output.read(index))
+        if self._backlog.clear():
+            self.owner.read_on(self)
+        return events

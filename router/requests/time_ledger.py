@@ -76,6 +76,10 @@ class TimeLedger:
         """The cell does not run the request any more; what it did since its last word is lost."""
         self._leave_cell(Part.RECOVERING)
 
+    def paused(self) -> None:
+        """The request runs nowhere until its client has read."""
+        self._leave_cell(Part.DELIVERY)
+
     def waits_for_cell(self) -> None:
         """There is no cell to submit the request to."""
         if self._part is not Part.RECOVERING:

@@ -7,10 +7,10 @@ model, then the tokenizer, then token counts.
 import dataclasses
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from quire.contract.errors import InvalidRequestError
-from quire.contract.inputs import DetokenizeInput, GenerateInput, TokenizeInput
+from quire.contract.errors import InvalidRequestError, TextDiffersError, TooLargeError
+from quire.contract.inputs import DetokenizeInput, GenerateInput, ResumeInput, TokenizeInput
 from quire.contract.outputs import ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import child
@@ -19,7 +19,6 @@ from router.text.tokenize import TextCodec
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_CHARS = 256
-MAX_PRIORITY = 100
 # A beam search hands over all it has found at once: token ids and log-probabilities, which must fit
 # a message.
 MAX_BEAM_ENTRIES = 2**22
@@ -39,6 +38,9 @@ class ValidGenerateRequest:
         priority: smaller goes first.
         cache_salt: cached prefixes are shared within a salt only.
         include_time_breakdown: say in the end where the time went.
+        include_prompt_token_ids: report the prompt's token ids at the start.
+        resumable: run on for a grace time where its stream breaks.
+        has_max_tokens: whether its client gave max_tokens.
     """
 
     request_id: str
@@ -48,6 +50,16 @@ class ValidGenerateRequest:
     priority: int = 0
     cache_salt: str = ""
     include_time_breakdown: bool = False
+    include_prompt_token_ids: bool = False
+    resumable: bool = False
+    has_max_tokens: bool = field(default=True, compare=False)
+
+    def explain(self, error: TooLargeError) -> TooLargeError:
+        """Return the error, with what to do about a max_tokens that nobody gave."""
+        if error.field != "max_tokens" or self.has_max_tokens:
+            return error
+        what = "must be given, since without it an output may be as long as max_model_len allows"
+        return TooLargeError(error.field, f"{what}: {error.description}")
 
 
 class Validator:
@@ -56,31 +68,59 @@ class Validator:
     def __init__(
         self,
         codec: TextCodec,
-        find_model: Callable[[str], Awaitable[ModelInfo]],
+        find_model: Callable[[str, str | None], Awaitable[ModelInfo]],
         max_prompt_bytes: int,
     ):
         """Keep what the checks need.
 
         Args:
             codec: the tokenizer.
-            find_model: the served model of a name, "" for the only one; raises ModelNotFoundError
-                or UnavailableError.
+            find_model: the served model of a name, "" for the only one, and of a numerics id, None
+                for any; raises ModelNotFoundError, NumericsDifferError or UnavailableError.
             max_prompt_bytes: longest text, in bytes of UTF-8.
         """
         self._codec = codec
         self._find_model = find_model
         self._max_prompt_bytes = max_prompt_bytes
 
-    async def generate(self, request: GenerateInput, ledger: TimeLedger) -> ValidGenerateRequest:
+    async def resume(self, resumed: ResumeInput, ledger: TimeLedger) -> ValidGenerateRequest:
+        """Check a Resume request, all but what was received, as `generate` does.
+
+        Raises:
+            TextDiffersError: its tokenizer was another.
+        """
+        request, seed = resumed.request, resumed.seed
+        if not request.request_id:
+            raise InvalidRequestError("request_id", "must be that of started, got none")
+        if seed is None:
+            raise InvalidRequestError("seed", "must be that of started, got none")
+        if request.sampling_params.seed not in (None, seed):
+            raise InvalidRequestError(
+                "seed", f"must be the request's ({request.sampling_params.seed}), got {seed}"
+            )
+        params = dataclasses.replace(request.sampling_params, seed=seed)
+        request = dataclasses.replace(request, sampling_params=params)
+        valid = await self.generate(request, ledger, resumed.numerics_id)
+        if valid.model.text_id != resumed.text_id:
+            raise TextDiffersError(
+                f"text_id: must be {valid.model.text_id}, got {resumed.text_id or 'none'}"
+            )
+        return valid
+
+    async def generate(
+        self, request: GenerateInput, ledger: TimeLedger, numerics_id: str | None = None
+    ) -> ValidGenerateRequest:
         """Check and tokenize a Generate request.
 
         Args:
             request: as it came.
             ledger: of its time; books what this waits for.
+            numerics_id: that the model must have, where the request is resumed; else None.
 
         Raises:
             InvalidRequestError: a field is out of bounds; names field, limit and value.
             ModelNotFoundError: the model is not served here.
+            NumericsDifferError: it is, and not with this numerics id.
             OverloadedError: too many texts wait for the tokenizer.
             UnavailableError: no scheduler is reachable.
         """
@@ -94,26 +134,18 @@ class Validator:
                 "cache_salt",
                 f"at most {MAX_CACHE_SALT_CHARS} characters, got {len(request.cache_salt)}",
             )
-        if abs(request.priority) > MAX_PRIORITY:
-            raise InvalidRequestError(
-                "priority", f"must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}], got {request.priority}"
-            )
         if not request.prompt:
             raise InvalidRequestError("prompt", "at least 1 token, got 0")
         if isinstance(request.prompt, str):
             self._check_bytes("prompt", request.prompt)
         with ledger.during(Part.NOT_READY, WAIT_US):
-            model = await self._find_model(request.model)
+            model = await self._find_model(request.model, numerics_id)
         params = request.sampling_params
-        if params.max_tokens is not None and params.max_tokens > model.max_model_len:
-            raise InvalidRequestError(
-                "max_tokens", f"must be in [1, {model.max_model_len}], got {params.max_tokens}"
-            )
-        _check_ids("stop_token_ids", params.stop_token_ids, model)
-        _check_ids("allowed_token_ids", params.allowed_token_ids, model)
-        _check_ids("logit_bias", tuple(params.logit_bias), model)
+        check_ids("stop_token_ids", params.stop_token_ids, model)
+        check_ids("allowed_token_ids", params.allowed_token_ids, model)
+        check_ids("logit_bias", tuple(params.logit_bias), model)
         for word_ids in params.bad_words_token_ids:
-            _check_ids("bad_words_token_ids", word_ids, model)
+            check_ids("bad_words_token_ids", word_ids, model)
         token_ids: Sequence[int]
         if isinstance(request.prompt, str):
             with ledger.during(Part.TOKENIZE), child("tokenize"):
@@ -124,11 +156,14 @@ class Validator:
             token_ids = request.prompt
         if params.truncate_prompt_tokens is not None:
             token_ids = token_ids[-params.truncate_prompt_tokens :]
-        _check_prompt_length(token_ids, model)
-        # Checked for text too: a tokenizer may know tokens that the model has no row for.
-        _check_ids("prompt", token_ids, model)
         room = model.max_model_len - len(token_ids)
-        capped = room if params.max_tokens is None else min(params.max_tokens, room)
+        capped = params.max_tokens or room
+        # What is resumed with the max_tokens that it began with goes to cells where that fits.
+        if numerics_id is None or params.max_tokens is None:
+            _check_prompt_length(token_ids, model)
+            capped = min(capped, room)
+        # Checked for text too: a tokenizer may know tokens that the model has no row for.
+        check_ids("prompt", token_ids, model)
         if params.min_tokens > capped:
             raise InvalidRequestError(
                 "min_tokens",
@@ -146,6 +181,9 @@ class Validator:
             request.priority,
             request.cache_salt,
             request.include_time_breakdown,
+            request.include_prompt_token_ids,
+            request.resumable,
+            request.sampling_params.max_tokens is not None,
         )
 
     async def _with_bad_words(self, params: SamplingParams, model: ModelInfo) -> SamplingParams:
@@ -167,17 +205,17 @@ class Validator:
     async def tokenize(self, request: TokenizeInput) -> Sequence[int]:
         """Check a Tokenize request and return its token ids; raises as `generate`."""
         self._check_bytes("text", request.text)
-        await self._find_model(request.model)
+        await self._find_model(request.model, None)
         return await self._codec.encode(request.text, request.add_special_tokens)
 
     async def detokenize(self, request: DetokenizeInput) -> str:
         """Check a Detokenize request and return its text; raises as `generate`."""
-        info, token_ids = await self._find_model(request.model), request.token_ids
+        info, token_ids = await self._find_model(request.model, None), request.token_ids
         if len(token_ids) > info.max_model_len:
             raise InvalidRequestError(
                 "token_ids", f"at most {info.max_model_len} tokens, got {len(token_ids)}"
             )
-        _check_ids("token_ids", token_ids, info)
+        check_ids("token_ids", token_ids, info)
         return await self._codec.decode(token_ids, request.skip_special_tokens)
 
     def _check_bytes(self, field: str, text: str) -> None:
@@ -211,7 +249,12 @@ def _check_beam_entries(params: SamplingParams, max_tokens: int) -> None:
         )
 
 
-def _check_ids(field: str, token_ids: Sequence[int], model: ModelInfo) -> None:
+def check_ids(field: str, token_ids: Sequence[int], model: ModelInfo) -> None:
+    """Check that a model has these tokens.
+
+    Raises:
+        InvalidRequestError: it has not.
+    """
     largest = max(token_ids, default=0)
     smallest = min(token_ids, default=0)
     for value in (largest, smallest):

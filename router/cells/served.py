@@ -1,0 +1,95 @@
+"""Which model a request may run on, of those that the cells serve, and why it runs nowhere."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+from quire.contract.errors import (
+    ModelNotFoundError,
+    NumericsDifferError,
+    NumericsLostError,
+    UnavailableError,
+)
+from quire.contract.outputs import ModelInfo
+from router.requests.stream import RequestStream
+
+
+class ServingCell(Protocol):
+    """A cell that is known, connected or not."""
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """Its model, the last known one; None until the first session."""
+        ...
+
+
+def largest(models: Iterable[ModelInfo]) -> Collection[ModelInfo]:
+    """Return one model of each name and numerics id, of the largest max_model_len.
+
+    A request goes where it fits.
+    """
+    longest_last = sorted(models, key=lambda model: model.max_model_len)
+    return {(model.name, model.numerics_id): model for model in longest_last}.values()
+
+
+def find_served(
+    models: Sequence[ModelInfo], cells: Collection[ServingCell], name: str, numerics_id: str | None
+) -> ModelInfo | None:
+    """Return the model of a name, None while a cell that may serve it is not connected.
+
+    Args:
+        models: of the cells that are connected.
+        cells: all that are known.
+        name: that requests use, "" for the only one.
+        numerics_id: that it must have; None for any.
+
+    Raises:
+        ModelNotFoundError: it is not served here.
+        NumericsDifferError: it is, and not with this numerics id.
+    """
+    if not models:
+        return None
+    names = dict.fromkeys(model.name for model in models)
+    if not name and len(names) == 1:
+        name = models[0].name
+
+    def fits(model: ModelInfo) -> bool:
+        return model.name == name and numerics_id in (None, model.numerics_id)
+
+    if fitting := [model for model in models if fits(model)]:
+        return max(fitting, key=lambda model: model.max_model_len)
+    if any(cell.model is None or fits(cell.model) for cell in cells):
+        return None
+    if name in names:
+        served = ", ".join(model.numerics_id or "none" for model in models if model.name == name)
+        raise NumericsDifferError(
+            f"numerics_id: must be one that {name} is served with ({served}), "
+            f"got {numerics_id or 'none'}"
+        )
+    served = ", ".join(names)
+    wrong = f"{name} is not served" if name else "required, several are served"
+    raise ModelNotFoundError(f"model: {wrong}; served: {served}")
+
+
+def may_continue(cell: ServingCell, stream: RequestStream) -> bool:
+    """Return whether a stream that has begun keeps its tokens at a cell, to the last one."""
+    model = cell.model
+    return (
+        model is not None
+        and model.numerics_id == stream.numerics_id
+        and model.max_model_len >= stream.max_num_tokens
+    )
+
+
+def unavailable(waited_s: float) -> UnavailableError:
+    """Return the error of a request that no scheduler took in time."""
+    return UnavailableError(f"no scheduler is reachable (waited {waited_s:g} s)")
+
+
+def numerics_lost(stream: RequestStream, waited_s: float) -> NumericsLostError:
+    """Return the error of a stream that no cell could continue in time."""
+    return NumericsLostError(
+        f"numerics_id: must be {stream.numerics_id or 'absent'} to continue this stream with the "
+        f"same tokens, but no such cell with a max_model_len of {stream.max_num_tokens} or more is "
+        f"left that serves {stream.request.model.name} (waited {waited_s:g} s); the request may be "
+        "sent again"
+    )
