@@ -53,7 +53,7 @@ class LLM:
         self,
         model: str | Path | None = None,
         *,
-        target: str | None = None,
+        target: str | Sequence[str] | None = None,
         api_key: str | None = None,
         tls_dir: str | Path | None = None,
         **options: Unpack[EngineKeywords],
@@ -63,7 +63,8 @@ class LLM:
         Args:
             model: Hugging Face model directory, or a GGUF file; None takes the embedded demo model.
                 With a target, only `chat` reads it, for its template.
-            target: router of a running cluster, "host:port"; the options below are then its own.
+            target: router of a running cluster, "host:port", or several, as for `Client`; the
+                options below are then its own.
             api_key: for the target; None takes QUIRE_API_KEY from the environment, if set.
             tls_dir: certificates, as for `Client`; a cluster of its own takes those of all roles
                 from there.

@@ -126,8 +126,13 @@ def _lines_to_paste(config: ClusterConfig, target: str) -> list[str]:
     ]
 
 
-async def print_ready(cluster: Cluster) -> None:
-    """Print model, cache, addresses and lines to paste."""
+async def print_ready(cluster: Cluster, control: str = "") -> None:
+    """Print model, cache, addresses and lines to paste.
+
+    Args:
+        cluster: that serves.
+        control: address of its control port; empty if it has none.
+    """
     config, target = cluster.config, cluster.router.address
     try:
         status = await cell_status(target, config.tls_dir, insecure=config.insecure)
@@ -139,6 +144,7 @@ async def print_ready(cluster: Cluster) -> None:
             f"  {name:<10} {address}{f' ({process})' if process else ''}"
             for name, address, process in _places(cluster)
         ),
+        *([f"  control    {control} (quire resize, quire roll)"] if control else []),
         *_metrics_lines(cluster),
         "Try:" if config.api_keys is None else "Try, with a key in QUIRE_API_KEY:",
         *_lines_to_paste(config, target),

@@ -21,6 +21,7 @@ def doctor() -> None:
 
     typer.echo(f"kernels    {ops.isa()} (this machine can: {', '.join(ops.available_isas())})")
     typer.echo(f"gpu        {_gpu()}")
+    typer.echo(f"gloo       {_gloo()}")
     violations = 0
     for name, dtype in invariance.DTYPES.items():
         found = invariance.check_linear_invariance(dtype)
@@ -47,3 +48,11 @@ def _gpu() -> str:
     except ConfigError as error:
         return f"none: {error.message}"
     return f"{device.name} ({device.isa})"
+
+
+def _gloo() -> str:
+    """Say whether CPUs on several machines can exchange tensors encrypted."""
+    from worker_svc.parallel.gloo_tls import gloo_tls_fault
+
+    fault = gloo_tls_fault()
+    return "TLS between machines" if fault is None else f"no TLS: {fault}"

@@ -1,5 +1,6 @@
 """`quire generate`: one prompt, streamed to the terminal."""
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -62,7 +63,7 @@ def generate(
     options: Values,
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     target: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the router listens.")
+        str, typer.Option(metavar="HOST:PORT,...", help="Where the router listens, or several.")
     ] = "127.0.0.1:50051",
     api_key: ApiKey = None,
     insecure: Annotated[
@@ -83,6 +84,12 @@ def generate(
     time_breakdown: Annotated[
         bool, typer.Option("--time-breakdown", help="Print where the time went, in the end.")
     ] = False,
+    resume_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.0, help="How long to resume a stream that broke; 0: not."
+        ),
+    ] = 60.0,
     server_name: Annotated[
         str | None,
         typer.Option(
@@ -104,18 +111,25 @@ def generate(
             options["temperature"] = 0.0
         params = SamplingParams(**options)
         with Client(
-            target, tls_dir=tls_dir, server_name=server_name, api_key=api_key, insecure=insecure
+            target,
+            tls_dir=tls_dir,
+            server_name=server_name,
+            api_key=api_key,
+            insecure=insecure,
+            resume_timeout=resume_timeout,
         ) as client:
             printer = StreamPrinter(params)
-            for event in client.stream(
+            stream = client.stream(
                 prompt,
                 params,
                 model=model,
                 priority=priority,
                 cache_salt=cache_salt,
                 include_time_breakdown=time_breakdown,
-            ):
-                printer.show(event)
+            )
+            with closing(stream):  # also where Ctrl-C comes while an event is shown
+                for event in stream:
+                    printer.show(event)
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None

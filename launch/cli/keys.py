@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,9 @@ File = Annotated[
 ]
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Whose key: 1 to 63 of a-z, 0-9, '.', '_' and '-'.")
+]
+Quota = Annotated[
+    int | None, typer.Option(help="At all cells of a model together.", show_default="no quota")
 ]
 
 app = typer.Typer(
@@ -29,9 +33,19 @@ def add(
     days: Annotated[
         float | None, typer.Option(min=0, help="How long it is valid.", show_default="for ever")
     ] = None,
+    weight: Annotated[
+        float, typer.Option(help="Of its share where the requests of several keys wait.")
+    ] = 1.0,
+    min_priority: Annotated[
+        int, typer.Option(help="Its requests go before others at most as those of this priority.")
+    ] = -100,
+    max_requests_per_minute: Quota = None,
+    max_tokens_per_minute: Quota = None,
+    max_concurrent: Quota = None,
 ) -> None:
     """Make a key and print it: it is shown this once, the file holds its SHA-256 alone."""
     from quire.contract.errors import ConfigError
+    from quire.contract.quotas import Quotas
     from quire.security.api_key_file import ApiKey, digest, editing
     from quire.security.api_keys import generate_key, utc_now
 
@@ -42,13 +56,14 @@ def add(
             expires = None if days is None else now + timedelta(days=days)
         except OverflowError:
             raise ConfigError(f"--days: no such date, {days:g} days from now") from None
+        quotas = Quotas(max_requests_per_minute, max_tokens_per_minute, max_concurrent)
         with editing(file) as keys:
             if any(each.name == name for each in keys):
                 raise ConfigError(
                     f"{file} has a key of the name {name}; revoke it first, or take another name "
                     "to have two while callers change over"
                 )
-            keys.append(ApiKey(name, digest(key), now, expires))
+            keys.append(ApiKey(name, digest(key), now, expires, weight, min_priority, quotas))
     typer.echo(key)
 
 
@@ -63,12 +78,16 @@ def show(file: File) -> None:
 
     with _one_line_errors():
         keys = read_keys(file)
-    table = Table("name", "created", "expires", "sha256")
+    quotas = "requests/min", "tokens/min", "concurrent"
+    table = Table("name", "created", "expires", "weight", "min priority", *quotas, "sha256")
     now = utc_now()
     for key in keys:
         expires = "never" if key.expires is None else format_time(key.expires)
         ended = " (expired)" if key.is_expired(now) else ""
-        table.add_row(key.name, format_time(key.created), expires + ended, key.sha256.hex()[:12])
+        limits = (str(limit or "") for limit in astuple(key.quotas))
+        rights = f"{key.weight:g}", str(key.min_priority), *limits
+        made = format_time(key.created)
+        table.add_row(key.name, made, expires + ended, *rights, key.sha256.hex()[:12])
     Console().print(table)
 
 

@@ -2,7 +2,20 @@
 
 import typer
 
-from launch.cli import certs, doctor, drain, generate, keys, probe, serve, services, simulate
+from launch.cli import (
+    certs,
+    doctor,
+    drain,
+    generate,
+    keys,
+    probe,
+    replay,
+    resize,
+    roll,
+    serve,
+    services,
+    simulate,
+)
 from quire.version import __version__
 
 app = typer.Typer(
@@ -23,9 +36,12 @@ app.command("router")(services.router)
 app.command("scheduler")(services.scheduler)
 app.command("worker")(services.worker)
 app.command("drain")(drain.drain)
+app.command("resize")(resize.resize)
+app.command("roll")(roll.roll)
 app.command("certs")(certs.certs)
 app.add_typer(keys.app, name="keys")
 app.command("probe")(probe.probe)
+app.command("replay")(replay.replay)
 app.command("simulate")(simulate.simulate)
 app.command("doctor")(doctor.doctor)
 

@@ -1,9 +1,14 @@
 """`quire serve`: a whole cluster, on this machine or with workers on others."""
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from launch.cli.options import ModelArgument, Values, model_path, resolve_draft_model, takes_options
 from launch.cluster.config import ClusterConfig
+
+if TYPE_CHECKING:
+    from launch.cluster.supervisor import Cluster
 
 
 @takes_options(ClusterConfig)
@@ -15,6 +20,7 @@ def serve(options: Values, model: ModelArgument = None) -> None:
     from quire.observe import log
 
     log.configure("supervisor", options["log_level"])
+    log.log_uncaught()
     try:
         resolve_draft_model(options)
         config = ClusterConfig(model=model_path(model), **options)
@@ -29,6 +35,7 @@ async def _serve(config: ClusterConfig) -> None:
     import asyncio
 
     from launch.cli.console import Progress, print_ready
+    from launch.cluster.servicer import Control
     from launch.cluster.supervisor import Cluster
     from quire.rpc import stop_signal
 
@@ -42,11 +49,37 @@ async def _serve(config: ClusterConfig) -> None:
             await asyncio.gather(starting, return_exceptions=True)
             return
         starting.result()
+    control: Control | None = None
+    rolling = asyncio.create_task(_roll_when_asked(cluster))
     try:
-        await print_ready(cluster)
+        control = Control(cluster)
+        await print_ready(cluster, await control.start())
         running = asyncio.create_task(cluster.wait())
         await asyncio.wait([running, stopped], return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
     finally:
+        if control is not None:
+            await control.stop()
+        rolling.cancel()
+        await asyncio.gather(rolling, return_exceptions=True)
         await cluster.stop()
+
+
+async def _roll_when_asked(cluster: "Cluster") -> None:
+    """Replace every child in turn whenever this process is sent SIGUSR1, until cancelled."""
+    import asyncio
+    import signal
+
+    from quire.contract.errors import QuireError
+
+    # Not SIGHUP, which a terminal that is closed sends.
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, asked.set)
+    while True:
+        await asked.wait()
+        asked.clear()
+        try:
+            await cluster.roll(lambda line: typer.echo(f"roll: {line}"))
+        except QuireError as error:
+            typer.echo(f"error: {error.message}", err=True)

@@ -41,6 +41,9 @@ class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
 
     model: Path
     port: int = port_option(50051, "Port of the router; 0 takes a free one.")
+    control_port: int = port_option(
+        0, "Port of this machine for `quire resize`; 0 takes a free one."
+    )
     tensor_parallel_size: int = option(
         1,
         "Workers that share the model.",
@@ -48,6 +51,9 @@ class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
         flags=("--tensor-parallel-size", "-tp"),
     )
     api_keys: Path | None = same_option(RouterConfig, "api_keys")
+    connect_timeout_s: float = same_option(RouterConfig, "connect_timeout_s")
+    recovery_timeout_s: float = same_option(RouterConfig, "recovery_timeout_s")
+    grace_time_s: float = same_option(RouterConfig, "grace_time_s")
     launcher: str = option(
         LauncherName.LOCAL,
         "Where workers come from: 'local' starts them here, 'ray' in a Ray cluster, 'static' takes "

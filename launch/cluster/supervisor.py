@@ -1,40 +1,47 @@
 """A whole cluster: a scheduler and a router as child processes, workers from a launcher."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 
 from launch.cluster.config import ClusterConfig, LauncherName, embedded_model
+from launch.cluster.keeper import Patience, keep
 from launch.cluster.process import ServiceProcess
+from launch.cluster.resize import LostCallError, ask_scheduler
+from launch.cluster.roll import roll
 from launch.launchers import make_launcher
+from quire.contract.addresses import MAX_RANKS
 from quire.contract.engine_options import EngineOptions
-from quire.contract.errors import ConfigError, UnavailableError
+from quire.contract.errors import ConfigError, InvalidRequestError, UnavailableError
 from quire.contract.options import values_of
-from quire.observe.log import get_logger
+from quire.contract.resizing import ResizeProgress
 from quire.rpc import Role, open_tls, until_serving
 
 __all__ = ["Cluster", "ClusterConfig", "LauncherName", "embedded_model"]
 
 ROUTER_SERVICE = "quire.v1.InferenceService"
 ROUTER_TIMEOUT_S = 30.0
-RESTARTS_IN_A_ROW = 5
-RESTART_DELAY_S = 0.2
-
-log = get_logger()
 
 
 class Cluster:
     """Starts, supervises and stops the services of one cell and its router.
 
-    A service that dies is started again on its old port; the others resume what it was doing, so
-    its death costs time and no answers.
+    A service that dies or hangs is started again on its old port; the others resume what it was
+    doing, so its death costs time and no answers.
     """
 
-    def __init__(self, config: ClusterConfig, progress: Callable[[str], None] = lambda _: None):
+    def __init__(
+        self,
+        config: ClusterConfig,
+        progress: Callable[[str], None] = lambda _: None,
+        patience: Patience | None = None,
+    ):
         """Describe a cluster; nothing runs yet.
 
         Args:
             config: what to start.
             progress: called with a line about what is being waited for.
+            patience: with services that end or hang.
 
         Raises:
             ConfigError: the certificates cannot be used.
@@ -44,7 +51,13 @@ class Cluster:
         self.launcher = make_launcher(config, progress)
         self.services: list[ServiceProcess] = list(self.launcher.services)
         self._progress = progress
-        self._keepers: list[asyncio.Task[None]] = []
+        self._patience = patience or Patience()
+        # By service; of what the launcher keeps by itself, under None.
+        self._keepers: dict[ServiceProcess | None, asyncio.Task[None]] = {}
+        self._failed = asyncio.Event()
+        # Workers that are to take over from those in use.
+        self._others: list[ServiceProcess] = []
+        self._is_rolling = False
 
     @property
     def router(self) -> ServiceProcess:
@@ -55,17 +68,27 @@ class Cluster:
         """Start everything and return when the router takes requests.
 
         Raises:
-            ConfigError: a service said why it cannot start (broken model directory, port in use,
-                bad option).
-            UnavailableError: a service died without a word, or workers do not come up.
+            ConfigError: a service cannot start for its configuration (broken model directory, bad
+                option).
+            UnavailableError: a service reported another reason (port in use) or died without a
+                word, or workers do not come up.
         """
         try:
             await self._start_all()
         except BaseException:
             await self.stop()
             raise
-        self._keepers = [asyncio.create_task(self._keep(service)) for service in self.services]
-        self._keepers.append(asyncio.create_task(self.launcher.keep()))
+        for service in self.services:
+            self._keep(service, keep(service, self._patience))
+        self._keep(None, self.launcher.keep())
+
+    def _keep(self, service: ServiceProcess | None, work: Coroutine[None, None, None]) -> None:
+        keeper = self._keepers[service] = asyncio.create_task(work)
+        keeper.add_done_callback(self._keeper_ended)
+
+    def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
+        if not keeper.cancelled():
+            self._failed.set()
 
     async def _start_all(self) -> None:
         config = self.config
@@ -80,6 +103,7 @@ class Cluster:
                 **self.launcher.scheduler_values,
                 "model": config.model,
             },
+            self.tls,
         )
         self.services.append(scheduler)
         self._progress(f"loading {config.model.name} and sizing the KV cache")
@@ -101,10 +125,13 @@ class Cluster:
                 "model": config.model,
                 "schedulers": [await listening],
                 "api_keys": config.api_keys,
+                "connect_timeout_s": config.connect_timeout_s,
+                "recovery_timeout_s": config.recovery_timeout_s,
+                "grace_time_s": config.grace_time_s,
                 # Whoever stops the whole cluster does not wait for what it is doing.
                 "drain_timeout_s": 1.0,
             }
-            router = ServiceProcess("router", "router", values)
+            router = ServiceProcess("router", "router", values, self.tls)
             self.services.append(router)
             await router.start(config.port)
 
@@ -133,39 +160,119 @@ class Cluster:
                 f"the router does not reach its scheduler within {ROUTER_TIMEOUT_S:g} s"
             ) from None
 
-    async def _keep(self, service: ServiceProcess) -> None:
-        """Start `service` again whenever it ends; give up when it will not stay up."""
-        port = int(service.address.rpartition(":")[2])
-        loop = asyncio.get_running_loop()
-        failures = 0
-        while True:
-            started = loop.time()
-            status = await service.wait()
-            failures = 1 if loop.time() - started > 10 else failures + 1
-            if failures > RESTARTS_IN_A_ROW:
-                raise UnavailableError(
-                    f"{service.name} ended {failures} times in a row, last with status {status}"
-                )
-            log.warning("service_restarting", name=service.name, status=status, attempt=failures)
-            await asyncio.sleep(RESTART_DELAY_S * 2 ** (failures - 1))
-            try:
-                await service.start(port)
-            except (ConfigError, UnavailableError) as error:
-                log.error("service_restart_failed", name=service.name, error=error.message)
+    async def roll(self, say: Callable[[str], None]) -> None:
+        """Replace every child in turn, with the code that is installed now.
+
+        Args:
+            say: called with a line for each.
+
+        Raises:
+            UnavailableError: a successor does not come up, those after it keep running; or the
+                cluster is being resized or rolled.
+        """
+        if self._others or self._is_rolling:
+            what = "roll" if self._is_rolling else "resize"
+            raise UnavailableError(f"roll: must wait for the {what} that is under way")
+        self._is_rolling = True
+        try:
+            await roll(self.services, say)
+            await self._wait_for_router()
+        finally:
+            self._is_rolling = False
 
     async def wait(self) -> None:
         """Run until cancelled.
 
         Raises:
-            UnavailableError: a service would not stay up, or workers are lost for good.
+            ConfigError: a service cannot be started again for its configuration.
+            UnavailableError: workers are lost for good.
         """
-        await asyncio.gather(*self._keepers)
+        await self._failed.wait()
+        for keeper in self._keepers.values():
+            if keeper.done():
+                keeper.result()
+
+    # ---------------------------------------------------------------- resizing
+
+    async def resize(
+        self, size: int, timeout_s: int = 0, say: Callable[[str], None] = lambda _: None
+    ) -> ResizeProgress:
+        """Change the number of workers while the cell serves; new ones start beside the old ones.
+
+        Args:
+            size: workers to share the model.
+            timeout_s: from the start of the new ones' loading until they must be in use; 0 for
+                300 s.
+            say: called with a line about what has begun.
+
+        Raises:
+            QuireError: the old workers go on, and the new ones are stopped.
+        """
+        if not 1 <= size <= MAX_RANKS:
+            raise InvalidRequestError(
+                "tensor_parallel_size", f"must be in [1, {MAX_RANKS}], got {size}"
+            )
+        if size == len(self.launcher.places):
+            raise InvalidRequestError(
+                "tensor_parallel_size", f"must be another than the one in use, got {size}"
+            )
+        if self._others or self._is_rolling:
+            what = "roll" if self._is_rolling else "resize"
+            raise ConfigError(f"resize: must wait for the {what} that is under way")
+        others = self._others = self.launcher.others(size)
+        scheduler = next(each for each in self.services if each.name == "scheduler")
+        old: list[ServiceProcess] = []
+
+        def switched() -> None:
+            # At once: what dies from now on starts again with the new workers.
+            old.extend(self._take_over(scheduler, others))
+
+        try:
+            say(f"starting {size} worker{'s' if size > 1 else ''}")
+            await asyncio.gather(*(worker.start(0) for worker in others))
+            return await ask_scheduler(
+                scheduler.address,
+                tuple(worker.address for worker in others),
+                timeout_s,
+                open_tls(self.config.tls_dir, Role.OPERATOR),
+                say,
+                switched,
+            )
+        except LostCallError:
+            if not old:
+                # It may have switched without a word. Its keeper starts it with the old workers.
+                scheduler.kill()
+            raise
+        finally:
+            self._others = []
+            await _stop_all(old or others)
+
+    def _take_over(
+        self, scheduler: ServiceProcess, others: list[ServiceProcess]
+    ) -> list[ServiceProcess]:
+        """Keep other workers up in place of those in use, and return these."""
+        old = list(self.launcher.services)
+        for worker in old:
+            self._keepers.pop(worker).cancel()
+        self.launcher.services = others
+        self.services = [*others, *(each for each in self.services if each not in old)]
+        self.config = replace(self.config, tensor_parallel_size=len(others))
+        for name, value in self.launcher.scheduler_values.items():
+            scheduler.set_option(name, value)
+        for worker in others:
+            self._keep(worker, keep(worker, self._patience))
+        return old
 
     async def stop(self) -> None:
         """Stop every service, the router first so that nothing new comes in."""
-        for keeper in self._keepers:
+        keepers = list(self._keepers.values())
+        for keeper in keepers:
             keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
-        for service in reversed(self.services):
+        await asyncio.gather(*keepers, return_exceptions=True)
+        for service in reversed([*self._others, *self.services]):
             await service.stop()
         await self.launcher.stop()
+
+
+async def _stop_all(services: Sequence[ServiceProcess]) -> None:
+    await asyncio.gather(*(each.stop() for each in services))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.cluster.process import ServiceProcess
+from quire.contract.errors import ConfigError
 
 Say = Callable[[str], None]
 
@@ -68,6 +69,17 @@ class Launcher(ABC):
             ConfigError: a worker said why it cannot start.
             UnavailableError: a worker does not come up.
         """
+
+    def others(self, size: int) -> list[ServiceProcess]:
+        """Return workers, not started, of which so many would share the model.
+
+        Raises:
+            ConfigError: workers of this launcher are not started here.
+        """
+        raise ConfigError(
+            "launcher: must be local for this machine to start other workers; start them, and name "
+            "them to the scheduler by `quire resize SCHEDULER --worker HOST:PORT`"
+        )
 
     async def keep(self) -> None:
         """Look after workers that are not `services`; runs until cancelled.
