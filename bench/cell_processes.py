@@ -80,9 +80,12 @@ class Cells:
 
     async def start_router(self, schedulers: list[str], **options: Any) -> str:
         """Start a router of these cells and return its address."""
+        return (await self.start_router_process(schedulers, **options)).address
+
+    async def start_router_process(self, schedulers: list[str], **options: Any) -> ServiceProcess:
+        """Start a router of these cells."""
         known = {"model": embedded_model(), "schedulers": schedulers}
-        router = await self._start("router", {**known, **options})
-        return router.address
+        return await self._start("router", {**known, **options})
 
     async def drain(self, cell: CellProcesses) -> int:
         """Have a cell drain, by SIGTERM; return the exit status of its scheduler."""

@@ -1,26 +1,35 @@
 """What a step costs besides the model: scheduling, and the message that carries its orders.
 
-Decoding sequences only, each of which gains a token in every step. Prints medians.
+Decoding sequences only, each of which gains a token in every step. Prints medians, without and
+with a recorder: what a step takes with its thread beside it, which in a cell works while the
+workers do, but not here.
 Run by `make bench-sched`; exits with 1 if a target is missed.
 """
 
 import gc
 import statistics
 import sys
+import tempfile
 import time
+from contextlib import closing
 
+from quire.contract.outputs import ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import Submission
 from quire.contract.steps import SchedulerOutputs, StepResult
 from quire.v1 import worker_pb2
 from quire.wire.worker import execute_request_to_proto, step_result_from_proto
 from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.policy.scheduler import Scheduler
+from scheduler_svc.workers.formation import FormedWorkers
+from scheduler_svc.workers.recorder import Recorder, epoch_header
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 256
 NUM_STEPS = 300
 PHASES = ("schedule", "write", "read", "update")
+MODEL = ModelInfo("demo", "LlamaForCausalLM", "bfloat16", 32_000, 4096, (2,), 1)
 # Sequences: bytes of the message, microseconds of scheduling and wire together.
 TARGETS = {64: (4096, 1000), 256: (4096, 1000), 1024: (8192, 3000)}
 
@@ -60,8 +69,13 @@ def sample(scheduler: Scheduler, outputs: SchedulerOutputs) -> None:
     scheduler.update(StepResult(outputs.sequence_ids, [1000] * len(outputs.sequence_ids)))
 
 
-def measure(num_seqs: int) -> tuple[int, dict[str, float]]:
-    """Return the median bytes of a message and the median microseconds of each phase of a step."""
+def measure(num_seqs: int, recorder: Recorder | None = None) -> tuple[int, dict[str, float]]:
+    """Return the median bytes of a message and the median microseconds of each phase of a step.
+
+    Args:
+        num_seqs: sequences of each step.
+        recorder: records each, as part of writing and reading; None for none.
+    """
     scheduler = make_scheduler(num_seqs)
     sizes: list[int] = []
     phases: dict[str, list[float]] = {name: [] for name in PHASES}
@@ -73,6 +87,8 @@ def measure(num_seqs: int) -> tuple[int, dict[str, float]]:
         scheduled = time.perf_counter()
         outputs.epoch, outputs.step_id = 2**38, step_id
         request = execute_request_to_proto(outputs).SerializeToString()
+        if recorder is not None:
+            recorder.record_orders(request)
         written = time.perf_counter()
         answer = worker_pb2.StepResult(
             epoch=2**38,
@@ -84,6 +100,8 @@ def measure(num_seqs: int) -> tuple[int, dict[str, float]]:
         ).SerializeToString()
         answered = time.perf_counter()
         result = step_result_from_proto(worker_pb2.StepResult.FromString(answer))
+        if recorder is not None:
+            recorder.record_result(result)
         read = time.perf_counter()
         scheduler.update(result)
         updated = time.perf_counter()
@@ -97,14 +115,30 @@ def measure(num_seqs: int) -> tuple[int, dict[str, float]]:
     return round(statistics.median(sizes)), medians
 
 
+def measure_recorded(num_seqs: int) -> float:
+    """Return the median microseconds of all phases of a step that is recorded with its tokens."""
+    with tempfile.TemporaryDirectory() as directory:
+        config = SchedulerConfig(model="/m", record=directory, record_tokens=True)
+        with closing(Recorder(config)) as recorder:
+            recorder.begin(epoch_header(config, FormedWorkers(2**38, MODEL, 1), "bench"))
+            _, us = measure(num_seqs, recorder)
+        assert not recorder.num_dropped, "the disk is fast enough for a benchmark"
+    return sum(us.values())
+
+
 def main() -> int:
     """Print a line for each number of sequences; return 1 if a target is missed."""
     missed = []
-    print("sequences  " + "  ".join(f"{name:>8}" for name in (*PHASES, "total")) + "   message")
+    print(
+        "sequences  "
+        + "  ".join(f"{name:>8}" for name in (*PHASES, "total", "recorded"))
+        + "   message"
+    )
     for num_seqs, (max_bytes, max_us) in TARGETS.items():
         size, us = measure(num_seqs)
         total = sum(us.values())
-        columns = "  ".join(f"{value:>5.0f} us" for value in (*us.values(), total))
+        recorded = measure_recorded(num_seqs)
+        columns = "  ".join(f"{value:>5.0f} us" for value in (*us.values(), total, recorded))
         print(f"{num_seqs:>9}  {columns}   {size} bytes")
         if size > max_bytes:
             missed.append(f"{num_seqs} sequences: {size} bytes, target {max_bytes}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch.cluster.supervisor import embedded_model
+from quire.rpc.start import CONFIG_ERROR_STATUS
 from tests.compose.conftest import IMAGE_TAG
 from tests.compose.stack import docker, inspect, why_not
 
@@ -182,7 +183,7 @@ def test_a_router_reports_what_a_tokenizer_needs_that_it_lacks(tmp_path: Path) -
         *("--volume", f"{tmp_path}:/model:ro", image("router"), "/model"),
     )
     try:
-        assert docker("wait", container) == "1"
+        assert docker("wait", container) == str(CONFIG_ERROR_STATUS)
         logs = output_of("docker", "logs", container)
         assert "needs transformers" in logs and "router-transformers" in logs, logs
         assert "Traceback" not in logs

@@ -1,6 +1,7 @@
 """Cells that leave and join under load: no errors, and the tokens of an undisturbed run."""
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -71,17 +72,25 @@ async def test_a_cell_joins_and_takes_over_when_the_first_is_drained() -> None:
         # The second address does not answer yet.
         router = await cells.start_router([first.address, f"127.0.0.1:{port}"])
         async with AsyncClient(router) as client:
-            expected = await collect(client, 0)
+            expected = await collect_all(client)
             await cells.start_cell(port)
             await until_connected(client, 2)
-            command = [QUIRE, "drain", first.address]
+            arrived = [asyncio.Event() for _ in PROMPTS]
+            streams = [
+                asyncio.create_task(collect(client, place, event))
+                for place, event in enumerate(arrived)
+            ]
+            await asyncio.gather(*(event.wait() for event in arrived[:NUM_STREAMING]))
+            command = [QUIRE, "drain", first.address, "--move"]
             drained = await asyncio.to_thread(
                 subprocess.run, command, capture_output=True, text=True, timeout=60, check=False
             )
             assert drained.returncode == 0, drained.stderr
-            assert drained.stdout == f"{first.address} is drained: all done\n"
+            result = f"{first.address} is drained: all done; "
+            counts = r"\d+ moved, \d+ finished here, [\d.]+ s\n"
+            assert re.search(re.escape(result) + counts, drained.stdout), drained.stdout
             assert await first.scheduler.wait() == 0
-            assert await collect(client, 0) == expected
+            assert await asyncio.gather(*streams) == expected
             again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
             assert again.returncode == 1
             assert again.stderr.startswith(f"error: {first.address}: UNAVAILABLE")

@@ -15,6 +15,7 @@ import pytest
 from cryptography import x509
 
 from launch.authority import CertificateDirectory
+from launch.cluster.process import ServiceProcess
 from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
 from quire import AsyncClient, SamplingParams
 from quire.contract.errors import PermissionDeniedError, UnavailableError
@@ -118,6 +119,14 @@ async def may_ask(target: str, tls_dir: Path) -> bool:
             return False
 
 
+async def replaced(service: ServiceProcess) -> None:
+    """Kill a service, and return when there is another; clients read on meanwhile."""
+    killed = service.pid
+    os.kill(killed, signal.SIGKILL)
+    while service.pid == killed:
+        await asyncio.sleep(0.01)
+
+
 async def soon(what: Coroutine[Any, Any, T]) -> T:
     return await asyncio.wait_for(what, 120)
 
@@ -161,13 +170,13 @@ async def test_certificates_and_authority_change_under_running_streams(tmp_path:
         assert not shown() & renewed
         assert await may_ask(target, trusting), "certificates of the old authority are good yet"
         # Who connects again, after the death of a service, does so with what there is then.
-        os.kill(scheduler.pid, signal.SIGKILL)
+        await soon(replaced(scheduler))
         await soon(load.progress(AFTER_A_DEATH))
         certificates.forget_old_authorities()
         assert not await may_ask(target, trusting)
         assert not await may_ask(target, before)
         assert await may_ask(target, tls_dir)
-        os.kill(worker.pid, signal.SIGKILL)
+        await soon(replaced(worker))
         await soon(load.progress(AFTER_A_DEATH))
 
         assert await soon(load.tokens()) == expected

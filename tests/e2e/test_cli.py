@@ -14,7 +14,9 @@ import torch
 from typer.testing import CliRunner
 
 from launch.cli.main import app
+from quire.rpc.start import CONFIG_ERROR_STATUS
 from worker_svc import invariance
+from worker_svc.parallel.gloo_tls import gloo_tls_fault
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIRE = [str(Path(sys.executable).parent / "quire")]
@@ -83,6 +85,21 @@ def test_serve_generate_and_ctrl_c() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 0
         assert not [pid for pid in pids if is_running(pid)]
+
+
+def test_serve_replaces_its_children_when_it_is_asked_to() -> None:
+    with serving() as (process, ready):
+        old = re.findall(r"pid (\d+)", ready)
+        process.send_signal(signal.SIGUSR1)
+        lines = [process.stdout.readline() for _ in range(4)] if process.stdout else []
+        replaced = [re.match(r"roll: \w+( 0)?: pid (\d+) -> (\d+), ", line) for line in lines[:3]]
+        assert all(replaced), lines
+        assert {match[2] for match in replaced if match} == {*old}
+        assert not [pid for pid in old if is_running(int(pid))]
+        assert lines[3].startswith("roll: 3 processes replaced in "), lines
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+        assert not [match[3] for match in replaced if match and is_running(int(match[3]))]
 
 
 def check_every_mode(target: str) -> None:
@@ -186,6 +203,9 @@ def test_doctor_checks_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 0, result.output
     assert "kernels" in result.stdout
+    fault = gloo_tls_fault()
+    gloo = "TLS between machines" if fault is None else f"no TLS: {fault}"
+    assert f"gloo       {gloo}\n" in result.stdout
     assert set(checked) == set(invariance.DTYPES.values())
 
     violation = invariance.Violation("float32", 8, 16, num_rows=3)
@@ -206,7 +226,8 @@ def test_doctor_finds_no_violation() -> None:
 @pytest.mark.parametrize("command", ["worker", "serve"])
 def test_a_device_that_is_not_there_is_reported_in_one_line(command: str) -> None:
     result = quire(command, "--device", "cuda:99", "--port", "0")
-    assert result.returncode == 1
+    # `serve` is no service: what keeps it gets the usual status.
+    assert result.returncode == (1 if command == "serve" else CONFIG_ERROR_STATUS)
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert errors[0].startswith("error: device: ")

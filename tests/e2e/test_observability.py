@@ -86,7 +86,7 @@ async def test_a_lost_worker_is_seen_on_the_schedulers_admin_port(
     )
     ready = await asyncio.to_thread(get, scheduler.admin_address, "/readyz")
     live = await asyncio.to_thread(get, scheduler.admin_address, "/livez")
-    assert ready == (503, "not serving\n")
+    assert (ready[0], ready[1].startswith("not serving")) == (503, True)
     # Another start of the scheduler would not help.
     assert live == (200, "ok\n")
     back = await scrape_until(

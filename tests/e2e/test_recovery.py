@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from launch.cluster.config import embedded_model
+from launch.cluster.keeper import Patience
+from launch.cluster.supervisor import Cluster
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import Completion, Delta
 from quire.sdk.collect import Collector
-from tests.e2e.conftest import SharedClusters
+from tests.e2e.admin_ports import scrape
+from tests.e2e.conftest import SharedClusters, cluster_config
 
 PARAMS = [
     SamplingParams(temperature=t, seed=seed, max_tokens=200, ignore_eos=True)
@@ -77,13 +80,17 @@ async def collect_all(client: AsyncClient) -> list[list[Completion]]:
             id="draft model",
         ),
         ("scheduler", {}),
+        pytest.param("scheduler", {"speculation": "prompt-lookup"}, id="scheduler, speculation"),
+        pytest.param(
+            "scheduler", {"kv_cache_dtype": "int8"}, id="scheduler, int8", marks=pytest.mark.deep
+        ),
         pytest.param("worker 0", {"kv_cache_dtype": "int8"}, marks=pytest.mark.deep),
     ],
 )
 async def test_killing_a_service_changes_no_token(
     shared_clusters: SharedClusters, victim: str, options: dict[str, str]
 ) -> None:
-    cluster = shared_clusters.get(**options)
+    cluster = shared_clusters.get(admin_port=0, **options)
     async with AsyncClient(cluster.router.address) as client:
         expected = await collect_all(client)
         assert [len(outputs) for outputs in expected] == [1] * 5 + [3, 2, 2]
@@ -100,3 +107,61 @@ async def test_killing_a_service_changes_no_token(
 
         assert await asyncio.gather(*streams) == expected
         assert service.pid != killed
+    if victim == "scheduler":
+        counted = await scrape(cluster, "scheduler")
+        assert counted("quire_scheduler_kv_blocks_adopted_total") > 0
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process exists; one that has ended and is not reaped does too."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_child_that_was_held_ready_takes_the_place_of_one_that_died() -> None:
+    cluster = Cluster(cluster_config(), patience=Patience(steady_s=1e6))
+    await cluster.start()
+    try:
+        async with AsyncClient(cluster.router.address) as client:
+            expected = await collect(client, 1)
+            service = next(each for each in cluster.services if each.name == "worker 0")
+            seen = {each.pid for each in cluster.services}
+            assert service.spare_pid is None
+            await service.prepare()
+            spare = service.spare_pid
+            assert spare is not None
+            os.kill(service.pid, signal.SIGKILL)
+            assert await collect(client, 1) == expected
+            assert service.pid == spare
+            # One that has died is no use.
+            await service.prepare()
+            dead = service.spare_pid
+            assert dead is not None
+            os.kill(dead, signal.SIGKILL)
+            os.kill(service.pid, signal.SIGKILL)
+            assert await collect(client, 1) == expected
+            assert service.pid not in (spare, dead)
+            await service.prepare()
+            seen |= {spare, dead, service.pid, service.spare_pid or 0}
+    finally:
+        await cluster.stop()
+    assert 0 not in seen
+    assert not any(is_alive(pid) for pid in seen)
+
+
+async def test_a_worker_that_hangs_is_replaced_and_changes_no_token() -> None:
+    cluster = Cluster(cluster_config(), patience=Patience(hang_timeout_s=3.0))
+    await cluster.start()
+    try:
+        async with AsyncClient(cluster.router.address) as client:
+            expected = await collect(client, 1)
+            service = next(each for each in cluster.services if each.name == "worker 0")
+            stopped = service.pid
+            os.kill(stopped, signal.SIGSTOP)
+            assert await collect(client, 1) == expected
+            assert service.pid != stopped
+    finally:
+        await cluster.stop()

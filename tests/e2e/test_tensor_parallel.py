@@ -8,6 +8,7 @@ import pytest
 
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import Delta
+from tests.e2e.admin_ports import scrape
 from tests.e2e.conftest import SharedClusters, StartCluster
 
 PROMPTS = ("The list class", "Return a copy of the string", "A function definition")
@@ -53,7 +54,7 @@ async def test_killing_any_of_them_changes_no_token(
 ) -> None:
     """The rank that is left meets the one that comes back."""
     params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
-    cluster = shared_clusters.get(tensor_parallel_size=2)
+    cluster = shared_clusters.get(admin_port=0, tensor_parallel_size=2)
     async with AsyncClient(cluster.router.address) as client:
         expected = (await client.generate(PROMPTS[0], params)).token_ids
         service = next(service for service in cluster.services if service.name == victim)
@@ -65,3 +66,6 @@ async def test_killing_any_of_them_changes_no_token(
                         os.kill(service.pid, signal.SIGKILL)
                     tokens += event.token_ids
         assert tuple(tokens) == expected
+    if victim == "scheduler":
+        counted = await scrape(cluster, "scheduler")
+        assert counted("quire_scheduler_kv_blocks_adopted_total") > 0

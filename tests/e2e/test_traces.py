@@ -110,7 +110,8 @@ def check_request_spans(spans: list[ReceivedSpan], parent: TraceContext) -> None
         assert earlier.message.end_time_unix_nano == later.message.start_time_unix_nano
     for outer, inner in ((request, cell), (cell, phases[0]), (cell, phases[-1])):
         # Clocks of two processes of one machine, read to the microsecond.
-        slack = 1_000_000
+        # Between the readings of two clocks a busy machine may do something else.
+        slack = 50_000_000
         assert outer.message.start_time_unix_nano <= inner.message.start_time_unix_nano + slack
         assert inner.message.end_time_unix_nano <= outer.message.end_time_unix_nano + slack
 

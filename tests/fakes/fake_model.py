@@ -9,9 +9,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from quire.contract.block_hashes import extend_block_hashes
 from quire.contract.outputs import TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
+from quire.contract.workers import CachedBlock
 
 
 class WrongOrderError(Exception):
@@ -91,6 +93,35 @@ class FakeModel:
         # Every slot starts as garbage that no token id equals.
         self._cache = [[-1] * block_size for _ in range(num_blocks)]
         self._host_cache = [[-1] * block_size for _ in range(num_host_blocks)]
+        # By block, the tokens up to the one computed into it last, with the salt of their sequence.
+        self._texts: dict[int, tuple[bytes, list[int]]] = {}
+        self._host_texts: dict[int, tuple[bytes, list[int]]] = {}
+
+    @property
+    def contents(self) -> list[CachedBlock]:
+        """What full blocks of the cache hold, by what was written to them."""
+        return self._full(self._texts)
+
+    @property
+    def host_contents(self) -> list[CachedBlock]:
+        """What full blocks of the host hold."""
+        return self._full(self._host_texts)
+
+    def _full(self, texts: dict[int, tuple[bytes, list[int]]]) -> list[CachedBlock]:
+        blocks = []
+        for block_id, (salt, tokens) in texts.items():
+            depth, rest = divmod(len(tokens), self.block_size)
+            if depth and not rest:
+                hashes: list[bytes] = []
+                extend_block_hashes(hashes, tokens, self.block_size, depth, salt)
+                blocks.append(CachedBlock(block_id, depth, hashes[-1]))
+        return blocks
+
+    def fill(self, block: CachedBlock, text: list[int]) -> None:
+        """Write to a block what it holds of a text, as if it had been computed."""
+        end = block.depth * self.block_size
+        self._cache[block.block_id] = text[end - self.block_size : end]
+        self._texts[block.block_id] = b"", text[:end]
 
     def step(self, outputs: SchedulerOutputs) -> StepResult:
         """Run one step: fork, choose, release, add, swap, copy, run.
@@ -144,12 +175,15 @@ class FakeModel:
     def _move_blocks(self, outputs: SchedulerOutputs) -> None:
         for device, host in outputs.blocks_to_swap_out:
             self._host_cache[host] = list(self._cache[device])
+            self._host_texts[host] = self._texts[device]
         for host, device in outputs.blocks_to_swap_in:
             self._cache[device] = list(self._host_cache[host])
+            self._texts[device] = self._host_texts.pop(host)
             # Read once: what comes back later must have been moved out again.
             self._host_cache[host] = [-1] * self.block_size
         for source, destination in outputs.blocks_to_copy:
             self._cache[destination] = list(self._cache[source])
+            self._texts[destination] = self._texts[source]
             self.num_copied += 1
 
     def _change_tables(self, outputs: SchedulerOutputs) -> None:
@@ -197,8 +231,7 @@ class FakeModel:
             if end > len(sequence.block_ids) * self.block_size:
                 raise WrongOrderError(f"sequence {sequence_id} has no slot for token {end - 1}")
             for position in range(sequence.num_computed_tokens, end):
-                block = self._cache[sequence.block_ids[position // self.block_size]]
-                block[position % self.block_size] = sequence.token_ids[position]
+                self._write(sequence, position, sequence.token_ids)
             if sequence.state.sampling_params.prompt_logprobs is not None:
                 self._report_prompt(sequence_id, sequence, end, result)
             sequence.num_computed_tokens = end
@@ -210,6 +243,12 @@ class FakeModel:
         if not any(logprobs.token_ids for logprobs in result.logprobs):
             result.logprobs.clear()
         return result
+
+    def _write(self, sequence: MirroredSequence, position: int, token_ids: list[int]) -> None:
+        """Write the key and value of a token."""
+        block_id = sequence.block_ids[position // self.block_size]
+        self._cache[block_id][position % self.block_size] = token_ids[position]
+        self._texts[block_id] = sequence.state.cache_salt, token_ids[: position + 1]
 
     def _report_prompt(
         self, sequence_id: int, sequence: MirroredSequence, end: int, result: StepResult
@@ -237,8 +276,7 @@ class FakeModel:
                 context, state.sampling_params, self.vocab_size, state.sequence_index
             )
             drafts.append((right + (zlib.crc32(array("Q", context)) % 3 == 0)) % self.vocab_size)
-            block = self._cache[sequence.block_ids[position // self.block_size]]
-            block[position % self.block_size] = drafts[-1]
+            self._write(sequence, position, [*sequence.token_ids, *drafts])
         result.num_draft_tokens.append(len(drafts))
         self.num_computed += len(drafts)
         self._sample(sequence_id, sequence, result)

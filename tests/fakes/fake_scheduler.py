@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from quire.contract.outputs import CellState, ModelInfo
+from quire.contract.versions import PROTOCOL
 from quire.rpc import Server, TlsFiles
 from quire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from quire.wire.common import cell_state_to_proto, model_info_to_proto
@@ -49,6 +50,11 @@ class FakeRequest:
     seed: int
     output: list[int]
     traceparent: str
+    was_queued: bool
+    tenant: tuple[str, float]
+    suspect_until: int
+    quotas: scheduler_pb2.Quotas | None
+    num_cells: int
 
 
 @dataclass(eq=False)
@@ -73,9 +79,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         """
         self.model = model
         self.num_sessions = 0
+        self.protocol_version = PROTOCOL
         self.submitted: list[FakeRequest] = []
         self.cancelled: list[str] = []
         self.num_steps = 0
+        self.num_refused = 0
         self._next_token = next_token
         self._seed = seed
         self._sessions: list[FakeSession] = []
@@ -137,6 +145,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 scheduler_pb2.SessionResponse(cell_state=cell_state_to_proto(state))
             )
 
+    async def suspect_all(self, until: int) -> None:
+        """Report all requests as suspects."""
+        for session in self._sessions:
+            for number in session.running:
+                suspected = scheduler_pb2.Suspected(request_number=number, until=until)
+                session.outgoing.put_nowait(scheduler_pb2.SessionResponse(suspected=suspected))
+
     async def send_digest(self, added: Sequence[int], removed: Sequence[int] = ()) -> None:
         """Send every router the changes of the prefix cache."""
         delta = scheduler_pb2.PrefixDigestDelta(added=added, removed=removed)
@@ -154,6 +169,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             model=model_info_to_proto(self.model),
             cell_state=cell_state_to_proto(CellState(epoch=self.num_sessions, block_size=16)),
             block_hashes=self.block_hashes,
+            protocol_version=self.protocol_version,
         )
         session.outgoing.put_nowait(scheduler_pb2.SessionResponse(welcome=welcome))
         tasks = [
@@ -196,6 +212,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _submit(self, session: FakeSession, submit: scheduler_pb2.Submission) -> None:
         if self._refusals:
             refused = self._refusals.popleft()
+            self.num_refused += 1
             refused.request_number = submit.request_number
             session.outgoing.put_nowait(scheduler_pb2.SessionResponse(refused=refused))
             return
@@ -211,6 +228,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             params.seed if params.HasField("seed") else self._seed,
             output,
             submit.traceparent,
+            submit.was_queued,
+            (submit.tenant, submit.tenant_weight if submit.HasField("tenant_weight") else 1.0),
+            submit.suspect_until,
+            submit.quotas if submit.HasField("quotas") else None,
+            submit.num_cells,
         )
         assert not request.output or params.HasField("seed"), "resumed without a seed"
         self.submitted.append(request)
@@ -239,11 +261,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def _step(self, session: FakeSession) -> scheduler_pb2.StepOutputs:
         outputs = scheduler_pb2.StepOutputs()
+        has_logprobs = any(each.params.HasField("logprobs") for each in session.running.values())
         for request in list(session.running.values()):
             token_id = self._next_token(request.prompt, request.seed, len(request.output))
             request.output.append(token_id)
             outputs.request_numbers.append(request.number)
             outputs.token_ids.append(token_id)
+            if has_logprobs:
+                outputs.logprobs.append(_logprobs(request, token_id))
             stops = set(request.params.stop_token_ids)
             if not request.params.ignore_eos:
                 stops |= set(self.model.eos_token_ids)
@@ -259,9 +284,22 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return outputs
 
 
+def _logprobs(request: FakeRequest, token_id: int) -> common_pb2.TokenLogprobs:
+    """Any that differ from position to position; empty where none were asked for."""
+    if not request.params.HasField("logprobs"):
+        return common_pb2.TokenLogprobs()
+    token_ids = [token_id, *range(2, 2 + request.params.logprobs)]
+    logprobs = [-0.1 * (len(request.output) + place) for place in range(len(token_ids))]
+    return common_pb2.TokenLogprobs(token_ids=token_ids, logprobs=logprobs, sampled_rank=1)
+
+
 @asynccontextmanager
 async def running_scheduler(
-    fake: FakeScheduler, port: int = 0, host: str = "127.0.0.1", tls: TlsFiles | None = None
+    fake: FakeScheduler,
+    port: int = 0,
+    host: str = "127.0.0.1",
+    tls: TlsFiles | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> AsyncIterator[str]:
     """Serve a fake and yield its address.
 
@@ -270,8 +308,9 @@ async def running_scheduler(
         port: 0 takes a free one.
         host: a loopback address.
         tls: its certificate, if it has one.
+        interceptors: of its server.
     """
-    server = Server(["quire.v1.SchedulerService"], tls=tls)
+    server = Server(["quire.v1.SchedulerService"], tls=tls, interceptors=interceptors)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(fake, server.grpc_server)
     address = await server.start(host, port)
     try:

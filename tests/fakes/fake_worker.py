@@ -9,7 +9,7 @@ there were none.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 
@@ -17,15 +17,20 @@ import grpc
 from google.protobuf.message import Message
 
 from quire import __version__
+from quire.contract.block_shipping import ImportOrder, ImportResult
 from quire.contract.errors import ConfigError, StaleEpochError
 from quire.contract.outputs import ModelInfo
-from quire.contract.steps import MirroredSequence, StepGap, StepResult
+from quire.contract.steps import StepGap, StepResult
+from quire.contract.versions import PROTOCOL
+from quire.contract.workers import CacheSpec, WorkerMirror
 from quire.rpc import Server
 from quire.v1 import worker_pb2, worker_pb2_grpc
+from quire.wire.block_shipping import import_order_from_proto, import_result_to_proto
 from quire.wire.common import model_info_to_proto
+from quire.wire.mirror import mirror_to_proto
 from quire.wire.worker import (
+    cache_spec_from_proto,
     execute_response_to_proto,
-    mirror_to_proto,
     scheduler_outputs_from_proto,
 )
 from tests.fakes.fake_model import FakeModel, WrongOrderError
@@ -49,6 +54,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         num_host_blocks: what InitCache answers.
         model: what LoadModel answers; a given max_model_len replaces its own.
         version: what Describe answers.
+        protocol_version: what Describe answers.
+        interceptors: of its server.
         port: to listen on; 0 takes a free one.
         load_error: LoadModel fails with it.
         checkpoint_digest: what LoadModel answers.
@@ -62,7 +69,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         violations: wrong orders received.
         num_steps: steps run.
         load_requests: every LoadModel request received.
+        loses_next_step: set by a test to end the stream with a gap.
+        heartbeat: sent for each of the scheduler's; None sends none.
+        hung_steps: those that the scheduler found to hang.
         steps_allowed: cleared by a test to hold every step back.
+        imports: every order to import blocks received.
+        on_import: set by a test: fills blocks of the fake as an order says.
     """
 
     def __init__(
@@ -72,6 +84,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         num_host_blocks: int = 0,
         model: ModelInfo = FAKE_MODEL,
         version: str = __version__,
+        protocol_version: int = PROTOCOL,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         port: int = 0,
         load_error: Exception | None = None,
         checkpoint_digest: bytes = b"fake",
@@ -84,21 +98,28 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.violations: list[str] = []
         self.num_steps = 0
         self.load_requests: list[worker_pb2.LoadModelRequest] = []
+        self.loses_next_step = False
+        self.heartbeat: worker_pb2.HeartbeatResponse | None = worker_pb2.HeartbeatResponse()
+        self.hung_steps: list[int] = []
         self.steps_allowed = asyncio.Event()
         self.steps_allowed.set()
+        self.imports: list[ImportOrder] = []
+        self.on_import: Callable[[ImportOrder], Awaitable[ImportResult]] | None = None
         self.step_seen = asyncio.Condition()
         self._device = device
         self._num_blocks = num_blocks
         self._num_host_blocks = num_host_blocks
         self._model = model
-        self._version = version
+        self.version = version
+        self.protocol_version = protocol_version
         self._port = port
         self._load_error = load_error
         self._checkpoint_digest = checkpoint_digest
+        self._cache = CacheSpec(0)
         self.scheduler_name = scheduler_name
         self.rendezvous = ""
         self._rank = 0
-        self._server = Server(["quire.v1.WorkerService"])
+        self._server = Server(["quire.v1.WorkerService"], interceptors=interceptors)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server.grpc_server)
 
     async def __aenter__(self) -> "FakeWorker":
@@ -135,10 +156,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.DescribeResponse:
         return worker_pb2.DescribeResponse(
-            version=self._version,
+            version=self.version,
+            protocol_version=self.protocol_version,
             device=self._device,
             isa="fake",
             epoch=self.epoch,
+            num_blocks=0 if self.fake is None else self.fake.num_blocks,
             scheduler_name=self.scheduler_name,
         )
 
@@ -175,13 +198,29 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.InitCacheRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.InitCacheResponse:
         self._obey(request)
-        self.fake = FakeModel(
-            request.options.block_size,
-            request.num_blocks,
-            self._model.vocab_size,
-            self._num_host_blocks,
-        )
+        spec = cache_spec_from_proto(request)
+        if spec.keeps_contents:
+            assert self.fake is not None
+            assert self._cache == replace(spec, keeps_contents=False)
+            self.fake.sequences.clear()
+        else:
+            self._cache = spec
+            self.fake = FakeModel(
+                spec.options.block_size,
+                spec.num_blocks,
+                self._model.vocab_size,
+                self._num_host_blocks,
+            )
         return worker_pb2.InitCacheResponse(num_host_blocks=self._num_host_blocks)
+
+    async def ImportBlocks(
+        self, request: worker_pb2.ImportBlocksRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.ImportBlocksResponse:
+        self._obey(request)
+        order = import_order_from_proto(request)
+        self.imports.append(order)
+        assert self.on_import is not None, "the test expects it"
+        return import_result_to_proto(await self.on_import(order))
 
     def _obey(self, request: Message) -> None:
         epoch = request.epoch  # type: ignore[attr-defined]
@@ -190,6 +229,17 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.epoch = epoch
 
     # ------------------------------------------------------------ steps
+
+    async def Heartbeat(
+        self,
+        requests: AsyncIterator[worker_pb2.HeartbeatRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[worker_pb2.HeartbeatResponse]:
+        async for request in requests:
+            if request.hung_step_id:
+                self.hung_steps.append(request.hung_step_id)
+            if self.heartbeat is not None:
+                yield self.heartbeat
 
     async def Execute(
         self,
@@ -201,7 +251,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             message = request.scheduler_outputs
             await self.steps_allowed.wait()
             self._obey(message)
-            if message.step_id != expected:
+            if message.step_id != expected or self.loses_next_step:
+                self.loses_next_step = False
                 yield execute_response_to_proto(StepGap(expected, message.step_id))
                 return
             if self.fake is None:
@@ -233,15 +284,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.MirrorRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.MirrorResponse:
         self._obey(request)
-        sequences = {} if self.fake is None else self.fake.sequences
+        if self.fake is None:
+            return worker_pb2.MirrorResponse()
         return mirror_to_proto(
-            MirroredSequence(
-                sequence_id,
-                len(sequence.token_ids),
-                sequence.num_computed_tokens,
-                tuple(sequence.block_ids),
+            WorkerMirror(
+                cache=self._cache,
+                blocks=tuple(self.fake.contents),
+                host_blocks=tuple(self.fake.host_contents),
             )
-            for sequence_id, sequence in sequences.items()
         )
 
     async def Reset(

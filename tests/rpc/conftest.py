@@ -35,6 +35,7 @@ async def keyed(tmp_path) -> AsyncIterator[Keyed]:
         keys += [
             ApiKey("alice", digest("alice"), now),
             ApiKey("bob", digest("bob"), now, now + timedelta(hours=1)),
+            ApiKey("dave", digest("dave"), now, weight=2.5, min_priority=-1),
             ApiKey("old", digest("old"), now, now - timedelta(seconds=1)),
         ]
     async with running_router(tmp_path, api_keys=file) as setup:

@@ -44,11 +44,13 @@ class RouterDouble:
         self.welcome: scheduler_pb2.Welcome | None = None
         self.seeds: dict[int, int] = {}
         self.refused: dict[int, scheduler_pb2.Refused] = {}
+        self.suspected: dict[int, int] = {}
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, int] = {}
         self.states: list[scheduler_pb2.CellState] = []
         self.steps: list[scheduler_pb2.StepOutputs] = []
         self.block_hashes: set[int] = set()
+        self.block_source: list[str] = []
         self.ended = False
         self._changed = asyncio.Condition()
 
@@ -72,8 +74,13 @@ class RouterDouble:
                     self.seeds[message.queued.request_number] = message.queued.seed
                 case "refused":
                     self.refused[message.refused.request_number] = message.refused
+                case "suspected":
+                    self.suspected[message.suspected.request_number] = message.suspected.until
                 case "step_outputs":
                     self._take(message.step_outputs)
+                case "block_source":
+                    assert not any(state.moving for state in self.states), "it comes before"
+                    self.block_source = list(message.block_source.worker_addresses)
                 case "cell_state":
                     self.states.append(message.cell_state)
                 case "prefix_digest_delta":
@@ -103,6 +110,8 @@ class RouterDouble:
         prompt: Sequence[int],
         params: SamplingParams,
         output_token_ids: Sequence[int] = (),
+        suspect_until: int = 0,
+        block_source: Sequence[str] = (),
     ) -> None:
         request = scheduler_pb2.Submission(
             request_number=number,
@@ -114,6 +123,8 @@ class RouterDouble:
                 else []
             ),
             sampling_params=sampling_params_to_proto(params),
+            suspect_until=suspect_until,
+            block_source=block_source,
         )
         await self.send(scheduler_pb2.SessionRequest(submission=request))
 
@@ -130,10 +141,14 @@ class RouterDouble:
 
 
 @asynccontextmanager
-async def open_session(address: str) -> AsyncIterator[RouterDouble]:
+async def open_session(
+    address: str, metadata: Sequence[tuple[str, str]] = ()
+) -> AsyncIterator[RouterDouble]:
     """A session with the scheduler at `address`, welcomed."""
     async with open_channel(address) as channel:
-        call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Session(wait_for_ready=True)
+        call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Session(
+            wait_for_ready=True, metadata=metadata
+        )
         router = RouterDouble(call)
         reader = asyncio.create_task(router.read())
         try:

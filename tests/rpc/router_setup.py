@@ -27,6 +27,7 @@ class Setup:
     client: AsyncClient
     address: str
     scheduler: str
+    router: Router
 
 
 @asynccontextmanager
@@ -37,14 +38,13 @@ async def router_for(
     config = RouterConfig(
         model=str(directory),
         schedulers=schedulers,
-        port=0,
-        **{"connect_timeout_s": 30.0, **settings},
+        **{"port": 0, **settings},
     )
     async with AsyncExitStack() as stack:
         router = Router(config, Tokenizer(BACKEND, num_threads=1, text_id=TEXT_ID))
         address = await router.start()
         stack.push_async_callback(router.stop)
-        client = await stack.enter_async_context(AsyncClient(address))
+        client = await stack.enter_async_context(AsyncClient(address, resume_timeout=0.0))
         yield router, client, address
 
 
@@ -59,7 +59,7 @@ async def running_router(
         router_for(directory, (scheduler,), **settings) as (router, client, address),
     ):
         await router.wait_until_serving()
-        yield Setup(fake, client, address, scheduler)
+        yield Setup(fake, client, address, scheduler, router)
 
 
 async def read_all(stream: AsyncIterator[Event]) -> list[Event]:

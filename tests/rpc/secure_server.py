@@ -10,11 +10,11 @@ import grpc
 
 from launch.authority import Authority, CertificateDirectory
 from quire.rpc import Server, TlsFiles
-from quire.v1 import inference_pb2, scheduler_pb2, worker_pb2
+from quire.v1 import cluster_pb2, inference_pb2, scheduler_pb2, worker_pb2
 
 SERVICES = [
     service
-    for file in (inference_pb2, scheduler_pb2, worker_pb2)
+    for file in (cluster_pb2, inference_pb2, scheduler_pb2, worker_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 ]
 METHODS = sorted(

@@ -44,7 +44,6 @@ async def test_a_restarted_scheduler_gets_a_new_announcement() -> None:
 
 
 async def test_a_refusal_is_logged_once_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker_svc.service.announcer.__version__", "9.9.9")
     asked = 0
 
     async with running_scheduler(wait=False, tensor_parallel_size=1) as (scheduler, address):
@@ -59,14 +58,14 @@ async def test_a_refusal_is_logged_once_with_its_reason(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(scheduler._driver.workers.roster, "announce", count)
         with capture_logs() as lines:
-            announcer = Announcer(address, 0, "127.0.0.1:9")
+            announcer = Announcer(address, 5, "127.0.0.1:9")
             await asyncio.wait_for(enough.wait(), 20)
             await announcer.stop()
     failures = [line for line in lines if line["event"] == "announcement_failed"]
     assert len(failures) == 1
     assert failures[0]["log_level"] == "warning"
-    assert "FAILED_PRECONDITION" in failures[0]["error"]
-    assert "9.9.9" in failures[0]["error"]
+    assert "INVALID_ARGUMENT" in failures[0]["error"]
+    assert "got 5" in failures[0]["error"]
 
 
 async def test_an_absent_scheduler_is_logged_once_and_gets_the_announcement_when_it_comes() -> None:

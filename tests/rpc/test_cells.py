@@ -1,81 +1,27 @@
-"""A router and several cells: prefixes, draining, and cells that come and go by DNS."""
+"""A router and several cells: prefixes, queues, sizes, and cells that come and go by DNS."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from quire import AsyncClient, SamplingParams
-from quire.contract.block_hashes import extend_block_hashes, reported_depths, short_hash
-from quire.contract.errors import OverloadedError, UnavailableError
-from quire.contract.outputs import CellState, CellStatus
-from quire.v1 import scheduler_pb2
-from tests.fakes.fake_scheduler import FakeScheduler, running_scheduler
+from quire.contract.errors import InvalidRequestError, OverloadedError
+from tests.fakes.fake_scheduler import MODEL, FakeScheduler, running_scheduler
+from tests.rpc.cells_setup import (
+    FULL,
+    PARAMS,
+    PROMPT,
+    TOO_LARGE,
+    connected,
+    digest,
+    seen,
+    state,
+    two_cells,
+)
 from tests.rpc.router_setup import router_for
-
-BLOCK_SIZE = 16
-PROMPT = [3 + position % 200 for position in range(100)]
-PARAMS = SamplingParams(max_tokens=4)
-DRAINING = scheduler_pb2.Refused(
-    reason=scheduler_pb2.REFUSAL_REASON_DRAINING, message="the cell is draining"
-)
-
-FULL = scheduler_pb2.Refused(
-    reason=scheduler_pb2.REFUSAL_REASON_QUEUE_FULL, message="7 wait", retry_after_ms=1500
-)
-
-
-def digest(token_ids: list[int]) -> list[int]:
-    hashes: list[bytes] = []
-    extend_block_hashes(hashes, token_ids, BLOCK_SIZE, len(token_ids) // BLOCK_SIZE)
-    return [short_hash(hashes[depth - 1]) for depth in reported_depths(len(hashes))]
-
-
-def state(mark: int, *, draining: bool = False) -> CellState:
-    """A report that differs from others in its number of free blocks."""
-    return CellState(
-        block_size=BLOCK_SIZE, num_blocks=1000, num_free_blocks=900 + mark, draining=draining
-    )
-
-
-async def seen(client: AsyncClient, *expected: tuple[int, CellState]) -> None:
-    """Return when the router knows these cells, by their place in the list, to be so."""
-    async with asyncio.timeout(20), aclosing(client.watch_cluster()) as watch:
-        async for cells in watch:
-            if all(
-                place < len(cells) and cells[place].connected and cells[place].state == what
-                for place, what in expected
-            ):
-                return
-
-
-async def connected(client: AsyncClient, number: int) -> list[CellStatus]:
-    """Return the cells once so many are connected and no others are known."""
-    async with asyncio.timeout(20), aclosing(client.watch_cluster()) as watch:
-        async for cells in watch:
-            if len(cells) == number and all(cell.connected for cell in cells):
-                return cells
-    raise AssertionError("the watch goes on")
-
-
-@asynccontextmanager
-async def two_cells(
-    directory: Path, **settings: object
-) -> AsyncIterator[tuple[list[FakeScheduler], AsyncClient]]:
-    fakes = [FakeScheduler(), FakeScheduler()]
-    async with AsyncExitStack() as stack:
-        addresses = tuple(
-            [await stack.enter_async_context(running_scheduler(fake)) for fake in fakes]
-        )
-        _, client, _ = await stack.enter_async_context(router_for(directory, addresses, **settings))
-        await connected(client, 2)
-        for place, fake in enumerate(fakes):
-            await fake.send_state(state(place))
-        await seen(client, (0, state(0)), (1, state(1)))
-        yield fakes, client
 
 
 @pytest.mark.parametrize("holder", [0, 1])
@@ -120,19 +66,6 @@ async def test_round_robin_knows_no_prefixes(tmp_path: Path) -> None:
         assert [len(fake.submitted) for fake in fakes] == [2, 2]
 
 
-async def test_a_request_that_crosses_the_word_of_draining_goes_elsewhere(tmp_path: Path) -> None:
-    async with two_cells(tmp_path) as (fakes, client):
-        # The first holds the prefix, so that all would go there.
-        await fakes[0].send_digest(digest(PROMPT))
-        await fakes[0].send_state(state(10))
-        await seen(client, (0, state(10)))
-        fakes[0].refuse_next(DRAINING)
-        for _ in range(3):
-            assert len((await client.generate([*PROMPT, 7], PARAMS)).token_ids) == 4
-        # After one refusal it is not asked again.
-        assert [len(fake.submitted) for fake in fakes] == [0, 3]
-
-
 async def test_a_request_whose_cell_has_a_full_queue_goes_elsewhere(tmp_path: Path) -> None:
     async with two_cells(tmp_path) as (fakes, client):
         await fakes[0].send_digest(digest(PROMPT))
@@ -150,59 +83,46 @@ async def test_a_request_whose_cell_has_a_full_queue_goes_elsewhere(tmp_path: Pa
         assert full.value.retry_after_ms == 1500
 
 
-async def test_a_draining_cell_gets_nothing_new_and_finishes_what_it_has(tmp_path: Path) -> None:
+async def test_what_is_too_large_for_a_cell_goes_to_a_larger_one(tmp_path: Path) -> None:
     async with two_cells(tmp_path) as (fakes, client):
+        small = replace(state(10), num_blocks=10, num_free_blocks=10)
         await fakes[0].send_digest(digest(PROMPT))
-        await fakes[0].send_state(state(10))
-        await seen(client, (0, state(10)))
-        fakes[0].hold()
-        running = asyncio.create_task(client.generate([*PROMPT, 7], PARAMS))
-        await fakes[0].until(lambda: fakes[0].num_running() == 1)
-        await fakes[0].send_state(state(11, draining=True))
-        await seen(client, (0, state(11, draining=True)))
+        await fakes[0].send_state(small)
+        await fakes[1].send_state(state(11))
+        await seen(client, (0, small), (1, state(11)))
+        fakes[0].refuse_next(TOO_LARGE)
         assert len((await client.generate([*PROMPT, 7], PARAMS)).token_ids) == 4
-        assert [len(fake.submitted) for fake in fakes] == [1, 1]
-        await fakes[0].release()
-        assert len((await running).token_ids) == 4
-        assert [len(fake.submitted) for fake in fakes] == [1, 1]
-
-
-async def test_what_is_left_of_a_drained_cell_continues_on_another(tmp_path: Path) -> None:
-    async with two_cells(tmp_path) as (fakes, client):
-        await fakes[0].send_digest(digest(PROMPT))
-        await fakes[0].send_state(state(10))
-        await seen(client, (0, state(10)))
-        params = SamplingParams(max_tokens=8)
-        fakes[0].hold()
-        running = asyncio.create_task(client.generate([*PROMPT, 7], params))
-        await fakes[0].until(lambda: fakes[0].num_running() == 1)
-        await fakes[0].step(3)
-        await fakes[0].send_state(state(11, draining=True))
-        await seen(client, (0, state(11, draining=True)))
-        fakes[0].drop_sessions()
-        assert (await running).token_ids == tuple(PROMPT[:8])
-        assert [request.num_resumed for request in fakes[1].submitted] == [3]
-
-
-async def test_where_all_cells_drain_requests_wait_for_one_that_joins(tmp_path: Path) -> None:
-    async with two_cells(tmp_path) as (fakes, client):
-        for place, fake in enumerate(fakes):
-            await fake.send_state(state(place, draining=True))
-        await seen(client, (0, state(0, draining=True)), (1, state(1, draining=True)))
-        waiting = asyncio.create_task(client.generate([*PROMPT, 7], PARAMS))
-        # It connects again and does not drain: as one that was started anew.
-        fakes[1].drop_sessions()
-        assert len((await waiting).token_ids) == 4
         assert [len(fake.submitted) for fake in fakes] == [0, 1]
-
-
-async def test_where_all_cells_drain_waiting_has_an_end(tmp_path: Path) -> None:
-    async with two_cells(tmp_path, connect_timeout_s=0.2) as (fakes, client):
-        for place, fake in enumerate(fakes):
-            await fake.send_state(state(place, draining=True))
-        await seen(client, (0, state(0, draining=True)), (1, state(1, draining=True)))
-        with pytest.raises(UnavailableError, match="no scheduler is reachable"):
+        # Where none is larger, the client is given the reason.
+        await fakes[0].send_state(replace(small, num_blocks=1000))
+        await fakes[1].send_state(state(12, draining=True))
+        await seen(client, (0, replace(small, num_blocks=1000)), (1, state(12, draining=True)))
+        fakes[0].refuse_next(TOO_LARGE)
+        with pytest.raises(InvalidRequestError, match="max_tokens: must be at most 3, got 4"):
             await client.generate([*PROMPT, 7], PARAMS)
+
+
+@pytest.mark.parametrize("larger_in", ["max_num_seqs", "max_model_len"])
+async def test_what_is_too_large_goes_to_cells_that_are_larger_in_any_limit(
+    tmp_path: Path, larger_in: str
+) -> None:
+    fakes = [FakeScheduler(model=replace(MODEL, max_model_len=200)) for _ in range(3)]
+    states = [replace(state(place), max_num_seqs=2) for place in range(3)]
+    if larger_in == "max_model_len":
+        fakes[1].model = MODEL
+    else:
+        states[1] = replace(states[1], max_num_seqs=3)
+    async with AsyncExitStack() as stack:
+        addresses = [await stack.enter_async_context(running_scheduler(each)) for each in fakes]
+        _, client, _ = await stack.enter_async_context(router_for(tmp_path, tuple(addresses)))
+        await connected(client, 3)
+        await fakes[0].send_digest(digest(PROMPT))
+        for fake, each in zip(fakes, states, strict=True):
+            await fake.send_state(each)
+        await seen(client, *enumerate(states))
+        fakes[0].refuse_next(TOO_LARGE)
+        assert len((await client.generate([*PROMPT, 7], PARAMS)).token_ids) == 4
+        assert [len(fake.submitted) for fake in fakes] == [0, 1, 0]
 
 
 class Names:

@@ -3,14 +3,25 @@
 import asyncio
 from contextlib import aclosing
 
+import grpc
 import pytest
 from typer.testing import CliRunner
 
 from launch.cli.console import cell_status
 from launch.cli.main import app
 from quire import LLM, AsyncClient, Client, SamplingParams
-from quire.contract.errors import ConfigError, UnauthenticatedError
+from quire.contract.errors import (
+    ConfigError,
+    InvalidRequestError,
+    RequestExistsError,
+    UnauthenticatedError,
+)
+from quire.contract.inputs import GenerateInput, ResumeInput
+from quire.contract.outputs import Finished, FinishReason, Started
 from quire.rpc.access import REFUSAL
+from quire.rpc.call_errors import error_from_rpc
+from quire.sdk.resume import ResumableStream
+from quire.wire.inference import resume_input_to_proto
 
 
 async def test_every_method_of_the_sdk_carries_the_key(keyed) -> None:
@@ -48,6 +59,45 @@ async def test_the_sdk_takes_the_key_from_the_environment_and_raises_a_refusal(
     async with AsyncClient(keyed.address, api_key="wrong") as client:
         with pytest.raises(UnauthenticatedError):
             await client.list_models()
+
+
+async def test_a_key_has_a_weight_and_a_least_priority(keyed) -> None:
+    params = SamplingParams(max_tokens=2)
+    async with AsyncClient(keyed.address, api_key="dave") as dave:
+        with pytest.raises(
+            InvalidRequestError, match=r"priority: must be in \[-1, 100\] with this .* got -2"
+        ):
+            await dave.generate("list", params, priority=-2)
+        await dave.generate("list", params, priority=-1)
+    async with AsyncClient(keyed.address, api_key="bob") as bob:
+        await bob.generate("list", params, priority=-100)
+    tenants = [request.tenant for request in keyed.fake.submitted]
+    assert tenants == [("dave", 2.5), ("bob", 1.0)]
+
+
+async def test_another_key_neither_aborts_nor_takes_over_a_request(keyed) -> None:
+    params = SamplingParams(max_tokens=8)
+    async with (
+        AsyncClient(keyed.address, api_key="alice") as alice,
+        AsyncClient(keyed.address, api_key="bob") as bob,
+    ):
+        keyed.fake.hold()
+        async with aclosing(alice.stream("list", params, request_id="hers")) as stream:
+            started = await anext(stream)
+            assert isinstance(started, Started)
+            known = ResumableStream(GenerateInput("list", params, "hers"), 1, 60.0)
+            known.take(started)
+            assert isinstance(known.request, ResumeInput)
+            call = bob._stub.Resume(resume_input_to_proto(known.request), metadata=bob._metadata)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert isinstance(error_from_rpc(caught.value), RequestExistsError)
+            assert not await bob.abort("hers")
+            assert not keyed.fake.cancelled
+            assert await alice.abort("hers")
+            ends = [event async for event in stream if isinstance(event, Finished)]
+        assert [end.finish_reason for end in ends] == [FinishReason.ABORT]
+        await keyed.fake.until(lambda: keyed.fake.cancelled == ["hers"])
 
 
 @pytest.mark.parametrize(

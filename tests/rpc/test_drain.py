@@ -24,8 +24,9 @@ PROMPT = list(range(3, 53))
 async def drain(address: str) -> int:
     async with open_channel(address) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        response = await stub.Drain(scheduler_pb2.DrainRequest(), timeout=20)
-        return int(response.num_unfinished)
+        responses = [each async for each in stub.Drain(scheduler_pb2.DrainRequest(), timeout=20)]
+        assert len(responses) == 1
+        return int(responses[0].num_unfinished)
 
 
 def digest(token_ids: list[int], block_size: int = 4) -> set[int]:
@@ -62,6 +63,33 @@ async def test_a_draining_cell_finishes_what_it_has_and_refuses_what_is_new() ->
         await router.finish(1)
         assert router.tokens == {1: reference(PROMPT, PARAMS)}
         await scheduler.wait_until_drained()
+
+
+async def test_a_cell_that_moves_reports_what_is_left_and_moved() -> None:
+    async with (
+        FakeWorker() as worker,
+        running_scheduler(worker.address) as (_, at),
+        open_session(at) as router,
+        open_channel(at) as channel,
+    ):
+        worker.steps_allowed.clear()
+        for number in (1, 2, 3):
+            await router.submit(number, PROMPT, PARAMS)
+        await router.until(lambda r: len(r.seeds) == 3)
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        call = aiter(stub.Drain(scheduler_pb2.DrainRequest(move=True), timeout=20))
+        first = await anext(call)
+        assert (first.num_unfinished, first.num_moved) == (3, 0)
+        await router.until(lambda r: bool(r.states) and r.states[-1].moving)
+        # What a router does with those that go on elsewhere.
+        await router.cancel(1, 3)
+        await router.until(lambda r: {1, 3} <= r.finished.keys())
+        progress = await anext(call)
+        assert (progress.num_unfinished, progress.num_moved) == (1, 2)
+        worker.steps_allowed.set()
+        responses = [each async for each in call]
+        assert (responses[-1].num_unfinished, responses[-1].num_moved) == (0, 2)
+        assert router.tokens[2] == reference(PROMPT, PARAMS)
 
 
 async def test_draining_has_an_end() -> None:

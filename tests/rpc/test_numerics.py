@@ -142,7 +142,8 @@ async def test_no_stream_continues_on_a_cell_of_another_id(
 
 
 async def test_a_stream_continues_where_it_may_become_as_long(tmp_path: Path) -> None:
-    async with cells_of(tmp_path, "a", "a, 64", "a") as cells:
+    too_short = len(PROMPTS[0]) + NUM_TOKENS - 1
+    async with cells_of(tmp_path, "a", f"a, {too_short}", "a") as cells:
         victim, short, _ = cells.fakes
         tasks = await spread(cells)
         num_short = len(short.submitted)

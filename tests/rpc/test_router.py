@@ -39,7 +39,7 @@ async def test_streams_started_deltas_finished(tmp_path) -> None:
     async with running_router(tmp_path) as setup:
         params = SamplingParams(max_tokens=50, seed=5)
         events = [e async for e in setup.client.stream(PROMPT, params, request_id="mine")]
-        assert events[0] == Started("mine", len(PROMPT_IDS), 5, text_id=TEXT_ID)
+        assert events[0] == Started("mine", len(PROMPT_IDS), 5, text_id=TEXT_ID, max_tokens=50)
         assert events[-1] == Finished(FinishReason.LENGTH, 50)
         deltas = events[1:-1]
         assert all(isinstance(delta, Delta) for delta in deltas)
@@ -62,9 +62,10 @@ async def test_text_and_token_ids_are_the_same_prompt(tmp_path) -> None:
         assert from_text.request_id != from_ids.request_id
 
 
-async def test_output_without_max_tokens_ends_at_the_models_length(tmp_path) -> None:
+@pytest.mark.parametrize("max_tokens", [None, MODEL.max_model_len, 10_000])
+async def test_output_ends_at_the_models_length_at_last(tmp_path, max_tokens: int | None) -> None:
     async with running_router(tmp_path) as setup:
-        completion = await setup.client.generate(PROMPT_IDS)
+        completion = await setup.client.generate(PROMPT_IDS, SamplingParams(max_tokens=max_tokens))
         assert len(completion.token_ids) == MODEL.max_model_len - len(PROMPT_IDS)
         assert completion.finish_reason is FinishReason.LENGTH
 

@@ -31,6 +31,7 @@ from tests.rpc.router_setup import (
     echoed,
     running_router,
 )
+from tests.rpc.test_cells import TOO_LARGE
 
 GENERATE = "/quire.v1.InferenceService/Generate"
 
@@ -72,6 +73,14 @@ async def test_refusals_of_the_scheduler_reach_the_client(tmp_path) -> None:
         assert (await setup.client.generate(PROMPT)).finish_reason is FinishReason.LENGTH
 
 
+async def test_a_max_tokens_that_nobody_gave_is_asked_for(tmp_path) -> None:
+    async with running_router(tmp_path) as setup:
+        for max_tokens, reason in ((None, "must be given, .*: must be at"), (4, "must be at")):
+            setup.fake.refuse_next(TOO_LARGE)
+            with pytest.raises(InvalidRequestError, match=f"^max_tokens: {reason} most 3, got 4"):
+                await setup.client.generate(PROMPT, SamplingParams(n=2, max_tokens=max_tokens))
+
+
 def raw(text: str = "x", **params: object) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(
         text=text, sampling_params=common_pb2.SamplingParams(**params)
@@ -93,7 +102,6 @@ BAD_REQUESTS = {
     "top_k 0": (raw(top_k=0), "top_k", "0"),
     "max_tokens 0": (raw(max_tokens=0), "max_tokens", "0"),
     "max_tokens absurd": (raw(max_tokens=2**32 - 1), "max_tokens", str(2**32 - 1)),
-    "max_tokens beyond the model": (raw(max_tokens=257), "max_tokens", "256"),
     "stop token out of vocabulary": (raw(stop_token_ids=[1000]), "stop_token_ids", "1000"),
     "empty stop string": (raw(stop=[""]), "stop", "256"),
     "stop strings too many": (raw(stop=["x"] * 17), "stop", "16"),
@@ -128,7 +136,7 @@ async def test_bad_requests_name_field_and_limit_and_disturb_no_other(tmp_path) 
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     async for _ in malformed(junk):
                         pytest.fail("a malformed message was answered")
-                assert caught.value.code() == grpc.StatusCode.INTERNAL
+                assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
                 await setup.fake.step()
 
         with pytest.raises(ModelNotFoundError, match=r"gpt-17.*served: fake"):

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire import AsyncClient, SamplingParams
 from quire.contract.errors import ModelLoadError, UnavailableError
 from quire.rpc import open_channel
+from quire.rpc.start import CONFIG_ERROR_STATUS
 from router.config import RouterConfig
 from router.server import serve
 from router.text.tokenize import Tokenizer
@@ -70,7 +71,7 @@ async def test_a_stream_that_outlasts_the_drain_timeout_is_unavailable(model) ->
             model=str(model), schedulers=(scheduler,), port=0, drain_timeout_s=0.1
         )
         async with serving(config) as (line, _):
-            client = AsyncClient(line.removeprefix("ready "))
+            client = AsyncClient(line.removeprefix("ready "), resume_timeout=0.0)
             task = asyncio.create_task(client.generate("list", request_id="cut"))
             await fake.until(lambda: fake.num_running() == 1)
         with pytest.raises(UnavailableError):
@@ -171,10 +172,9 @@ async def watch_health(channel) -> AsyncIterator[int]:
         call.cancel()
 
 
-async def test_starts_without_a_scheduler_and_reports_not_serving(model) -> None:
-    config = RouterConfig(
-        model=str(model), schedulers=("127.0.0.1:1",), port=0, connect_timeout_s=0.1
-    )
+async def test_starts_without_a_scheduler_and_reports_not_serving(model, monkeypatch) -> None:
+    monkeypatch.setattr("router.server.START_WAIT_S", 0.0)
+    config = RouterConfig(model=str(model), schedulers=("127.0.0.1:1",), port=0)
     async with serving(config) as (line, _), open_channel(line.removeprefix("ready ")) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         answer = await health.Check(health_pb2.HealthCheckRequest())
@@ -192,13 +192,13 @@ async def test_port_in_use_is_one_line_and_status_one(model) -> None:
 
 
 @pytest.mark.parametrize("content", [{}, {"tokenizer.json": "{"}, {"config.json": "[]"}])
-async def test_unusable_tokenizer_is_one_line_and_status_one(tmp_path, content) -> None:
+async def test_unusable_tokenizer_is_one_line_and_its_own_status(tmp_path, content) -> None:
     for name, text in content.items():
         (tmp_path / name).write_text(text)
     config = RouterConfig(model=str(tmp_path), port=0)
     async with serving(config) as (line, task):
         assert line.startswith(f"error cannot load the tokenizer of {tmp_path}: ")
-        assert await task == 1
+        assert await task == CONFIG_ERROR_STATUS
     with pytest.raises(ModelLoadError):
         await Tokenizer.load(str(tmp_path))
 

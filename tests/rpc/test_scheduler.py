@@ -63,6 +63,8 @@ async def test_two_ranks_run_every_step() -> None:
         assert [load.tensor_parallel_rank for load in loads] == [0, 1]
         assert {load.tensor_parallel_size for load in loads} == {2}
         assert {load.distributed_init_address for load in loads} == {first.rendezvous}
+        assert len({load.distributed_secret for load in loads}) == 1, "ranks know each other by it"
+        assert len(loads[0].distributed_secret) == 32
 
 
 async def test_sessions_get_one_message_a_step_with_their_own_tokens_only() -> None:

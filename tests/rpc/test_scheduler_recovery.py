@@ -97,6 +97,24 @@ async def test_a_worker_killed_in_mid_run_changes_no_token() -> None:
         await worker.__aexit__(None, None, None)
 
 
+async def test_routers_learn_at_once_that_the_workers_are_lost_and_back() -> None:
+    async with FakeWorker() as worker:
+        port = int(worker.address.rpartition(":")[2])
+        async with (
+            running_scheduler(worker.address) as (_, at),
+            open_session(at) as router,
+        ):
+            worker.steps_allowed.clear()
+            await submit_all(router)
+            await router.until(lambda r: len(r.seeds) == NUM_REQUESTS)
+            await worker.kill()
+            await router.until(lambda r: bool(r.states) and r.states[-1].workers_lost)
+            assert router.states[-1].num_running == 0
+            async with FakeWorker(port=port):
+                await router.until(lambda r: not r.states[-1].workers_lost)
+                await check_all(router, max_model_len=256)
+
+
 async def test_one_rank_killed_re_forms_the_group_and_the_other_keeps_its_place() -> None:
     async with FakeWorker(num_blocks=30) as first, FakeWorker(num_blocks=30) as second:
         port = int(second.address.rpartition(":")[2])

@@ -76,14 +76,6 @@ async def test_a_cache_without_blocks_is_a_config_error() -> None:
     assert "64 bytes, got 10" in error.message
 
 
-async def test_a_worker_of_another_version_is_refused() -> None:
-    async with FakeWorker(version="0.0.9") as worker:
-        error = await failed_start(worker)
-    assert isinstance(error, ConfigError)
-    assert "0.0.9" in error.message
-    assert worker.load_requests == []
-
-
 async def test_a_draft_model_on_a_gpu_wants_the_same_bits_for_any_batch() -> None:
     options = {"speculation": "draft-model", "draft_model": "draft"}
     async with FakeWorker(device="cuda:0") as worker:
@@ -132,7 +124,7 @@ async def test_the_epoch_is_above_the_clock_and_what_workers_have_seen() -> None
         try:
             first = (await workers.form("test")).epoch
             second = (await workers.form("test")).epoch
-            worker.epoch = far_future = 2**50
+            worker.epoch = far_future = 2**41
             third = (await workers.form("test")).epoch
         finally:
             await workers.close()

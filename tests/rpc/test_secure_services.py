@@ -29,7 +29,7 @@ Lines = list[MutableMapping[str, Any]]
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.rpc.renewal.CHECK_S", 0.0)
     monkeypatch.setattr("quire.rpc.renewal.WAIT_S", 0.05)
-    monkeypatch.setattr("router.cells.session.CONNECT_S", 0.5)
+    monkeypatch.setattr("router.cells.handshake.CONNECT_S", 0.5)
     monkeypatch.setattr("worker_svc.service.announcer.INTERVAL_S", 0.05)
     monkeypatch.setattr("worker_svc.service.announcer.RETRY_INTERVAL_S", 0.05)
 
@@ -61,7 +61,6 @@ async def test_a_router_logs_why_it_has_no_session_and_has_one_when_that_is_cure
         config = RouterConfig(
             model=str(tmp_path),
             schedulers=(scheduler,),
-            connect_timeout_s=60.0,
             port=0,
             tls_dir=str(directory),
         )

@@ -68,13 +68,17 @@ def test_only_the_roles_that_need_to_may_call() -> None:
     """The table itself, so that it is not changed by oversight."""
     expected = {
         "InferenceService": {Role.CLIENT, Role.OPERATOR},
+        "ClusterService/Resize": {Role.OPERATOR},
+        "ClusterService/Roll": {Role.OPERATOR},
         "SchedulerService/Session": {Role.ROUTER},
         "SchedulerService/AnnounceWorker": {Role.WORKER},
         "SchedulerService/Drain": {Role.OPERATOR},
+        "WorkerService/FetchBlocks": {Role.WORKER},
+        "SchedulerService/Resize": {Role.OPERATOR},
         "WorkerService": {Role.SCHEDULER},
     }
     for method in METHODS:
-        (roles,) = (roles for part, roles in expected.items() if part in method)
+        roles = next(roles for part, roles in expected.items() if part in method)
         assert ALLOWED_ROLES[method] == roles, method
 
 

@@ -146,8 +146,15 @@ async def test_stale_epoch_is_refused_everywhere(ready_worker: WorkerStub, llama
         code, details = await error_of(awaitable)
         assert code == grpc.StatusCode.FAILED_PRECONDITION
         assert details == "epoch 4 is over; this worker obeys epoch 5"
-    code, _ = await error_of(ready_worker.Reset(worker_pb2.ResetRequest(epoch=0)))
-    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    for absurd in (0, 2**64 - 1):
+        for call in (
+            ready_worker.Reset(worker_pb2.ResetRequest(epoch=absurd)),
+            ready_worker.Mirror(worker_pb2.MirrorRequest(epoch=absurd)),
+        ):
+            code, details = await error_of(call)
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            assert details.startswith("epoch: must be at ") and details.endswith(f"got {absurd}")
+    assert (await ready_worker.Describe(worker_pb2.DescribeRequest())).epoch == 5
 
 
 async def test_newer_epoch_ends_an_idle_stream(ready_worker: WorkerStub) -> None:

@@ -5,10 +5,15 @@ from pathlib import Path
 import grpc
 import pytest
 
+from quire.contract.block_hashes import extend_block_hashes
+from quire.contract.steps import MirroredSequence
+from quire.contract.workers import CachedBlock, WorkerMirror
 from quire.v1 import worker_pb2
+from quire.wire.mirror import mirror_from_proto
 from tests.factories import VOCAB_SIZE, llama_config, save_model
 from tests.models.driver import Driver, load_runner
 from tests.rpc.worker_client import (
+    BLOCK_SIZE,
     NUM_BLOCKS,
     POISON,
     PROMPT,
@@ -39,28 +44,74 @@ async def test_gap_ends_the_stream(
     assert (await Steps(ready_worker, epoch=1).run()).step_id == 1
 
 
+async def read_mirror(stub: WorkerStub, epoch: int = 1) -> WorkerMirror:
+    return mirror_from_proto(await stub.Mirror(worker_pb2.MirrorRequest(epoch=epoch)))
+
+
+def digests(token_ids: list[int], salt: bytes = b"") -> list[bytes]:
+    hashes: list[bytes] = []
+    extend_block_hashes(hashes, token_ids, BLOCK_SIZE, len(token_ids) // BLOCK_SIZE, salt)
+    return hashes
+
+
 async def test_mirror_and_reset(ready_worker: WorkerStub) -> None:
     steps = Steps(ready_worker, epoch=1)
     await steps.run(**prefill(sequence(3, PROMPT, [6, 1]), sequence(4, [8], [5])))
     await steps.run(
         sequence_ids=[4], num_scheduled_tokens=[1], num_new_blocks=[1], new_block_ids=[7]
     )
-    mirror = await ready_worker.Mirror(worker_pb2.MirrorRequest(epoch=1))
-    assert {s.sequence_id: s for s in mirror.sequences} == {
-        3: worker_pb2.MirroredSequence(
-            sequence_id=3, num_tokens=11, num_computed_tokens=10, block_ids=[6, 1]
-        ),
-        4: worker_pb2.MirroredSequence(
-            sequence_id=4, num_tokens=3, num_computed_tokens=2, block_ids=[5, 7]
-        ),
-    }
+    mirror = await read_mirror(ready_worker)
+    assert mirror.sequences == (
+        MirroredSequence(3, num_tokens=11, num_computed_tokens=10, block_ids=(6, 1)),
+        MirroredSequence(4, num_tokens=3, num_computed_tokens=2, block_ids=(5, 7)),
+    )
+    assert mirror.cache is not None
+    assert (mirror.last_step_id, mirror.cache.num_blocks) == (2, NUM_BLOCKS)
+    cached = (CachedBlock(6, 1, *digests(PROMPT)),)
+    assert mirror.blocks == cached
     await steps.run(released_sequence_ids=[3])
-    mirror = await ready_worker.Mirror(worker_pb2.MirrorRequest(epoch=1))
+    mirror = await read_mirror(ready_worker)
     assert [s.sequence_id for s in mirror.sequences] == [4]
+    assert mirror.blocks == cached, "nobody has written there since"
     await ready_worker.Reset(worker_pb2.ResetRequest(epoch=1))
-    assert not (await ready_worker.Mirror(worker_pb2.MirrorRequest(epoch=1))).sequences
+    mirror = await read_mirror(ready_worker)
+    assert (mirror.sequences, mirror.blocks) == ((), cached)
     # The stream of this epoch goes on, with nothing held.
-    await steps.run(**prefill(sequence(4, [8], [5])))
+    await steps.run(**prefill(sequence(4, [8], [6])))
+    assert (await read_mirror(ready_worker)).blocks == ()
+
+
+async def test_a_new_scheduler_may_keep_the_cache(ready_worker: WorkerStub) -> None:
+    """What is found there continues as what was never interrupted."""
+    steps = Steps(ready_worker, epoch=1)
+    expected = (await steps.run(**prefill(sequence(1, PROMPT, [3, 2])))).token_ids
+    salted = sequence(2, PROMPT, [5, 6])
+    salted.cache_salt = b"salt"
+    await steps.run(**prefill(salted))
+    [block, of_another_salt] = (await read_mirror(ready_worker, epoch=2)).blocks
+    assert block == CachedBlock(3, 1, *digests(PROMPT))
+    assert of_another_salt == CachedBlock(5, 1, *digests(PROMPT, b"salt"))
+    await init_cache(ready_worker, epoch=2, keeps_contents=True)
+    found = sequence(1, PROMPT, [3, 4])
+    found.num_computed_tokens = BLOCK_SIZE
+    orders = prefill(found) | {"num_scheduled_tokens": [len(PROMPT) - BLOCK_SIZE]}
+    assert (await Steps(ready_worker, epoch=2).run(**orders)).token_ids == expected
+
+    code, _ = await error_of(init_cache(ready_worker, 3, keeps_contents=True, num_blocks=9))
+    assert code is grpc.StatusCode.UNAVAILABLE
+    await init_cache(ready_worker, epoch=3)
+    assert (await read_mirror(ready_worker, epoch=3)).blocks == ()
+
+
+async def test_orders_that_do_not_fit_leave_nothing_to_adopt(ready_worker: WorkerStub) -> None:
+    steps = Steps(ready_worker, epoch=1)
+    await steps.run(**prefill(sequence(1, PROMPT, [3, 2])))
+    assert (await read_mirror(ready_worker)).blocks
+    await steps.send(released_sequence_ids=[9])
+    with pytest.raises(grpc.aio.AioRpcError):
+        await steps.receive()
+    mirror = await read_mirror(ready_worker)
+    assert (mirror.sequences, mirror.blocks, mirror.last_step_id) == ((), (), 1)
 
 
 async def test_sequence_without_finite_logits_fails_alone(

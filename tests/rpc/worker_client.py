@@ -112,15 +112,11 @@ async def load(
     return await stub.LoadModel(request)
 
 
-async def init_cache(stub: WorkerStub, epoch: int = 1) -> None:
+async def init_cache(stub: WorkerStub, epoch: int = 1, **fields: Any) -> None:
     """Allocate a small cache."""
-    await stub.InitCache(
-        worker_pb2.InitCacheRequest(
-            epoch=epoch,
-            num_blocks=NUM_BLOCKS,
-            options=worker_pb2.CacheOptions(block_size=BLOCK_SIZE),
-        )
-    )
+    options = worker_pb2.CacheOptions(block_size=BLOCK_SIZE)
+    known = {"epoch": epoch, "num_blocks": NUM_BLOCKS, "options": options}
+    await stub.InitCache(worker_pb2.InitCacheRequest(**known | fields))
 
 
 async def error_of(awaitable: Awaitable[object]) -> tuple[grpc.StatusCode, str]:

@@ -26,6 +26,8 @@ OPTIONS: dict[str, dict[str, object]] = {
         "--admin-port": None,
         "--api-keys": None,
         "--block-size": 16,
+        "--connect-timeout-s": 300.0,
+        "--control-port": 0,
         "--device": "auto",
         "--distributed-timeout-s": 30.0,
         "--draft-model": "",
@@ -33,6 +35,7 @@ OPTIONS: dict[str, dict[str, object]] = {
         "--enable-prefix-caching --no-enable-prefix-caching": True,
         "--enforce-eager": False,
         "--gpu-memory-utilization": 0.9,
+        "--grace-time-s": 10.0,
         "--host": "127.0.0.1",
         "--insecure": False,
         "--invariant": False,
@@ -47,16 +50,22 @@ OPTIONS: dict[str, dict[str, object]] = {
         "--max-num-seqs": 256,
         "--max-steps-in-flight": 2,
         "--max-waiting": 4096,
+        "--max-waiting-tokens": 2**24,
         "MODEL": None,
         "--num-gpu-blocks-override": None,
         "--num-threads": None,
         "--otlp-endpoint": None,
+        "--peer-timeout-s": 1.7,
         "--port": 50051,
         "--preemption-mode": "auto",
         "--priority-ageing-s": 60.0,
         "--quantization": "none",
         "--ray-address": None,
         "--ray-cpus-per-worker": 1,
+        "--record": "",
+        "--record-mb": 256,
+        "--record-tokens": False,
+        "--recovery-timeout-s": 300.0,
         "--served-model-name": "",
         "--speculation": "off",
         "--swap-space": None,
@@ -88,14 +97,20 @@ OPTIONS: dict[str, dict[str, object]] = {
         "--max-num-seqs": 256,
         "--max-steps-in-flight": 2,
         "--max-waiting": 4096,
+        "--max-waiting-tokens": 2**24,
         "MODEL": None,
+        "--move-blocks": "auto",
         "--num-gpu-blocks-override": None,
         "--otlp-endpoint": None,
+        "--peer-timeout-s": 1.7,
         "--port": 50052,
         "--preemption-mode": "auto",
         "--priority-ageing-s": 60.0,
         "--quantization": "none",
         "--ready-fd": None,
+        "--record": "",
+        "--record-mb": 256,
+        "--record-tokens": False,
         "--served-model-name": "",
         "--speculation": "off",
         "--swap-space": None,
@@ -108,19 +123,24 @@ OPTIONS: dict[str, dict[str, object]] = {
         "--admin-port": None,
         "--api-keys": None,
         "--client-certificates --no-client-certificates": True,
+        "--connect-timeout-s": 300.0,
         "--dns-interval-s": 5.0,
         "--drain-delay-s": 0.0,
         "--drain-timeout-s": 30.0,
+        "--grace-time-s": 10.0,
         "--host": "127.0.0.1",
         "--insecure": False,
         "--log-level": "info",
         "MODEL": None,
         "--otlp-endpoint": None,
+        "--peer-timeout-s": 1.7,
         "--port": 50051,
         "--ready-fd": None,
+        "--recovery-timeout-s": 300.0,
         "--routing-policy": "prefix-aware",
         "--scheduler-dns": None,
         "--scheduler": None,
+        "--stalled-reader-timeout-s": 60.0,
         "--tls-dir": None,
     },
     "worker": {
@@ -134,6 +154,7 @@ OPTIONS: dict[str, dict[str, object]] = {
         "--log-level": "info",
         "--num-threads": None,
         "--otlp-endpoint": None,
+        "--peer-timeout-s": 1.7,
         "--port": 50053,
         "--rank": None,
         "--rank-base": 0,
@@ -209,7 +230,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     for name in ("router.server", "scheduler_svc.server"):
         monkeypatch.setattr(f"{name}.serve", serve)
-    monkeypatch.setattr("quire.observe.log.configure", lambda *_: None)
+    for name in ("configure", "log_uncaught"):
+        monkeypatch.setattr(f"quire.observe.log.{name}", lambda *_: None)
     return configs
 
 
@@ -239,6 +261,7 @@ def test_a_child_takes_its_parents_values_before_its_own(
     monkeypatch.setattr("launch.cluster.process.die_with_parent", lambda _: None)
     monkeypatch.setattr("os.nice", lambda _: None)
     monkeypatch.setattr("quire.rpc.announce", lambda *_: None)
+    monkeypatch.setattr("quire.rpc.report", lambda *_: None)
     values = {"schedulers": ["a:1"], "api_keys": str(tmp_path / "keys"), "port": 0}
     result = CliRunner().invoke(
         app,

@@ -150,6 +150,11 @@ MISTAKES = [
     Mistake(
         "network", "NetworkPolicy/quire-scheduler-from-routers", "", DELETE, found_at=SCHEDULER
     ),
+    Mistake("network", "NetworkPolicy/quire-worker-to-workers", "", DELETE, found_at=WORKER),
+    Mistake(
+        "network", "NetworkPolicy/quire-worker-to-workers", "spec ingress", [], found_at=WORKER
+    ),
+    Mistake("network", "NetworkPolicy/quire-worker-to-workers", "spec egress", [], found_at=WORKER),
     Mistake("network", "NetworkPolicy/quire-scheduler-a", "spec ingress", [], found_at=SCHEDULER),
     Mistake("network", "NetworkPolicy/quire-scheduler-a", "spec egress", [], found_at=SCHEDULER),
     Mistake("network", "NetworkPolicy/quire-worker-a", "spec ingress 0", DELETE, found_at=WORKER),
@@ -202,6 +207,7 @@ MISTAKES = [
     Mistake("address", WORKER, f"{MAIN} args 0", "--announce-to=quire-scheduler-b:50052", PROD),
     Mistake("address", WORKER, f"{MAIN} args 1", "--advertise-host=$(POD_NAME).workers"),
     Mistake("tls", OPTIONS, "data QUIRE_INSECURE", "0", found_at=ROUTER),
+    Mistake("ranks", WORKER, f"{MAIN} args 6", "--log-level=info", ("cpu", "mtls")),
     Mistake("tls", OPTIONS, "data QUIRE_INSECURE", "1", PROD, found_at=ROUTER),
     Mistake("tls", OPTIONS, "data QUIRE_TLS_DIR", "/tls", PROD, found_at=ROUTER),
     Mistake("keys", OPTIONS, "data QUIRE_API_KEYS", "/etc/keys.jsonl", PROD, found_at=ROUTER),

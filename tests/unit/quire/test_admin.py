@@ -150,7 +150,7 @@ def test_a_verdict_is_503_with_its_reason() -> None:
 
 
 async def test_probes_report_the_state_of_the_service() -> None:
-    ready, stuck = [True], [""]
+    ready, stuck, why = [True], [""], [""]
     service = ServiceAdmin(
         "router",
         CollectorRegistry(),
@@ -158,6 +158,7 @@ async def test_probes_report_the_state_of_the_service() -> None:
         is_ready=lambda: ready[0],
         why_stuck=lambda: stuck[0],
         certificate_expiry=lambda: 1e9,
+        why_not_ready=lambda: why[0],
     )
     port = int((await service.start(ANYWHERE)).rpartition(":")[2])
     try:
@@ -165,6 +166,8 @@ async def test_probes_report_the_state_of_the_service() -> None:
             assert (await exchange(port, ask(path)))[::2] == (200, b"ok\n")
         ready[0], stuck[0] = False, "no step for 301 s"
         assert (await exchange(port, ask("/readyz")))[::2] == (503, b"not serving\n")
+        why[0] = "a reason"
+        assert (await exchange(port, ask("/readyz")))[::2] == (503, b"not serving: a reason\n")
         assert (await exchange(port, ask("/livez")))[::2] == (503, b"no step for 301 s\n")
         _, headers, metrics = await exchange(port, ask("/metrics"))
         assert headers["Content-Type"].startswith("text/plain; version=0.0.4")

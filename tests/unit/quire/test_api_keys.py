@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from launch.cli.main import app
+from quire.contract.callers import Caller
 from quire.contract.errors import ConfigError
+from quire.contract.quotas import UNLIMITED, Quotas
 from quire.security.api_key_file import (
     MAX_FILE_BYTES,
     MAX_KEYS,
@@ -41,6 +43,11 @@ def line(**changes: object) -> str:
     return json.dumps({name: value for name, value in fields.items() if value is not None})
 
 
+def found(keys: ApiKeys, key: str) -> str | None:
+    caller = keys.find(key)
+    return None if caller is None else caller.name
+
+
 def write(path: Path, *keys: ApiKey) -> None:
     with editing(path) as there:
         there[:] = keys
@@ -59,6 +66,9 @@ def test_what_is_written_reads_the_same(tmp_path) -> None:
     keys = (
         ApiKey("alice", digest("a"), NOON),
         ApiKey("bob-2.x_y", digest("b"), NOON, NOON + timedelta(days=1)),
+        ApiKey("carol", digest("c"), NOON, weight=2.5, min_priority=-1),
+        ApiKey("dave", digest("d"), NOON, quotas=Quotas(60, None, 3)),
+        ApiKey("e" * 63, digest("e"), NOON, NOON, 1 / 3e5, -100, Quotas(*[2**32 - 1] * 3)),
     )
     path = tmp_path / "keys.jsonl"
     write(path, *keys)
@@ -85,6 +95,15 @@ def test_what_is_written_reads_the_same(tmp_path) -> None:
         (line(sha256=digest("a").hex().upper()), "line 1: sha256 must be"),
         (line(created="yesterday"), "line 1: created must be a time with its zone"),
         (line(expires="2030-01-31T12:00:00"), "line 1: expires must be a time with its zone"),
+        (line(weight="secret"), "line 1: weight must be a number"),
+        (line(weight="nan"), "line 1: weight: must be in [1e-06, 1e+06], got nan"),
+        (line(weight="0"), "line 1: weight: must be in [1e-06, 1e+06], got 0"),
+        (line(weight=3), "line 1: is not a JSON object of texts"),
+        (line(min_priority="1.5"), "line 1: min_priority must be a number"),
+        (line(min_priority="-101"), "line 1: min_priority: must be in [-100, 100], got -101"),
+        (line(max_concurrent="many"), "line 1: max_concurrent must be a number"),
+        (line(max_concurrent="0"), "line 1: max_concurrent: must be in [1, 4294967295], got 0"),
+        (line(max_tokens_per_minute=9), "line 1: is not a JSON object of texts"),
         (line(name="a" * MAX_LINE_BYTES), "line 1: must be at most"),
         ("\n" + line() + "\n" + line(sha256=digest("b").hex()), "line 3: its name or sha256"),
         (line() + "\n" + line(name="bob"), "line 2: its name or sha256"),
@@ -96,6 +115,12 @@ def test_a_malformed_file_is_refused_by_line_and_not_quoted(text, complaint) -> 
     assert complaint in caught.value.message
     assert str(FILE) in caught.value.message
     assert "secret" not in caught.value.message
+
+
+def test_a_file_from_before_there_were_quotas_has_none() -> None:
+    (key,) = parse_keys(line(weight="2.5", min_priority="-1").encode(), FILE)
+    assert (key.weight, key.quotas) == (2.5, UNLIMITED)
+    assert key.caller.quotas == UNLIMITED
 
 
 def test_more_keys_than_the_limit_are_refused() -> None:
@@ -133,10 +158,10 @@ def test_only_the_whole_key_is_found(tmp_path) -> None:
     key, other = generate_key(), generate_key()
     write(path, ApiKey("alice", digest(key), NOON), ApiKey("bob", digest(other), NOON))
     keys = ApiKeys(path)
-    assert keys.find(key) == "alice"
-    assert keys.find(other) == "bob"
+    assert found(keys, key) == "alice"
+    assert found(keys, other) == "bob"
     for wrong in ("", key[:-1], key + " ", key.upper(), digest(key).hex(), "\udcff", "é" * 9):
-        assert keys.find(wrong) is None
+        assert found(keys, wrong) is None
 
 
 def test_a_key_longer_than_the_limit_is_not_even_hashed(tmp_path) -> None:
@@ -144,8 +169,8 @@ def test_a_key_longer_than_the_limit_is_not_even_hashed(tmp_path) -> None:
     longest, longer = "k" * MAX_KEY_LENGTH, "k" * (MAX_KEY_LENGTH + 1)
     write(path, ApiKey("longest", digest(longest), NOON), ApiKey("longer", digest(longer), NOON))
     keys = ApiKeys(path)
-    assert keys.find(longest) == "longest"
-    assert keys.find(longer) is None
+    assert found(keys, longest) == "longest"
+    assert found(keys, longer) is None
 
 
 def test_a_key_ends_at_the_moment_it_expires(tmp_path) -> None:
@@ -154,9 +179,9 @@ def test_a_key_ends_at_the_moment_it_expires(tmp_path) -> None:
     now = NOON
     keys = ApiKeys(path, clock=lambda: now)
     now = NOON + timedelta(seconds=9.999)
-    assert keys.find("a") == "alice"
+    assert found(keys, "a") == "alice"
     now = NOON + timedelta(seconds=10)
-    assert keys.find("a") is None
+    assert found(keys, "a") is None
 
 
 def test_every_entry_is_compared_whichever_one_it_is(tmp_path, monkeypatch) -> None:
@@ -172,7 +197,7 @@ def test_every_entry_is_compared_whichever_one_it_is(tmp_path, monkeypatch) -> N
     monkeypatch.setattr("quire.security.api_keys.hmac.compare_digest", compare)
     for key in ("a", "c", "none of them"):
         compared.clear()
-        keys.find(key)
+        found(keys, key)
         assert compared == [digest("a"), digest("b"), digest("c")]
 
 
@@ -183,16 +208,16 @@ def test_a_changed_file_is_taken_and_a_broken_one_changes_nothing(tmp_path) -> N
     for broken in (b"{", b"\xff\n"):
         path.write_bytes(broken)
         keys.reload()
-        assert keys.find("a") == "alice"
+        assert found(keys, "a") == "alice"
     path.unlink()
     keys.reload()
-    assert keys.find("a") == "alice"
+    assert found(keys, "a") == "alice"
     write(path, ApiKey("bob", digest("b"), NOON))
     keys.reload()
-    assert (keys.find("a"), keys.find("b")) == (None, "bob")
+    assert (found(keys, "a"), found(keys, "b")) == (None, "bob")
     write(path)
     keys.reload()
-    assert keys.find("b") is None
+    assert found(keys, "b") is None
 
 
 def test_a_change_that_leaves_size_and_times_alone_is_taken(tmp_path) -> None:
@@ -203,7 +228,7 @@ def test_a_change_that_leaves_size_and_times_alone_is_taken(tmp_path) -> None:
     path.write_bytes(path.read_bytes().replace(b"alice", b"karen"))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     keys.reload()
-    assert keys.find("a") == "karen"
+    assert found(keys, "a") == "karen"
 
 
 def test_a_directory_swapped_under_the_name_is_taken(tmp_path) -> None:
@@ -214,11 +239,11 @@ def test_a_directory_swapped_under_the_name_is_taken(tmp_path) -> None:
     (tmp_path / "..data").symlink_to("v1")
     (tmp_path / "keys.jsonl").symlink_to("..data/keys.jsonl")
     keys = ApiKeys(tmp_path / "keys.jsonl")
-    assert keys.find("alice") == "alice"
+    assert found(keys, "alice") == "alice"
     (tmp_path / "next").symlink_to("v2")
     (tmp_path / "next").rename(tmp_path / "..data")
     keys.reload()
-    assert (keys.find("alice"), keys.find("bob")) == (None, "bob")
+    assert (found(keys, "alice"), found(keys, "bob")) == (None, "bob")
 
 
 async def test_a_revoked_key_is_unknown_within_a_second(tmp_path) -> None:
@@ -230,7 +255,7 @@ async def test_a_revoked_key_is_unknown_within_a_second(tmp_path) -> None:
     try:
         write(path)
         async with asyncio.timeout(10):
-            while keys.find("a") is not None:
+            while found(keys, "a") is not None:
                 await asyncio.sleep(0.01)
     finally:
         following.cancel()
@@ -292,9 +317,21 @@ def test_the_command_adds_lists_and_revokes(tmp_path) -> None:
     added = run(app, ["keys", "add", "alice"])
     key = added.stdout.strip()
     assert added.exit_code == 0
-    assert ApiKeys(path).find(key) == "alice"
+    assert ApiKeys(path).find(key) == Caller("alice")
     assert key not in path.read_text()
-    assert run(app, ["keys", "add", "bob", "--days", "0"]).exit_code == 0
+    rights = ("--weight", "3", "--min-priority", "0")
+    assert run(app, ["keys", "add", "bob", "--days", "0", *rights]).exit_code == 0
+    assert read_keys(path)[1].caller == Caller("bob", 3.0, 0)
+    refused = run(app, ["keys", "add", "eve", "--weight", "0"])
+    assert (refused.exit_code, "weight: must be in" in refused.stderr) == (1, True)
+
+    quotas = ("--max-requests-per-minute", "61", "--max-tokens-per-minute", "5007")
+    assert run(app, ["keys", "add", "carl", *quotas, "--max-concurrent", "73"]).exit_code == 0
+    assert read_keys(path)[2].caller.quotas == Quotas(61, 5007, 73)
+    assert all(cell in run(app, ["keys", "list"]).stdout for cell in ("61", "5007", "73"))
+    refused = run(app, ["keys", "add", "eve", "--max-concurrent", "0"])
+    assert (refused.exit_code, "max_concurrent: must be in" in refused.stderr) == (1, True)
+    assert run(app, ["keys", "revoke", "carl"]).exit_code == 0
 
     again = run(app, ["keys", "add", "alice"])
     assert again.exit_code == 1

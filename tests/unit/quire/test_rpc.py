@@ -132,11 +132,11 @@ async def test_unexpected_error_holds_nothing_of_the_request(method: str) -> Non
 
 
 @pytest.mark.parametrize("method", ["Unary", "Stream", "Writer"])
-async def test_malformed_request_is_internal_without_library_text(method: str) -> None:
+async def test_malformed_request_is_invalid_without_library_text(method: str) -> None:
     async with running() as (_, channel, _):
         error = await fail(channel, method, b"\xff\xff\xff not a message")
-        assert error.code() == grpc.StatusCode.INTERNAL
-        assert error.details() == "the request is not a well-formed protobuf message"
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details() == "request: must be a well-formed protobuf message, got other bytes"
 
 
 async def test_a_message_beyond_the_limit_is_refused() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import CellState, FinishReason, ModelInfo
-from quire.contract.sampling_params import SamplingParams
+from quire.contract.sampling_params import MAX_ITEMS, SamplingParams
 from quire.contract.time_breakdown import TimeBreakdown
 from quire.v1 import common_pb2
 from quire.wire import common as wire
@@ -73,3 +73,23 @@ def test_every_finish_reason_has_its_number() -> None:
         number = wire.finish_reason_to_proto(reason)
         assert wire.finish_reason_from_proto(number) is reason
     assert wire.finish_reason_from_proto(99) is FinishReason.ERROR
+
+
+@pytest.mark.parametrize("name", MAX_ITEMS)
+def test_a_list_that_is_too_long_is_refused_before_it_is_copied(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = common_pb2.SamplingParams()
+    number = MAX_ITEMS[name] + 1
+    values = getattr(message, name)
+    if name == "logit_bias":
+        for token_id in range(number):
+            values[token_id] = 1.0
+    elif name == "bad_words_token_ids":
+        for _ in range(number):
+            values.add(token_ids=[1])
+    else:
+        values.extend("a" if name in ("stop", "bad_words") else 1 for _ in range(number))
+    monkeypatch.setattr("quire.wire.common.from_fields", None)
+    with pytest.raises(InvalidRequestError, match=f"^{name}: must have at most .* got {number}$"):
+        wire.sampling_params_from_proto(message)

@@ -1,47 +1,68 @@
 """A domain object for each message of the protos, with which it is sent and read."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
 
+from quire.contract.block_shipping import (
+    BlockLayout,
+    BlockOrder,
+    BlockPiece,
+    ImportOrder,
+    ImportResult,
+)
 from quire.contract.engine_options import CacheOptions, LoadOptions
-from quire.contract.errors import DrainingError, InvalidRequestError, OverloadedError
-from quire.contract.inputs import DetokenizeInput, GenerateInput, TokenizeInput
+from quire.contract.errors import (
+    DeadlineExceededError,
+    DrainingError,
+    InvalidRequestError,
+    OverloadedError,
+    QuarantinedError,
+    QuotaExceededError,
+    TooLargeError,
+    UnreachableDeadlineError,
+)
+from quire.contract.inputs import (
+    DetokenizeInput,
+    GenerateInput,
+    ReceivedOutput,
+    ResumeInput,
+    TokenizeInput,
+)
 from quire.contract.outputs import (
     CellState,
     CellStatus,
     Delta,
     Finished,
     FinishReason,
-    Hypothesis,
-    ModelInfo,
     Started,
-    TokenLogprobs,
 )
+from quire.contract.recording import EpochHeader, Record
+from quire.contract.resizing import ResizePhase, ResizeProgress
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import (
     Announcement,
+    BlockSource,
     Cancellation,
+    Heartbeat,
     PrefixDigestDelta,
     Queued,
     Refused,
     StepOutputs,
     Submission,
+    Suspected,
     Welcome,
 )
 from quire.contract.steps import (
     MirroredSequence,
-    PromptLogprobs,
-    SchedulerOutputs,
-    SequenceState,
     StepGap,
-    StepResult,
 )
-from quire.contract.time_breakdown import TimeBreakdown
+from quire.contract.versions import UNVERSIONED
 from quire.contract.workers import (
+    CachedBlock,
     CacheProfile,
     CacheSpec,
     HostCache,
@@ -49,12 +70,33 @@ from quire.contract.workers import (
     LoadResponse,
     LoadSpec,
     Meeting,
+    RunningStep,
     WorkerDescription,
+    WorkerMirror,
 )
-from quire.wire import common, inference, scheduler, worker
-
-TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-EPOCH = 2**40
+from quire.wire import (
+    block_shipping,
+    common,
+    inference,
+    mirror,
+    recording,
+    resizing,
+    scheduler,
+    worker,
+)
+from tests.unit.quire.wire_values import (
+    BEAMS,
+    EPOCH,
+    LOGPROBS,
+    MODEL,
+    ORDERS,
+    PARAMS,
+    RESULT,
+    STATE,
+    STEP_OUTPUTS,
+    SUBMISSION,
+    TIME,
+)
 
 
 @dataclass(frozen=True)
@@ -75,109 +117,6 @@ class Example:
         return f"{self.write(self.value).DESCRIPTOR.name}-{type(self.value).__name__}"
 
 
-MODEL = ModelInfo(
-    "demo", "LlamaForCausalLM", "bfloat16", 2**17, 2**15, (1, 2), 2**40, "5f7a", "ac14", "w8a8"
-)
-STATE = CellState(
-    **{each.name: 2 + index for index, each in enumerate(fields(CellState))} | {"draining": True}
-)
-TIME = TimeBreakdown(
-    **{each.name: 2**33 + index for index, each in enumerate(fields(TimeBreakdown))}
-)
-LOGPROBS = [TokenLogprobs((3, 8), (-0.5, -0.25), 2, ("a", "\ufffd")), TokenLogprobs()]
-PROMPT_LOGPROBS = PromptLogprobs(7, LOGPROBS)
-HYPOTHESIS = Hypothesis((3, 4), -1.5, FinishReason.LENGTH, tuple(LOGPROBS))
-# What a worker's sampler reads.
-SAMPLED = SamplingParams(
-    temperature=0.5,
-    top_p=0.25,
-    top_k=9,
-    min_p=0.125,
-    seed=2**64 - 1,
-    presence_penalty=0.5,
-    frequency_penalty=-0.25,
-    repetition_penalty=1.5,
-    logit_bias={7: -3.0},
-    allowed_token_ids=(7, 8),
-    min_tokens=2,
-    logprobs=3,
-    prompt_logprobs=2,
-    bad_words_token_ids=((5, 6), (7,)),
-    stop_token_ids=(4,),
-    ignore_eos=True,
-)
-PARAMS = replace(
-    SAMPLED,
-    n=2,
-    best_of=3,
-    bad_words=("bad",),
-    max_tokens=9,
-    stop=("\n\n",),
-    include_stop_str_in_output=True,
-    skip_special_tokens=False,
-    spaces_between_special_tokens=False,
-    truncate_prompt_tokens=5,
-)
-BEAMS = SamplingParams(
-    n=2, use_beam_search=True, temperature=0.0, length_penalty=0.5, early_stopping="never"
-)
-SUBMISSION = Submission(
-    prompt_token_ids=[5, 6],
-    sampling_params=PARAMS,
-    outputs={0: [7], 2: []},
-    request_number=1,
-    request_id="mine",
-    priority=-3,
-    cache_salt="tenant",
-    traceparent=TRACEPARENT,
-    include_time_breakdown=True,
-)
-ORDERS = SchedulerOutputs(
-    forks=[(5, 2**63), (6, 7)],
-    chosen_tokens=[(5, 3), (2**63, 2**32 - 1)],
-    released_sequence_ids=[2**63, 1],
-    new_sequences=[SequenceState(5, 1, [7, 8, 9], 2, 2, [4, 3], SAMPLED, 8, TRACEPARENT)],
-    blocks_to_swap_out=[(3, 0)],
-    blocks_to_swap_in=[(1, 7), (2, 8)],
-    blocks_to_copy=[(1, 2), (2, 6)],
-    replaced_blocks=[(5, 2, 6), (7, 0, 2)],
-    sequence_ids=[5, 6],
-    num_scheduled_tokens=[1, 300],
-    num_new_blocks=[0, 2],
-    new_block_ids=[2**32 - 1, 0],
-    num_draft_slots=[2, 0],
-    epoch=EPOCH,
-    step_id=17,
-    traceparent=TRACEPARENT,
-)
-RESULT = StepResult(
-    sequence_ids=[5, 6],
-    token_ids=[7, 8],
-    failed_sequence_ids=[9],
-    logprobs=LOGPROBS,
-    prompt_logprobs=[(5, PROMPT_LOGPROBS)],
-    num_draft_tokens=[3, 0],
-    epoch=EPOCH,
-    step_id=17,
-    model_us=10,
-    sample_us=11,
-    worker_us=12,
-    swap_us=13,
-)
-STEP_OUTPUTS = StepOutputs(
-    request_numbers=[1, 2],
-    sequence_indices=[0, 3],
-    token_ids=[3, 4],
-    finished_request_numbers=[2, 5],
-    finished_sequence_indices=[3, 0],
-    finish_reasons=[FinishReason.STOP, FinishReason.ABORT],
-    logprobs=LOGPROBS,
-    hypotheses=[(6, [HYPOTHESIS])],
-    prompt_logprobs=[(7, PROMPT_LOGPROBS)],
-    time_breakdowns=[(2, TIME)],
-)
-
-
 def _common() -> list[Example]:
     params = common.sampling_params_to_proto, common.sampling_params_from_proto
     return [
@@ -192,10 +131,14 @@ def _common() -> list[Example]:
 
 def _inference() -> list[Example]:
     generate = inference.generate_input_to_proto, inference.generate_input_from_proto
+    resume = inference.resume_input_to_proto, inference.resume_input_from_proto
     event = inference.event_to_proto, inference.event_from_proto
     delta = Delta("text", (5, 6), tuple(LOGPROBS), 1, tuple(LOGPROBS))
     return [
-        Example(GenerateInput("text", PARAMS, "mine", "demo", -3, "salt", True), *generate),
+        Example(
+            GenerateInput("text", PARAMS, "mine", "demo", -3, "salt", True, True, 300, True),
+            *generate,
+        ),
         Example(GenerateInput([5, 2**32 - 1], PARAMS), *generate),
         Example(
             TokenizeInput("text", "demo", False),
@@ -213,10 +156,23 @@ def _inference() -> list[Example]:
             inference.cluster_to_proto,
             inference.cluster_from_proto,
         ),
-        Example(Started("mine", 3, 2**64 - 1, "5f7a", "ac14"), *event),
+        Example(
+            ResumeInput(
+                GenerateInput([5], PARAMS, "mine"),
+                2**64 - 1,
+                "5f7a",
+                "ac14",
+                (ReceivedOutput(0, (5, 6), 7, False, -0.5), ReceivedOutput(1, ended=True)),
+                3,
+            ),
+            *resume,
+        ),
+        Example(ResumeInput(GenerateInput([5], PARAMS), None), *resume),
+        Example(Started("mine", 3, 2**64 - 1, "5f7a", "ac14", (5, 6, 7), 9, 8), *event),
         Example(delta, *event),
         Example(Finished(FinishReason.STOP, 5, "\n", 1, -0.5, TIME), *event),
         Example(Finished(FinishReason.ERROR, 5), *event),
+        Example(True, lambda _: inference.heartbeat_to_proto(), inference.is_heartbeat),
     ]
 
 
@@ -226,12 +182,22 @@ def _scheduler() -> list[Example]:
     return [
         Example(SUBMISSION, *request),
         Example(Submission([5], SamplingParams()), *request),
+        Example(Heartbeat(), *request),
+        Example(Heartbeat(), *event),
         Example(Cancellation([1, 2**63], [(3, 1), (4, 0)]), *request),
-        Example(Welcome(MODEL, STATE, (1, 2**64 - 1)), *event),
+        Example(Welcome(MODEL, STATE, (1, 2**64 - 1), 8), *event),
+        Example(Welcome(MODEL, STATE, (), UNVERSIONED), *event),
         Example(Queued(6, seed=2**64 - 1), *event),
         Example(Refused(1, OverloadedError("full", 250)), *event),
         Example(Refused(2, InvalidRequestError("prompt", "too long")), *event),
+        Example(Refused(6, TooLargeError("max_tokens", "must be at most 3, got 4")), *event),
         Example(Refused(3, DrainingError("the cell is draining")), *event),
+        Example(Refused(4, DeadlineExceededError("late")), *event),
+        Example(Refused(5, UnreachableDeadlineError("later", 9)), *event),
+        Example(Refused(5, QuotaExceededError("concurrent: too many", 9)), *event),
+        Example(Refused(7, QuarantinedError("twice")), *event),
+        Example(Suspected(7, 12), *event),
+        Example(BlockSource(("host:1", "host:2")), *event),
         Example(STEP_OUTPUTS, *event),
         Example(StepOutputs([1, 2], [0, 0], [3, 4], [2], [0], [FinishReason.STOP]), *event),
         Example(STATE, *event),
@@ -266,12 +232,16 @@ CACHE_OPTIONS = CacheOptions(
 
 def _worker() -> list[Example]:
     spec = LoadSpec("/m", LOAD_OPTIONS, 1, 2)
-    meeting = Meeting("host:1", "other", EPOCH, 1.5)
+    meeting = Meeting("host:1", "other", EPOCH, 1.5, bytes(range(32)))
     response = worker.execute_response_to_proto, worker.execute_response_from_proto
     description = worker.description_to_proto, worker.description_from_proto
     return [
-        Example(WorkerDescription("1", "cpu", "avx2", MODEL, 3, 2**40, EPOCH, "me"), *description),
-        Example(WorkerDescription("1", "cpu", "avx2", None, 0, 0), *description),
+        Example(
+            WorkerDescription("1", "cpu", "avx2", MODEL, 3, 2**40, EPOCH, "me", 8), *description
+        ),
+        Example(
+            WorkerDescription("1", "cpu", "avx2", None, 0, 0, 0, "", UNVERSIONED), *description
+        ),
         Example(
             LoadRequest(spec, "demo", meeting, "me"),
             worker.load_request_to_proto,
@@ -293,7 +263,12 @@ def _worker() -> list[Example]:
             worker.cache_profile_from_proto,
         ),
         Example(
-            CacheSpec(2**20, CACHE_OPTIONS),
+            RunningStep(2**40, 2_100, True),
+            worker.running_step_to_proto,
+            worker.running_step_from_proto,
+        ),
+        Example(
+            CacheSpec(2**20, CACHE_OPTIONS, keeps_contents=True),
             partial(worker.cache_spec_to_proto, EPOCH),
             worker.cache_spec_from_proto,
         ),
@@ -307,9 +282,73 @@ def _worker() -> list[Example]:
         Example(RESULT, *response),
         Example(StepGap(4, 6), *response),
         Example(
-            [MirroredSequence(5, 9, 8, (3, 1))], worker.mirror_to_proto, worker.mirror_from_proto
+            WorkerMirror(
+                (MirroredSequence(5, 9, 8, (3, 1), 2),),
+                7,
+                CacheSpec(2**20, CACHE_OPTIONS),
+                (CachedBlock(3, 1, bytes(range(32))), CachedBlock(1, 2, bytes(32))),
+                (CachedBlock(0, 1, bytes(range(32))),),
+            ),
+            mirror.mirror_to_proto,
+            mirror.mirror_from_proto,
+        ),
+        Example(WorkerMirror(), mirror.mirror_to_proto, mirror.mirror_from_proto),
+        *_block_shipping(),
+    ]
+
+
+def _block_shipping() -> list[Example]:
+    blocks = CachedBlock(3, 1, bytes(range(32))), CachedBlock(1, 2, bytes(32))
+    return [
+        Example(
+            ImportOrder("host:1", blocks, 2_000),
+            partial(block_shipping.import_order_to_proto, EPOCH),
+            block_shipping.import_order_from_proto,
+        ),
+        Example(
+            ImportResult(3, 2**40, "late"),
+            block_shipping.import_result_to_proto,
+            block_shipping.import_result_from_proto,
+        ),
+        Example(
+            BlockOrder(BlockLayout("5f7a", 16, 1, 2), (bytes(range(32)), bytes(32))),
+            block_shipping.block_order_to_proto,
+            block_shipping.block_order_from_proto,
+        ),
+        Example(
+            BlockPiece(b"contents", b"checksum"),
+            block_shipping.block_piece_to_proto,
+            block_shipping.block_piece_from_proto,
         ),
     ]
 
 
-EXAMPLES = [*_common(), *_inference(), *_scheduler(), *_worker()]
+def _recording() -> list[Example]:
+    record = recording.record_to_proto, recording.record_from_proto
+    header = EpochHeader(
+        "1.2.3",
+        2**60,
+        3,
+        True,
+        LoadRequest(LoadSpec("/m", LOAD_OPTIONS, 0, 2), "demo", Meeting(epoch=EPOCH), "me"),
+        LoadResponse(MODEL, b"digest"),
+        CacheSpec(2**20, CACHE_OPTIONS, keeps_contents=True),
+        HostCache(7, 1.5),
+        EPOCH - 1,
+        9,
+    )
+    return [
+        Example(Record(2**50, 2, header), *record),
+        Example(Record(1, 0, ORDERS), *record),
+        Example(Record(1, 0, RESULT), *record),
+    ]
+
+
+def _resizing() -> list[Example]:
+    progress = ResizeProgress(ResizePhase.DONE, num_moved=3, gap_s=0.25)
+    return [
+        Example(progress, resizing.resize_progress_to_proto, resizing.resize_progress_from_proto)
+    ]
+
+
+EXAMPLES = [*_common(), *_inference(), *_scheduler(), *_worker(), *_recording(), *_resizing()]

@@ -45,11 +45,12 @@ model_infos = st.builds(
     numerics_id=st.text(max_size=8),
     text_id=st.text(max_size=8),
 )
+_FLAGS = ("draining", "workers_lost", "moving")
 # Some of the fields are 32 bits wide on the wire.
 cell_states = st.builds(
     CellState,
-    **{field.name: u32 for field in fields(CellState) if field.name != "draining"},
-    draining=st.booleans(),
+    **{field.name: u32 for field in fields(CellState) if field.name not in _FLAGS},
+    **dict.fromkeys(_FLAGS, st.booleans()),
 )
 token_logprobs = st.builds(
     TokenLogprobs,

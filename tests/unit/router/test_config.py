@@ -23,7 +23,7 @@ from router.config import RouterConfig
         ("max_queued_texts", 0, "got 0"),
         ("tokenizer_threads", 1000, "256"),
         ("connect_timeout_s", -1.0, "-1"),
-        ("recovery_timeout_s", 1e9, "3600"),
+        ("recovery_timeout_s", 1e9, "86400"),
         ("log_level", "loud", "loud"),
     ],
 )

@@ -68,7 +68,7 @@ async def test_what_was_not_read_is_one_delta() -> None:
     push(stream, "abc")
     stream.finish(FinishReason.LENGTH)
     assert await read(stream) == [
-        Started("id", 2, 9),
+        Started("id", 2, 9, max_tokens=100),
         Delta("abc", (97, 98, 99)),
         Finished(FinishReason.LENGTH, 3),
     ]
@@ -78,7 +78,7 @@ async def test_a_reader_that_keeps_up_gets_every_token() -> None:
     stream = make()
     events = stream.events()
     stream.mark_queued(9)
-    assert await anext(events) == Started("id", 2, 9)
+    assert await anext(events) == Started("id", 2, 9, max_tokens=100)
     for character in "ab":
         push(stream, character)
         assert await anext(events) == Delta(character, (ord(character),))
@@ -94,7 +94,7 @@ async def test_end_that_comes_during_a_yield_follows_the_delta() -> None:
     events = stream.events()
     stream.mark_queued(9)
     push(stream, "a")
-    assert await anext(events) == Started("id", 2, 9)
+    assert await anext(events) == Started("id", 2, 9, max_tokens=100)
     assert await anext(events) == Delta("a", (97,))
     push(stream, "b")
     stream.finish(FinishReason.LENGTH)
@@ -142,7 +142,10 @@ async def test_admitted_twice_starts_once_and_keeps_its_seed() -> None:
     stream.mark_queued(10)
     stream.finish(FinishReason.ABORT)
     assert stream.sampling_params.seed == 9
-    assert await read(stream) == [Started("id", 2, 9), Finished(FinishReason.ABORT, 0)]
+    assert await read(stream) == [
+        Started("id", 2, 9, max_tokens=100),
+        Finished(FinishReason.ABORT, 0),
+    ]
 
 
 async def test_an_error_comes_after_what_was_produced() -> None:
@@ -155,13 +158,16 @@ async def test_an_error_comes_after_what_was_produced() -> None:
     with pytest.raises(UnavailableError, match="gone"):
         async for event in stream.events():
             seen.append(event)
-    assert seen == [Started("id", 2, 9), Delta("a", (97,))]
+    assert seen == [Started("id", 2, 9, max_tokens=100), Delta("a", (97,))]
 
 
 async def test_aborted_before_admission_starts_and_finishes() -> None:
     stream = make()
     stream.finish(FinishReason.ABORT)
-    assert await read(stream) == [Started("id", 2, 0), Finished(FinishReason.ABORT, 0)]
+    assert await read(stream) == [
+        Started("id", 2, 0, max_tokens=100),
+        Finished(FinishReason.ABORT, 0),
+    ]
 
 
 async def test_a_stop_string_is_not_looked_for_before_min_tokens() -> None:
@@ -170,7 +176,7 @@ async def test_a_stop_string_is_not_looked_for_before_min_tokens() -> None:
     assert not push(stream, "bba")
     assert push(stream, "b")
     assert await read(stream) == [
-        Started("id", 2, 1),
+        Started("id", 2, 1, max_tokens=100),
         Delta("bba", (98, 98, 97, 98)),
         Finished(FinishReason.STOP, 4, "b"),
     ]
@@ -202,7 +208,7 @@ async def test_each_of_n_outputs_has_its_own_text_and_end() -> None:
     stream.finish_sequence(0, FinishReason.LENGTH)
     assert stream.ended
     assert await read(stream) == [
-        Started("id", 2, 9),
+        Started("id", 2, 9, max_tokens=100),
         Delta("ad", (97, 100), index=0),
         Finished(FinishReason.LENGTH, 2, index=0),
         Delta("b", (98, 88), index=1),
@@ -221,7 +227,7 @@ async def test_best_of_shows_the_most_probable_in_the_end() -> None:
         assert not stream.ended
         stream.finish_sequence(index, FinishReason.LENGTH)
     assert await read(stream) == [
-        Started("id", 2, 9),
+        Started("id", 2, 9, max_tokens=100),
         Delta("b", (98,), index=0),
         Finished(FinishReason.LENGTH, 1, index=0, cumulative_logprob=-1.0),
         Delta("a", (97,), index=1),
@@ -241,7 +247,7 @@ async def test_texts_of_a_beam_search_come_at_once() -> None:
         ]
     )
     assert await read(stream) == [
-        Started("id", 2, 9),
+        Started("id", 2, 9, max_tokens=100),
         Delta("a", (97,), index=0),
         Finished(FinishReason.STOP, 1, index=0, cumulative_logprob=-1.5),
         Delta("bc", (98, 99), index=1),
@@ -254,7 +260,7 @@ async def test_an_aborted_beam_search_has_n_empty_outputs() -> None:
     stream.mark_queued(9)
     stream.finish(FinishReason.ABORT)
     assert await read(stream) == [
-        Started("id", 2, 9),
+        Started("id", 2, 9, max_tokens=100),
         Finished(FinishReason.ABORT, 0, index=0),
         Finished(FinishReason.ABORT, 0, index=1),
     ]
@@ -269,7 +275,7 @@ async def test_log_probabilities_of_the_prompt_come_once() -> None:
     stream.push_prompt_logprobs(2, [second])
     stream.finish(FinishReason.LENGTH)
     assert await read(stream) == [
-        Started("id", 2, 9),
+        Started("id", 2, 9, max_tokens=100),
         Delta("", (), prompt_logprobs=(first, second, third)),
         Finished(FinishReason.LENGTH, 0),
     ]

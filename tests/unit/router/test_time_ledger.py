@@ -26,6 +26,21 @@ def parts_of(breakdown: TimeBreakdown) -> dict[str, int]:
     return {name: us for name, us in breakdown.parts.items() if us}
 
 
+def test_a_pause_is_delivery() -> None:
+    clock = Clock()
+    ledger = TimeLedger(clock)
+    ledger.submitted()
+    clock.us += 100
+    ledger.reported(of_a_cell(decode_us=100))
+    ledger.paused()
+    clock.us += 1000
+    ledger.submitted()
+    clock.us += 50
+    ledger.reported(of_a_cell(decode_us=50))
+    ledger.ended(is_told=True)
+    assert parts_of(ledger.breakdown()) == {"decode_us": 150, "delivery_us": 1000}
+
+
 def test_what_the_cell_does_not_account_for_is_the_wire() -> None:
     clock = Clock()
     ledger = TimeLedger(clock)

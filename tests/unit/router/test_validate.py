@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from quire.contract.errors import InvalidRequestError
-from quire.contract.inputs import DetokenizeInput, GenerateInput, TokenizeInput
+from quire.contract.inputs import DetokenizeInput, GenerateInput, ResumeInput, TokenizeInput
 from quire.contract.outputs import ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from router.requests.time_ledger import TimeLedger
@@ -32,7 +32,7 @@ class WordCodec:
         raise AssertionError("validation makes no text")
 
 
-async def find_model(name: str) -> ModelInfo:
+async def find_model(name: str, numerics_id: str | None) -> ModelInfo:
     return MODEL
 
 
@@ -60,7 +60,7 @@ def request(
         (request((2, 100)), "prompt", "100", "100"),
         (request((2, -1)), "prompt", "100", "-1"),
         (request("x" * 100), "prompt", "100", "100"),
-        (request(max_tokens=17), "max_tokens", "16", "17"),
+        (request(max_tokens=20, min_tokens=14), "min_tokens", "13", "14"),
         (request(stop_token_ids=(100,)), "stop_token_ids", "100", "100"),
         (request(request_id="x" * 129), "request_id", "128", "129"),
     ],
@@ -77,7 +77,7 @@ async def test_refusal_names_field_limit_and_value(
 
 
 async def test_beams_hand_over_no_more_than_fits_a_message() -> None:
-    async def find_long_model(name: str) -> ModelInfo:
+    async def find_long_model(name: str, numerics_id: str | None) -> ModelInfo:
         return replace(MODEL, max_model_len=2**20)
 
     validator = Validator(WordCodec(), find_long_model, max_prompt_bytes=1000)
@@ -106,12 +106,20 @@ async def test_a_text_that_is_too_long_is_never_tokenized() -> None:
     assert codec.num_encoded == 0
 
 
-@pytest.mark.parametrize(("max_tokens", "capped"), [(None, 13), (5, 5), (13, 13), (16, 13)])
+@pytest.mark.parametrize(("max_tokens", "capped"), [(None, 13), (5, 5), (14, 13), (17, 13)])
 async def test_output_is_capped_to_the_models_length(max_tokens: int | None, capped: int) -> None:
     validator, _ = make()
     valid = await validator.generate(request("a bb ccc", max_tokens=max_tokens), TimeLedger())
     assert valid.prompt_token_ids == (1, 2, 3)
     assert valid.sampling_params.max_tokens == capped
+
+
+@pytest.mark.parametrize(("max_tokens", "kept"), [(None, 13), (14, 14)])
+async def test_what_is_resumed_keeps_its_length(max_tokens: int | None, kept: int) -> None:
+    validator, _ = make()
+    resumed = request("a bb ccc", "mine", max_tokens=max_tokens)
+    valid = await validator.resume(ResumeInput(resumed, 1, "", ""), TimeLedger())
+    assert valid.sampling_params.max_tokens == kept
 
 
 async def test_longest_prompt_leaves_room_for_one_token() -> None:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quire.contract.engine_options import PreemptionMode
@@ -14,6 +15,7 @@ from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.outstanding import outstanding_tokens
 from scheduler_svc.policy.progress import GroupTime, Progress
 from scheduler_svc.policy.scheduler import Scheduler
+from scheduler_svc.policy.trials import Verdict
 from tests.fakes.fake_model import FakeModel, fake_generate
 
 VOCAB_SIZE = 97
@@ -112,6 +114,7 @@ class Cell:
         self.time_breakdowns: dict[int, TimeBreakdown] = {}
         self.num_steps = 0
         self._max_steps_in_flight = max_steps_in_flight
+        self._max_model_len = max_model_len
         self._results: deque[StepResult] = deque()
 
     @property
@@ -134,6 +137,10 @@ class Cell:
         **options: Any,
     ) -> int:
         params = params or make_params()
+        # As a router does: to what the model's length leaves.
+        room = self._max_model_len - len(prompt)
+        if params.max_tokens is not None and 0 < room < params.max_tokens:
+            params = replace(params, max_tokens=room)
         if output_token_ids:
             outputs = {0: output_token_ids}
         group_id, progress = self.scheduler.add(Submission(prompt, params, outputs, **options), now)
@@ -167,11 +174,12 @@ class Cell:
         self.num_steps += 1
         return sent or NO_ORDERS
 
-    def lose_workers(self) -> None:
+    def lose_workers(self) -> Verdict:
         """Everything the workers knew is gone, results in flight included."""
-        self.scheduler.preempt_all(self.now)
+        verdict = self.scheduler.preempt_all(self.now)
         self.model.sequences.clear()
         self._results.clear()
+        return verdict
 
     def take(self, progress: Progress) -> None:
         tokens = zip(progress.group_ids, progress.sequence_indices, progress.token_ids, strict=True)

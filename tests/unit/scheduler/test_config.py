@@ -58,6 +58,7 @@ def test_a_model_has_the_name_of_its_directory_unless_it_is_given_one() -> None:
         ({"max_num_batched_tokens": 0}, ["max_num_batched_tokens", "0"]),
         ({"max_num_seqs": 0}, ["max_num_seqs", "0"]),
         ({"max_waiting": 0}, ["max_waiting", "0"]),
+        ({"max_waiting_tokens": 0}, ["max_waiting_tokens", "0"]),
         ({"speculation": "draft-model"}, ["draft_model: must be given", "'' with draft-model"]),
         ({"draft_model": "d"}, ["draft_model: must be given", "'d' with off"]),
         ({"max_steps_in_flight": 3}, ["max_steps_in_flight", "3"]),

@@ -1,5 +1,11 @@
 """How groups end: length, stop tokens, failures, aborts."""
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quire.contract.errors import TooLargeError
 from quire.contract.outputs import FinishReason
 from quire.contract.steps import StepResult
 from tests.unit.scheduler.factories import (
@@ -64,20 +70,56 @@ def test_a_prompt_that_ends_with_eos_is_continued() -> None:
     assert len(cell.tokens[group_id]) == 1
 
 
-def test_a_lone_sequence_that_outgrows_the_cache_ends_with_length() -> None:
+@pytest.mark.parametrize("max_tokens", [None, 5])
+def test_a_sequence_that_may_outgrow_the_cache_is_refused(max_tokens: int | None) -> None:
     cell = Cell(num_blocks=2, block_size=4, max_model_len=100)
-    group_id = cell.add(make_prompt(5))
+    with pytest.raises(TooLargeError, match=f"at most 4 .* 8 tokens .* got {max_tokens or 95}"):
+        cell.add(make_prompt(5), make_params(max_tokens=max_tokens))
+    # Eight tokens have slots; the ninth is sampled from them.
+    group_id = cell.add(make_prompt(5), make_params(max_tokens=4))
     cell.run(max_steps=20)
-    assert cell.finished[group_id] is FinishReason.LENGTH
-    # Eight tokens have slots; the ninth was sampled from them.
     assert len(cell.tokens[group_id]) == 4
+
+
+@pytest.mark.parametrize("num_blocks", [40, 64, 682])
+@pytest.mark.parametrize("beams", [False, True])
+def test_the_length_of_an_answer_does_not_depend_on_the_cache(num_blocks: int, beams: bool) -> None:
+    cell = Cell(num_blocks=num_blocks, block_size=16, max_model_len=640)
+    modes: dict[str, Any] = (
+        {"use_beam_search": True, "temperature": 0.0, "best_of": 4} if beams else {}
+    )
+    params = make_params(n=4, max_tokens=400, ignore_eos=True, **modes)
+    if num_blocks < 4 * 26:
+        with pytest.raises(TooLargeError) as refused:
+            cell.add(make_prompt(7), params)
+        assert refused.value.field == "max_tokens"
+        longest = num_blocks // 4 * 16 + 1 - 7
+        assert f"at most {longest} for 4 sequences" in refused.value.message
+        params = replace(params, max_tokens=longest)
+    group_id = cell.add(make_prompt(7), params)
+    cell.run(max_steps=2000)
+    if not beams:
+        assert [len(cell.outputs[group_id, index]) for index in range(4)] == [params.max_tokens] * 4
 
 
 def test_two_sequences_that_outgrow_the_cache_do_not_deadlock() -> None:
     cell = Cell(num_blocks=3, block_size=4, max_model_len=100)
-    groups = [cell.add(make_prompt(5, first)) for first in range(2)]
+    params = make_params(max_tokens=8)
+    groups = [cell.add(make_prompt(5, first), params) for first in range(2)]
     cell.run(max_steps=60)
     assert [len(cell.tokens[group_id]) for group_id in groups] == [8, 8]
+
+
+def test_what_a_failed_sequence_computed_is_found_by_nobody() -> None:
+    cell = Cell(enable_prefix_caching=True, block_size=4)
+    bad = cell.add(make_prompt(20), make_params(max_tokens=4))
+    outputs = cell.scheduler.schedule()
+    assert outputs is not None
+    cell.model.step(outputs)
+    cell.take(cell.scheduler.update(StepResult([], [], outputs.sequence_ids)))
+    assert cell.finished == {bad: FinishReason.ERROR}
+    assert cell.blocks.num_cached_blocks == 0
+    cell.scheduler.check_invariants()
 
 
 def test_a_failed_sequence_ends_alone() -> None:

@@ -84,7 +84,7 @@ def test_a_group_that_cannot_fit_as_a_whole_is_refused() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         cell.add(make_prompt(21), make_params(n=4))  # 5 shared blocks, 3 for 4 sequences
     assert caught.value.field == "n"
-    cell.add(make_prompt(17), make_params(n=4))
+    cell.add(make_prompt(17), make_params(n=4, max_tokens=4))
     cell.run()
 
 

@@ -92,9 +92,9 @@ def test_losing_the_workers_with_steps_in_flight_loses_no_token(num_steps: int) 
         assert cell.tokens[group_id] == reference(prompt, max_tokens=8)
 
 
-def test_a_lone_sequence_that_outgrows_the_cache_ends_with_length() -> None:
+def test_a_lone_sequence_may_fill_the_cache() -> None:
     cell = Cell(num_blocks=3, block_size=4, max_steps_in_flight=2)
-    group_id = cell.add(make_prompt(5))
+    group_id = cell.add(make_prompt(5), make_params(max_tokens=12 + 1 - 5))
     cell.run()
     assert cell.finished[group_id] is FinishReason.LENGTH
     assert cell.tokens[group_id] == reference(make_prompt(5))[: 12 + 1 - 5]

@@ -180,7 +180,7 @@ def test_a_prompt_larger_than_the_cache_is_refused() -> None:
     cell = Cell(num_blocks=2, block_size=4, max_model_len=100)
     with pytest.raises(InvalidRequestError, match="cache of 8 tokens, got 9"):
         cell.add(make_prompt(9))
-    group_id = cell.add(make_prompt(8))
+    group_id = cell.add(make_prompt(8), make_params(max_tokens=1))
     cell.run()
     assert len(cell.tokens[group_id]) == 1
 

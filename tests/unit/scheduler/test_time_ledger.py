@@ -169,7 +169,7 @@ def test_parts_always_add_up_to_the_whole(
     happenings: list[tuple[float, str]], mode: PreemptionMode, rng: Any
 ) -> None:
     cell = Cell(
-        num_blocks=12,
+        num_blocks=24,
         num_host_blocks=12,
         max_num_seqs=6,
         max_num_batched_tokens=16,

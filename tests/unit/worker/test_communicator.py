@@ -12,6 +12,7 @@ from worker_svc.parallel.communicator import ProcessCommunicator, interface_of
 
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"
+SECRET = bytes(range(32))
 
 
 def meet(
@@ -19,7 +20,7 @@ def meet(
 ) -> str:
     """Have all ranks join; return where they met."""
     address = address or ranks[0].open_meeting_place(HOST)
-    meeting = Meeting(address, HOST, epoch, timeout_s)
+    meeting = Meeting(address, HOST, epoch, timeout_s, SECRET)
     with ThreadPoolExecutor(len(ranks)) as pool:
         joining = [
             pool.submit(each.join, rank, len(ranks), meeting) for rank, each in enumerate(ranks)
@@ -84,16 +85,16 @@ def test_a_rank_that_has_left_is_noticed_at_once() -> None:
 
 def test_a_rank_that_does_not_come_is_not_awaited_for_ever() -> None:
     rank = ProcessCommunicator(CPU)
-    meeting = Meeting(rank.open_meeting_place(HOST), HOST, 1, 1)
+    meeting = Meeting(rank.open_meeting_place(HOST), HOST, 1, 1, SECRET)
     with pytest.raises(UnavailableError, match=r"rank 0 of 2 could not meet .* within 1 s"):
         rank.join(0, 2, meeting)
 
 
 def test_a_meeting_place_where_no_process_listens() -> None:
     with pytest.raises(UnavailableError, match="rank 1 of 2 could not meet"):
-        ProcessCommunicator(CPU).join(1, 2, Meeting(f"{HOST}:9", HOST, 1, 1))
+        ProcessCommunicator(CPU).join(1, 2, Meeting(f"{HOST}:9", HOST, 1, 1, SECRET))
     with pytest.raises(UnavailableError, match="does not listen"):
-        ProcessCommunicator(CPU).join(0, 2, Meeting(f"{HOST}:9", HOST, 1, 1))
+        ProcessCommunicator(CPU).join(0, 2, Meeting(f"{HOST}:9", HOST, 1, 1, SECRET))
 
 
 def test_all_sockets_are_bound_to_the_address_given() -> None:

@@ -23,15 +23,15 @@ def test_a_step_hangs_that_has_run_for_too_long(monkeypatch: pytest.MonkeyPatch)
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(module, "STUCK_AFTER_S", 300.0)
-    with counters.working("model"):
+    with counters.working("model", 7):
         now[0] += 300
         assert counters.why_stuck == ""
         now[0] += 1
         assert counters.why_stuck == "a step has run for 301 s"
-        with counters.working("waiter"):
+        with counters.working("waiter", 6):
             assert counters.why_stuck == "a step has run for 301 s"
     assert counters.why_stuck == ""
-    with pytest.raises(ValueError, match="failed"), counters.working("model"):
+    with pytest.raises(ValueError, match="failed"), counters.working("model", 7):
         raise ValueError("failed")
     now[0] += 1000
     assert counters.why_stuck == ""

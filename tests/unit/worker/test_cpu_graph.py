@@ -1,5 +1,7 @@
 """Graphs of the CPU: what they replay, what memory they share, and the steps that use them."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +36,22 @@ def test_replay_reads_inputs_anew() -> None:
     assert torch.equal(graph.result, work())
     x.normal_()
     assert torch.equal(graph.replay(), work())
+
+
+FIRST_RECORDING = """
+import sys, torch
+from worker_svc.device.cpu_graph import GraphMemory, record
+before = set(sys.modules)
+record(lambda: torch.ones(3) + 1.0, GraphMemory())
+print(len(set(sys.modules) - before))
+"""
+
+
+def test_a_first_recording_imports_nothing() -> None:
+    """A compiler, and what that needs: the first steps of a worker waited for it."""
+    command = [sys.executable, "-c", FIRST_RECORDING]
+    found = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert int(found.stdout) < 5
 
 
 @torch.inference_mode()

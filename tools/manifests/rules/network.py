@@ -19,6 +19,8 @@ HOPS = {
     ("router", "scheduler", "grpc"): "any",
     ("worker", "scheduler", "grpc"): "cell",
     ("scheduler", "worker", "grpc"): "cell",
+    # They fetch blocks of what moves from one cell to another.
+    ("worker", "worker", "grpc"): "any",
     ("worker", "worker", "ephemeral"): "cell",
 }
 

@@ -80,6 +80,8 @@ def _pod(manifests: Manifests, pod: PodTemplate, ordinal: int) -> Iterator[tuple
         rank = (options["rank"] or 0) - options["rank_base"]
         if options["rank"] is None or rank != ordinal:
             yield "rank", f"worker {ordinal} would take rank {rank}"
+        if options["device"] != "cuda" and not options["insecure"]:
+            yield "ranks", "pods on CPUs exchange tensors in the clear, which takes --insecure"
 
 
 def _variables(values: dict[str, str]) -> Iterator[tuple[str, str]]:

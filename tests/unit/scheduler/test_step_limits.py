@@ -1,0 +1,41 @@
+"""How long a step may run before its worker counts as hung."""
+
+import pytest
+
+from scheduler_svc.workers.step_times import NUM_FIRST_STEPS, UNKNOWN_LIMIT_S, StepTimes
+
+
+def measured(*steps: tuple[int, float]) -> StepTimes:
+    times = StepTimes()
+    for _ in range(NUM_FIRST_STEPS):
+        for num_tokens, elapsed_s in steps:
+            times.observe(num_tokens, elapsed_s)
+    return times
+
+
+def test_the_first_steps_say_nothing_of_later_ones() -> None:
+    times = StepTimes()
+    for _ in range(NUM_FIRST_STEPS - 1):
+        times.observe(8, 0.01)
+        assert times.limit_s(8) == UNKNOWN_LIMIT_S
+    times.observe(8, 0.01)
+    assert times.limit_s(8) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "limit_s"), [(1, 2.0), (8, 2.0), (500, 6.0), (1000, 12.0), (2000, 24.0)]
+)
+def test_a_step_has_three_times_the_slowest_of_its_size_and_larger_ones_in_proportion(
+    num_tokens: int, limit_s: float
+) -> None:
+    times = measured((1, 0.001), (8, 0.004), (500, 2.0))
+    assert times.limit_s(num_tokens) == pytest.approx(limit_s)
+
+
+def test_a_slow_step_is_forgotten_and_a_lost_one_gets_twice_the_time() -> None:
+    times = measured((500, 2.0))
+    times.lost()
+    assert times.limit_s(500) == pytest.approx(12.0)
+    for _ in range(1000):
+        times.observe(500, 0.01)
+    assert times.limit_s(500) == 2.0
