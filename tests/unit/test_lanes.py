@@ -1,5 +1,6 @@
 """Lanes: what runs beside what, what the table shows, and that an interrupt ends everything."""
 
+import math
 import os
 import select
 import signal
@@ -108,6 +109,51 @@ def test_an_interrupt_ends_what_a_lane_started(tmp_path: Path) -> None:
     assert output.endswith("stopped\n")
     select.select([child], [], [])  # returns when the child has ended
     os.close(child)
+
+
+def test_what_is_optional_ends_with_the_time_of_the_run(output: Path) -> None:
+    """The endless lane's test runs for ever; the lane after it never starts."""
+    os.mkfifo(output / "begun")
+    own = ("-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(output))
+    (output / "test_endless.py").write_text(
+        "import signal\n"
+        "def test_passes(): pass\n"
+        f"def test_runs_on(): open({str(output / 'begun')!r}, 'w').close(); signal.pause()\n"
+    )
+    endless = replace(pytest_lane("endless", *own, str(output / "test_endless.py")), optional=True)
+    needed = shell("needed", f"cat {output}/begun", waits=True)
+    later = shell("later", "exit 1", optional=True, after=("endless",))
+    run = Runner([endless, needed, later], cores=1, budget_s=0.0)
+    run._deadline = math.inf  # until the test runs
+
+    def end_the_time(outcome: Outcome) -> None:
+        run._deadline = 0.0 if outcome.lane is needed else run._deadline
+        Runner._add(run, outcome)
+
+    run._add = end_the_time  # type: ignore[method-assign]
+    outcomes = run.run()
+
+    assert {each.lane.name: each.word for each in outcomes} == {
+        "needed": "ok",
+        "later": "out of time",
+        "endless": "out of time",
+    }
+    assert all(each.acceptable for each in outcomes)
+    assert report.out_of_time(outcomes) == [
+        "out of time: later: never started",
+        f"out of time: endless: stopped after {outcomes[-1].wall_s:.0f} s",
+    ]
+
+
+def test_a_failure_before_the_time_is_over_stays_one(output: Path) -> None:
+    cases = '<testcase classname="few" name="one"><failure/></testcase>'
+    lane = shell("few", "", optional=True)
+    lane.results.write_text(f"<testsuite>{cases}</testsuite>")
+    run = Runner([], cores=1)
+    run._running[lane] = None  # type: ignore[assignment]
+    run._stopped.add(lane)
+    run._end(Outcome(lane, 2))
+    assert [each.word for each in run._outcomes] == ["FAILED"]
 
 
 def test_the_table_counts_tests_and_names_reasons(output: Path) -> None:

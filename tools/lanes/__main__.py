@@ -1,4 +1,4 @@
-"""Runs lanes of tests: python -m tools.lanes {test,deep,nightly,ci} [--record FILE]."""
+"""Runs lanes of tests: python -m tools.lanes {test,deep,nightly,ci}, see --help."""
 
 import argparse
 import os
@@ -24,6 +24,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.lanes", description=__doc__)
     parser.add_argument("plan", choices=PLANS)
     parser.add_argument("--record", type=Path, help="also write the result to this file")
+    parser.add_argument(
+        "--budget-s",
+        type=float,
+        help="seconds after which deep lanes are stopped, and reported as out of time",
+    )
     arguments = parser.parse_args()
     # The first is ignored in what a shell starts in the background, and lanes would inherit that.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -34,7 +39,8 @@ def main() -> int:
     started_at = time.monotonic()
     print(f"{arguments.plan} on {report.machine()}", flush=True)
     try:
-        outcomes = Runner(plan(arguments.plan), len(os.sched_getaffinity(0))).run()
+        cores = len(os.sched_getaffinity(0))
+        outcomes = Runner(plan(arguments.plan), cores, arguments.budget_s).run()
         if arguments.plan == "ci":
             outcomes = run_again(outcomes)
     except KeyboardInterrupt:
@@ -44,7 +50,7 @@ def main() -> int:
     print("\n".join(("", *(failures(outcomes)), *lines)))
     if arguments.record is not None:
         record(arguments.record, arguments.plan, lines)
-    return 0 if all(outcome.passed for outcome in outcomes) else 1
+    return 0 if all(outcome.acceptable for outcome in outcomes) else 1
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[str]:
@@ -66,6 +72,7 @@ def summary(outcomes: Sequence[Outcome], wall_s: float) -> list[str]:
         *report.table(outcomes, wall_s),
         "",
         *report.unsteady(outcomes),
+        *report.out_of_time(outcomes),
         *report.cases(outcomes),
         *report.skips(outcomes),
     ]

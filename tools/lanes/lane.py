@@ -22,6 +22,7 @@ class Lane:
         after: lanes that must have passed before this one begins.
         again: command that runs the tests whose names follow it, for those that failed; empty if a
             failure is final.
+        optional: it is left out, or stopped, where the time of the whole run is over.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Lane:
     waits: bool = False
     after: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
+    optional: bool = False
 
     @property
     def log(self) -> Path:
@@ -52,6 +54,8 @@ class Outcome:
         wall_s: seconds from start to end.
         cpu_s: seconds of CPU time of the command and of all processes that it waited for.
         unsteady: tests that failed beside other lanes, and passed when they ran alone.
+        out_of_time: it did not start or was stopped since the time of the whole run was over, and
+            none of its tests had failed.
     """
 
     lane: Lane
@@ -59,6 +63,7 @@ class Outcome:
     wall_s: float = 0.0
     cpu_s: float = 0.0
     unsteady: tuple[str, ...] = ()
+    out_of_time: bool = False
 
     @property
     def passed(self) -> bool:
@@ -66,8 +71,15 @@ class Outcome:
         return self.status == 0
 
     @property
+    def acceptable(self) -> bool:
+        """Return whether the run as a whole may succeed with this."""
+        return self.passed or self.out_of_time
+
+    @property
     def word(self) -> str:
-        """Return one word for the table."""
+        """Return what the table says of it."""
+        if self.out_of_time:
+            return "out of time"
         if self.status is None:
             return "not run"
         if not self.passed:

@@ -56,7 +56,7 @@ def table(outcomes: Sequence[Outcome], wall_s: float) -> list[str]:
             total.skipped += counts.skipped
         times = (f"{outcome.wall_s:,.0f} s", f"{outcome.cpu_s:,.0f} s")
         rows.append((outcome.lane.name, outcome.word, *numbers, *times))
-    passed = all(outcome.passed for outcome in outcomes)
+    passed = all(outcome.acceptable for outcome in outcomes)
     cpu_s = sum(outcome.cpu_s for outcome in outcomes)
     rows.append(
         (
@@ -95,6 +95,16 @@ def unsteady(outcomes: Sequence[Outcome]) -> list[str]:
         f"unsteady: {test} ({outcome.lane.name})"
         for outcome in outcomes
         for test in outcome.unsteady
+    ]
+
+
+def out_of_time(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return a line for each lane that the time of the run did not suffice for."""
+    return [
+        f"out of time: {outcome.lane.name}: "
+        + ("never started" if outcome.status is None else f"stopped after {outcome.wall_s:.0f} s")
+        for outcome in outcomes
+        if outcome.out_of_time
     ]
 
 

@@ -1,6 +1,7 @@
 """Runs lanes side by side, shows how far they are, and stops all of them at an interrupt."""
 
 import contextlib
+import math
 import os
 import queue
 import re
@@ -10,8 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tools.lanes.lane import OUTPUT, ROOT, Lane, Outcome
+from tools.lanes.report import counts_of
 
 # What lanes have to end by themselves after an interrupt: some stop servers and containers.
 STOP_TIMEOUT_S = 60.0
@@ -29,15 +32,18 @@ class Runner:
     Args:
         lanes: in the order in which they begin, as far as they may.
         cores: lanes that compute at a time.
+        budget_s: seconds after which optional lanes are stopped or left out; None for no limit.
     """
 
-    def __init__(self, lanes: Sequence[Lane], cores: int) -> None:
+    def __init__(self, lanes: Sequence[Lane], cores: int, budget_s: float | None = None) -> None:
         self._waiting = list(lanes)
         self._cores = cores
         self._running: dict[Lane, _Process] = {}
         self._ended: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._outcomes: list[Outcome] = []
         self._started_at = time.monotonic()
+        self._deadline = math.inf if budget_s is None else self._started_at + budget_s
+        self._stopped: set[Lane] = set()  # since the time is over
         self._live = sys.stdout.isatty()
 
     def run(self) -> list[Outcome]:
@@ -51,10 +57,14 @@ class Runner:
         try:
             self._begin_lanes()
             while self._running:
+                left_s = max(0.0, self._deadline - time.monotonic())
                 try:
-                    self._end(self._ended.get(timeout=period_s))
+                    self._end(self._ended.get(timeout=min(period_s, left_s)))
                 except queue.Empty:
-                    self._show_progress()
+                    if time.monotonic() >= self._deadline:
+                        self._stop_optional()
+                    else:
+                        self._show_progress()
         except BaseException:
             self._stop()
             raise
@@ -79,8 +89,24 @@ class Runner:
 
     def _end(self, outcome: Outcome) -> None:
         del self._running[outcome.lane]
+        if outcome.lane in self._stopped and not outcome.passed:
+            counts = counts_of(outcome.lane.results)
+            outcome = replace(outcome, out_of_time=counts is None or not counts.failed)
         self._add(outcome)
         self._begin_lanes()
+
+    def _stop_optional(self) -> None:
+        """Leave optional lanes out; stop those that run, at the second time without asking."""
+        number = signal.SIGKILL if self._stopped else signal.SIGINT
+        for lane in [lane for lane in self._waiting if lane.optional]:
+            self._waiting.remove(lane)
+            self._add(Outcome(lane, None, out_of_time=True))
+        stopping = [lane for lane in self._running if lane.optional]
+        for lane in stopping:
+            self._print(f"{lane.name}: stopped, the time of the run is over")
+            self._stopped.add(lane)
+            self._running[lane].signal(number)
+        self._deadline = time.monotonic() + STOP_TIMEOUT_S if stopping else math.inf
 
     def _add(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
