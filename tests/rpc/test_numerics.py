@@ -15,8 +15,8 @@ from quire.contract.outputs import Completion, Event, Started
 from quire.sdk.collect import Collector
 from router.cells.choice import RoutingPolicy
 from tests.fakes.fake_scheduler import MODEL, FakeScheduler, running_scheduler
+from tests.rpc.cells_setup import DRAINING, connected
 from tests.rpc.router_setup import TEXT_ID, router_for
-from tests.rpc.test_cells import DRAINING, connected
 
 PROMPTS = [[5 + i, 9, 77, 30] for i in range(9)]
 NUM_TOKENS = 20
