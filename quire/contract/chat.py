@@ -3,10 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import GenerateInput
 from quire.contract.sampling_params import SamplingParams
 
 TOOL_CHOICES = ("auto", "none", "required")
+# Of a request, tool calls in all its messages: checked before anything is made of them.
+MAX_MESSAGES = 4096
+MAX_TOOL_CALLS = 4096
+MAX_TOOLS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +111,18 @@ class ChatInput:
         names = {field.name for field in fields(GenerateInput)}
         own = {name: getattr(self, name) for name in names - {"prompt", "include_prompt_token_ids"}}
         return GenerateInput(prompt, include_prompt_token_ids=True, **own)
+
+
+def check_numbers(num_messages: int, num_tool_calls: int, num_tools: int) -> None:
+    """Check how much there is to be read of a chat.
+
+    Raises:
+        InvalidRequestError: it is too much.
+    """
+    for field, number, limit in (
+        ("messages", num_messages, MAX_MESSAGES),
+        ("tool_calls", num_tool_calls, MAX_TOOL_CALLS),
+        ("tools", num_tools, MAX_TOOLS),
+    ):
+        if number > limit:
+            raise InvalidRequestError(field, f"must be at most {limit}, got {number}")
