@@ -15,6 +15,7 @@ from quire.v1 import inference_pb2_grpc
 from router.cells.pool import CellPool
 from router.config import RouterConfig
 from router.requests.counters import Counters
+from router.requests.inference import Inference
 from router.requests.orphans import Orphans
 from router.requests.validate import Validator
 from router.servicer import InferenceServicer
@@ -36,6 +37,7 @@ class Router:
 
     Attributes:
         orphans: its requests whose client is gone.
+        inference: what it does for its clients.
     """
 
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer):
@@ -51,6 +53,14 @@ class Router:
         self._counters = Counters()
         self._admin: ServiceAdmin | None = None
         validator = Validator(tokenizer, self._cells.find_model, config.max_prompt_bytes)
+        self.inference = Inference(
+            validator,
+            tokenizer,
+            self._cells,
+            self.orphans,
+            self._counters,
+            config.stalled_reader_timeout_s,
+        )
         self._api_keys = ApiKeys(config.api_keys) if config.api_keys is not None else None
         self._access = ApiKeyInterceptor(self._api_keys) if self._api_keys else None
         self._server = Server(
@@ -61,14 +71,7 @@ class Router:
             client_certificates=config.client_certificates,
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceServicer(
-                validator,
-                tokenizer,
-                self._cells,
-                self.orphans,
-                self._counters,
-                config.stalled_reader_timeout_s,
-            ),
+            InferenceServicer(self.inference, self._cells),
             self._server.grpc_server,
         )
         self._tasks: list[asyncio.Task[None]] = []

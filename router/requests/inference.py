@@ -1,0 +1,176 @@
+"""What a router does for its clients, whichever API they speak: fronts translate to and from this.
+
+The same request gives the same tokens through every front, since none of them does more than that.
+"""
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+
+from quire.contract.callers import Caller
+from quire.contract.errors import ReaderStalledError
+from quire.contract.inputs import DetokenizeInput, GenerateInput, ResumeInput, TokenizeInput
+from quire.contract.outputs import Delta, Event, ModelInfo, TokenLogprobs
+from quire.observe.tracing import current_span
+from router.cells.pool import CellPool
+from router.requests.counters import Counters, RequestCounters
+from router.requests.orphans import Orphans
+from router.requests.reader import ReaderWatch, StreamReader
+from router.requests.resume import check_received
+from router.requests.stream import RequestStream
+from router.requests.time_ledger import TimeLedger
+from router.requests.validate import Validator
+from router.text.tokenize import TextCodec
+
+
+class Inference:
+    """Requests from their first check to the last event that a client reads.
+
+    Args:
+        validator: checks them.
+        codec: the tokenizer.
+        cells: that compute them.
+        orphans: those whose client is gone.
+        counters: of what becomes of them.
+        stalled_reader_timeout_s: how long a client may take to read an event.
+    """
+
+    def __init__(
+        self,
+        validator: Validator,
+        codec: TextCodec,
+        cells: CellPool,
+        orphans: Orphans,
+        counters: Counters,
+        stalled_reader_timeout_s: float,
+    ) -> None:
+        self._validator = validator
+        self._codec = codec
+        self._cells = cells
+        self._orphans = orphans
+        self._counters = counters
+        self._stalled_reader_timeout_s = stalled_reader_timeout_s
+
+    @contextmanager
+    def refusals(self, caller: Caller) -> Iterator[None]:
+        """Count what is raised inside as a refused request: a front has yet to read one."""
+        try:
+            yield
+        except Exception as error:
+            record = self._counters.open(caller.name)
+            record.fail(error)
+            raise
+
+    async def events(
+        self, request: GenerateInput | ResumeInput, caller: Caller, deadline_s: float | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Yield Started, a Delta whenever there is something new, and Finished for each output.
+
+        Read it in one task, in `contextlib.aclosing`, and send each event before the next is asked
+        for: the time between is the client's, which may leave an event unread for only so long.
+        Closing it early ends the request, or leaves it to its grace time; a task that is cancelled
+        while it sends does so at once.
+
+        Args:
+            request: to run, or to go on with where its client stands.
+            caller: whose API key it came with.
+            deadline_s: until when its client waits, on the monotonic clock; None for ever. The
+                caller ends the stream then.
+
+        Raises:
+            QuireError: the request is refused, or failed. ReaderStalledError comes in the place of
+                what cancelled the sending of an event.
+        """
+        record = self._counters.open(caller.name)
+        try:
+            stream = await self._open(request, caller, deadline_s, record)
+            reader = StreamReader(stream)
+            try:
+                with ReaderWatch(self._stalled_reader_timeout_s) as watch:
+                    async with aclosing(reader.events()) as events:
+                        async for event in events:
+                            record.count(event)
+                            watch.begin()
+                            yield self._with_texts(event)
+                            watch.end()
+            except ReaderStalledError as error:
+                reader.fail(error)
+                raise
+            finally:
+                self._orphans.left(stream, reader)
+        except Exception as error:
+            record.fail(error)
+            raise
+        finally:
+            record.close()
+
+    async def _open(
+        self,
+        request: GenerateInput | ResumeInput,
+        caller: Caller,
+        deadline_s: float | None,
+        record: RequestCounters,
+    ) -> RequestStream:
+        """Check a request and start it, or find it running; return what is to be read."""
+        ledger = TimeLedger()
+        resumed = request if isinstance(request, ResumeInput) else None
+        sent = request.request if isinstance(request, ResumeInput) else request
+        caller.check_priority(sent.priority)
+        if resumed is not None:
+            valid = await self._validator.resume(resumed, ledger)
+            check_received(resumed, valid)
+            num_ended = sum(output.ended for output in resumed.received)
+        else:
+            valid = await self._validator.generate(sent, ledger)
+            num_ended = 0
+        params = valid.sampling_params
+        record.accept(valid.model.name, params.n - num_ended, resumed is not None)
+        stream = RequestStream(
+            valid,
+            lambda: self._codec.detokenizer(
+                valid.prompt_token_ids,
+                params.skip_special_tokens,
+                params.spaces_between_special_tokens,
+            ),
+            ledger,
+            current_span(),
+            caller,
+            deadline_s,
+        )
+        if resumed is not None:
+            return await self._orphans.resume(stream, resumed)
+        self._orphans.open(stream)
+        return stream
+
+    def _with_texts(self, event: Event) -> Event:
+        """Say what the tokens of log-probabilities read as."""
+        if not isinstance(event, Delta) or not (event.logprobs or event.prompt_logprobs):
+            return event
+        return replace(
+            event,
+            logprobs=tuple(map(self._position_with_texts, event.logprobs)),
+            prompt_logprobs=tuple(map(self._position_with_texts, event.prompt_logprobs)),
+        )
+
+    def _position_with_texts(self, position: TokenLogprobs) -> TokenLogprobs:
+        return replace(position, texts=tuple(map(self._codec.token_text, position.token_ids)))
+
+    def abort(self, request_id: str, caller: Caller) -> bool:
+        """End a request of the same caller; return whether there was one. It ends with ABORT."""
+        return self._orphans.abort(request_id, caller.name)
+
+    async def tokenize(self, request: TokenizeInput) -> Sequence[int]:
+        """Return the token ids of a text; raises as `Validator.tokenize`."""
+        return await self._validator.tokenize(request)
+
+    async def detokenize(self, request: DetokenizeInput) -> str:
+        """Return the text of token ids; raises as `Validator.detokenize`."""
+        return await self._validator.detokenize(request)
+
+    def token_text(self, token_id: int) -> str:
+        """Return what a token reads as on its own, U+FFFD for part of a character."""
+        return self._codec.token_text(token_id)
+
+    def models(self) -> list[ModelInfo]:
+        """Return the models of the cells that are connected."""
+        return self._cells.models()
