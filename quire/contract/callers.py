@@ -7,6 +7,8 @@ from quire.contract.quotas import UNLIMITED, Quotas
 from quire.contract.sessions import MAX_WEIGHT, MIN_WEIGHT
 
 MAX_PRIORITY = 100
+# Of an API key, in characters.
+MAX_KEY_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)

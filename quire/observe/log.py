@@ -6,10 +6,11 @@ Prompt text and generated text are never logged.
 import logging
 import sys
 import traceback
-from typing import cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
-import structlog
-from structlog.typing import FilteringBoundLogger
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 
 def configure(service: str, level: str = "info") -> None:
@@ -22,6 +23,8 @@ def configure(service: str, level: str = "info") -> None:
     Raises:
         KeyError: it is no level.
     """
+    import structlog
+
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -60,9 +63,27 @@ def log_uncaught() -> None:
     )
 
 
-def get_logger() -> FilteringBoundLogger:
-    """Return the process's logger; request_id, step_id and rank are bound by context."""
-    return cast(FilteringBoundLogger, structlog.get_logger())
+def get_logger() -> "FilteringBoundLogger":
+    """Return the process's logger; request_id, step_id and rank are bound by context.
+
+    Where structlog is not installed, as beside the SDK alone, lines go to `logging`.
+    """
+    try:
+        import structlog
+    except ModuleNotFoundError:
+        return cast("FilteringBoundLogger", _LibraryLogger())
+    return cast("FilteringBoundLogger", structlog.get_logger())
+
+
+class _LibraryLogger:
+    """Sends lines to the `logging` of the program that Quire is a library of."""
+
+    def __getattr__(self, level: str) -> Any:
+        return partial(self._write, getattr(logging.getLogger("quire"), level))
+
+    @staticmethod
+    def _write(write: Any, event: str, **fields: Any) -> None:
+        write("%s", " ".join((event, *(f"{key}={value}" for key, value in fields.items()))))
 
 
 def failure_of(error: BaseException) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Access by API key: every call is refused unless it brings one, but for a short list."""
 
-import os
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -10,14 +8,11 @@ from typing import Any
 import grpc
 import structlog
 
-from quire.contract.addresses import is_loopback, split_address
 from quire.contract.callers import ANYONE, Caller
-from quire.contract.errors import ConfigError, OverloadedError, UnauthenticatedError
+from quire.contract.errors import OverloadedError, UnauthenticatedError
+from quire.rpc.call_metadata import API_KEY, SCHEME
 from quire.rpc.handlers import around, behavior_of, rebuild
-from quire.security.api_keys import MAX_KEY_LENGTH, ApiKeys
-
-METADATA_KEY = "authorization"
-SCHEME = "Bearer"
+from quire.security.api_keys import ApiKeys
 
 # What load balancers, probes and tools ask before they have a key. Health shows whether there is
 # capacity, reflection shows what the published protos do.
@@ -39,45 +34,12 @@ RETRY_AFTER_MS = 1000
 # One text for a key that is absent, malformed, wrong, revoked or expired: a guess teaches nothing.
 REFUSAL = "this call needs a valid API key, as metadata 'authorization: Bearer KEY'"
 
-_KEY = re.compile(r"[!-~]+")
-
 _caller: ContextVar[Caller] = ContextVar("caller", default=ANYONE)
 
 
 def current_caller() -> Caller:
     """Return whose API key the current call came with; one without a name if it came without."""
     return _caller.get()
-
-
-def call_metadata(
-    target: str, api_key: str | None, *, encrypted: bool, insecure: bool
-) -> tuple[tuple[str, str], ...]:
-    """Return the metadata that calls to a router carry: the key, if there is one.
-
-    Args:
-        target: where the calls go, "host:port".
-        api_key: None takes the one in QUIRE_API_KEY, if that is set.
-        encrypted: whether the connection is TLS.
-        insecure: whether the key may go over a network in the clear, as with QUIRE_INSECURE=1.
-
-    Raises:
-        ConfigError: the key would travel in the clear, or is malformed. The message does not
-            contain it.
-    """
-    api_key = api_key or os.environ.get("QUIRE_API_KEY")
-    if not api_key:
-        return ()
-    if len(api_key) > MAX_KEY_LENGTH or not _KEY.fullmatch(api_key):
-        raise ConfigError(
-            f"api_key: must be at most {MAX_KEY_LENGTH} printable ASCII characters, no spaces"
-        )
-    insecure = insecure or os.environ.get("QUIRE_INSECURE") == "1"
-    if not (encrypted or insecure or is_loopback(split_address(target)[0])):
-        raise ConfigError(
-            f"api_key: must not go to {target} in the clear; give tls_dir, or insecure "
-            "(QUIRE_INSECURE=1) on a network that you trust"
-        )
-    return ((METADATA_KEY, f"{SCHEME} {api_key}"),)
 
 
 class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -132,7 +94,7 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _authenticate(self, metadata: Sequence[tuple[str, str | bytes]]) -> Caller | None:
         """Return whose key the metadata brings, None if it is not one valid key."""
-        values = [value for key, value in metadata or () if key == METADATA_KEY]
+        values = [value for key, value in metadata or () if key == API_KEY]
         if len(values) != 1 or not isinstance(values[0], str):
             return None  # of two keys, which one is meant is not ours to choose
         scheme, _, key = values[0].partition(" ")

@@ -11,11 +11,9 @@ from typing import Any
 import grpc
 
 from quire.contract.errors import InvalidRequestError, QuireError
-from quire.contract.versions import PROTOCOL, UNVERSIONED, check_protocol
+from quire.contract.versions import UNVERSIONED, check_protocol
 from quire.observe.log import get_logger
-
-METADATA_KEY = "quire-protocol"
-PROTOCOL_METADATA = ((METADATA_KEY, str(PROTOCOL)),)
+from quire.rpc.call_metadata import PROTOCOL_VERSION
 
 # By which services meet: who sends no version there is of a release that had none. Elsewhere it may
 # be a program of somebody else's, for which the rules of protobuf must do.
@@ -59,14 +57,14 @@ def check_metadata(method: str, metadata: Sequence[tuple[str, str | bytes]]) -> 
         InvalidRequestError: it is not a number.
         ProtocolDiffersError: it is too far from this release's.
     """
-    values = [value for key, value in metadata or () if key == METADATA_KEY]
+    values = [value for key, value in metadata or () if key == PROTOCOL_VERSION]
     if not values:
         if method in HANDSHAKES:
             check_protocol(UNVERSIONED, f"a {HANDSHAKES[method]}")
         return
     text = str(values[0])
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
-        raise InvalidRequestError(METADATA_KEY, f"must be a number, got {text[:MAX_DIGITS]!r}")
+        raise InvalidRequestError(PROTOCOL_VERSION, f"must be a number, got {text[:MAX_DIGITS]!r}")
     check_protocol(int(text), f"a {HANDSHAKES.get(method, 'client')}")
 
 

@@ -9,7 +9,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from quire.contract.errors import UnavailableError
 from quire.observe.log import get_logger
-from quire.rpc.call_errors import ErrorInterceptor
+from quire.rpc.error_interceptor import ErrorInterceptor
 from quire.rpc.health_service import HealthServicer
 from quire.rpc.options import MAX_MESSAGE_BYTES, server_options
 from quire.rpc.protocol import ProtocolInterceptor

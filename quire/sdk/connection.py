@@ -10,8 +10,7 @@ from quire.contract.errors import ProtocolDiffersError, UnavailableError
 from quire.contract.inputs import ResumeInput
 from quire.contract.sampling_params import SamplingParams
 from quire.rpc import Role, TlsFiles
-from quire.rpc.access import call_metadata
-from quire.rpc.protocol import PROTOCOL_METADATA
+from quire.rpc.call_metadata import PROTOCOL_METADATA, call_metadata
 from quire.sdk.calls import (
     GenerateOptions,
     Prompt,

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from quire.contract.callers import Caller
+from quire.contract.callers import MAX_KEY_LENGTH, Caller
 from quire.contract.errors import ConfigError
 from quire.observe.log import get_logger
 from quire.security.api_key_file import digest, parse_keys, read_content
 
 PREFIX = "quire-"
-MAX_KEY_LENGTH = 256
 RELOAD_INTERVAL_S = 0.5
 
 log = get_logger()

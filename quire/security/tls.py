@@ -5,6 +5,7 @@ for each new connection. Connections that are open keep what they were made with
 because a certificate is replaced.
 """
 
+import ssl
 import threading
 import time
 from dataclasses import dataclass
@@ -23,8 +24,6 @@ _USERS = frozenset({Role.CLIENT, Role.OPERATOR})
 # A reader that finds the files in the middle of a change looks again.
 _READS = 5
 WARN_EVERY_S = 86_400.0
-
-log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +146,11 @@ class TlsFiles:
         except ConfigError as error:
             if error.message != self._last_error:
                 self._last_error = error.message
-                log.warning("certificate_not_loaded", error=error.message)
+                get_logger().warning("certificate_not_loaded", error=error.message)
             return
         self._content, self._pair, self._last_error = content, pair, ""
         self._warned = -WARN_EVERY_S
-        log.info(
+        get_logger().info(
             "certificate_loaded",
             directory=str(self.directory),
             not_after=self._pair.not_after.isoformat(),
@@ -162,7 +161,7 @@ class TlsFiles:
         if not pair.certificate or not pair.expires_soon or now - self._warned < WARN_EVERY_S:
             return
         self._warned = now
-        log.warning(
+        get_logger().warning(
             "certificate_expires",
             file=str(self.directory / CERTIFICATE),
             not_after=pair.not_after.isoformat(),
@@ -202,11 +201,6 @@ def check_files(
         ConfigError: one is missing or no PEM, the key does not match the certificate, or the
             certificate is not valid now; names file and cause.
     """
-    # Not at the top: commands that never see a certificate would be slower to start.
-    from cryptography import x509
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-
     roots, certificate, key = content
     names = dict(zip((ROOTS, CERTIFICATE, KEY), content, strict=True))
     if certificate_is_optional and certificate is None and key is None:
@@ -214,9 +208,17 @@ def check_files(
     for name, found in names.items():
         if found is None:
             raise ConfigError(f"tls_dir: {directory / name} does not exist")
+    # Not at the top: commands that never see a certificate would be slower to start.
+    try:
+        from cryptography import x509
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives import serialization
+    except ModuleNotFoundError:
+        return _checked_by_openssl(directory, content)
+    for name, found in names.items():
         if name != KEY:
             try:
-                x509.load_pem_x509_certificates(found)
+                x509.load_pem_x509_certificates(found or b"")
             except ValueError:
                 raise ConfigError(f"tls_dir: {directory / name} holds no PEM certificate") from None
     assert roots is not None, "checked above"
@@ -247,3 +249,27 @@ def check_files(
             f"{pair.not_before:%Y-%m-%d %H:%M} UTC"
         )
     return pair
+
+
+def _checked_by_openssl(directory: Path, content: tuple[bytes | None, ...]) -> KeyPair:
+    """Return the content of the three files, checked as far as Python alone can.
+
+    It does not say when a certificate is valid: for the SDK alone, which learns from the server
+    that its own has expired.
+    """
+    roots, certificate, key = content
+    assert roots is not None, "checked before"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=roots.decode("ascii", "replace"))
+    except ssl.SSLError:
+        raise ConfigError(f"tls_dir: {directory / ROOTS} holds no PEM certificate") from None
+    if certificate is not None and key is not None:
+        try:
+            context.load_cert_chain(directory / CERTIFICATE, directory / KEY, password=b"")
+        except (ssl.SSLError, OSError, ValueError):
+            raise ConfigError(
+                f"tls_dir: {directory / KEY} does not match the certificate in {CERTIFICATE}"
+            ) from None
+    first, last = (each.replace(tzinfo=UTC) for each in (datetime.min, datetime.max))
+    return KeyPair(roots, certificate, key, first, last)

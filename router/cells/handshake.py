@@ -8,7 +8,7 @@ import grpc
 
 from quire.contract.sessions import Welcome
 from quire.contract.versions import check_protocol
-from quire.rpc.protocol import PROTOCOL_METADATA
+from quire.rpc.call_metadata import PROTOCOL_METADATA
 
 if TYPE_CHECKING:
     from quire.v1 import scheduler_pb2, scheduler_pb2_grpc

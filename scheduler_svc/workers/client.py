@@ -32,7 +32,7 @@ from quire.contract.workers import (
 )
 from quire.rpc import Role, TlsFiles, open_channel
 from quire.rpc.call_errors import sent_error
-from quire.rpc.protocol import PROTOCOL_METADATA
+from quire.rpc.call_metadata import PROTOCOL_METADATA
 from quire.security.handshake import explain
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire.wire.block_shipping import import_order_to_proto, import_result_from_proto

@@ -90,7 +90,7 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         raise structlog.DropEvent
 
     processors = [structlog.contextvars.merge_contextvars, keep]
-    for module in ("router.requests.trail", "quire.rpc.call_errors"):
+    for module in ("router.requests.trail", "quire.rpc.error_interceptor"):
         log = structlog.wrap_logger(
             None, processors, structlog.make_filtering_bound_logger(logging.DEBUG)
         )

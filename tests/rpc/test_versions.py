@@ -11,7 +11,7 @@ from quire.contract import versions
 from quire.contract.errors import ProtocolDiffersError
 from quire.contract.versions import UNVERSIONED, check_protocol
 from quire.rpc import open_channel
-from quire.rpc.protocol import METADATA_KEY
+from quire.rpc.call_metadata import PROTOCOL_VERSION
 from quire.v1 import (
     inference_pb2,
     inference_pb2_grpc,
@@ -41,7 +41,7 @@ def second_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sent(version: int) -> tuple[tuple[str, str], ...]:
     """Metadata of a peer; one of the unversioned past sends none."""
-    return ((METADATA_KEY, str(version)),) if version != UNVERSIONED else ()
+    return ((PROTOCOL_VERSION, str(version)),) if version != UNVERSIONED else ()
 
 
 def assert_names_both(words: str, version: int, peer: str) -> None:
@@ -191,7 +191,7 @@ async def test_a_router_refuses_clients_of_the_sdk_alone(tmp_path: Path) -> None
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert_names_both(caught.value.details() or "", 4, "a client")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Tokenize(request, metadata=((METADATA_KEY, "new"),))
+            await stub.Tokenize(request, metadata=((PROTOCOL_VERSION, "new"),))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

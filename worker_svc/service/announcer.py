@@ -8,7 +8,7 @@ import grpc
 from quire.contract.sessions import Announcement
 from quire.observe.log import get_logger
 from quire.rpc import Role, TlsFiles, open_channel
-from quire.rpc.protocol import PROTOCOL_METADATA
+from quire.rpc.call_metadata import PROTOCOL_METADATA
 from quire.security.handshake import handshake_failure
 from quire.v1 import scheduler_pb2_grpc
 from quire.version import __version__

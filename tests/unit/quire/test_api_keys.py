@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from launch.cli.main import app
-from quire.contract.callers import Caller
+from quire.contract.callers import MAX_KEY_LENGTH, Caller
 from quire.contract.errors import ConfigError
 from quire.contract.quotas import UNLIMITED, Quotas
 from quire.security.api_key_file import (
@@ -27,7 +27,7 @@ from quire.security.api_key_file import (
     parse_keys,
     read_keys,
 )
-from quire.security.api_keys import MAX_KEY_LENGTH, RELOAD_INTERVAL_S, ApiKeys, generate_key
+from quire.security.api_keys import RELOAD_INTERVAL_S, ApiKeys, generate_key
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 FILE = Path("keys.jsonl")

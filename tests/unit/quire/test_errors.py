@@ -1,13 +1,16 @@
 """An error crosses the wire and comes out the same."""
 
+from typing import Any
+
 import grpc
 import pytest
-from google.rpc import code_pb2, error_details_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from quire.contract import errors
 from quire.rpc.call_errors import error_from_rpc
 from quire.wire.errors import error_to_status
+from quire.wire.status import CODES
 
 EXAMPLES = [
     errors.InvalidRequestError("top_p", "must be in (0, 1], got 2.0"),
@@ -38,6 +41,11 @@ class FailedCall(grpc.RpcError):
         return self._metadata
 
 
+def read(status: Any) -> status_pb2.Status:
+    """A status as a client of googleapis' messages has it."""
+    return status_pb2.Status.FromString(status.SerializeToString())
+
+
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_error_comes_back_as_itself(error: errors.QuireError) -> None:
     status = rpc_status.to_status(error_to_status(error))
@@ -62,10 +70,34 @@ def test_every_reason_is_one_class() -> None:
 
 
 def test_reason_travels_as_error_info() -> None:
-    status = error_to_status(errors.ModelLoadError("model: /m has no safetensors"))
+    """As googleapis' own messages read it."""
+    sent = error_to_status(errors.ModelLoadError("model: /m has no safetensors"))
+    status = read(sent)
     info = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info)
     assert (info.reason, info.domain) == ("MODEL_UNUSABLE", "quire")
+
+
+def test_details_are_those_of_googleapis() -> None:
+    """The messages of quire.wire.status are not theirs, but the same on the wire."""
+    invalid = error_to_status(errors.InvalidRequestError("top_p", "must be in (0, 1], got 2.0"))
+    bad_request = error_details_pb2.BadRequest()
+    assert read(invalid).details[1].Unpack(bad_request)
+    assert [(each.field, each.description) for each in bad_request.field_violations] == [
+        ("top_p", "must be in (0, 1], got 2.0")
+    ]
+    busy = error_to_status(errors.OverloadedError("busy", 61_500))
+    retry = error_details_pb2.RetryInfo()
+    assert read(busy).details[1].Unpack(retry)
+    assert retry.retry_delay.ToMilliseconds() == 61_500
+    assert dict(code_pb2.Code.items()) == {name: number for number, name in enumerate(CODES)}
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"\x1a\x02\x0a\x05"], ids=["bytes", "cut"])
+def test_a_malformed_status_leaves_the_code(content: bytes) -> None:
+    metadata = (("grpc-status-details-bin", content),)
+    error = error_from_rpc(FailedCall(grpc.StatusCode.UNAVAILABLE, "gone", metadata))
+    assert (type(error), error.message) == (errors.UnavailableError, "gone")
 
 
 def test_a_message_too_large_for_the_transport_is_an_invalid_request() -> None:
