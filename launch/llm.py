@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from launch.cluster.config import ClusterConfig, embedded_model
-from launch.cluster.thread import ClusterThread
+from launch.extras import require
 from launch.keywords import documents_keywords
 from quire.contract.engine_options import EngineKeywords
 from quire.contract.errors import ConfigError, InvalidRequestError, OverloadedError
@@ -32,10 +32,18 @@ from quire.sdk.prompts import ParsedPrompt, Prompt, parse_prompts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from launch.cluster.thread import ClusterThread
+
 # As many threads wait for answers; more prompts than this wait here rather than in the cluster.
 MAX_CONCURRENT_REQUESTS = 256
 
 Message = Mapping[str, Any]
+
+
+def _start_cluster(config: ClusterConfig) -> "ClusterThread":
+    from launch.cluster.thread import ClusterThread
+
+    return ClusterThread(config)
 
 
 @documents_keywords(ClusterConfig, EngineKeywords)
@@ -72,7 +80,8 @@ class LLM:
 
         Raises:
             TypeError: a keyword is no option.
-            ConfigError: the cluster cannot start; one line that says why.
+            ConfigError: the cluster cannot start, or what it needs is not installed; one line that
+                says why.
             UnavailableError: a service died without a word.
         """
         if unknown := options.keys() - EngineKeywords.__annotations__.keys():
@@ -81,8 +90,9 @@ class LLM:
         tls_dir = tls_dir or os.environ.get("QUIRE_TLS_DIR") or None
         self._cluster: ClusterThread | None = None
         if target is None:
+            require("LLM", "router", "worker", bring="all")
             self._model = self._model or embedded_model()
-            self._cluster = ClusterThread(
+            self._cluster = _start_cluster(
                 ClusterConfig(
                     model=self._model,
                     port=0,

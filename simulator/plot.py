@@ -28,7 +28,7 @@ def check_plottable(path: Path) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "--plot: matplotlib is not installed: pip install 'quire-serve[simulate]'"
+            "--plot: matplotlib is not installed: pip install 'quire-serve[simulator]'"
         ) from None
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise ConfigError(f"--plot: must end in .svg, .png or .pdf, got {path.name}")

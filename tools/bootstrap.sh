@@ -86,9 +86,24 @@ import sys, tomllib
 
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)
+
+
+def extra(name):
+    """The requirements of Quire with an extra."""
+    found = dict.fromkeys(project["project"]["dependencies"])
+    for line in project["project"]["optional-dependencies"][name]:
+        if line.startswith("quire-serve["):
+            for other in line.removeprefix("quire-serve[").rstrip("]").split(","):
+                found |= dict.fromkeys(extra(other))
+        else:
+            found[line] = None
+    return list(found)
+
+
 groups = {
     "build": project["build-system"]["requires"] + project["dependency-groups"]["build"],
-    "run": project["project"]["dependencies"],
+    # A cluster on this machine.
+    "run": extra("all"),
     "dev": [each for each in project["dependency-groups"]["dev"] if isinstance(each, str)],
 }
 print(*(line for name in sys.argv[1:] for line in groups[name]), sep="\n")

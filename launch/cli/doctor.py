@@ -10,7 +10,15 @@ def doctor() -> None:
     """Print versions and the instruction set in use; check what must never change a bit."""
     from importlib.metadata import version
 
+    from launch.extras import require
     from quire import __version__
+    from quire.contract.errors import ConfigError
+
+    try:
+        require("quire doctor", "worker")
+    except ConfigError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        raise typer.Exit(1) from None
 
     typer.echo(f"quire      {__version__}")
     typer.echo(f"python     {platform.python_version()} on {platform.platform()}")

@@ -39,12 +39,14 @@ def replay(
 
     # Read when torch is imported, as for `quire worker`.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from launch.extras import require
     from launch.replay.epochs import read_epochs
     from quire.contract.errors import QuireError
     from quire.observe import log
 
     log.configure("replay", "warning")
     try:
+        require("quire replay", "worker")
         epochs = read_epochs(directory, from_epoch)
         if orders:
             difference, num_steps = _check_orders(epochs)

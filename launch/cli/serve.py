@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from launch.cli.options import ModelArgument, Values, model_path, resolve_draft_model, takes_options
-from launch.cluster.config import ClusterConfig
+from launch.cluster.config import ClusterConfig, LauncherName
 
 if TYPE_CHECKING:
     from launch.cluster.supervisor import Cluster
@@ -16,12 +16,16 @@ def serve(options: Values, model: ModelArgument = None) -> None:
     """Serve a model: start workers, scheduler and router, keep them up, stop them on Ctrl-C."""
     import asyncio
 
+    from launch.extras import require
     from quire.contract.errors import QuireError
     from quire.observe import log
 
     log.configure("supervisor", options["log_level"])
     log.log_uncaught()
     try:
+        # Other launchers find workers where they are installed.
+        workers = ["worker"] if options["launcher"] == LauncherName.LOCAL else []
+        require("quire serve", "router", *workers)
         resolve_draft_model(options)
         config = ClusterConfig(model=model_path(model), **options)
         asyncio.run(_serve(config))

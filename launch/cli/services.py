@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import typer
 
@@ -28,7 +28,7 @@ ROUTER_NICENESS = 5
 
 
 def _run(
-    name: str,
+    name: Literal["router", "scheduler", "worker"],
     config_type: type[Config],
     values: Values,
     ready_fd: int | None,
@@ -38,7 +38,7 @@ def _run(
     """Run a service until it is asked to stop, and exit with its status.
 
     Args:
-        name: bound to its log lines.
+        name: bound to its log lines, and the extra that brings what it needs.
         config_type: its settings.
         values: of these settings, from the command line.
         ready_fd: pipe to the parent process, if that is `quire serve`. Its values, which come as
@@ -53,11 +53,18 @@ def _run(
     # Read when grpc is imported: what it logs is for grpc's developers, is not JSON, and a line of
     # it for each failed handshake would let any stranger write into the log.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from launch.extras import require
+    from quire.contract.errors import ConfigError, QuireError
+
+    try:
+        require(f"quire {name}", name)
+    except ConfigError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        raise typer.Exit(1) from None
     import asyncio
 
     from launch.cluster.process import IMPORTED, SPARE_NAME, die_with_parent, show_as
     from quire import rpc
-    from quire.contract.errors import QuireError
     from quire.observe import log, tracing
 
     log.configure(name)

@@ -1,6 +1,5 @@
 """`quire simulate`: many cells under load, without any."""
 
-import importlib.util
 import os
 import time
 from pathlib import Path
@@ -110,15 +109,13 @@ def simulate(
     """
     from dataclasses import replace
 
-    from quire.contract.errors import ConfigError, QuireError
+    from launch.extras import require
+    from quire.contract.errors import QuireError
 
     try:
-        if importlib.util.find_spec("simulator") is None:
-            raise ConfigError(
-                "simulate: must have the package quire-simulator installed, got none: "
-                "pip install ./simulator in Quire's source tree"
-            )
+        require("quire simulate", "simulator")
         if fit_file is not None:
+            require("quire simulate --fit", "worker")
             _fit(fit_model, fit_file)
             return
         from simulator.config import OutageKind, SimulationConfig, TrafficConfig

@@ -5,7 +5,6 @@ scheduler's orders and the ranks' tensors take their own connections.
 """
 
 import asyncio
-import importlib.util
 import logging
 import os
 import secrets
@@ -15,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from launch.cluster.config import ClusterConfig
+from launch.extras import require
 from launch.launchers.base import Launcher, Say, WorkerPlace
 from launch.launchers.ray_placement import check_host, choose_bundle, place
 from launch.launchers.ray_start import MAX_ATTEMPTS, is_too_slow
@@ -52,10 +52,7 @@ class RayLauncher(Launcher):
     """
 
     def __init__(self, config: ClusterConfig, say: Say) -> None:
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError(
-                "--launcher ray: Ray is not installed here: pip install 'quire-serve[ray]'"
-            )
+        require("--launcher ray", "ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if config.ray_address is None and "RAY_AUTH_MODE" not in os.environ:
             # A Ray of our own listens on all interfaces: it obeys only who knows this.

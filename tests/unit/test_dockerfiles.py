@@ -26,10 +26,16 @@ def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def dependencies() -> list[str]:
-    """What the package needs, and what it can use in a container."""
-    declared = project()["project"]
-    return [*declared["dependencies"], *declared["optional-dependencies"]["traces"]]
+def declared(*extras: str) -> list[str]:
+    """What the package needs, with extras."""
+    lists = project()["project"]
+    found = dict.fromkeys(lists["dependencies"])
+    for extra in extras:
+        for line in lists["optional-dependencies"][extra]:
+            requirement = Requirement(line)
+            own = requirement.name == "quire-serve"
+            found |= dict.fromkeys(declared(*requirement.extras) if own else [line])
+    return list(found)
 
 
 def requirements(path: Path) -> dict[str, Requirement]:
@@ -68,8 +74,7 @@ def test_a_lock_pins_all_that_is_asked_for_with_hashes(path: Path) -> None:
 
 @pytest.mark.parametrize("path", LISTS, ids=names(LISTS))
 def test_images_ask_for_no_more_than_the_package_does(path: Path) -> None:
-    allowed = [*dependencies(), *project()["build-system"]["requires"]]
-    allowed += project()["project"]["optional-dependencies"]["ray"]
+    allowed = [*declared("all", "ray", "traces"), *project()["build-system"]["requires"]]
     allowed += ["cmake>=3.26", "ninja>=1.11", "pip>=25.1"]  # what scikit-build-core fetches; pip
     by_name = {canonicalize_name(Requirement(line).name): Requirement(line) for line in allowed}
     for name, requirement in requirements(path).items():
@@ -79,18 +84,18 @@ def test_images_ask_for_no_more_than_the_package_does(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "without"),
+    ("name", "extras"),
     [
-        ("worker", set()),
-        ("router", {"numpy", "safetensors", "torch", "transformers"}),
-        ("scheduler", {"numpy", "safetensors", "tokenizers", "torch", "transformers"}),
+        ("scheduler", ("scheduler",)),
+        ("router", ("router",)),
+        ("worker", ("worker",)),
+        ("ray", ("all", "ray")),
     ],
 )
-def test_an_image_leaves_out_only_what_its_service_never_imports(
-    name: str, without: set[str]
-) -> None:
+def test_an_image_holds_the_extras_of_its_services(name: str, extras: tuple[str, ...]) -> None:
+    """And OpenTelemetry, which all have."""
     asked_for = requirements(DOCKER / "requirements" / f"{name}.in").keys()
-    assert {Requirement(line).name for line in dependencies()} - asked_for == without
+    assert {Requirement(line).name for line in declared(*extras, "traces")} == asked_for
 
 
 def test_all_images_hold_the_same_versions() -> None:

@@ -1,6 +1,5 @@
 """What the commands that start services take: every option with its default, and from where."""
 
-import importlib.util
 import inspect
 import json
 from collections.abc import Awaitable
@@ -287,12 +286,3 @@ def test_every_option_has_help_and_a_limit_if_it_is_a_number() -> None:
             assert each.help.endswith("."), name
             if types_of(group)[name] in (int, float):
                 assert each.bounds is not None, name
-
-
-def test_without_its_package_simulate_names_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    result = CliRunner().invoke(app, ["simulate"])
-    assert result.exit_code == 1
-    assert "must have the package quire-simulator installed" in result.output
