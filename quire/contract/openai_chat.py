@@ -16,6 +16,7 @@ def parse_messages(value: Any) -> tuple[ChatMessage, ...]:
     Args:
         value: a list of mappings. Each has a "role", may have "content" (a text or a list of text
             parts), "name", "tool_calls", "tool_call_id", and "reasoning_content" or "reasoning".
+            A ChatMessage stays as it is.
 
     Raises:
         InvalidRequestError: it is none, or has content that is not text; names field and value.
@@ -32,7 +33,7 @@ def parse_tools(value: Any) -> tuple[Tool, ...]:
 
     Args:
         value: a list of {"type": "function", "function": {"name", "description", "parameters"}},
-            or with these fields beside "type"; None for none.
+            or with these fields beside "type"; None for none. A Tool stays as it is.
 
     Raises:
         InvalidRequestError: it is none, or has a tool that is no function.
@@ -91,6 +92,8 @@ def parse_content(field: str, value: Any) -> str | None:
 
 
 def _message(field: str, value: Any) -> ChatMessage:
+    if isinstance(value, ChatMessage):
+        return value
     message = _mapping(field, value)
     role = _text(f"{field}.role", message.get("role"))
     if not role:
@@ -121,6 +124,8 @@ def _call(field: str, value: Any) -> ToolCall:
 
 
 def _tool(field: str, value: Any) -> Tool:
+    if isinstance(value, Tool):
+        return value
     tool = _mapping(field, value)
     if tool.get("type") != "function":
         raise InvalidRequestError(

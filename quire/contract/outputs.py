@@ -241,6 +241,7 @@ class Completion:
         time_breakdown: of the whole request, if it asked for it.
         numerics_id: of the cells that computed it, see Started.
         text_id: of the tokenizer in use.
+        prompt_token_ids: of a chat, or where the request asked for them.
     """
 
     request_id: str
@@ -257,6 +258,7 @@ class Completion:
     time_breakdown: TimeBreakdown | None = None
     numerics_id: str = ""
     text_id: str = ""
+    prompt_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

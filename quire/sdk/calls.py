@@ -1,20 +1,25 @@
 """What calls of a router are made of, with an event loop or without: options and metadata."""
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import grpc
 
+from quire.contract.chat import ChatInput, ChatMessage, Tool
 from quire.contract.inputs import GenerateInput
+from quire.contract.openai_chat import parse_messages, parse_tool_choice, parse_tools
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import TRACEPARENT
 from quire.rpc import Role, TlsFiles
 from quire.rpc.call_errors import error_from_rpc
 
 Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any] | ChatMessage]
+"""In OpenAI's shape: each has a "role" and "content", a text."""
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -39,6 +44,24 @@ class GenerateOptions(TypedDict, total=False):
     include_prompt_token_ids: bool
     timeout: float | None
     traceparent: str
+
+
+class ChatOptions(GenerateOptions, total=False):
+    """What a chat may carry beside messages and parameters.
+
+    Attributes:
+        tools: that the assistant may call, in OpenAI's shape.
+        tool_choice: "auto", "none", "required", or the tool that has to be called.
+        chat_template_kwargs: variables for the template, such as enable_thinking.
+        add_generation_prompt: end the prompt where the assistant begins to speak.
+        continue_final_message: end it where the last message ends instead, to be continued.
+    """
+
+    tools: Sequence[Mapping[str, Any] | Tool] | None
+    tool_choice: str | Mapping[str, Any] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
 
 
 @contextmanager
@@ -73,6 +96,39 @@ def generate_input(
         options.get("cache_salt", ""),
         options.get("include_time_breakdown", False),
         options.get("include_prompt_token_ids", False),
+        heartbeat_ms,
+        resumable,
+    )
+
+
+def chat_input(
+    messages: Messages,
+    sampling_params: SamplingParams | None,
+    options: ChatOptions,
+    heartbeat_ms: int | None = None,
+    resumable: bool = False,
+) -> ChatInput:
+    """Return the chat that a call of the SDK asks for.
+
+    Raises:
+        InvalidRequestError: a message or tool is in no shape that is known here.
+    """
+    tool_choice, tool_choice_name = parse_tool_choice(options.get("tool_choice"))
+    kwargs = options.get("chat_template_kwargs")
+    return ChatInput(
+        parse_messages(messages),
+        sampling_params or SamplingParams(),
+        parse_tools(options.get("tools")),
+        tool_choice,
+        tool_choice_name,
+        json.dumps(kwargs) if kwargs else "",
+        options.get("add_generation_prompt", True),
+        options.get("continue_final_message", False),
+        options.get("request_id", ""),
+        options.get("model", ""),
+        options.get("priority", 0),
+        options.get("cache_salt", ""),
+        options.get("include_time_breakdown", False),
         heartbeat_ms,
         resumable,
     )

@@ -17,12 +17,15 @@ from quire.contract.outputs import CellStatus, Completion, Event, ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from quire.rpc import open_channel, open_sync_channel
 from quire.sdk.calls import (
+    ChatOptions,
     GenerateOptions,
+    Messages,
     Prompt,
     own_errors,
 )
 from quire.sdk.collect import Collector
 from quire.sdk.connection import PASSED_OVER, Connection
+from quire.sdk.resume import ResumableStream
 from quire.v1 import inference_pb2
 from quire.wire.inference import (
     cluster_from_proto,
@@ -59,7 +62,7 @@ class AsyncClient(Connection):
             collector.add(event)
         return collector.completions()
 
-    async def stream(
+    def stream(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -84,7 +87,53 @@ class AsyncClient(Connection):
             UnavailableError: the router or its schedulers cannot be reached.
             DeadlineExceededError: `timeout` has passed.
         """
-        stream = self._open_stream(prompt, sampling_params, options)
+        return self._events(self._open_stream(prompt, sampling_params, options), options)
+
+    async def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Completion:
+        """Return what the assistant says next, the first of n; as `stream_chat`."""
+        return (await self.chat_all(messages, sampling_params, **options))[0]
+
+    async def chat_all(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[Completion]:
+        """Return all n whole answers; arguments and errors as in `stream_chat`."""
+        collector = Collector()
+        async for event in self.stream_chat(messages, sampling_params, **options):
+            collector.add(event)
+        return collector.completions()
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> AsyncGenerator[Event, None]:
+        """Continue a conversation, whose prompt is what the model's chat template makes of it.
+
+        Yields what `stream` does; Started brings the prompt's token ids.
+
+        Args:
+            messages: in OpenAI's shape, see Messages.
+            sampling_params: None for the defaults.
+            options: see ChatOptions.
+
+        Raises:
+            InvalidRequestError: also where the model has no chat template, or it refuses the
+                messages; other errors are those of `stream`.
+        """
+        return self._events(self._open_chat(messages, sampling_params, options), options)
+
+    async def _events(
+        self, stream: ResumableStream, options: GenerateOptions
+    ) -> AsyncGenerator[Event, None]:
         with self._departures.aborted_if_left(stream, self._metadata):
             while not stream.is_complete:
                 stub = self._stub
@@ -206,7 +255,41 @@ class Client(Connection):
         **options: Unpack[GenerateOptions],
     ) -> Generator[Event, None, None]:
         """Yield Started, Deltas and Finished; arguments and errors as in `AsyncClient.stream`."""
-        stream = self._open_stream(prompt, sampling_params, options)
+        return self._events(self._open_stream(prompt, sampling_params, options), options)
+
+    def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Completion:
+        """Return what the assistant says next, the first of n; as `stream_chat`."""
+        return (self.chat_all(messages, sampling_params, **options))[0]
+
+    def chat_all(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[Completion]:
+        """Return all n whole answers; arguments and errors as in `stream_chat`."""
+        collector = Collector()
+        for event in self.stream_chat(messages, sampling_params, **options):
+            collector.add(event)
+        return collector.completions()
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Generator[Event, None, None]:
+        """Continue a conversation; arguments and errors as in `AsyncClient.stream_chat`."""
+        return self._events(self._open_chat(messages, sampling_params, options), options)
+
+    def _events(
+        self, stream: ResumableStream, options: GenerateOptions
+    ) -> Generator[Event, None, None]:
         with self._departures.aborted_if_left(stream, self._metadata):
             while not stream.is_complete:
                 stub = self._stub

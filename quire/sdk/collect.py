@@ -71,6 +71,7 @@ class Collector:
                     time_breakdown=self._time_breakdown,
                     numerics_id=self._started.numerics_id,
                     text_id=self._started.text_id,
+                    prompt_token_ids=tuple(self._started.prompt_token_ids),
                 )
             )
         return completions

@@ -6,14 +6,18 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from quire.contract.chat import ChatInput
 from quire.contract.errors import ProtocolDiffersError, UnavailableError
-from quire.contract.inputs import ResumeInput
+from quire.contract.inputs import GenerateInput, ResumeInput
 from quire.contract.sampling_params import SamplingParams
 from quire.rpc import Role, TlsFiles
 from quire.rpc.call_metadata import PROTOCOL_METADATA, call_metadata
 from quire.sdk.calls import (
+    ChatOptions,
     GenerateOptions,
+    Messages,
     Prompt,
+    chat_input,
     generate_input,
     open_tls,
     trace_metadata,
@@ -22,6 +26,7 @@ from quire.sdk.departures import Departures
 from quire.sdk.resume import ResumableStream
 from quire.sdk.silence import RouterWatches
 from quire.v1 import inference_pb2, inference_pb2_grpc
+from quire.wire.chat import chat_input_to_proto
 from quire.wire.inference import (
     generate_input_to_proto,
     resume_input_to_proto,
@@ -100,10 +105,33 @@ class Connection:
         sampling_params: SamplingParams | None,
         options: GenerateOptions,
     ) -> ResumableStream:
-        is_resumed = self._resume_timeout > 0
-        request = generate_input(
-            prompt, sampling_params, options, self._watches.heartbeat_ms, is_resumed
+        return self._stream_of(
+            generate_input(
+                prompt, sampling_params, options, self._watches.heartbeat_ms, self._resumes
+            ),
+            options,
         )
+
+    def _open_chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None,
+        options: ChatOptions,
+    ) -> ResumableStream:
+        return self._stream_of(
+            chat_input(
+                messages, sampling_params, options, self._watches.heartbeat_ms, self._resumes
+            ),
+            options,
+        )
+
+    @property
+    def _resumes(self) -> bool:
+        return self._resume_timeout > 0
+
+    def _stream_of(
+        self, request: GenerateInput | ChatInput, options: GenerateOptions
+    ) -> ResumableStream:
         return ResumableStream(
             request,
             len(self._stub_of_each),
@@ -113,7 +141,7 @@ class Connection:
         )
 
     def _call(self, stub: Any, stream: ResumableStream, options: GenerateOptions) -> Any:
-        """Generate, or resume what was received of it already."""
+        """Generate or chat, or resume what was received of it already."""
         stream.stub, request = stub, stream.request
         arguments = {
             "timeout": stream.remaining_s,
@@ -121,6 +149,8 @@ class Connection:
         }
         if isinstance(request, ResumeInput):
             call = stub.Resume(resume_input_to_proto(request), **arguments)
+        elif isinstance(request, ChatInput):
+            call = stub.Chat(chat_input_to_proto(request), **arguments)
         else:
             call = stub.Generate(generate_input_to_proto(request), **arguments)
         return self._watches.watched(stub, call)

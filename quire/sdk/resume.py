@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from quire.contract.chat import ChatInput
 from quire.contract.errors import (
     NumericsLostError,
     OverloadedError,
@@ -43,14 +44,15 @@ class ResumableStream:
 
     def __init__(
         self,
-        request: GenerateInput,
+        request: GenerateInput | ChatInput,
         num_targets: int,
         resume_timeout_s: float,
         is_known: bool = False,
         timeout_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._request = request
+        # A chat is the request of its prompt once that is known.
+        self._request: GenerateInput | ChatInput = request
         self._num_untried = num_targets - 1
         self._resume_timeout_s = resume_timeout_s
         self._is_known = is_known
@@ -66,10 +68,10 @@ class ResumableStream:
         self.stub: Any = None
 
     @property
-    def request(self) -> GenerateInput | ResumeInput:
+    def request(self) -> GenerateInput | ChatInput | ResumeInput:
         """What to call a router with now."""
         started = self._started
-        if started is None:
+        if started is None or isinstance(self._request, ChatInput):
             return self._request
         return ResumeInput(
             self._request,
@@ -117,12 +119,14 @@ class ResumableStream:
             case Started():
                 if self._started is not None:
                     return False
-                self._started = event
-                params = self._request.sampling_params
+                self._started, request = event, self._request
+                if isinstance(request, ChatInput):
+                    request = request.generate_input(event.prompt_token_ids)
+                params = request.sampling_params
                 if event.max_tokens:
                     params = replace(params, max_tokens=event.max_tokens)
                 self._request = replace(
-                    self._request, request_id=event.request_id, sampling_params=params
+                    request, request_id=event.request_id, sampling_params=params
                 )
             case Delta():
                 self._num_prompt_logprobs += len(event.prompt_logprobs)

@@ -31,6 +31,7 @@ _OPERATORS = frozenset({Role.OPERATOR})
 
 ALLOWED_ROLES: dict[str, frozenset[Role]] = {
     "/quire.v1.InferenceService/Generate": _USERS,
+    "/quire.v1.InferenceService/Chat": _USERS,
     "/quire.v1.InferenceService/Resume": _USERS,
     "/quire.v1.InferenceService/Abort": _USERS,
     "/quire.v1.InferenceService/Tokenize": _USERS,

@@ -44,6 +44,7 @@ SERVERS = {
 }
 MAY_CALL = {
     f"{INFERENCE}/Generate": USERS,
+    f"{INFERENCE}/Chat": USERS,
     f"{INFERENCE}/Resume": USERS,
     f"{INFERENCE}/Abort": USERS,
     f"{INFERENCE}/Tokenize": USERS,

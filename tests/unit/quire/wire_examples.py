@@ -14,6 +14,7 @@ from quire.contract.block_shipping import (
     ImportOrder,
     ImportResult,
 )
+from quire.contract.chat import ChatInput, ChatMessage, Tool, ToolCall
 from quire.contract.engine_options import CacheOptions, LoadOptions
 from quire.contract.errors import (
     DeadlineExceededError,
@@ -76,6 +77,7 @@ from quire.contract.workers import (
 )
 from quire.wire import (
     block_shipping,
+    chat,
     common,
     inference,
     mirror,
@@ -173,6 +175,36 @@ def _inference() -> list[Example]:
         Example(Finished(FinishReason.STOP, 5, "\n", 1, -0.5, TIME), *event),
         Example(Finished(FinishReason.ERROR, 5), *event),
         Example(True, lambda _: inference.heartbeat_to_proto(), inference.is_heartbeat),
+    ]
+
+
+def _chat() -> list[Example]:
+    functions = chat.chat_input_to_proto, chat.chat_input_from_proto
+    messages = (
+        ChatMessage("user", "", "me"),
+        ChatMessage("assistant", None, "", (ToolCall("f", "{}", "c1"),), "", "why"),
+        ChatMessage("tool", "3", tool_call_id="c1"),
+    )
+    full = ChatInput(
+        messages=messages,
+        sampling_params=PARAMS,
+        tools=(Tool("f", "does it", '{"type": "object"}'), Tool("g")),
+        tool_choice="required",
+        tool_choice_name="f",
+        chat_template_kwargs='{"a": 1}',
+        add_generation_prompt=False,
+        continue_final_message=True,
+        request_id="mine",
+        model="demo",
+        priority=-3,
+        cache_salt="salt",
+        include_time_breakdown=True,
+        heartbeat_ms=300,
+        resumable=True,
+    )
+    return [
+        Example(full, *functions),
+        Example(ChatInput((ChatMessage("user", "Hi"),), PARAMS), *functions),
     ]
 
 
@@ -351,4 +383,12 @@ def _resizing() -> list[Example]:
     ]
 
 
-EXAMPLES = [*_common(), *_inference(), *_scheduler(), *_worker(), *_recording(), *_resizing()]
+EXAMPLES = [
+    *_common(),
+    *_inference(),
+    *_chat(),
+    *_scheduler(),
+    *_worker(),
+    *_recording(),
+    *_resizing(),
+]
