@@ -6,38 +6,31 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from launch.cluster.config import ClusterConfig, embedded_model
 from launch.extras import require
 from launch.keywords import documents_keywords
+from launch.llm_requests import Conversation, run
 from quire.contract.engine_options import EngineKeywords
-from quire.contract.errors import ConfigError, InvalidRequestError, OverloadedError
+from quire.contract.errors import ConfigError, InvalidRequestError
 from quire.contract.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
-    Completion,
     CompletionOutput,
-    FinishReason,
-    Logprob,
     RequestOutput,
-    TokenLogprobs,
 )
 from quire.contract.sampling_params import BeamSearchParams, SamplingParams
-from quire.gguf_file import find_gguf
+from quire.sdk.calls import ChatOptions, Messages, TemplateOptions, chat_input
 from quire.sdk.client import Client
 from quire.sdk.progress import progress_bar
 from quire.sdk.prompts import ParsedPrompt, Prompt, parse_prompts
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from launch.cluster.thread import ClusterThread
 
 # As many threads wait for answers; more prompts than this wait here rather than in the cluster.
 MAX_CONCURRENT_REQUESTS = 256
-
-Message = Mapping[str, Any]
 
 
 def _start_cluster(config: ClusterConfig) -> "ClusterThread":
@@ -70,7 +63,7 @@ class LLM:
 
         Args:
             model: Hugging Face model directory, or a GGUF file; None takes the embedded demo model.
-                With a target, only `chat` reads it, for its template.
+                With a target, only `chat` with a `chat_template` reads it, for its special tokens.
             target: router of a running cluster, "host:port", or several, as for `Client`; the
                 options below are then its own.
             api_key: for the target; None takes QUIRE_API_KEY from the environment, if set.
@@ -134,7 +127,23 @@ class LLM:
             InvalidRequestError: a prompt or parameter is out of bounds; the others are given up.
             UnavailableError: the cluster cannot be reached.
         """
-        wanted = parse_prompts(prompts)
+        return self._run_all(
+            parse_prompts(prompts),
+            sampling_params,
+            use_tqdm=use_tqdm,
+            priority=priority,
+            include_time_breakdown=include_time_breakdown,
+        )
+
+    def _run_all(
+        self,
+        wanted: Sequence[ParsedPrompt | Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        use_tqdm: bool,
+        priority: Sequence[int] | None = None,
+        include_time_breakdown: bool = False,
+    ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(wanted)
         else:
@@ -155,7 +164,7 @@ class LLM:
             progress_bar(len(wanted), use_tqdm) as advance,
         ):
             futures: list[Future[RequestOutput]] = [
-                pool.submit(_run, client, *each, include_time_breakdown, given_up)
+                pool.submit(run, client, *each, include_time_breakdown, given_up)
                 for each in zip(wanted, params, priorities, strict=True)
             ]
             try:
@@ -170,12 +179,15 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Continue conversations, as `generate` does prompts.
 
@@ -183,40 +195,51 @@ class LLM:
             messages: one conversation or many; each message has "role" and "content".
             sampling_params: as for `generate`.
             use_tqdm: show a progress bar on the terminal.
-            chat_template: Jinja template; None takes the model's.
+            chat_template: Jinja template; None takes the model's, at its router.
             add_generation_prompt: end each conversation where the assistant begins to speak.
+            continue_final_message: end each where its last message ends instead.
+            tools: that the assistant may call, in OpenAI's shape.
+            chat_template_kwargs: variables for the template, such as enable_thinking.
 
         Raises:
-            ConfigError: the model's path is not known here, or has no chat template.
-            InvalidRequestError: as for `generate`.
+            ConfigError: `chat_template` is given, and the model's path is not known here.
+            InvalidRequestError: the model has no chat template, or it refuses a conversation; else
+                as for `generate`.
         """
-        if self._model is None:
-            raise ConfigError("chat: needs the model's path: LLM(model=..., target=...)")
-        tokenizer: PreTrainedTokenizerBase
-        if (gguf := find_gguf(self._model)) is not None:
-            from router.text.gguf_tokenizer import load_gguf_tokenizer
-
-            tokenizer = load_gguf_tokenizer(gguf)
-        else:
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(self._model, trust_remote_code=False)
-        if chat_template is None and tokenizer.chat_template is None:
-            raise ConfigError(f"chat: {self._model} has no chat template; pass chat_template")
-        one = bool(messages) and isinstance(messages[0], Mapping)
+        one = bool(messages) and not isinstance(messages[0], list | tuple)
         conversations: Any = [messages] if one else messages
-        texts = [
-            tokenizer.apply_chat_template(
-                conversation,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
+        options: TemplateOptions = {
+            "tools": tools,
+            "chat_template_kwargs": chat_template_kwargs,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        chats = [Conversation(each, options) for each in conversations]
+        wanted = chats if chat_template is None else self._rendered(chats, chat_template)
+        return self._run_all(wanted, sampling_params, use_tqdm=use_tqdm)
+
+    def _rendered(self, conversations: Sequence[Conversation], source: str) -> list[ParsedPrompt]:
+        """Make prompts of conversations here, with a template of this process's own."""
+        if self._model is None:
+            raise ConfigError(
+                "chat_template: needs the model's path: LLM(model=..., target=...), got none"
             )
-            for conversation in conversations
+        require("chat_template", "router")
+        from router.chat.template_files import load_chat_templates
+        from router.chat.template_render import render_chat
+
+        special_tokens = load_chat_templates(self._model).special_tokens
+        texts = [
+            render_chat(
+                source,
+                special_tokens,
+                chat_input(each.messages, None, cast("ChatOptions", each.options)),
+            )
+            for each in conversations
         ]
-        # The template has put the special tokens in.
-        prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return [
+            ParsedPrompt(self._client.tokenize(text, add_special_tokens=False)) for text in texts
+        ]
 
     def beam_search(
         self,
@@ -271,83 +294,3 @@ class LLM:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _run(
-    client: Client,
-    prompt: ParsedPrompt,
-    params: SamplingParams,
-    priority: int,
-    include_time_breakdown: bool,
-    given_up: threading.Event,
-) -> RequestOutput:
-    """Run one prompt to its end, with patience for a cluster that is full."""
-    while True:
-        try:
-            return _generate(client, prompt, params, priority, include_time_breakdown)
-        except OverloadedError as error:
-            if given_up.wait(error.retry_after_ms / 1e3):
-                raise
-
-
-def _generate(
-    client: Client,
-    prompt: ParsedPrompt,
-    params: SamplingParams,
-    priority: int,
-    include_time_breakdown: bool,
-) -> RequestOutput:
-    if isinstance(prompt.content, str):
-        text, ids = prompt.content, client.tokenize(prompt.content)
-    else:
-        text, ids = None, list(prompt.content)
-    if params.truncate_prompt_tokens is not None:
-        ids = ids[-params.truncate_prompt_tokens :]
-    completions = client.generate_all(
-        ids,
-        params,
-        priority=priority,
-        cache_salt=prompt.cache_salt,
-        include_time_breakdown=include_time_breakdown,
-    )
-    prompt_logprobs = None
-    if params.prompt_logprobs is not None:
-        prompt_logprobs = (None, *map(_by_token, completions[0].prompt_logprobs))
-    return RequestOutput(
-        request_id=completions[0].request_id,
-        prompt=text,
-        prompt_token_ids=tuple(ids),
-        outputs=tuple(_completion_output(each, params) for each in completions),
-        finished=all(each.finish_reason != FinishReason.ABORT for each in completions),
-        prompt_logprobs=prompt_logprobs,
-        time_breakdown=completions[0].time_breakdown,
-    )
-
-
-def _by_token(position: TokenLogprobs) -> dict[int, Logprob]:
-    """Return the most probable tokens of a position, best first, and the sampled one."""
-    sampled, *top = zip(position.token_ids, position.logprobs, position.texts, strict=True)
-    found = {
-        token: Logprob(logprob, rank, text) for rank, (token, logprob, text) in enumerate(top, 1)
-    }
-    found[sampled[0]] = Logprob(sampled[1], position.sampled_rank, sampled[2])
-    return found
-
-
-def _completion_output(completion: Completion, params: SamplingParams) -> CompletionOutput:
-    """Return an output under the offline API's names."""
-    stop_reason: int | str | None = completion.stop_str
-    last = completion.token_ids[-1:]
-    if stop_reason is None and completion.finish_reason is FinishReason.STOP:
-        # None for the model's own end of text.
-        stop_reason = last[0] if last and last[0] in params.stop_token_ids else None
-    asked = params.logprobs is not None
-    return CompletionOutput(
-        index=completion.index,
-        text=completion.text,
-        token_ids=completion.token_ids,
-        cumulative_logprob=completion.cumulative_logprob,
-        logprobs=tuple(map(_by_token, completion.logprobs)) if asked else None,
-        finish_reason=completion.finish_reason.value,
-        stop_reason=stop_reason,
-    )

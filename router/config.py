@@ -51,6 +51,12 @@ class RouterConfig(ServiceOptions):
         choices=RoutingPolicy,
     )
     port: int = port_option(50051)
+    chat_template: Path | None = option(
+        None,
+        "A Jinja file that takes the place of the model's chat template.",
+        metavar="FILE",
+        shown_default="the model's",
+    )
     api_keys: Path | None = option(
         None,
         "Take calls only with a key of this file, which `quire keys` makes.",

@@ -13,6 +13,9 @@ from quire.rpc.access import ApiKeyInterceptor
 from quire.security.api_keys import ApiKeys
 from quire.v1 import inference_pb2_grpc
 from router.cells.pool import CellPool
+from router.chat.prompts import ChatPrompts
+from router.chat.template import ChatTemplate
+from router.chat.template_files import ChatTemplates
 from router.config import RouterConfig
 from router.requests.counters import Counters
 from router.requests.inference import Inference
@@ -40,14 +43,22 @@ class Router:
         inference: what it does for its clients.
     """
 
-    def __init__(self, config: RouterConfig, tokenizer: Tokenizer):
+    def __init__(
+        self, config: RouterConfig, tokenizer: Tokenizer, template: ChatTemplate | None = None
+    ):
         """Prepare a router.
+
+        Args:
+            config: its settings.
+            tokenizer: of the model; closed with the router.
+            template: for conversations, likewise; None for a model that has none.
 
         Raises:
             ConfigError: the file of API keys cannot be read.
         """
         self._config = config
         self._tokenizer = tokenizer
+        self._template = template or ChatTemplate(ChatTemplates(), config.max_prompt_bytes)
         self._cells = CellPool(config, tokenizer.text_id)
         self.orphans = Orphans(self._cells, config.grace_time_s)
         self._counters = Counters()
@@ -56,6 +67,7 @@ class Router:
         self.inference = Inference(
             validator,
             tokenizer,
+            ChatPrompts(self._template, tokenizer),
             self._cells,
             self.orphans,
             self._counters,
@@ -173,6 +185,7 @@ class Router:
         if self._admin is not None:
             await self._admin.stop()
         self._tokenizer.close()
+        await self._template.close()
 
 
 async def serve(config: RouterConfig, ready_fd: int | None) -> int:
@@ -190,7 +203,10 @@ async def serve(config: RouterConfig, ready_fd: int | None) -> int:
         tokenizer = await Tokenizer.load(
             config.model, config.tokenizer_threads, config.max_queued_texts
         )
-        router = Router(config, tokenizer)
+        template = await ChatTemplate.load(
+            config.model, config.chat_template, config.max_prompt_bytes, config.max_queued_texts
+        )
+        router = Router(config, tokenizer, template)
         if config.admin_port is not None:
             address = await router.start_admin(config.admin_port, config.admin_host)
             report(ready_fd, f"admin {address}")

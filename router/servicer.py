@@ -7,9 +7,11 @@ from typing import TypeVar
 
 import grpc
 
+from quire.contract.chat import ChatInput
 from quire.contract.inputs import GenerateInput, ResumeInput
 from quire.rpc.access import current_caller
 from quire.v1 import inference_pb2, inference_pb2_grpc
+from quire.wire.chat import chat_input_from_proto
 from quire.wire.inference import (
     cluster_to_proto,
     detokenize_input_from_proto,
@@ -24,7 +26,12 @@ from router.cells.pool import CellPool
 from router.requests.heartbeats import check_interval, heartbeats
 from router.requests.inference import Inference
 
-MessageT = TypeVar("MessageT", inference_pb2.GenerateRequest, inference_pb2.ResumeRequest)
+MessageT = TypeVar(
+    "MessageT",
+    inference_pb2.GenerateRequest,
+    inference_pb2.ChatRequest,
+    inference_pb2.ResumeRequest,
+)
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -50,6 +57,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Stream the events of a request; with a client that goes away it ends, in time."""
         await self._stream(generate_input_from_proto, request, context)
 
+    async def Chat(  # type: ignore[override]
+        self, request: inference_pb2.ChatRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Stream the events of a request whose prompt is a conversation."""
+        await self._stream(chat_input_from_proto, request, context)
+
     async def Resume(  # type: ignore[override]
         self, request: inference_pb2.ResumeRequest, context: grpc.aio.ServicerContext
     ) -> None:
@@ -58,7 +71,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _stream(
         self,
-        read: Callable[[MessageT], GenerateInput | ResumeInput],
+        read: Callable[[MessageT], GenerateInput | ChatInput | ResumeInput],
         message: MessageT,
         context: grpc.aio.ServicerContext,
     ) -> None:

@@ -50,6 +50,7 @@ class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
         bounds=Bounds(1, MAX_RANKS),
         flags=("--tensor-parallel-size", "-tp"),
     )
+    chat_template: Path | None = same_option(RouterConfig, "chat_template")
     api_keys: Path | None = same_option(RouterConfig, "api_keys")
     connect_timeout_s: float = same_option(RouterConfig, "connect_timeout_s")
     recovery_timeout_s: float = same_option(RouterConfig, "recovery_timeout_s")

@@ -124,6 +124,7 @@ class Cluster:
                 **config.service_values(0),
                 "model": config.model,
                 "schedulers": [await listening],
+                "chat_template": config.chat_template,
                 "api_keys": config.api_keys,
                 "connect_timeout_s": config.connect_timeout_s,
                 "recovery_timeout_s": config.recovery_timeout_s,

@@ -46,7 +46,7 @@ class GenerateOptions(TypedDict, total=False):
     traceparent: str
 
 
-class ChatOptions(GenerateOptions, total=False):
+class TemplateOptions(TypedDict, total=False):
     """What a chat may carry beside messages and parameters.
 
     Attributes:
@@ -62,6 +62,10 @@ class ChatOptions(GenerateOptions, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     add_generation_prompt: bool
     continue_final_message: bool
+
+
+class ChatOptions(GenerateOptions, TemplateOptions, total=False):
+    """What a chat may carry: the options of both."""
 
 
 @contextmanager

@@ -24,13 +24,9 @@ OUT_OF_MEMORY = 3
 
 
 def encode(content: Any) -> bytes:
-    """Return a message; dataclasses become objects of their fields."""
-    body = json.dumps(content, default=_fields).encode()
+    """Return a message."""
+    body = json.dumps(content).encode()
     return LENGTH.pack(len(body)) + body
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def _read(stream: BinaryIO) -> Any:

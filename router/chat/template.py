@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from quire.contract.errors import (
 )
 from router.chat.renderer import LENGTH, OUT_OF_MEMORY, encode
 from router.chat.template_files import ChatTemplates, load_chat_templates
-from router.chat.template_render import check_syntax
+from router.chat.template_render import as_json, check_syntax
 
 MAX_CPU_S = 1.0
 MAX_MEMORY_BYTES = 2**29
@@ -109,25 +108,14 @@ class ChatTemplate:
                 long for it.
             OverloadedError: too many conversations wait.
         """
-        tools = chat.tools if chat.tool_choice != "none" else ()
-        template = self._template_name(bool(tools))
+        template = self._template_name(bool(chat.tools) and chat.tool_choice != "none")
         _check(chat, self._max_bytes)
         if self._num_queued >= self._max_queued:
             raise OverloadedError(
                 f"at most {self._max_queued} conversations wait for the chat template",
                 RETRY_AFTER_MS,
             )
-        message = encode(
-            {
-                "template": template,
-                "messages": chat.messages,
-                "tools": tools,
-                "chat_template_kwargs": chat.chat_template_kwargs,
-                "add_generation_prompt": chat.add_generation_prompt,
-                "continue_final_message": chat.continue_final_message,
-                "now": time.time() if now is None else now,
-            }
-        )
+        message = encode({"template": template, **as_json(chat, now)})
         self._num_queued += 1
         task = asyncio.create_task(self._exchange(message))
         self._tasks.add(task)

@@ -5,6 +5,7 @@ not from computing for ever. See router.chat.template for what does.
 """
 
 import json
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
@@ -17,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from quire.contract.chat import ChatInput
 from quire.contract.errors import InvalidRequestError
 
 # Stands behind the text that is to be continued, until the template has been rendered. The space
@@ -132,6 +134,41 @@ def render(
     if len(text.encode()) > max_bytes:
         raise _too_long(max_bytes)
     return text
+
+
+def render_chat(
+    source: str, special_tokens: Mapping[str, Any], chat: ChatInput, max_bytes: int = 2**24
+) -> str:
+    """Return the prompt of a chat, rendered in this process; raises as `render`.
+
+    Only for a template that this process's user has written: nothing ends it.
+    """
+    return render(source, special_tokens, as_json(chat), max_bytes)
+
+
+def as_json(chat: ChatInput, now: float | None = None) -> dict[str, Any]:
+    """Return what `render` needs of a chat, as JSON.
+
+    Args:
+        chat: to be rendered.
+        now: in seconds since the epoch; None for the time that it is.
+    """
+    tools = chat.tools if chat.tool_choice != "none" else ()
+    return {
+        "messages": [
+            {**_fields(each), "tool_calls": [_fields(call) for call in each.tool_calls]}
+            for each in chat.messages
+        ],
+        "tools": [_fields(each) for each in tools],
+        "chat_template_kwargs": chat.chat_template_kwargs,
+        "add_generation_prompt": chat.add_generation_prompt,
+        "continue_final_message": chat.continue_final_message,
+        "now": time.time() if now is None else now,
+    }
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def _text(source: str, variables: Mapping[str, Any], max_bytes: int) -> str:

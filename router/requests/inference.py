@@ -8,11 +8,13 @@ from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
 from quire.contract.callers import Caller
+from quire.contract.chat import ChatInput
 from quire.contract.errors import ReaderStalledError
 from quire.contract.inputs import DetokenizeInput, GenerateInput, ResumeInput, TokenizeInput
 from quire.contract.outputs import Delta, Event, ModelInfo, TokenLogprobs
 from quire.observe.tracing import current_span
 from router.cells.pool import CellPool
+from router.chat.prompts import ChatPrompts
 from router.requests.counters import Counters, RequestCounters
 from router.requests.orphans import Orphans
 from router.requests.reader import ReaderWatch, StreamReader
@@ -29,6 +31,7 @@ class Inference:
     Args:
         validator: checks them.
         codec: the tokenizer.
+        chats: makes prompts of conversations.
         cells: that compute them.
         orphans: those whose client is gone.
         counters: of what becomes of them.
@@ -39,6 +42,7 @@ class Inference:
         self,
         validator: Validator,
         codec: TextCodec,
+        chats: ChatPrompts,
         cells: CellPool,
         orphans: Orphans,
         counters: Counters,
@@ -46,6 +50,7 @@ class Inference:
     ) -> None:
         self._validator = validator
         self._codec = codec
+        self._chats = chats
         self._cells = cells
         self._orphans = orphans
         self._counters = counters
@@ -62,7 +67,10 @@ class Inference:
             raise
 
     async def events(
-        self, request: GenerateInput | ResumeInput, caller: Caller, deadline_s: float | None = None
+        self,
+        request: GenerateInput | ChatInput | ResumeInput,
+        caller: Caller,
+        deadline_s: float | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Yield Started, a Delta whenever there is something new, and Finished for each output.
 
@@ -106,7 +114,7 @@ class Inference:
 
     async def _open(
         self,
-        request: GenerateInput | ResumeInput,
+        request: GenerateInput | ChatInput | ResumeInput,
         caller: Caller,
         deadline_s: float | None,
         record: RequestCounters,
@@ -116,6 +124,8 @@ class Inference:
         resumed = request if isinstance(request, ResumeInput) else None
         sent = request.request if isinstance(request, ResumeInput) else request
         caller.check_priority(sent.priority)
+        if isinstance(sent, ChatInput):
+            sent = await self._chats.generate_input(sent, ledger)
         if resumed is not None:
             valid = await self._validator.resume(resumed, ledger)
             check_received(resumed, valid)

@@ -168,6 +168,13 @@ def test_chat(llm: LLM) -> None:
     for messages in (conversation, [conversation, conversation]):
         for output in llm.chat(messages, PARAMS, use_tqdm=False, chat_template=template):
             assert output.outputs == plain.outputs
+    # The demo model's own, rendered by the router.
+    [own] = llm.chat(conversation, PARAMS, use_tqdm=False)
+    text = f"User: {PROMPTS[0]}\n\nAssistant:"
+    assert own.outputs == llm.generate(text, PARAMS, use_tqdm=False)[0].outputs
+    assert own.prompt_token_ids == tuple(llm._client.tokenize(text))
+    with pytest.raises(InvalidRequestError, match=r"messages\[1\].content\[0\].type: must be text"):
+        llm.chat([*conversation, {"role": "user", "content": [{"type": "image_url"}]}])
 
 
 def test_a_bad_request_is_named_and_the_others_are_given_up(llm: LLM) -> None:
@@ -218,8 +225,11 @@ def test_target_is_a_running_cluster(llm: LLM) -> None:
         assert other.generate(PROMPTS, PARAMS, use_tqdm=False)[1].outputs == (
             llm.generate(PROMPTS[1], PARAMS, use_tqdm=False)[0].outputs
         )
+        conversation = [{"role": "user", "content": PROMPTS[0]}]
+        chats = [each.chat(conversation, PARAMS, use_tqdm=False)[0] for each in (llm, other)]
+        assert chats[0].outputs == chats[1].outputs
         with pytest.raises(ConfigError, match="needs the model's path"):
-            other.chat([{"role": "user", "content": "x"}])
+            other.chat(conversation, chat_template="x")
     with Client(llm._cluster.address) as client:
         assert client.generate(PROMPTS[0], PARAMS).token_ids
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from quire import AsyncClient
 from quire.contract.outputs import Event
+from router.chat.template import ChatTemplate
+from router.chat.template_files import ChatTemplates
 from router.config import RouterConfig
 from router.server import Router
 from router.text.tokenize import Tokenizer
@@ -32,16 +34,21 @@ class Setup:
 
 @asynccontextmanager
 async def router_for(
-    directory: Path, schedulers: tuple[str, ...], **settings: object
+    directory: Path, schedulers: tuple[str, ...], chat_template: str = "", **settings: object
 ) -> AsyncIterator[tuple[Router, AsyncClient, str]]:
     """A router of these schedulers, a client of it, and its address."""
+    sources = {"default": chat_template} if chat_template else {}
     config = RouterConfig(
         model=str(directory),
         schedulers=schedulers,
         **{"port": 0, **settings},
     )
     async with AsyncExitStack() as stack:
-        router = Router(config, Tokenizer(BACKEND, num_threads=1, text_id=TEXT_ID))
+        router = Router(
+            config,
+            Tokenizer(BACKEND, num_threads=1, text_id=TEXT_ID),
+            ChatTemplate(ChatTemplates(sources), config.max_prompt_bytes),
+        )
         address = await router.start()
         stack.push_async_callback(router.stop)
         client = await stack.enter_async_context(AsyncClient(address, resume_timeout=0.0))

@@ -39,18 +39,7 @@ HI = [ChatMessage("user", "Hi")]
 def conversation(messages, tools=(), **others) -> dict[str, object]:
     """What the renderer is sent for messages in OpenAI's shape."""
     chat = ChatInput(parse_messages(messages), SamplingParams(), parse_tools(list(tools)), **others)
-    names = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
-    fields = {
-        **{name: getattr(chat, name) for name in names},
-        "messages": chat.messages,
-        "tools": chat.tools,
-        "now": NOW,
-    }
-    return json.loads(json.dumps(fields, default=_fields))
-
-
-def _fields(value) -> dict[str, object]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return template_render.as_json(chat, NOW)
 
 
 def reference(source: str, messages, tools, monkeypatch, **options) -> str:

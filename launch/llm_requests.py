@@ -1,0 +1,133 @@
+"""One request of the offline API, from its prompt to its output."""
+
+import threading
+from dataclasses import dataclass
+
+from quire.contract.errors import OverloadedError
+from quire.contract.outputs import (
+    Completion,
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    RequestOutput,
+    TokenLogprobs,
+)
+from quire.contract.sampling_params import SamplingParams
+from quire.sdk.calls import Messages, TemplateOptions
+from quire.sdk.client import Client
+from quire.sdk.prompts import ParsedPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages of which the cluster makes a prompt.
+
+    Attributes:
+        messages: in their order.
+        options: for the template.
+    """
+
+    messages: Messages
+    options: TemplateOptions
+
+
+def run(
+    client: Client,
+    prompt: ParsedPrompt | Conversation,
+    params: SamplingParams,
+    priority: int,
+    include_time_breakdown: bool,
+    given_up: threading.Event,
+) -> RequestOutput:
+    """Run one prompt to its end, with patience for a cluster that is full.
+
+    Args:
+        client: of the cluster.
+        prompt: to continue.
+        params: for it.
+        priority: smaller goes first.
+        include_time_breakdown: have the output say where its time went.
+        given_up: set when nobody waits any more.
+
+    Raises:
+        QuireError: the request is refused, or failed.
+    """
+    while True:
+        try:
+            return _generate(client, prompt, params, priority, include_time_breakdown)
+        except OverloadedError as error:
+            if given_up.wait(error.retry_after_ms / 1e3):
+                raise
+
+
+def _generate(
+    client: Client,
+    prompt: ParsedPrompt | Conversation,
+    params: SamplingParams,
+    priority: int,
+    include_time_breakdown: bool,
+) -> RequestOutput:
+    text = None
+    if isinstance(prompt, Conversation):
+        completions = client.chat_all(
+            prompt.messages,
+            params,
+            priority=priority,
+            include_time_breakdown=include_time_breakdown,
+            **prompt.options,
+        )
+        ids = completions[0].prompt_token_ids
+    else:
+        content = prompt.content
+        text = content if isinstance(content, str) else None
+        ids = tuple(client.tokenize(content) if isinstance(content, str) else content)
+        if params.truncate_prompt_tokens is not None:
+            ids = ids[-params.truncate_prompt_tokens :]
+        completions = client.generate_all(
+            ids,
+            params,
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+            include_time_breakdown=include_time_breakdown,
+        )
+    prompt_logprobs = None
+    if params.prompt_logprobs is not None:
+        prompt_logprobs = (None, *map(_by_token, completions[0].prompt_logprobs))
+    return RequestOutput(
+        request_id=completions[0].request_id,
+        prompt=text,
+        prompt_token_ids=ids,
+        outputs=tuple(_completion_output(each, params) for each in completions),
+        finished=all(each.finish_reason != FinishReason.ABORT for each in completions),
+        prompt_logprobs=prompt_logprobs,
+        time_breakdown=completions[0].time_breakdown,
+    )
+
+
+def _by_token(position: TokenLogprobs) -> dict[int, Logprob]:
+    """Return the most probable tokens of a position, best first, and the sampled one."""
+    sampled, *top = zip(position.token_ids, position.logprobs, position.texts, strict=True)
+    found = {
+        token: Logprob(logprob, rank, text) for rank, (token, logprob, text) in enumerate(top, 1)
+    }
+    found[sampled[0]] = Logprob(sampled[1], position.sampled_rank, sampled[2])
+    return found
+
+
+def _completion_output(completion: Completion, params: SamplingParams) -> CompletionOutput:
+    """Return an output under the offline API's names."""
+    stop_reason: int | str | None = completion.stop_str
+    last = completion.token_ids[-1:]
+    if stop_reason is None and completion.finish_reason is FinishReason.STOP:
+        # None for the model's own end of text.
+        stop_reason = last[0] if last and last[0] in params.stop_token_ids else None
+    asked = params.logprobs is not None
+    return CompletionOutput(
+        index=completion.index,
+        text=completion.text,
+        token_ids=completion.token_ids,
+        cumulative_logprob=completion.cumulative_logprob,
+        logprobs=tuple(map(_by_token, completion.logprobs)) if asked else None,
+        finish_reason=completion.finish_reason.value,
+        stop_reason=stop_reason,
+    )

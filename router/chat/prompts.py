@@ -1,0 +1,57 @@
+"""From a conversation to the request for text that it is."""
+
+from quire.contract.chat import TOOL_CHOICES, ChatInput
+from quire.contract.errors import InvalidRequestError
+from quire.contract.inputs import GenerateInput
+from quire.observe.tracing import child
+from router.chat.template import ChatTemplate
+from router.requests.time_ledger import Part, TimeLedger
+from router.text.tokenize import TextCodec
+
+
+class ChatPrompts:
+    """Makes prompts of conversations.
+
+    Args:
+        template: of the model.
+        codec: the tokenizer.
+    """
+
+    def __init__(self, template: ChatTemplate, codec: TextCodec) -> None:
+        self._template = template
+        self._codec = codec
+
+    async def generate_input(
+        self, chat: ChatInput, ledger: TimeLedger, now: float | None = None
+    ) -> GenerateInput:
+        """Return the request whose prompt the conversation is.
+
+        Args:
+            chat: as it came.
+            ledger: of its time.
+            now: as of `ChatTemplate.render`.
+
+        Raises:
+            InvalidRequestError: the template refuses it, or a field is none that there is.
+            OverloadedError: too many conversations or texts wait.
+        """
+        _check_tools(chat)
+        with ledger.during(Part.TOKENIZE):
+            with child("render"):
+                text = await self._template.render(chat, now)
+            with child("tokenize"):
+                # The template has written them out.
+                token_ids = await self._codec.encode(text, add_special_tokens=False)
+        return chat.generate_input(token_ids)
+
+
+def _check_tools(chat: ChatInput) -> None:
+    choice, name = chat.tool_choice, chat.tool_choice_name
+    if choice not in TOOL_CHOICES:
+        raise InvalidRequestError(
+            "tool_choice", f"must be one of {', '.join(TOOL_CHOICES)}, got {choice[:32]}"
+        )
+    if name and name not in (tool.name for tool in chat.tools):
+        raise InvalidRequestError("tool_choice", f"must name one of the tools, got {name[:64]}")
+    if name or choice == "required":
+        raise InvalidRequestError("tool_choice", "must be auto or none, got one that forces a call")
