@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from quire.contract.addresses import check_addresses
 from quire.contract.errors import ConfigError
 from quire.contract.options import Bounds, option
-from quire.contract.service_options import ServiceOptions, port_option
+from quire.contract.service_options import PORTS, ServiceOptions, port_option
 from quire.gguf_file import is_model
 from router.cells.choice import RoutingPolicy
 
@@ -56,6 +56,32 @@ class RouterConfig(ServiceOptions):
         "A Jinja file that takes the place of the model's chat template.",
         metavar="FILE",
         shown_default="the model's",
+    )
+    http_port: int | None = option(
+        None,
+        "Port for OpenAI's API over HTTP; 0 takes a free one.",
+        bounds=PORTS,
+        shown_default="none",
+    )
+    http_cors_origin: tuple[str, ...] = option(
+        (),
+        "An origin whose pages browsers may let read answers over HTTP; '*' for all. Repeat.",
+        metavar="ORIGIN",
+        shown_default="none: no CORS",
+    )
+    http_keep_alive_s: float = option(
+        10.0,
+        "How long a stream of events may be silent before a comment is sent.",
+        unit="seconds",
+        bounds=Bounds(0.01, 3600),
+        internal=True,
+    )
+    http_body_timeout_s: float = option(
+        30.0,
+        "How long the body of a request over HTTP may take to come.",
+        unit="seconds",
+        bounds=Bounds(0.01, 3600),
+        internal=True,
     )
     api_keys: Path | None = option(
         None,

@@ -26,6 +26,7 @@ from router.text.tokenize import Tokenizer
 
 if TYPE_CHECKING:
     from quire.observe.metrics.pages import ServiceAdmin
+    from router.http.front import HttpFront
 
 SERVICE_NAME = "quire.v1.InferenceService"
 DRAIN_LOOK_INTERVAL_S = 0.05
@@ -41,6 +42,7 @@ class Router:
     Attributes:
         orphans: its requests whose client is gone.
         inference: what it does for its clients.
+        http_address: where its HTTP port is; "" if it has none, or does not listen yet.
     """
 
     def __init__(
@@ -86,6 +88,15 @@ class Router:
             InferenceServicer(self.inference, self._cells),
             self._server.grpc_server,
         )
+        self._http: HttpFront | None = None
+        if config.http_port is not None:
+            # Not at the top: routers without it would be slower to start.
+            from router.http import front
+
+            self._http = front.HttpFront(
+                config, self.inference, self._api_keys, self._why_not_serving
+            )
+        self.http_address = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._draining = False
 
@@ -109,15 +120,21 @@ class Router:
         return await self._admin.start(port, host)
 
     def _num_unauthenticated(self) -> int:
-        return self._access.num_refused if self._access else 0
+        num_over_http = self._http.access.num_refused if self._http else 0
+        return num_over_http + (self._access.num_refused if self._access else 0)
+
+    def _why_not_serving(self) -> str:
+        return "draining" if self._draining else self._cells.why_not_serving
 
     async def start(self) -> str:
-        """Listen, begin to connect, and return the address bound.
+        """Listen, begin to connect, and return the address bound for gRPC.
 
         Raises:
             UnavailableError: the address cannot be bound.
         """
         address = await self._server.start(self._config.host, self._config.port)
+        if self._http is not None:
+            self.http_address = await self._http.start()
         self._cells.start()
         self._tasks.append(asyncio.create_task(self._follow_health()))
         if self._api_keys is not None:
@@ -161,12 +178,15 @@ class Router:
         await asyncio.sleep(self._config.drain_delay_s)
         self.orphans.stop()  # it takes no call from their clients any more
         # Ends when all calls have: also those that watch, and need not be waited for.
-        refusing = asyncio.create_task(self._server.stop(self._config.drain_timeout_s))
+        refusing = asyncio.gather(
+            self._server.stop(self._config.drain_timeout_s),
+            self._http.server.stop(self._config.drain_timeout_s) if self._http else _nothing(),
+        )
         try:
             async with asyncio.timeout(self._config.drain_timeout_s):
                 # Calls that are not with a cell yet, such as those whose text is being tokenized,
                 # and those whose last message is on its way.
-                while self._counters.num_open or self._cells.requests:
+                while self._counters.num_open or self._cells.requests or self._num_http_requests:
                     await asyncio.sleep(DRAIN_LOOK_INTERVAL_S)
         except TimeoutError:
             log.warning("drain_timed_out", open_requests=self._counters.num_open)
@@ -174,18 +194,28 @@ class Router:
             refusing.cancel()
             await asyncio.gather(refusing, return_exceptions=True)
 
+    @property
+    def _num_http_requests(self) -> int:
+        return self._http.server.num_requests if self._http else 0
+
     async def stop(self) -> None:
         """Refuse new requests, give running ones a moment, end them, and close the sessions."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.orphans.stop()
+        if self._http is not None:
+            await self._http.server.stop()
         await self._server.stop()
         await self._cells.stop()
         if self._admin is not None:
             await self._admin.stop()
         self._tokenizer.close()
         await self._template.close()
+
+
+async def _nothing() -> None:
+    """Do nothing: there is no HTTP port to stop."""
 
 
 async def serve(config: RouterConfig, ready_fd: int | None) -> int:
@@ -211,6 +241,8 @@ async def serve(config: RouterConfig, ready_fd: int | None) -> int:
             address = await router.start_admin(config.admin_port, config.admin_host)
             report(ready_fd, f"admin {address}")
         address = await router.start()
+        if router.http_address:
+            report(ready_fd, f"http {router.http_address}")
     except QuireError as error:
         return fail(error, ready_fd)
     stopped = asyncio.create_task(until_stopped(router.run()))

@@ -1,6 +1,6 @@
 """What the services and the SDK hand to their callers: frozen domain objects, free of protobuf."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from quire.contract.time_breakdown import TimeBreakdown
@@ -188,6 +188,8 @@ class Delta:
         logprobs: parallel to `token_ids` if the request asked for them, else empty.
         index: which of the n outputs.
         prompt_logprobs: of the next tokens of the prompt, from its second one on.
+        texts: the part of `text` that each token brought, parallel to `token_ids`; what is left of
+            `text` came with the end of the output. Known in a router alone.
     """
 
     text: str
@@ -195,6 +197,7 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     index: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    texts: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import math
 from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import ReceivedOutput
 from quire.contract.outputs import Delta, Finished, FinishReason, TokenLogprobs
-from quire.contract.sampling_params import SamplingParams
+from quire.contract.sampling_params import MAX_TOKENS, SamplingParams
 from router.requests.replay import Replay, TextReplay
 from router.text.detokenize import Detokenizer
 from router.text.stop_strings import StopStrings
@@ -62,6 +62,8 @@ class Output:
         self._stop_str: str | None = None
         # For its client, which has read the first of each.
         self._text = TextReplay(keeps)
+        # What of it each token brought: a function of the tokens, however they are read.
+        self._pieces: Replay[str] = Replay(MAX_TOKENS if keeps else 0)
         self._num_read = 0
         max_kept = max_kept_positions(params.logprobs) if keeps else 0
         self._logprobs: Replay[TokenLogprobs] = Replay(max_kept)
@@ -79,7 +81,7 @@ class Output:
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprobs.logprobs[0]
             if self._reports_logprobs:
                 self._logprobs.append(logprobs)
-        self._show(self._detokenizer.push(token_id))
+        self._pieces.append(self._show(self._detokenizer.push(token_id)))
         return self.finish_reason is not None
 
     def finish(self, reason: FinishReason) -> None:
@@ -91,13 +93,14 @@ class Output:
             self._text.append(self._stop.flush())
             self.finish_reason = reason
 
-    def _show(self, text: str) -> None:
-        """Let new text be read as far as it cannot be part of a stop string."""
+    def _show(self, text: str) -> str:
+        """Let new text be read as far as it cannot be part of a stop string; return that."""
         if len(self.token_ids) > self._min_tokens:
             text, self._stop_str = self._stop.push(text)
             if self._stop_str is not None:
                 self.finish_reason = FinishReason.STOP
         self._text.append(text)
+        return text
 
     def skip(self, received: ReceivedOutput) -> int:
         """Count as read what the client has from an earlier stream.
@@ -112,6 +115,7 @@ class Output:
         self._end_read = self._end_received = received.ended
         if received.ended:
             self._text.read()
+            self._pieces.read()
             self._logprobs.read()
             self._num_read = len(self.token_ids)
             return 0
@@ -126,6 +130,7 @@ class Output:
                 f"got {received.num_text_bytes}",
             )
         self._text.go_to(received.num_text_bytes, rest)
+        self._pieces.go_to(num_tokens)
         self._logprobs.go_to(num_tokens)
         self._num_read = num_tokens
         return num_bytes - received.num_text_bytes
@@ -159,7 +164,8 @@ class Output:
         events: list[Delta | Finished] = []
         text, token_ids = self._text.read(), tuple(self.token_ids[self._num_read :])
         if text or token_ids:
-            events.append(Delta(text, token_ids, self._logprobs.read(), index))
+            logprobs, pieces = self._logprobs.read(), self._pieces.read()
+            events.append(Delta(text, token_ids, logprobs, index, (), pieces))
             self._num_read = len(self.token_ids)
         if self.finish_reason is not None and not self._end_read:
             self._end_read = True

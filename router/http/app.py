@@ -1,0 +1,87 @@
+"""The paths of the HTTP port, and what answers them."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from router.http import info, tokens
+from router.http.access import HttpAccess
+from router.http.bodies import Bodies
+from router.http.call import REQUEST_ID
+from router.http.completions import endpoint as completions
+from router.http.endpoint import Around, Endpoint, Handle
+from router.http.errors import HttpError, openai_error
+from router.requests.inference import Inference
+
+
+def make_app(
+    inference: Inference,
+    access: HttpAccess,
+    bodies: Bodies,
+    *,
+    why_not_serving: Callable[[], str],
+    keep_alive_s: float,
+    cors_origins: Sequence[str] = (),
+    num_answers: Counter[tuple[str, int]] | None = None,
+) -> Starlette:
+    """Return the application.
+
+    Args:
+        inference: answers requests.
+        access: knows callers.
+        bodies: reads what requests bring.
+        why_not_serving: returns a line while no cell is there; "" while all is well.
+        keep_alive_s: how long a stream of events may be silent.
+        cors_origins: whose pages browsers let read answers; "*" for all.
+        num_answers: to count in, by route and status.
+    """
+    counts = Counter() if num_answers is None else num_answers
+    around = Around(inference, access, bodies, keep_alive_s, counts)
+
+    def get(path: str, handle: Handle, is_open: bool = False) -> Route:
+        endpoint = Endpoint(around, path, handle, has_body=False, is_open=is_open)
+        return Route(path, endpoint, methods=["GET"])
+
+    def post(path: str, handle: Handle) -> Route:
+        return Route(path, Endpoint(around, path, handle), methods=["POST"])
+
+    routes = [
+        get("/health", info.health(why_not_serving), is_open=True),
+        get("/version", info.version),
+        get("/v1/models", info.models(inference)),
+        post("/v1/completions", completions.completions(inference)),
+        post("/tokenize", tokens.tokenize(inference)),
+        post("/detokenize", tokens.detokenize(inference)),
+    ]
+
+    async def refuse(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), "registered for it"
+        status = HTTPStatus(error.status_code)
+        counts["other", int(status)] += 1
+        body = openai_error(HttpError(status, status.description or status.phrase))
+        return JSONResponse(body, status, error.headers)
+
+    return Starlette(
+        routes=routes,
+        middleware=[_cors(cors_origins)] if cors_origins else [],
+        exception_handlers={HTTPException: refuse},
+    )
+
+
+def _cors(origins: Sequence[str]) -> Middleware:
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        # Those of OpenAI's client in a browser are many, and change: any may be sent.
+        allow_headers=["*"],
+        expose_headers=[REQUEST_ID, "retry-after", "retry-after-ms"],
+    )

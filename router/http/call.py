@@ -1,0 +1,155 @@
+"""One request over HTTP: who makes it, until when they wait, and the way back to them."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from quire.contract.callers import ANYONE, Caller
+from quire.contract.errors import InvalidRequestError
+from router.http.errors import ClientGoneError
+from router.http.fields import Fields
+from router.requests.validate import MAX_REQUEST_ID_CHARS
+
+REQUEST_ID = "x-request-id"
+TIMEOUT = "x-request-timeout-s"
+LAST_EVENT_ID = "last-event-id"
+# A deadline further away is none.
+MAX_TIMEOUT_S = 86_400.0
+
+
+class Breakable(Protocol):
+    """A connection that can be broken off."""
+
+    def abort(self) -> None:
+        """Break off at once: what is not sent yet is dropped."""
+
+
+class HttpCall:
+    """A request, and what has been answered.
+
+    Attributes:
+        headers: of the request.
+        caller: who makes it.
+        body: fields of its body; none where it has no body.
+        request_id: that it brings; "" for none.
+        deadline_s: until when its client waits, on the monotonic clock; None for ever.
+        status: of the answer; None before that has begun.
+        is_complete: whether all of the answer is on its way.
+        keep_alive_s: how long a stream of events may be silent.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, keep_alive_s: float) -> None:
+        self.headers = Headers(scope=scope)
+        self.caller: Caller = ANYONE
+        self.body = Fields({})
+        self.request_id = ""
+        self.deadline_s: float | None = None
+        self.status: HTTPStatus | None = None
+        self.is_complete = False
+        self.keep_alive_s = keep_alive_s
+        self._connection: Breakable = scope["state"]["connection"]
+        self._receive = receive
+        self._send = send
+
+    def read_headers(self) -> None:
+        """Take request id and deadline of the headers.
+
+        Raises:
+            InvalidRequestError: one is malformed.
+        """
+        request_id = self.headers.get(REQUEST_ID, "")
+        if len(request_id) > MAX_REQUEST_ID_CHARS or not all("!" <= c <= "~" for c in request_id):
+            raise InvalidRequestError(
+                REQUEST_ID,
+                f"must be at most {MAX_REQUEST_ID_CHARS} printable ASCII characters, no spaces",
+            )
+        self.request_id = request_id
+        timeout = self.headers.get(TIMEOUT)
+        if timeout is not None:
+            try:
+                timeout_s = float(timeout[:32])
+            except ValueError:
+                timeout_s = -1.0
+            if not 0.0 < timeout_s <= MAX_TIMEOUT_S:
+                raise InvalidRequestError(
+                    TIMEOUT, f"must be seconds in (0, {MAX_TIMEOUT_S:g}], got another value"
+                )
+            self.deadline_s = time.monotonic() + timeout_s
+
+    async def begin(self, status: HTTPStatus, headers: Mapping[str, str]) -> None:
+        """Send status and headers of the answer."""
+        self.status = status
+        if self.request_id:
+            headers = {REQUEST_ID: self.request_id, **headers}
+        headers = {"date": formatdate(usegmt=True), **headers}
+        encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+    async def write(self, content: bytes, is_last: bool = False) -> None:
+        """Send a part of the answer; waits while the client reads too little."""
+        self.is_complete = is_last
+        await self._send({"type": "http.response.body", "body": content, "more_body": not is_last})
+
+    async def answer(
+        self,
+        content: Any,
+        status: HTTPStatus = HTTPStatus.OK,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send the whole answer.
+
+        Args:
+            content: what becomes JSON.
+            status: of the answer.
+            headers: beside those of every answer.
+        """
+        body = to_json(content)
+        own = {"content-type": "application/json", "content-length": str(len(body))}
+        await self.begin(status, {**own, **(headers or {})})
+        await self.write(body, is_last=True)
+
+    def abort(self) -> None:
+        """Break the connection off: nothing that could still be said would arrive."""
+        self._connection.abort()
+
+    @asynccontextmanager
+    async def while_connected(self) -> AsyncIterator[None]:
+        """Cancel what is done inside when the client goes away. The body must have been read.
+
+        Raises:
+            ClientGoneError: in the place of what was cancelled.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "in the request's task"
+        has_gone = False
+
+        async def watch() -> None:
+            nonlocal has_gone
+            while (await self._receive())["type"] != "http.disconnect":
+                pass  # the end of a body that is not wanted
+            if not self.is_complete:
+                has_gone = True
+                task.cancel()
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if has_gone and not task.uncancel():
+                raise ClientGoneError from None
+            raise
+        finally:
+            watching.cancel()
+
+
+def to_json(content: Any) -> bytes:
+    """Return JSON without spaces, in UTF-8."""
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,0 +1,127 @@
+"""What the choices of a completion show: of the prompt, of each token, and of the end.
+
+A choice comes in parts: one for the prompt, where that is shown, one for each token, one for the
+end. Which parts there are, and what is in them, depends on the tokens alone, however many of them
+came at once.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started, TokenLogprobs
+from router.http.completions.request import CompletionRequest
+from router.http.logprobs import completion_logprobs, prompt_logprobs
+
+
+@dataclass(slots=True)
+class Part:
+    """A part of a choice.
+
+    Attributes:
+        index: of the choice.
+        text: may be empty.
+        token_ids: of that text, the prompt's left out.
+        logprobs: in OpenAI's shape; None where they were not asked for.
+        end: what ended the choice; None before.
+        prompt: fields of the prompt's part alone.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: dict[str, Any] | None = None
+    end: Finished | None = None
+    prompt: dict[str, Any] | None = None
+
+
+class PromptChoices:
+    """Takes the events of one prompt's request, and makes parts of its n choices.
+
+    Args:
+        request: that has it.
+        place: of the prompt, among those of the request.
+
+    Attributes:
+        started: the first event; None before.
+        num_tokens: of all its choices so far.
+    """
+
+    def __init__(self, request: CompletionRequest, place: int) -> None:
+        self.started: Started | None = None
+        self.num_tokens = 0
+        self._request = request
+        self._first = place * request.n
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._shows_prompt = request.echo or request.prompt_logprobs is not None
+        # Of each choice: characters so far, and text that came with no token.
+        self._offsets = [0] * request.n
+        self._tails = [""] * request.n
+
+    @property
+    def needs_prompt(self) -> bool:
+        """Whether the next event but Started is to be preceded by `prompt_parts`."""
+        return self._shows_prompt
+
+    def prompt_parts(self, text: str, first_token_text: str) -> Iterator[Part]:
+        """Yield what shows the prompt, for each choice.
+
+        Args:
+            text: of the prompt.
+            first_token_text: what its first token reads as.
+        """
+        request, positions = self._request, self._prompt_logprobs
+        self._shows_prompt = False
+        assert self.started is not None, "the first event"
+        fields: dict[str, Any] = {}
+        if request.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(positions)
+        if request.return_token_ids:
+            fields["prompt_token_ids"] = list(self.started.prompt_token_ids)
+        logprobs = None
+        if request.echo and request.logprobs is not None:
+            texts = [first_token_text, *(each.texts[0] for each in positions)]
+            logprobs = completion_logprobs(texts, (None, *positions), 0, request.logprobs)
+        shown = text if request.echo else ""
+        for place in range(request.n):
+            self._offsets[place] = len(shown)
+            yield Part(self._first + place, shown, (), logprobs, None, fields)
+
+    def take(self, event: Event) -> Iterator[Part]:
+        """Yield the parts that an event brings."""
+        match event:
+            case Started():
+                self.started = event
+            case Delta():
+                self._prompt_logprobs.extend(event.prompt_logprobs)
+                if event.text or event.token_ids:
+                    yield from self._take_delta(event)
+            case Finished():
+                text, self._tails[event.index] = self._tails[event.index], ""
+                yield Part(self._first + event.index, text, end=event)
+
+    def _take_delta(self, delta: Delta) -> Iterator[Part]:
+        place = delta.index
+        self._tails[place] += delta.text[sum(map(len, delta.texts)) :]
+        if self._request.no_output:
+            self._tails[place] = ""
+            return
+        self.num_tokens += len(delta.token_ids)
+        num_top = self._request.logprobs
+        for number, (token_id, text) in enumerate(zip(delta.token_ids, delta.texts, strict=True)):
+            logprobs = None
+            if num_top is not None:
+                position = delta.logprobs[number]
+                logprobs = completion_logprobs(
+                    position.texts[:1], (position,), self._offsets[place], num_top
+                )
+            self._offsets[place] += len(text)
+            yield Part(self._first + place, text, (token_id,), logprobs)
+
+
+def stop_reason(end: Finished, last_token: int | None, stop_ids: Sequence[int]) -> str | int | None:
+    """Return vLLM's `stop_reason`: the stop string or stop token that ended an output."""
+    if end.stop_str is not None:
+        return end.stop_str
+    is_stopped = end.finish_reason is FinishReason.STOP and last_token in stop_ids
+    return last_token if is_stopped else None

@@ -1,0 +1,117 @@
+"""/v1/completions: a prompt, or several, and what a model makes of them."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from quire.contract.inputs import DetokenizeInput, TokenizeInput
+from router.http.call import HttpCall
+from router.http.completions.answers import StreamedAnswer, WholeAnswer
+from router.http.completions.choices import Part, PromptChoices
+from router.http.completions.request import CompletionRequest, read_request
+from router.http.endpoint import Handle
+from router.http.event_stream import EventStream
+from router.requests.inference import Inference
+
+Sink = Callable[[PromptChoices, Sequence[Part]], Awaitable[None]]
+
+
+def completions(inference: Inference) -> Handle:
+    """Return what answers requests."""
+
+    async def handle(call: HttpCall) -> None:
+        call.request_id = call.request_id or uuid.uuid4().hex
+        with inference.refusals(call.caller):
+            request = read_request(call.body, call.request_id)
+            request = await _tokenized(inference, request)
+        model = request.inputs[0].model
+        if not model:
+            model = next((each.name for each in inference.models()), "")
+        own = {"id": f"cmpl-{call.request_id}", "created": int(time.time()), "model": model}
+        prompts = [PromptChoices(request, place) for place in range(len(request.inputs))]
+
+        async def run(sink: Sink) -> None:
+            works = [
+                _run(inference, call, request, place, choices, sink)
+                for place, choices in enumerate(prompts)
+            ]
+            await _all_of(works)
+
+        if request.is_stream:
+            async with EventStream(call) as stream:
+                streamed = StreamedAnswer(own, request, prompts, stream)
+                await run(streamed.take)
+                await streamed.end()
+        else:
+            whole = WholeAnswer(own, request, prompts)
+            await run(whole.take)
+            await call.answer(whole.content())
+
+    return handle
+
+
+async def _tokenized(inference: Inference, request: CompletionRequest) -> CompletionRequest:
+    """Return a request whose prompts are token ids, where they get nothing around them."""
+    if request.add_special_tokens:
+        return request
+    inputs = []
+    for each in request.inputs:
+        if isinstance(each.prompt, str):
+            text = TokenizeInput(each.prompt, each.model, add_special_tokens=False)
+            inputs.append(replace(each, prompt=await inference.tokenize(text)))
+        else:
+            inputs.append(each)
+    return replace(request, inputs=tuple(inputs))
+
+
+async def _run(
+    inference: Inference,
+    call: HttpCall,
+    request: CompletionRequest,
+    place: int,
+    choices: PromptChoices,
+    sink: Sink,
+) -> None:
+    """Give a sink the parts of one prompt's choices."""
+    sent = request.inputs[place]
+    async with aclosing(inference.events(sent, call.caller, call.deadline_s)) as events:
+        async for event in events:
+            parts = list(choices.take(event))
+            if parts and choices.needs_prompt:
+                assert choices.started is not None, "the first event"
+                token_ids, text = choices.started.prompt_token_ids, ""
+                if request.echo:
+                    text = await _prompt_text(inference, request, place, token_ids)
+                first = inference.token_text(token_ids[0])
+                parts = [*choices.prompt_parts(text, first), *parts]
+            # Also none of them: with its start a request is accepted, and so its answer begins.
+            await sink(choices, parts)
+
+
+async def _prompt_text(
+    inference: Inference, request: CompletionRequest, place: int, token_ids: Sequence[int]
+) -> str:
+    """Return the text of a prompt as it was computed."""
+    sent = request.inputs[place]
+    if isinstance(sent.prompt, str) and sent.sampling_params.truncate_prompt_tokens is None:
+        return sent.prompt
+    skip = sent.sampling_params.skip_special_tokens
+    return await inference.detokenize(DetokenizeInput(token_ids, sent.model, skip))
+
+
+async def _all_of(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Do several things at once; the first that fails ends the others."""
+    if len(works) == 1:
+        await works[0]
+        return
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

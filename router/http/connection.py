@@ -1,0 +1,126 @@
+"""Connections of the HTTP port: uvicorn's protocol, with limits on what a stranger may hold."""
+
+import asyncio
+import json
+import socket
+import ssl
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.server import ServerState
+
+from quire.contract.errors import OverloadedError
+from router.http.errors import HttpError, headers_of, openai_error, status_of
+from router.http.tls import roles_of
+
+MAX_HEAD_BYTES = 16_384
+MAX_CONNECTIONS = 4096
+# For the head of a request to come; for the rest of a body that was refused.
+HEAD_TIMEOUT_S = 10.0
+RETRY_AFTER_MS = 1000
+# After which a peer that answers nothing is taken for gone, about 15 s all together.
+_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
+
+
+class Connection(H11Protocol):
+    """One connection. Requests find it in the `state` of their scope, as "connection".
+
+    Attributes:
+        roles: that the certificate of its client gives; None where none is asked for.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
+        self.roles: frozenset[str] | None = None
+        self._input_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, unless there are too many."""
+        super().connection_made(transport)
+        peer: socket.socket = transport.get_extra_info("socket")
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE:
+            if hasattr(socket, name):
+                peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        connection: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        if connection is not None and connection.context.verify_mode is ssl.CERT_REQUIRED:
+            self.roles = roles_of(connection)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._refuse(OverloadedError("too many connections are open", RETRY_AFTER_MS))
+        else:
+            self._watch_input()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what comes; a head that is begun must come to its end in time."""
+        if not self.transport.is_closing():
+            super().data_received(data)
+            self._watch_input()
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request."""
+        super().on_response_complete()
+        self._watch_input()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._stop_watch()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request, in the shape of every other error."""
+        self._refuse(
+            HttpError(
+                HTTPStatus.BAD_REQUEST,
+                f"must be a request of HTTP/1.1 whose head is of at most {MAX_HEAD_BYTES} bytes",
+            )
+        )
+
+    def abort(self) -> None:
+        """Break off at once: what is not sent yet is dropped."""
+        self.transport.abort()
+
+    def _refuse(self, error: HttpError | OverloadedError) -> None:
+        """Answer without a request, and close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            status, body = status_of(error), json.dumps(openai_error(error)).encode()
+            headers = {"content-type": "application/json", "content-length": str(len(body))}
+            headers |= {"connection": "close", **headers_of(error)}
+            events = (
+                h11.Response(
+                    status_code=status,
+                    headers=list(headers.items()),
+                    reason=STATUS_PHRASES[status],
+                ),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            )
+            self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        self.transport.close()
+
+    def _watch_input(self) -> None:
+        """Have a timer exactly while input is awaited that no request waits for."""
+        is_between = self.conn.their_state is h11.IDLE
+        is_first = self.cycle is None
+        # A request that was answered before all of it was read.
+        is_rest = not is_first and self.cycle.response_complete
+        if (is_between and (is_first or self.conn.trailing_data[0])) or (
+            is_rest and self.conn.their_state is h11.SEND_BODY
+        ):
+            if self._input_timer is None:
+                self._input_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.abort)
+        else:
+            self._stop_watch()
+
+    def _stop_watch(self) -> None:
+        if self._input_timer is not None:
+            self._input_timer.cancel()
+            self._input_timer = None

@@ -1,0 +1,156 @@
+"""What happens around every request over HTTP, whichever API it is of."""
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from quire.contract.errors import DeadlineExceededError, QuireError, ReaderStalledError
+from quire.observe.log import failure_of, get_logger
+from quire.observe.tracing import (
+    TRACEPARENT,
+    Span,
+    SpanKind,
+    TraceContext,
+    current_span,
+    set_current,
+    tracer,
+)
+from router.http.access import HttpAccess, check_roles
+from router.http.bodies import Bodies
+from router.http.call import HttpCall, to_json
+from router.http.errors import ClientGoneError, headers_of, openai_error, status_of
+from router.http.fields import Fields
+from router.requests.inference import Inference
+
+# Of a client that went away before its answer; no such answer is ever sent.
+GONE = 499
+
+Handle = Callable[[HttpCall], Awaitable[None]]
+RenderError = Callable[[QuireError], dict[str, Any]]
+
+log = get_logger()
+
+
+@dataclass(frozen=True)
+class Around:
+    """What the endpoints share.
+
+    Attributes:
+        inference: answers requests.
+        access: knows callers.
+        bodies: reads what requests bring.
+        keep_alive_s: how long a stream of events may be silent.
+        num_answers: so far, by route and status.
+    """
+
+    inference: Inference
+    access: HttpAccess
+    bodies: Bodies
+    keep_alive_s: float
+    num_answers: Counter[tuple[str, int]]
+
+
+class Endpoint:
+    """Answers the requests for one path, as an ASGI application.
+
+    Args:
+        around: what the endpoints share.
+        route: the path, for traces and metrics.
+        handle: answers a call, with the method `answer` or by an EventStream.
+        has_body: whether requests bring a JSON object.
+        is_open: whether anyone may call it, without a key.
+        render_error: makes the body that reports an error, as clients of this API expect it.
+        error_event: type of the event that reports an error in a stream; "" for none.
+    """
+
+    def __init__(
+        self,
+        around: Around,
+        route: str,
+        handle: Handle,
+        *,
+        has_body: bool = True,
+        is_open: bool = False,
+        render_error: RenderError = openai_error,
+        error_event: str = "",
+    ) -> None:
+        self._around = around
+        self.route = route
+        self._handle = handle
+        self._has_body = has_body
+        self._is_open = is_open
+        self._render_error = render_error
+        self._error_event = error_event
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; whatever it raises becomes an answer, or ends the connection."""
+        call = HttpCall(scope, receive, send, self._around.keep_alive_s)
+        span = self._start_span(call, scope)
+        try:
+            try:
+                await self._run(call, scope, receive)
+            except Exception as error:
+                await self._fail(call, error)
+            if call.status is not None and not call.is_complete:
+                call.abort()
+        finally:
+            status = call.status if call.status is not None else GONE
+            self._around.num_answers[self.route, int(status)] += 1
+            span.set("http.response.status_code", int(status))
+            if status >= HTTPStatus.INTERNAL_SERVER_ERROR or not call.is_complete:
+                span.fail(str(int(status)))
+            span.end()
+
+    async def _run(self, call: HttpCall, scope: Scope, receive: Receive) -> None:
+        check_roles(scope["state"]["connection"].roles)
+        if not self._is_open:
+            call.caller = self._around.access.caller_of(call.headers)
+            if call.caller.name:
+                structlog.contextvars.bind_contextvars(api_key=call.caller.name)
+        call.read_headers()
+        try:
+            # The event loop's clock is the monotonic one.
+            async with asyncio.timeout_at(call.deadline_s):
+                if self._has_body:
+                    found = await self._around.bodies.read_object(call.headers, receive)
+                    call.body = Fields(found)
+                async with call.while_connected():
+                    await self._handle(call)
+        except TimeoutError:
+            raise DeadlineExceededError("the time that the caller gave has passed") from None
+
+    async def _fail(self, call: HttpCall, error: Exception) -> None:
+        """Report an error: as the answer, as an event of a stream, or by breaking off."""
+        if isinstance(error, ClientGoneError) or call.is_complete:
+            return
+        if not isinstance(error, QuireError):
+            error_id = uuid.uuid4().hex
+            log.error("unexpected_error", error_id=error_id, **failure_of(error))
+            current_span().set("quire.error_id", error_id)
+            error = QuireError(f"internal error {error_id}; the server's log has more")
+        body = self._render_error(error)
+        if call.status is None:
+            await call.answer(body, status_of(error), headers_of(error))
+        elif not isinstance(error, ReaderStalledError):  # who would not read this either
+            event = f"event: {self._error_event}\n".encode() if self._error_event else b""
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._around.keep_alive_s):
+                    await call.write(b"%bdata: %b\n\n" % (event, to_json(body)), is_last=True)
+
+    def _start_span(self, call: HttpCall, scope: Scope) -> Span:
+        parent = TraceContext.parse(call.headers.get(TRACEPARENT, ""))
+        attributes = {"http.request.method": scope["method"], "http.route": self.route}
+        name = f"{scope['method']} {self.route}"
+        span = tracer().start(name, parent, kind=SpanKind.SERVER, attributes=attributes)
+        # Each request is a task of its own: what is set here ends with it.
+        set_current(span)
+        structlog.contextvars.bind_contextvars(trace_id=span.context.trace_id)
+        return span

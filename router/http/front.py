@@ -1,0 +1,54 @@
+"""The HTTP front of a router, put together from its settings."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from quire.security.api_keys import ApiKeys
+from router.config import RouterConfig
+from router.http.access import HttpAccess
+from router.http.app import make_app
+from router.http.bodies import Bodies
+from router.http.server import HttpServer
+from router.requests.inference import Inference
+
+
+class HttpFront:
+    """Serves the HTTP APIs of a router.
+
+    Args:
+        config: of the router, with an HTTP port.
+        inference: answers requests.
+        keys: that are valid; None where calls need none.
+        why_not_serving: returns a line while requests cannot be computed; "" while all is well.
+
+    Attributes:
+        server: that listens.
+        access: knows callers.
+        num_answers: so far, by route and status.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        inference: Inference,
+        keys: ApiKeys | None,
+        why_not_serving: Callable[[], str],
+    ) -> None:
+        assert config.http_port is not None, "asked for"
+        self._host, self._port = config.host, config.http_port
+        self.num_answers: Counter[tuple[str, int]] = Counter()
+        self.access = HttpAccess(keys)
+        app = make_app(
+            inference,
+            self.access,
+            Bodies(config.max_request_bytes, config.http_body_timeout_s),
+            why_not_serving=why_not_serving,
+            keep_alive_s=config.http_keep_alive_s,
+            cors_origins=config.http_cors_origin,
+            num_answers=self.num_answers,
+        )
+        self.server = HttpServer(app, config.tls, config.client_certificates)
+
+    async def start(self) -> str:
+        """Listen, and return the address bound; raises as `HttpServer.start`."""
+        return await self.server.start(self._host, self._port)

@@ -1,0 +1,100 @@
+"""Sampling parameters of a JSON body: OpenAI's, and those that vLLM adds to them."""
+
+from typing import Any
+
+from quire.contract.sampling_params import MAX_LOGIT_BIAS_TOKENS, SamplingParams
+from router.http.fields import Fields
+
+# Fields that would change an answer, and are not obeyed here: refused by name.
+NOT_SERVED = {
+    "guided_json": "no grammar is obeyed here",
+    "guided_regex": "no grammar is obeyed here",
+    "guided_choice": "no grammar is obeyed here",
+    "guided_grammar": "no grammar is obeyed here",
+    "structured_outputs": "no grammar is obeyed here",
+    "prompt_embeds": "prompts are text or token ids",
+    "logits_processors": "no code of a request is run here",
+    "lora_request": "no adapters are served here",
+}
+
+
+def check_served(body: Fields) -> None:
+    """Refuse what would change an answer and is not obeyed here.
+
+    Raises:
+        InvalidRequestError: the body asks for that; names the field.
+    """
+    for name, why in NOT_SERVED.items():
+        if name in body:
+            raise body.refuse(name, f"must be absent: {why}")
+    kind = body.fields("response_format").text("type", "text")
+    if kind != "text":
+        raise body.refuse("response_format.type", "must be 'text': no grammar is obeyed here")
+
+
+def read_sampling_params(body: Fields, **own: Any) -> SamplingParams:
+    """Return the sampling parameters of a body.
+
+    Args:
+        body: of the request.
+        own: parameters that an API spells in a way of its own: `max_tokens`, `logprobs`,
+            `prompt_logprobs`.
+
+    Raises:
+        InvalidRequestError: one is of another type, or out of bounds.
+    """
+    is_search = body.boolean("use_beam_search")
+    return SamplingParams(
+        n=body.integer("n", 1) or 0,
+        best_of=body.integer("best_of"),
+        use_beam_search=is_search,
+        length_penalty=body.number("length_penalty", 1.0),
+        early_stopping=_early_stopping(body),
+        temperature=body.number("temperature", 0.0 if is_search else 1.0),
+        top_p=body.number("top_p", 1.0),
+        top_k=_top_k(body),
+        min_p=body.number("min_p", 0.0),
+        seed=body.integer("seed"),
+        presence_penalty=body.number("presence_penalty", 0.0),
+        frequency_penalty=body.number("frequency_penalty", 0.0),
+        repetition_penalty=body.number("repetition_penalty", 1.0),
+        logit_bias=_logit_bias(body),
+        allowed_token_ids=body.integers("allowed_token_ids"),
+        bad_words=body.texts("bad_words"),
+        min_tokens=body.integer("min_tokens", 0) or 0,
+        stop=tuple(text for text in body.texts("stop") if text),
+        stop_token_ids=body.integers("stop_token_ids"),
+        ignore_eos=body.boolean("ignore_eos"),
+        include_stop_str_in_output=body.boolean("include_stop_str_in_output"),
+        skip_special_tokens=body.boolean("skip_special_tokens", True),
+        spaces_between_special_tokens=body.boolean("spaces_between_special_tokens", True),
+        truncate_prompt_tokens=body.integer("truncate_prompt_tokens"),
+        **own,
+    )
+
+
+def _top_k(body: Fields) -> int | None:
+    """Return top_k; vLLM's 0 and -1 keep all."""
+    top_k = body.integer("top_k")
+    return None if top_k in (0, -1) else top_k
+
+
+def _early_stopping(body: Fields) -> bool | str:
+    value = body.value("early_stopping")
+    return body.text("early_stopping") if isinstance(value, str) else body.boolean("early_stopping")
+
+
+def _logit_bias(body: Fields) -> dict[int, float]:
+    """Return the bias of each token; JSON has ids as strings there."""
+    found: dict[int, float] = {}
+    biases = body.fields("logit_bias")
+    names = biases.names()
+    if len(names) > MAX_LOGIT_BIAS_TOKENS:
+        raise body.refuse(
+            "logit_bias", f"must have at most {MAX_LOGIT_BIAS_TOKENS} items, got {len(names)}"
+        )
+    for name in names:
+        if not (name.isascii() and name.isdigit() and len(name) < 16):
+            raise body.refuse("logit_bias", "must have token ids as names, got another")
+        found[int(name)] = biases.number(name, 0.0)
+    return found

@@ -1,0 +1,110 @@
+"""The HTTP port: listens in the router's event loop, and stops when its requests have ended."""
+
+import asyncio
+import logging
+from contextlib import suppress
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.server import ServerState
+
+from quire.contract.errors import UnavailableError
+from quire.observe.log import get_logger
+from quire.security.tls import TlsFiles
+from router.http.connection import MAX_HEAD_BYTES, Connection
+from router.http.tls import server_context
+
+# Longer than load balancers keep theirs, so that it is they who close a connection.
+IDLE_TIMEOUT_S = 75
+TLS_HANDSHAKE_TIMEOUT_S = 10.0
+
+log = get_logger()
+
+
+class HttpServer:
+    """Serves an ASGI application over HTTP/1.1.
+
+    uvicorn's protocol without its server, which takes the process's signals, exits it, and looks
+    ten times a second for a reason to.
+
+    Args:
+        app: to serve.
+        tls: certificate to show and authorities to trust; None speaks in the clear.
+        client_certificates: whether clients must show one.
+    """
+
+    def __init__(
+        self, app: ASGIApp, tls: TlsFiles | None = None, client_certificates: bool = True
+    ) -> None:
+        # What a stranger sends must not write into the log; requests have lines of their own.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+        self._config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_TIMEOUT_S,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._tls = tls
+        self._client_certificates = client_certificates
+        self._server: asyncio.Server | None = None
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open."""
+        return len(self._state.connections)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have no complete answer."""
+        return len(self._state.tasks)
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen, and return the address bound, "host:port".
+
+        Args:
+            host: address to bind, and no other.
+            port: 0 takes a free one.
+
+        Raises:
+            UnavailableError: the address cannot be bound.
+        """
+        loop, tls = asyncio.get_running_loop(), self._tls
+        try:
+            self._server = await loop.create_server(
+                lambda: Connection(self._config, self._state, {}),
+                host,
+                port,
+                ssl=server_context(tls, self._client_certificates) if tls else None,
+                ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if tls else None,
+            )
+        except OSError as error:
+            raise UnavailableError(f"cannot listen on {host}:{port}: is it in use?") from error
+        address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
+        log.info("http_listening", address=address, tls=tls is not None)
+        return address
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        """Take no more requests, give running ones `grace_s`, then end them."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()  # now, or with the end of its answer
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while tasks := set(self._state.tasks):
+                    await asyncio.wait(tasks)
+        tasks = set(self._state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._state.connections):
+            connection.transport.abort()

@@ -1,0 +1,47 @@
+"""/tokenize and /detokenize, as vLLM has them."""
+
+from quire.contract.inputs import DetokenizeInput, TokenizeInput
+from router.http.call import HttpCall
+from router.http.endpoint import Handle
+from router.requests.inference import Inference
+
+
+def tokenize(inference: Inference) -> Handle:
+    """Return what turns `prompt` into `tokens`."""
+
+    async def handle(call: HttpCall) -> None:
+        body = call.body
+        if "prompt" not in body:
+            raise body.refuse("prompt", "must be a string, got none")
+        model = body.text("model")
+        add_special_tokens = body.boolean("add_special_tokens", True)
+        request = TokenizeInput(body.text("prompt"), model, add_special_tokens)
+        token_ids = list(await inference.tokenize(request))
+        texts = None
+        if body.boolean("return_token_strs"):
+            texts = [inference.token_text(token_id) for token_id in token_ids]
+        lengths = [each.max_model_len for each in inference.models() if model in ("", each.name)]
+        await call.answer(
+            {
+                "tokens": token_ids,
+                "count": len(token_ids),
+                "max_model_len": max(lengths, default=0),
+                "token_strs": texts,
+            }
+        )
+
+    return handle
+
+
+def detokenize(inference: Inference) -> Handle:
+    """Return what turns `tokens` into `prompt`."""
+
+    async def handle(call: HttpCall) -> None:
+        body = call.body
+        # vLLM's leaves special tokens in.
+        skip_special_tokens = body.boolean("skip_special_tokens", False)
+        token_ids = body.integers("tokens")
+        request = DetokenizeInput(token_ids, body.text("model"), skip_special_tokens)
+        await call.answer({"prompt": await inference.detokenize(request)})
+
+    return handle

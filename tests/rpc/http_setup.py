@@ -1,0 +1,72 @@
+"""A router with an HTTP port, between a fake scheduler and clients of both its APIs."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.fakes.fake_scheduler import FakeScheduler
+from tests.rpc.router_setup import Setup, running_router
+
+
+@dataclass
+class HttpSetup(Setup):
+    """What a test talks to."""
+
+    http: httpx.AsyncClient
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        return await self.http.post(path, json=body, headers=headers)
+
+    async def events(self, path: str, body: Any, **headers: str) -> list["Sent"]:
+        """Return the events of a stream, read to its end."""
+        async with self.http.stream(
+            "POST", path, json={**body, "stream": True}, headers=headers
+        ) as response:
+            assert response.status_code == 200, await response.aread()
+            return [event async for event in events_of(response)]
+
+
+@dataclass
+class Sent:
+    """An event of a stream, or a comment."""
+
+    id: str = ""
+    event: str = ""
+    data: Any = None
+    comment: str = ""
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        [choice] = self.data["choices"]
+        return choice
+
+
+async def events_of(response: httpx.Response) -> AsyncIterator[Sent]:
+    """Yield the events of a response as they come."""
+    sent = Sent()
+    async for line in response.aiter_lines():
+        if not line:
+            yield sent
+            sent = Sent()
+        elif line.startswith(":"):
+            sent.comment = line[1:].strip()
+        else:
+            name, _, value = line.partition(": ")
+            is_json = name == "data" and value != "[DONE]"
+            setattr(sent, name, json.loads(value) if is_json else value)
+
+
+@asynccontextmanager
+async def http_router(
+    directory: Path, fake: FakeScheduler | None = None, **settings: object
+) -> AsyncIterator[HttpSetup]:
+    """A router with both ports, connected to a fake scheduler, and clients of both."""
+    async with running_router(directory, fake, http_port=0, **settings) as setup:
+        base_url = f"http://{setup.router.http_address}"
+        async with httpx.AsyncClient(base_url=base_url, timeout=60.0) as http:
+            yield HttpSetup(**vars(setup), http=http)
