@@ -79,6 +79,13 @@ def _metrics_lines(cluster: Cluster) -> list[str]:
     ]
 
 
+def _http_lines(cluster: Cluster) -> list[str]:
+    """Return the base URL of OpenAI's API."""
+    address = cluster.router.http_address
+    scheme = "http" if cluster.config.tls_dir is None else "https"
+    return [f"  HTTP       {scheme}://{address}/v1 (OpenAI's API)"] if address else []
+
+
 def _model_lines(cluster: Cluster, status: CellStatus | None) -> list[str]:
     if status is None:
         return [f"Quire {__version__} serves {cluster.config.model.name}"]
@@ -145,6 +152,7 @@ async def print_ready(cluster: Cluster, control: str = "") -> None:
             for name, address, process in _places(cluster)
         ),
         *([f"  control    {control} (quire resize, quire roll)"] if control else []),
+        *_http_lines(cluster),
         *_metrics_lines(cluster),
         "Try:" if config.api_keys is None else "Try, with a key in QUIRE_API_KEY:",
         *_lines_to_paste(config, target),

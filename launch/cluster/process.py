@@ -56,6 +56,7 @@ class ServiceProcess:
         command: subcommand of `quire`, e.g. "worker".
         address: where it listens; empty until `start` has returned.
         admin_address: where its metrics and probes are; empty if it serves none.
+        http_address: where it speaks HTTP to clients; empty if it does not.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ServiceProcess:
         self.name = name
         self.address = ""
         self.admin_address = ""
+        self.http_address = ""
         self.command = command
         self._options = dict(options)
         self._tls = tls
@@ -136,6 +138,8 @@ class ServiceProcess:
         def hear_all(word: str, rest: str) -> None:
             if word == "admin":
                 self.admin_address = rest
+            elif word == "http":
+                self.http_address = rest
             elif word != IMPORTED:
                 report(word, rest)
 
@@ -143,6 +147,8 @@ class ServiceProcess:
         if self.admin_address:
             # Scrapers know the port that the first start took.
             options["admin_port"] = int(self.admin_address.rpartition(":")[2])
+        if self.http_address:
+            options["http_port"] = int(self.http_address.rpartition(":")[2])
         if self._spare is not None and self._spare[0].returncode is not None:
             await self._drop_spare()
         spare, self._spare = self._spare, None

@@ -125,6 +125,8 @@ class Cluster:
                 "model": config.model,
                 "schedulers": [await listening],
                 "chat_template": config.chat_template,
+                "http_port": config.router_http_port,
+                "http_cors_origin": config.http_cors_origin,
                 "api_keys": config.api_keys,
                 "connect_timeout_s": config.connect_timeout_s,
                 "recovery_timeout_s": config.recovery_timeout_s,
