@@ -16,6 +16,7 @@ from router.http import info, tokens
 from router.http.access import HttpAccess
 from router.http.bodies import Bodies
 from router.http.call import REQUEST_ID
+from router.http.chat import endpoint as chat
 from router.http.completions import endpoint as completions
 from router.http.endpoint import Around, Endpoint, Handle
 from router.http.errors import HttpError, openai_error
@@ -58,6 +59,7 @@ def make_app(
         get("/version", info.version),
         get("/v1/models", info.models(inference)),
         post("/v1/completions", completions.completions(inference)),
+        post("/v1/chat/completions", chat.chat_completions(inference)),
         post("/tokenize", tokens.tokenize(inference)),
         post("/detokenize", tokens.detokenize(inference)),
     ]

@@ -1,0 +1,142 @@
+"""Answers of /v1/chat/completions: parts of choices as events, or as one object."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from router.http.call import to_json
+from router.http.chat.choices import ChatChoices, Part, joined_logprobs
+from router.http.chat.request import ChatCompletionRequest
+from router.http.completions.choices import stop_reason
+from router.http.event_stream import DONE, EventStream
+from router.http.logprobs import prompt_logprobs
+
+
+class StreamedChat:
+    """Sends each part as an event of its own.
+
+    The id of an event is how many events of each choice have been sent, joined by dots: a function
+    of the tokens sent, with which a client can say what it has received.
+
+    Args:
+        own: id, created and model.
+        request: to answer.
+        choices: whose parts come.
+        stream: to send to.
+    """
+
+    def __init__(
+        self,
+        own: dict[str, Any],
+        request: ChatCompletionRequest,
+        choices: ChatChoices,
+        stream: EventStream,
+    ) -> None:
+        self._own = {**own, "object": "chat.completion.chunk"}
+        self._request = request
+        self._choices = choices
+        self._stream = stream
+        self._num_sent = [0] * request.chat.sampling_params.n
+        self._last_tokens: dict[int, int] = {}
+
+    async def take(self, parts: Sequence[Part]) -> None:
+        """Send parts."""
+        await self._stream.write(b"".join(map(self._event, parts)))
+
+    def _event(self, part: Part) -> bytes:
+        request, choices, end = self._request, self._choices, part.end
+        assert choices.started is not None, "the first event"
+        delta: dict[str, Any] = {}
+        if part.is_first:
+            delta = {"role": "assistant", "content": ""}
+        elif part.text or end is None:
+            delta = {"content": part.text}
+        choice: dict[str, Any] = {
+            "index": part.index,
+            "delta": delta,
+            "logprobs": joined_logprobs([part.logprobs]),
+            "finish_reason": None if end is None else end.finish_reason.value,
+            "stop_reason": None,
+            "seed": choices.started.seed,
+        }
+        if request.return_token_ids:
+            choice["token_ids"] = part.token_ids
+        if part.token_ids:
+            self._last_tokens[part.index] = part.token_ids[-1]
+        if end is not None:
+            stop_ids = request.chat.sampling_params.stop_token_ids
+            choice["stop_reason"] = stop_reason(end, self._last_tokens.get(part.index), stop_ids)
+        content = {**self._own, "system_fingerprint": choices.fingerprint, "choices": [choice]}
+        if part.is_first and request.return_prompt_token_ids:
+            content["prompt_token_ids"] = list(choices.started.prompt_token_ids)
+        if request.continuous_usage:
+            content["usage"] = choices.usage
+        elif request.include_usage:
+            content["usage"] = None
+        self._num_sent[part.index] += 1
+        event_id = ".".join(map(str, self._num_sent))
+        return b"id: %b\ndata: %b\n\n" % (event_id.encode(), to_json(content))
+
+    async def end(self) -> None:
+        """Send what follows the last part."""
+        last = DONE
+        if self._request.include_usage:
+            content = {**self._own, "choices": [], "usage": self._choices.usage}
+            last = b"data: %b\n\n" % to_json(content) + DONE
+        await self._stream.end(last)
+
+
+class WholeChat:
+    """Puts all parts together.
+
+    Args:
+        own: id, created and model.
+        request: to answer.
+        choices: whose parts come.
+    """
+
+    def __init__(
+        self, own: dict[str, Any], request: ChatCompletionRequest, choices: ChatChoices
+    ) -> None:
+        self._own = {**own, "object": "chat.completion"}
+        self._request = request
+        self._choices = choices
+        self._parts: dict[int, list[Part]] = {}
+
+    async def take(self, parts: Sequence[Part]) -> None:
+        """Keep parts."""
+        for part in parts:
+            self._parts.setdefault(part.index, []).append(part)
+
+    def content(self) -> dict[str, Any]:
+        """Return what the answer says."""
+        request, choices = self._request, self._choices
+        assert choices.started is not None, "its request has come to its end"
+        content = {
+            **self._own,
+            "system_fingerprint": choices.fingerprint,
+            "choices": [self._choice(index) for index in sorted(self._parts)],
+            "usage": choices.usage,
+        }
+        if request.prompt_logprobs is not None:
+            content["prompt_logprobs"] = prompt_logprobs(choices.prompt_logprobs)
+        if request.return_prompt_token_ids:
+            content["prompt_token_ids"] = list(choices.started.prompt_token_ids)
+        return content
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        parts, started = self._parts[index], self._choices.started
+        end = parts[-1].end
+        assert started is not None and end is not None, "its request has come to its end"
+        token_ids = [token_id for part in parts for token_id in part.token_ids]
+        stop_ids = self._request.chat.sampling_params.stop_token_ids
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": {"role": "assistant", "content": "".join(part.text for part in parts)},
+            "logprobs": joined_logprobs([part.logprobs for part in parts]),
+            "finish_reason": end.finish_reason.value,
+            "stop_reason": stop_reason(end, token_ids[-1] if token_ids else None, stop_ids),
+            "seed": started.seed,
+        }
+        if self._request.return_token_ids:
+            choice["token_ids"] = token_ids
+        return choice

@@ -1,0 +1,122 @@
+"""From the body of /v1/chat/completions to a chat."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from quire.contract.chat import ChatInput
+from quire.contract.openai_chat import parse_messages, parse_tool_choice, parse_tools
+from router.http.fields import Fields
+from router.http.sampling import check_served, read_sampling_params
+
+# Fields that would change an answer, and are not obeyed here.
+NOT_SERVED = {
+    "functions": "they are called tools now",
+    "function_call": "it is called tool_choice now",
+    "audio": "only text is served here",
+    "web_search_options": "nothing is searched here",
+    "chat_template": "only that of the router is rendered",
+    "documents": "give them in a message",
+    "echo": "only /v1/completions shows its prompt",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletionRequest:
+    """What one body asks for.
+
+    Attributes:
+        chat: the request.
+        top_logprobs: how many of the most probable tokens to show for each; None shows none, and no
+            log-probability of the token either.
+        prompt_logprobs: likewise of the prompt, in vLLM's field.
+        is_stream: answer with events.
+        include_usage: end a stream with the numbers of tokens.
+        continuous_usage: show these numbers in each event.
+        return_token_ids: show token ids beside text.
+        return_prompt_token_ids: and those of the prompt.
+    """
+
+    chat: ChatInput
+    top_logprobs: int | None
+    prompt_logprobs: int | None
+    is_stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    return_prompt_token_ids: bool
+
+
+def read_request(body: Fields, request_id: str) -> ChatCompletionRequest:
+    """Return what a body asks for.
+
+    Args:
+        body: of the request.
+        request_id: that its headers bring; "" for none.
+
+    Raises:
+        InvalidRequestError: a field is of another type, out of bounds, or not served here.
+    """
+    check_served(body)
+    for name, why in NOT_SERVED.items():
+        if name in body and body.value(name) is not False:
+            raise body.refuse(name, f"must be absent: {why}")
+    if any(kind != "text" for kind in body.texts("modalities")):
+        raise body.refuse("modalities", "must be text alone")
+    is_stream = body.boolean("stream")
+    options = body.fields("stream_options")
+    if options.names() and not is_stream:
+        raise body.refuse("stream_options", "must be absent unless stream is true")
+    prompt_logprobs = body.integer("prompt_logprobs")
+    if prompt_logprobs is not None and is_stream:
+        raise body.refuse("prompt_logprobs", "must be absent where stream is true")
+    top_logprobs = _top_logprobs(body)
+    max_tokens = body.integer("max_completion_tokens", body.integer("max_tokens"))
+    params = read_sampling_params(
+        body, max_tokens=max_tokens, logprobs=top_logprobs, prompt_logprobs=prompt_logprobs
+    )
+    tool_choice, tool_choice_name = parse_tool_choice(body.value("tool_choice"))
+    chat = ChatInput(
+        parse_messages(body.value("messages")),
+        params,
+        parse_tools(body.value("tools")),
+        tool_choice,
+        tool_choice_name,
+        _template_kwargs(body),
+        body.boolean("add_generation_prompt", True),
+        body.boolean("continue_final_message"),
+        body.text("request_id") or request_id,
+        body.text("model"),
+        body.integer("priority", 0) or 0,
+        body.text("cache_salt"),
+        resumable=body.boolean("resumable"),
+    )
+    return ChatCompletionRequest(
+        chat=chat,
+        top_logprobs=top_logprobs,
+        prompt_logprobs=prompt_logprobs,
+        is_stream=is_stream,
+        include_usage=options.boolean("include_usage"),
+        continuous_usage=options.boolean("continuous_usage_stats"),
+        return_token_ids=body.boolean("return_token_ids", is_stream),
+        return_prompt_token_ids=body.boolean("return_token_ids"),
+    )
+
+
+def _top_logprobs(body: Fields) -> int | None:
+    number = body.integer("top_logprobs")
+    if body.boolean("logprobs"):
+        return number or 0
+    if number:
+        raise body.refuse("top_logprobs", "must be absent unless logprobs is true")
+    return None
+
+
+def _template_kwargs(body: Fields) -> str:
+    """Return the variables for the template, as JSON; "" for none."""
+    kwargs: dict[str, Any] = {}
+    if "reasoning_effort" in body:
+        kwargs["reasoning_effort"] = body.text("reasoning_effort")
+    fields = body.fields("chat_template_kwargs")
+    kwargs |= {name: fields.value(name) for name in fields.names()}
+    return json.dumps(kwargs) if kwargs else ""

@@ -1,0 +1,128 @@
+"""/v1/chat/completions of a real router, asked by OpenAI's own client: gRPC's Chat in its shape."""
+
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from quire import SamplingParams
+from tests.rpc.http_setup import HttpSetup, http_router
+from tests.rpc.router_setup import BACKEND
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PATH = "/v1/chat/completions"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}{{ mood }}"
+)
+MESSAGES = [
+    {"role": "system", "content": "list"},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "class "}, {"type": "text", "text": "中文"}],
+    },
+]
+PROMPT = "<system>list<user>class 中文<assistant>"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+BODY = {"messages": MESSAGES, "max_tokens": 12}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def setup(tmp_path_factory) -> AsyncIterator[HttpSetup]:
+    directory = tmp_path_factory.mktemp("model")
+    async with http_router(directory, chat_template=TEMPLATE) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(setup) -> AsyncIterator[AsyncOpenAI]:
+    base_url = f"http://{setup.router.http_address}/v1"
+    async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as made:
+        yield made
+
+
+async def test_a_chat_is_that_of_grpc_and_the_completion_of_its_prompt(setup, client) -> None:
+    params = SamplingParams(max_tokens=12)
+    same = await setup.client.chat(MESSAGES, params)
+    answer = await client.chat.completions.create(
+        model="fake",
+        messages=MESSAGES,
+        max_completion_tokens=12,
+        extra_body={"return_token_ids": True},
+    )
+    [choice] = answer.choices
+    assert choice.message.content == same.text
+    assert choice.message.role == "assistant"
+    assert tuple(choice.model_extra["token_ids"]) == same.token_ids
+    assert choice.finish_reason == "length"
+    prompt_ids = BACKEND.encode(PROMPT).ids
+    assert answer.model_extra["prompt_token_ids"] == prompt_ids
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt_ids), 12)
+    plain = await client.completions.create(model="fake", prompt=PROMPT, max_tokens=12)
+    assert plain.choices[0].text == same.text
+
+
+async def test_each_token_is_an_event_numbered_by_the_tokens(setup, client) -> None:
+    whole = (await setup.client.chat(MESSAGES, SamplingParams(max_tokens=12))).text
+    stream = await client.chat.completions.create(
+        model="fake",
+        messages=MESSAGES,
+        max_tokens=12,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    first, *chunks, end, usage = [chunk async for chunk in stream]
+    assert first.choices[0].delta.role == "assistant"
+    assert "".join(each.choices[0].delta.content for each in chunks) == whole
+    assert [len(each.choices[0].model_extra["token_ids"]) for each in chunks] == [1] * 12
+    assert end.choices[0].finish_reason == "length"
+    assert usage.usage.completion_tokens == 12
+    *events, done = await setup.events(PATH, BODY)
+    assert [event.id for event in events] == [str(number) for number in range(1, 15)]
+    assert done.data == "[DONE]"
+
+
+async def test_the_template_gets_tools_and_variables(setup) -> None:
+    tools = '[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]'
+    for body, prompt in (
+        ({"tools": [TOOL]}, f"{PROMPT[:-11]}{tools}<assistant>"),
+        ({"tools": [TOOL], "tool_choice": "none"}, PROMPT),
+        ({"chat_template_kwargs": {"mood": "!"}}, PROMPT + "!"),
+        ({"add_generation_prompt": False}, PROMPT[:-11]),
+        ({"continue_final_message": True, "add_generation_prompt": False}, PROMPT[:-11]),
+    ):
+        answer = await setup.post(PATH, {**BODY, **body, "return_token_ids": True})
+        assert answer.json()["prompt_token_ids"] == BACKEND.encode(prompt).ids
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "x"}, "messages"),
+        ({"messages": [{"role": "u", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "u", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"functions": [{}]}, "functions"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"temperature": -1}, "temperature"),
+    ],
+)
+async def test_a_bad_field_is_named(setup, client, body, param) -> None:
+    merged = {**BODY, **body}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(
+            model="fake", messages=merged.pop("messages"), extra_body=merged
+        )
+    assert caught.value.param == param
