@@ -146,4 +146,4 @@ gpu-check: ## On a machine with a GPU: build, test, sanitize and measure the CUD
 	@$(PYTHON) bench/gpu_check.py
 
 clean: ## Remove .venv and everything built
-	rm -rf .venv build quire/v1 worker_svc/_C.pyi
+	rm -rf .venv build quire/v1 quire/facades worker_svc/_C.pyi

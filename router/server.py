@@ -17,6 +17,7 @@ from router.chat.prompts import ChatPrompts
 from router.chat.template import ChatTemplate
 from router.chat.template_files import ChatTemplates
 from router.config import RouterConfig
+from router.facades import services as facades
 from router.requests.counters import Counters
 from router.requests.inference import Inference
 from router.requests.orphans import Orphans
@@ -78,7 +79,7 @@ class Router:
         self._api_keys = ApiKeys(config.api_keys) if config.api_keys is not None else None
         self._access = ApiKeyInterceptor(self._api_keys) if self._api_keys else None
         self._server = Server(
-            [SERVICE_NAME],
+            [SERVICE_NAME, *facades.SERVICE_NAMES],
             config.max_request_bytes,
             interceptors=[self._access] if self._access else [],
             tls=config.tls,
@@ -97,6 +98,10 @@ class Router:
                 config, self.inference, self._api_keys, self._why_not_serving
             )
         self.http_address = ""
+        facades.add_facades(
+            *(self._server.grpc_server, self.inference, self._cells),
+            is_serving=lambda: self._server.is_serving,
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._draining = False
 

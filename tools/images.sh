@@ -28,7 +28,7 @@ wheel() {
   local directory=build/wheel/$1 inputs
   inputs=$( (
     find CMakeLists.txt README.md pyproject.toml cmake protos quire launch router scheduler_svc worker_svc -type f \
-      ! -path '*/__pycache__/*' ! -path 'quire/v1/*' ! -name '*.so'
+      ! -path '*/__pycache__/*' ! -path 'quire/v1/*' ! -path 'quire/facades/*' ! -name '*.so'
     [ ! -f "$2" ] || echo "$2"
   ) | LC_ALL=C sort | xargs sha256sum | sha256sum)
   [ "$(cat "build/wheel/$1.inputs" 2>/dev/null)" != "$inputs" ] || return 0

@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 from grpc_reflection.v1alpha import reflection_pb2
 
+import quire.facades
 import quire.v1
 from launch.authority import CertificateDirectory
 from launch.cluster.servicer import Control
@@ -35,9 +36,13 @@ INFERENCE = "quire.v1.InferenceService"
 SCHEDULER = "quire.v1.SchedulerService"
 WORKER = "quire.v1.WorkerService"
 CLUSTER = "quire.v1.ClusterService"
+OPEN_INFERENCE = "inference.GRPCInferenceService"
+ENGINE = "vllm.grpc.engine.VllmEngine"
 # Which server has a service, by its role, and who may call what of it.
 SERVERS = {
     INFERENCE: "quire-router",
+    OPEN_INFERENCE: "quire-router",
+    ENGINE: "quire-router",
     SCHEDULER: "quire-scheduler",
     WORKER: "quire-worker",
     CLUSTER: "quire-operator",  # of `quire serve`
@@ -51,6 +56,19 @@ MAY_CALL = {
     f"{INFERENCE}/Detokenize": USERS,
     f"{INFERENCE}/ListModels": USERS,
     f"{INFERENCE}/WatchCluster": USERS,
+    f"{OPEN_INFERENCE}/ServerLive": USERS,
+    f"{OPEN_INFERENCE}/ServerReady": USERS,
+    f"{OPEN_INFERENCE}/ModelReady": USERS,
+    f"{OPEN_INFERENCE}/ServerMetadata": USERS,
+    f"{OPEN_INFERENCE}/ModelMetadata": USERS,
+    f"{OPEN_INFERENCE}/ModelInfer": USERS,
+    f"{OPEN_INFERENCE}/ModelStreamInfer": USERS,
+    f"{ENGINE}/Generate": USERS,
+    f"{ENGINE}/HealthCheck": USERS,
+    f"{ENGINE}/Abort": USERS,
+    f"{ENGINE}/GetModelInfo": USERS,
+    f"{ENGINE}/GetServerInfo": USERS,
+    f"{ENGINE}/GetLoads": USERS,
     f"{WORKER}/Describe": ("quire-scheduler",),
     f"{WORKER}/OpenRendezvous": ("quire-scheduler",),
     f"{WORKER}/LoadModel": ("quire-scheduler",),
@@ -209,12 +227,13 @@ async def site(tmp_path_factory) -> AsyncIterator[Site]:
 
 def every_rpc() -> Iterator[str]:
     """Every RPC of the protos, "package.Service/Method"."""
-    for module in pkgutil.iter_modules(quire.v1.__path__):
-        if not module.name.endswith("_pb2"):
-            continue
-        descriptor = importlib.import_module(f"quire.v1.{module.name}").DESCRIPTOR
-        for service in descriptor.services_by_name.values():
-            yield from (f"{service.full_name}/{method.name}" for method in service.methods)
+    for package in (quire.v1, quire.facades):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("_pb2"):
+                continue
+            descriptor = importlib.import_module(module.name).DESCRIPTOR
+            for service in descriptor.services_by_name.values():
+                yield from (f"{service.full_name}/{method.name}" for method in service.methods)
 
 
 async def test_every_rpc_is_entered_here() -> None:

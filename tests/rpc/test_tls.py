@@ -68,6 +68,7 @@ def test_only_the_roles_that_need_to_may_call() -> None:
     """The table itself, so that it is not changed by oversight."""
     expected = {
         "InferenceService": {Role.CLIENT, Role.OPERATOR},
+        "VllmEngine": {Role.CLIENT, Role.OPERATOR},
         "ClusterService/Resize": {Role.OPERATOR},
         "ClusterService/Roll": {Role.OPERATOR},
         "SchedulerService/Session": {Role.ROUTER},

@@ -1,0 +1,1 @@
+"""Services of other protocols: each translates to and from the same requests."""

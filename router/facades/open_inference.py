@@ -1,0 +1,172 @@
+"""The Open Inference Protocol: from proto, call the router, to proto."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+import grpc
+
+from quire.contract.callers import Caller
+from quire.contract.errors import InvalidRequestError, ModelNotFoundError, QuireError
+from quire.contract.inputs import DetokenizeInput
+from quire.contract.outputs import Delta, Finished, Started
+from quire.facades import open_inference_pb2 as pb
+from quire.facades import open_inference_pb2_grpc
+from quire.rpc.access import current_caller
+from quire.sdk.collect import Collector
+from quire.version import __version__
+from quire.wire.open_inference import (
+    InferInput,
+    InferOutput,
+    infer_input_from_proto,
+    infer_output_to_proto,
+    model_metadata_to_proto,
+)
+from router.requests.inference import Inference
+
+# Requests of one stream that run at a time; the next is read when one of them has ended.
+MAX_STREAM_REQUESTS = 64
+
+
+def deadline_of(context: grpc.aio.ServicerContext) -> float | None:
+    """Return until when the client of a call waits, on the monotonic clock; None for ever."""
+    remaining_s = context.time_remaining()
+    return None if remaining_s is None else time.monotonic() + remaining_s
+
+
+class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
+    """Requests of the Open Inference Protocol, as the router's own.
+
+    Args:
+        inference: runs requests.
+        is_serving: whether a cell is connected.
+    """
+
+    def __init__(self, inference: Inference, is_serving: Callable[[], bool]) -> None:
+        self._inference = inference
+        self._is_serving = is_serving
+
+    async def ServerLive(
+        self, request: pb.ServerLiveRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ServerLiveResponse:
+        """Return that the router answers."""
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(
+        self, request: pb.ServerReadyRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ServerReadyResponse:
+        """Return whether a cell is connected."""
+        return pb.ServerReadyResponse(ready=self._is_serving())
+
+    async def ModelReady(
+        self, request: pb.ModelReadyRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ModelReadyResponse:
+        """Return whether a cell serves the model."""
+        return pb.ModelReadyResponse(ready=self._is_serving() and self._serves(request.name))
+
+    async def ServerMetadata(
+        self, request: pb.ServerMetadataRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ServerMetadataResponse:
+        """Return what the server is."""
+        return pb.ServerMetadataResponse(name="quire", version=__version__)
+
+    async def ModelMetadata(
+        self, request: pb.ModelMetadataRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ModelMetadataResponse:
+        """Return the tensors of a model."""
+        if not self._serves(request.name):
+            raise ModelNotFoundError(f"no cell serves the model {request.name!r}")
+        return model_metadata_to_proto(request.name)
+
+    def _serves(self, name: str) -> bool:
+        return any(model.name == name for model in self._inference.models())
+
+    async def ModelInfer(
+        self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ModelInferResponse:
+        """Return a whole text."""
+        caller = current_caller()
+        with self._inference.refusals(caller):
+            sent = infer_input_from_proto(request)
+            if sent.stream:
+                raise InvalidRequestError("stream", "must be false: ModelStreamInfer streams")
+        output = await self._whole(sent, caller, deadline_of(context))
+        return infer_output_to_proto(output, sent, request.model_name)
+
+    async def ModelStreamInfer(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[pb.ModelInferRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        """Answer the requests of a stream side by side."""
+        room = asyncio.Semaphore(MAX_STREAM_REQUESTS)
+        writing = asyncio.Lock()
+        caller, deadline_s = current_caller(), deadline_of(context)
+
+        async def write(message: pb.ModelStreamInferResponse) -> None:
+            async with writing:
+                await context.write(message)
+
+        async def answer(request: pb.ModelInferRequest) -> None:
+            try:
+                with self._inference.refusals(caller):
+                    sent = infer_input_from_proto(request)
+                if not sent.stream:
+                    output = await self._whole(sent, caller, deadline_s)
+                    response = infer_output_to_proto(output, sent, request.model_name)
+                    await write(pb.ModelStreamInferResponse(infer_response=response))
+                    return
+                async with aclosing(self._pieces(sent, caller, deadline_s)) as pieces:
+                    async for piece in pieces:
+                        response = infer_output_to_proto(
+                            *(piece, sent, request.model_name), is_final=bool(piece.finish_reasons)
+                        )
+                        await write(pb.ModelStreamInferResponse(infer_response=response))
+            except QuireError as error:
+                failed = pb.ModelInferResponse(id=request.id, model_name=request.model_name)
+                await write(
+                    pb.ModelStreamInferResponse(error_message=str(error), infer_response=failed)
+                )
+            finally:
+                room.release()
+
+        async with asyncio.TaskGroup() as group:
+            await room.acquire()
+            async for request in request_iterator:
+                group.create_task(answer(request))
+                await room.acquire()
+
+    async def _whole(
+        self, sent: InferInput, caller: Caller, deadline_s: float | None
+    ) -> InferOutput:
+        collector = Collector()
+        async with aclosing(self._inference.events(sent.request, caller, deadline_s)) as events:
+            async for event in events:
+                collector.add(event)
+        completions = collector.completions()
+        prompt = await self._prompt(sent) if sent.echo else ""
+        return InferOutput(
+            [prompt + each.text for each in completions],
+            [each.finish_reason.value for each in completions],
+            completions[0].token_ids if len(completions) == 1 else None,
+        )
+
+    async def _prompt(self, sent: InferInput) -> str:
+        prompt = sent.request.prompt
+        if isinstance(prompt, str):
+            return prompt
+        return await self._inference.detokenize(DetokenizeInput(prompt, sent.request.model))
+
+    async def _pieces(
+        self, sent: InferInput, caller: Caller, deadline_s: float | None
+    ) -> AsyncGenerator[InferOutput, None]:
+        async with aclosing(self._inference.events(sent.request, caller, deadline_s)) as events:
+            async for event in events:
+                match event:
+                    case Started():
+                        pass
+                    case Delta():
+                        yield InferOutput([event.text], token_ids=event.token_ids)
+                    case Finished():
+                        yield InferOutput([""], [event.finish_reason.value], ())
