@@ -20,6 +20,8 @@ from router.http.chat import endpoint as chat
 from router.http.completions import endpoint as completions
 from router.http.endpoint import Around, Endpoint, Handle
 from router.http.errors import HttpError, openai_error
+from router.http.responses import endpoint as responses
+from router.http.responses.held import HeldResponses
 from router.requests.inference import Inference
 
 
@@ -30,6 +32,7 @@ def make_app(
     *,
     why_not_serving: Callable[[], str],
     keep_alive_s: float,
+    hold_s: float,
     cors_origins: Sequence[str] = (),
     num_answers: Counter[tuple[str, int]] | None = None,
 ) -> Starlette:
@@ -41,25 +44,34 @@ def make_app(
         bodies: reads what requests bring.
         why_not_serving: returns a line while no cell is there; "" while all is well.
         keep_alive_s: how long a stream of events may be silent.
+        hold_s: how long a response whose stream broke can be asked for.
         cors_origins: whose pages browsers let read answers; "*" for all.
         num_answers: to count in, by route and status.
     """
     counts = Counter() if num_answers is None else num_answers
     around = Around(inference, access, bodies, keep_alive_s, counts)
 
-    def get(path: str, handle: Handle, is_open: bool = False) -> Route:
-        endpoint = Endpoint(around, path, handle, has_body=False, is_open=is_open)
+    def get(path: str, handle: Handle, is_open: bool = False, error_event: str = "") -> Route:
+        endpoint = Endpoint(
+            around, path, handle, has_body=False, is_open=is_open, error_event=error_event
+        )
         return Route(path, endpoint, methods=["GET"])
 
-    def post(path: str, handle: Handle) -> Route:
-        return Route(path, Endpoint(around, path, handle), methods=["POST"])
+    def post(path: str, handle: Handle, error_event: str = "") -> Route:
+        endpoint = Endpoint(around, path, handle, error_event=error_event)
+        return Route(path, endpoint, methods=["POST"])
 
+    held = HeldResponses(hold_s)
+    create, retrieve = responses.create(inference, held), responses.retrieve(inference, held)
+    one = "/v1/responses/{response_id}"
     routes = [
         get("/health", info.health(why_not_serving), is_open=True),
         get("/version", info.version),
         get("/v1/models", info.models(inference)),
         post("/v1/completions", completions.completions(inference)),
         post("/v1/chat/completions", chat.chat_completions(inference)),
+        post("/v1/responses", create, "error"),
+        get(one, retrieve, error_event="error"),
         post("/tokenize", tokens.tokenize(inference)),
         post("/detokenize", tokens.detokenize(inference)),
     ]

@@ -9,7 +9,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
 from quire.contract.callers import ANYONE, Caller
@@ -37,6 +37,8 @@ class HttpCall:
 
     Attributes:
         headers: of the request.
+        path_params: parts of its path, by name.
+        query: what follows its path.
         caller: who makes it.
         body: fields of its body; none where it has no body.
         request_id: that it brings; "" for none.
@@ -48,6 +50,8 @@ class HttpCall:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, keep_alive_s: float) -> None:
         self.headers = Headers(scope=scope)
+        self.path_params: Mapping[str, str] = scope.get("path_params", {})
+        self.query = QueryParams(scope["query_string"])
         self.caller: Caller = ANYONE
         self.body = Fields({})
         self.request_id = ""

@@ -44,6 +44,7 @@ class HttpFront:
             Bodies(config.max_request_bytes, config.http_body_timeout_s),
             why_not_serving=why_not_serving,
             keep_alive_s=config.http_keep_alive_s,
+            hold_s=config.grace_time_s,
             cors_origins=config.http_cors_origin,
             num_answers=self.num_answers,
         )

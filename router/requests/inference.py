@@ -71,6 +71,7 @@ class Inference:
         request: GenerateInput | ChatInput | ResumeInput,
         caller: Caller,
         deadline_s: float | None = None,
+        now: float | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Yield Started, a Delta whenever there is something new, and Finished for each output.
 
@@ -84,6 +85,8 @@ class Inference:
             caller: whose API key it came with.
             deadline_s: until when its client waits, on the monotonic clock; None for ever. The
                 caller ends the stream then.
+            now: what the template of a chat is told that asks for the time, in seconds since the
+                epoch; None for the time that it is.
 
         Raises:
             QuireError: the request is refused, or failed. ReaderStalledError comes in the place of
@@ -91,7 +94,7 @@ class Inference:
         """
         record = self._counters.open(caller.name)
         try:
-            stream = await self._open(request, caller, deadline_s, record)
+            stream = await self._open(request, caller, deadline_s, record, now)
             reader = StreamReader(stream)
             try:
                 with ReaderWatch(self._stalled_reader_timeout_s) as watch:
@@ -118,6 +121,7 @@ class Inference:
         caller: Caller,
         deadline_s: float | None,
         record: RequestCounters,
+        now: float | None,
     ) -> RequestStream:
         """Check a request and start it, or find it running; return what is to be read."""
         ledger = TimeLedger()
@@ -125,7 +129,7 @@ class Inference:
         sent = request.request if isinstance(request, ResumeInput) else request
         caller.check_priority(sent.priority)
         if isinstance(sent, ChatInput):
-            sent = await self._chats.generate_input(sent, ledger)
+            sent = await self._chats.generate_input(sent, ledger, now)
         if resumed is not None:
             valid = await self._validator.resume(resumed, ledger)
             check_received(resumed, valid)

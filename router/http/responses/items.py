@@ -1,0 +1,74 @@
+"""The items of a response's input, as the messages of a conversation."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.contract.chat import ChatMessage
+from quire.contract.errors import InvalidRequestError
+from quire.contract.openai_chat import parse_content, parse_messages
+from router.http.bodies import kind_of
+from router.http.fields import Fields
+
+
+def read_input(body: Fields) -> tuple[ChatMessage, ...]:
+    """Return the messages of `input` and `instructions`.
+
+    Raises:
+        InvalidRequestError: an item is of another kind than messages, function calls, their outputs
+            and reasoning.
+    """
+    value = body.value("input")
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise body.refuse("input", f"must be a string or an array, got {kind_of(value)}")
+    messages: list[dict[str, Any]] = []
+    if instructions := body.text("instructions"):
+        messages.append({"role": "system", "content": instructions})
+    for place, item in enumerate(value):
+        field = f"input[{place}]"
+        if not isinstance(item, dict):
+            raise InvalidRequestError(field, f"must be an object, got {kind_of(item)}")
+        _add(messages, field, item)
+    return parse_messages(messages)
+
+
+def _add(messages: list[dict[str, Any]], field: str, item: Mapping[str, Any]) -> None:
+    """Add an item to the messages: what an assistant thinks, says and calls is one of them."""
+    match item.get("type", "message"):
+        case "message":
+            role = item.get("role")
+            content = parse_content(f"{field}.content", item.get("content"))
+            if role == "assistant":
+                message = _assistant(messages, without="content")
+                message["content"] = content
+            else:
+                # What templates know a developer as.
+                role = "system" if role == "developer" else role
+                messages.append({"role": role, "content": content})
+        case "function_call":
+            call = {"id": item.get("call_id"), "function": item}
+            _assistant(messages).setdefault("tool_calls", []).append(call)
+        case "function_call_output":
+            content = parse_content(f"{field}.output", item.get("output"))
+            call_id = item.get("call_id")
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        case "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            texts = [part.get("text") for part in parts if isinstance(part, dict)]
+            reasoning = "".join(text for text in texts if isinstance(text, str))
+            messages.append({"role": "assistant", "reasoning_content": reasoning})
+        case kind:
+            got = kind[:32] if isinstance(kind, str) else kind_of(kind)
+            raise InvalidRequestError(
+                f"{field}.type",
+                "must be message, function_call, function_call_output or reasoning, got " + got,
+            )
+
+
+def _assistant(messages: list[dict[str, Any]], without: str = "") -> dict[str, Any]:
+    """Return the assistant's message at the end, or a new one."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or (without and last.keys() & {without, "tool_calls"}):
+        messages.append({"role": "assistant"})
+    return messages[-1]

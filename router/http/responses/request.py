@@ -1,0 +1,153 @@
+"""From the body of /v1/responses to a chat."""
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quire.contract.chat import ChatInput
+from quire.contract.openai_chat import parse_tool_choice, parse_tools
+from quire.contract.sampling_params import SamplingParams
+from router.http.fields import Fields
+from router.http.responses.items import read_input
+from router.http.sampling import check_served, read_sampling_params
+
+LOGPROBS = "message.output_text.logprobs"
+ID_PREFIX = "resp_"
+# Fields that would change an answer, and are not obeyed here.
+NOT_SERVED = {
+    "previous_response_id": "no response is stored; send the whole conversation as input",
+    "conversation": "no conversation is stored; send the whole of it as input",
+    "prompt": "no prompt is stored",
+    "n": "a response is one answer",
+    "best_of": "a response is one answer",
+    "prompt_logprobs": "only answers have log-probabilities here",
+    "max_tool_calls": "no tool is called here",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """What one body asks for.
+
+    Attributes:
+        chat: the request.
+        own: fields of the answer that repeat what was asked for.
+        top_logprobs: how many of the most probable tokens to show for each; None for none.
+        is_stream: answer with events.
+        is_resumed: it was sent before, and its stream broke.
+        starting_after: events up to this number were received, of an earlier stream; -1 for none.
+        now: when that one began, in seconds since the epoch; None for one that begins now.
+    """
+
+    chat: ChatInput
+    own: dict[str, Any] = field(compare=False)
+    top_logprobs: int | None
+    is_stream: bool
+    is_resumed: bool = False
+    starting_after: int = -1
+    now: int | None = None
+
+
+def read_request(body: Fields, request_id: str) -> ResponseRequest:
+    """Return what a body asks for.
+
+    Args:
+        body: of the request.
+        request_id: of its call.
+
+    Raises:
+        InvalidRequestError: a field is of another type, out of bounds, or not served here.
+    """
+    check_served(body)
+    for name, why in NOT_SERVED.items():
+        if name in body:
+            raise body.refuse(name, f"must be absent: {why}")
+    kind = body.fields("text").fields("format").text("type", "text")
+    if kind != "text":
+        raise body.refuse("text.format.type", "must be 'text': no grammar is obeyed here")
+    if body.text("truncation", "disabled") != "disabled":
+        raise body.refuse("truncation", "must be disabled: no message is left out here")
+    is_stream, background = body.boolean("stream"), body.boolean("background")
+    if background and not is_stream:
+        raise body.refuse("background", "must come with stream: no response is stored")
+    num_top = body.integer("top_logprobs", 0) or 0
+    top_logprobs = num_top if LOGPROBS in body.texts("include") else None
+    params = read_sampling_params(
+        body,
+        max_tokens=body.integer("max_output_tokens"),
+        logprobs=top_logprobs,
+        prompt_logprobs=None,
+    )
+    tool_choice, tool_choice_name = parse_tool_choice(body.value("tool_choice"))
+    effort = body.fields("reasoning").text("effort")
+    kwargs: dict[str, Any] = {"reasoning_effort": effort} if effort else {}
+    extra = body.fields("chat_template_kwargs")
+    kwargs |= {name: extra.value(name) for name in extra.names()}
+    resume = body.fields("resume")
+    if resume.names():
+        if not is_stream:
+            raise body.refuse("resume", "must come with stream")
+        request_id = resume.text("id").removeprefix(ID_PREFIX)
+        params = _with_seed(params, resume)
+    chat = ChatInput(
+        read_input(body),
+        params,
+        parse_tools(body.value("tools")),
+        tool_choice,
+        tool_choice_name,
+        json.dumps(kwargs) if kwargs else "",
+        request_id=request_id,
+        model=body.text("model"),
+        priority=body.integer("priority", 0) or 0,
+        cache_salt=body.text("cache_salt"),
+        resumable=background,
+    )
+    return ResponseRequest(
+        chat=chat,
+        own=_repeated(body, background),
+        top_logprobs=top_logprobs,
+        is_stream=is_stream,
+        is_resumed=bool(resume.names()),
+        starting_after=_starting_after(resume),
+        now=resume.integer("created_at"),
+    )
+
+
+def _with_seed(params: SamplingParams, resume: Fields) -> SamplingParams:
+    seed = resume.integer("seed")
+    if seed is None:
+        raise resume.refuse("seed", "must be that of the response, got none")
+    if params.seed not in (None, seed):
+        raise resume.refuse("seed", f"must be the request's ({params.seed}), got {seed}")
+    return replace(params, seed=seed)
+
+
+def _starting_after(resume: Fields) -> int:
+    number = resume.integer("starting_after", -1)
+    assert number is not None, "it has a default"
+    if number < -1:
+        raise resume.refuse("starting_after", f"must be at least 0, got {number}")
+    return number
+
+
+def _repeated(body: Fields, background: bool) -> dict[str, Any]:
+    tools = body.items("tools") if "tools" in body else []
+    return {
+        "background": background,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.value("instructions"),
+        "max_output_tokens": body.integer("max_output_tokens"),
+        "metadata": body.value("metadata") or {},
+        "parallel_tool_calls": body.boolean("parallel_tool_calls", True),
+        "previous_response_id": None,
+        "reasoning": {"effort": body.fields("reasoning").value("effort"), "summary": None},
+        "service_tier": "default",
+        "store": False,
+        "temperature": body.number("temperature", 1.0),
+        "text": {"format": {"type": "text"}},
+        "tool_choice": body.value("tool_choice") or "auto",
+        "tools": tools,
+        "top_p": body.number("top_p", 1.0),
+        "truncation": "disabled",
+    }
