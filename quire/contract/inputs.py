@@ -76,6 +76,14 @@ class ResumeInput:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayInput(ResumeInput):
+    """A request whose client knows how much it received and kept none of it: it begins anew.
+
+    As a ResumeInput of which nothing was received, but with the max_tokens that the client sent.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizeInput:
     """A text whose token ids are asked for.
 

@@ -27,6 +27,7 @@ from router.http.access import HttpAccess, check_roles
 from router.http.bodies import Bodies
 from router.http.call import HttpCall, to_json
 from router.http.errors import ClientGoneError, headers_of, openai_error, status_of
+from router.http.event_stream import event_bytes
 from router.http.fields import Fields
 from router.requests.inference import Inference
 
@@ -140,10 +141,10 @@ class Endpoint:
         if call.status is None:
             await call.answer(body, status_of(error), headers_of(error))
         elif not isinstance(error, ReaderStalledError):  # who would not read this either
-            event = f"event: {self._error_event}\n".encode() if self._error_event else b""
+            event = event_bytes(to_json(body), event=self._error_event)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._around.keep_alive_s):
-                    await call.write(b"%bdata: %b\n\n" % (event, to_json(body)), is_last=True)
+                    await call.write(event, is_last=True)
 
     def _start_span(self, call: HttpCall, scope: Scope) -> Span:
         parent = TraceContext.parse(call.headers.get(TRACEPARENT, ""))

@@ -17,6 +17,20 @@ KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
+def event_bytes(data: bytes, event_id: str = "", event: str = "") -> bytes:
+    """Return an event as it is sent.
+
+    Args:
+        data: one line.
+        event_id: by which a client says that it has received it; "" for none.
+        event: its type; "" for none.
+    """
+    head = f"event: {event}\n" if event else ""
+    if event_id:
+        head += f"id: {event_id}\n"
+    return b"%bdata: %b\n\n" % (head.encode(), data)
+
+
 class EventStream:
     """The answer to a call, as events. Use it in `async with`.
 
@@ -32,22 +46,9 @@ class EventStream:
         self._call = call
         self._is_quiet = True
 
-    async def send(self, data: bytes, event_id: str = "", event: str = "") -> None:
-        """Send an event.
-
-        Args:
-            data: one line.
-            event_id: by which a client says that it has received it; "" for none.
-            event: its type; "" for none.
-        """
-        head = f"event: {event}\n" if event else ""
-        if event_id:
-            head += f"id: {event_id}\n"
-        await self.write(b"%bdata: %b\n\n" % (head.encode(), data))
-
     async def send_json(self, content: Any, event_id: str = "", event: str = "") -> None:
-        """Send an event that carries JSON; arguments as of `send`."""
-        await self.send(to_json(content), event_id, event)
+        """Send an event that carries JSON; arguments as of `event_bytes`."""
+        await self.write(event_bytes(to_json(content), event_id, event))
 
     async def write(self, content: bytes) -> None:
         """Send events as they stand."""

@@ -173,6 +173,10 @@ class Inference:
         """End a request of the same caller; return whether there was one. It ends with ABORT."""
         return self._orphans.abort(request_id, caller.name)
 
+    def seed_of(self, request_id: str, caller: Caller) -> int | None:
+        """Return the seed of a request that a caller has here; None where there is none yet."""
+        return self._orphans.seed_of(request_id, caller.name)
+
     async def tokenize(self, request: TokenizeInput) -> Sequence[int]:
         """Return the token ids of a text; raises as `Validator.tokenize`."""
         return await self._validator.tokenize(request)

@@ -123,6 +123,13 @@ class Orphans:
             return True
         return aborted
 
+    def seed_of(self, request_id: str, caller: str) -> int | None:
+        """Return the seed of a caller's request, with a client or without; None for none."""
+        stream = self._requests.requests.get(request_id)
+        if stream is None or stream.caller.name != caller:
+            return None
+        return stream.sampling_params.seed
+
     def stop(self) -> None:
         """End all, and those that come from now on at once: no client could come back to them."""
         self._grace_time_s = 0

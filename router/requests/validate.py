@@ -10,7 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.contract.errors import InvalidRequestError, TextDiffersError, TooLargeError
-from quire.contract.inputs import DetokenizeInput, GenerateInput, ResumeInput, TokenizeInput
+from quire.contract.inputs import (
+    DetokenizeInput,
+    GenerateInput,
+    ReplayInput,
+    ResumeInput,
+    TokenizeInput,
+)
 from quire.contract.outputs import ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import child
@@ -100,7 +106,8 @@ class Validator:
             )
         params = dataclasses.replace(request.sampling_params, seed=seed)
         request = dataclasses.replace(request, sampling_params=params)
-        valid = await self.generate(request, ledger, resumed.numerics_id)
+        has_begun = not isinstance(resumed, ReplayInput)
+        valid = await self.generate(request, ledger, resumed.numerics_id, has_begun)
         if valid.model.text_id != resumed.text_id:
             raise TextDiffersError(
                 f"text_id: must be {valid.model.text_id}, got {resumed.text_id or 'none'}"
@@ -108,7 +115,11 @@ class Validator:
         return valid
 
     async def generate(
-        self, request: GenerateInput, ledger: TimeLedger, numerics_id: str | None = None
+        self,
+        request: GenerateInput,
+        ledger: TimeLedger,
+        numerics_id: str | None = None,
+        has_begun: bool = False,
     ) -> ValidGenerateRequest:
         """Check and tokenize a Generate request.
 
@@ -116,6 +127,7 @@ class Validator:
             request: as it came.
             ledger: of its time; books what this waits for.
             numerics_id: that the model must have, where the request is resumed; else None.
+            has_begun: whether max_tokens is that with which it began elsewhere.
 
         Raises:
             InvalidRequestError: a field is out of bounds; names field, limit and value.
@@ -159,7 +171,7 @@ class Validator:
         room = model.max_model_len - len(token_ids)
         capped = params.max_tokens or room
         # What is resumed with the max_tokens that it began with goes to cells where that fits.
-        if numerics_id is None or params.max_tokens is None:
+        if not has_begun or params.max_tokens is None:
             _check_prompt_length(token_ids, model)
             capped = min(capped, room)
         # Checked for text too: a tokenizer may know tokens that the model has no row for.

@@ -6,18 +6,13 @@ from typing import Any
 from router.http.call import to_json
 from router.http.completions.choices import Part, PromptChoices, stop_reason
 from router.http.completions.request import CompletionRequest
-from router.http.event_stream import DONE, EventStream
-
-# More of them would make ids of events longer than the events.
-MAX_CHOICES_WITH_IDS = 64
+from router.http.event_stream import DONE, EventStream, event_bytes
+from router.http.resume import EventIds, fingerprint
 
 
-def fingerprint(prompts: Sequence[PromptChoices]) -> str | None:
-    """Return OpenAI's `system_fingerprint`: with the same one, a seed gives the same tokens."""
-    started = prompts[0].started
-    if started is None or not started.numerics_id:
-        return None
-    return f"{started.numerics_id}.{started.text_id}"
+def _fingerprint(prompts: Sequence[PromptChoices]) -> str | None:
+    started = next(each.started for each in prompts if each.started)
+    return fingerprint(started.numerics_id, started.text_id)
 
 
 def usage(prompts: Sequence[PromptChoices]) -> dict[str, int]:
@@ -34,13 +29,11 @@ def usage(prompts: Sequence[PromptChoices]) -> dict[str, int]:
 class StreamedAnswer:
     """Sends each part as an event of its own.
 
-    The id of an event is how many events of each choice have been sent, joined by dots: a function
-    of the tokens sent, with which a client can say what it has received.
-
     Args:
         own: id, created and model.
         request: to answer.
         prompts: whose parts come.
+        ids: of the events.
         stream: to send to.
     """
 
@@ -49,15 +42,14 @@ class StreamedAnswer:
         own: dict[str, Any],
         request: CompletionRequest,
         prompts: Sequence[PromptChoices],
+        ids: EventIds,
         stream: EventStream,
     ) -> None:
         self._own = {**own, "object": "text_completion"}
         self._request = request
         self._prompts = prompts
         self._stream = stream
-        num_choices = len(prompts) * request.n
-        self._num_sent = [0] * num_choices
-        self._has_ids = num_choices <= MAX_CHOICES_WITH_IDS
+        self._ids = ids
         self._last_tokens: dict[int, int] = {}
 
     async def take(self, choices: PromptChoices, parts: Sequence[Part]) -> None:
@@ -67,6 +59,11 @@ class StreamedAnswer:
     def _event(self, choices: PromptChoices, part: Part) -> bytes:
         request, end = self._request, part.end
         assert choices.started is not None, "the first event"
+        if part.token_ids:
+            self._last_tokens[part.index] = part.token_ids[-1]
+        event_id = self._ids.next(part.index)
+        if event_id is None:
+            return b""
         choice: dict[str, Any] = {
             "index": part.index,
             "text": part.text,
@@ -79,32 +76,26 @@ class StreamedAnswer:
             choice["token_ids"] = part.token_ids
         if part.prompt:
             choice |= part.prompt
-        if part.token_ids:
-            self._last_tokens[part.index] = part.token_ids[-1]
         if end is not None:
             stop_ids = request.inputs[0].sampling_params.stop_token_ids
             choice["stop_reason"] = stop_reason(end, self._last_tokens.get(part.index), stop_ids)
         content = {
             **self._own,
-            "system_fingerprint": fingerprint(self._prompts),
+            "system_fingerprint": _fingerprint(self._prompts),
             "choices": [choice],
         }
         if request.continuous_usage:
             content["usage"] = usage(self._prompts)
         elif request.include_usage:
             content["usage"] = None
-        self._num_sent[part.index] += 1
-        event_id = ""
-        if self._has_ids:
-            event_id = "id: " + ".".join(map(str, self._num_sent)) + "\n"
-        return b"%bdata: %b\n\n" % (event_id.encode(), to_json(content))
+        return event_bytes(to_json(content), event_id)
 
     async def end(self) -> None:
         """Send what follows the last part."""
         last = DONE
         if self._request.include_usage:
             content = {**self._own, "choices": [], "usage": usage(self._prompts)}
-            last = b"data: %b\n\n" % to_json(content) + DONE
+            last = event_bytes(to_json(content)) + DONE
         await self._stream.end(last)
 
 
@@ -134,7 +125,7 @@ class WholeAnswer:
         """Return what the answer says."""
         return {
             **self._own,
-            "system_fingerprint": fingerprint(self._prompts),
+            "system_fingerprint": _fingerprint(self._prompts),
             "choices": [self._choice(index) for index in sorted(self._parts)],
             "usage": usage(self._prompts),
         }

@@ -58,10 +58,12 @@ class PromptChoices:
         self._offsets = [0] * request.n
         self._tails = [""] * request.n
 
-    @property
-    def needs_prompt(self) -> bool:
-        """Whether the next event but Started is to be preceded by `prompt_parts`."""
-        return self._shows_prompt
+    def is_prompt_due(self, event: Event) -> bool:
+        """Return whether `prompt_parts` come before those of an event."""
+        is_output = isinstance(event, Finished) or (
+            isinstance(event, Delta) and bool(event.text or event.token_ids)
+        )
+        return self._shows_prompt and is_output
 
     def prompt_parts(self, text: str, first_token_text: str) -> Iterator[Part]:
         """Yield what shows the prompt, for each choice.

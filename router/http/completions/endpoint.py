@@ -8,13 +8,14 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from quire.contract.inputs import DetokenizeInput, TokenizeInput
+from quire.contract.inputs import DetokenizeInput, GenerateInput, ReplayInput, TokenizeInput
 from router.http.call import HttpCall
 from router.http.completions.answers import StreamedAnswer, WholeAnswer
 from router.http.completions.choices import Part, PromptChoices
 from router.http.completions.request import CompletionRequest, read_request
 from router.http.endpoint import Handle
 from router.http.event_stream import EventStream
+from router.http.resume import EventIds, read_resumption, replay_of
 from router.requests.inference import Inference
 
 Sink = Callable[[PromptChoices, Sequence[Part]], Awaitable[None]]
@@ -24,10 +25,18 @@ def completions(inference: Inference) -> Handle:
     """Return what answers requests."""
 
     async def handle(call: HttpCall) -> None:
-        call.request_id = call.request_id or uuid.uuid4().hex
         with inference.refusals(call.caller):
-            request = read_request(call.body, call.request_id)
-            request = await _tokenized(inference, request)
+            request = read_request(call.body)
+            num_choices = len(request.inputs) * request.n
+            resumption = None
+            if request.is_stream:
+                resumption = read_resumption(call, num_choices)
+            request_id = resumption.request_id if resumption else call.request_id
+            call.request_id = request_id or uuid.uuid4().hex
+            request = await _tokenized(inference, request.with_id(call.request_id))
+            sent: list[GenerateInput | ReplayInput] = list(request.inputs)
+            if resumption is not None:
+                sent = [replay_of(inference, call, each, resumption) for each in request.inputs]
         model = request.inputs[0].model
         if not model:
             model = next((each.name for each in inference.models()), "")
@@ -36,14 +45,15 @@ def completions(inference: Inference) -> Handle:
 
         async def run(sink: Sink) -> None:
             works = [
-                _run(inference, call, request, place, choices, sink)
+                _run(inference, call, request, place, sent[place], choices, sink)
                 for place, choices in enumerate(prompts)
             ]
             await _all_of(works)
 
         if request.is_stream:
             async with EventStream(call) as stream:
-                streamed = StreamedAnswer(own, request, prompts, stream)
+                ids = EventIds(num_choices, resumption.received if resumption else ())
+                streamed = StreamedAnswer(own, request, prompts, ids, stream)
                 await run(streamed.take)
                 await streamed.end()
         else:
@@ -73,21 +83,21 @@ async def _run(
     call: HttpCall,
     request: CompletionRequest,
     place: int,
+    sent: GenerateInput | ReplayInput,
     choices: PromptChoices,
     sink: Sink,
 ) -> None:
     """Give a sink the parts of one prompt's choices."""
-    sent = request.inputs[place]
     async with aclosing(inference.events(sent, call.caller, call.deadline_s)) as events:
         async for event in events:
-            parts = list(choices.take(event))
-            if parts and choices.needs_prompt:
+            parts: list[Part] = []
+            if choices.is_prompt_due(event):
                 assert choices.started is not None, "the first event"
                 token_ids, text = choices.started.prompt_token_ids, ""
                 if request.echo:
                     text = await _prompt_text(inference, request, place, token_ids)
-                first = inference.token_text(token_ids[0])
-                parts = [*choices.prompt_parts(text, first), *parts]
+                parts += choices.prompt_parts(text, inference.token_text(token_ids[0]))
+            parts += choices.take(event)
             # Also none of them: with its start a request is accepted, and so its answer begins.
             await sink(choices, parts)
 

@@ -1,7 +1,8 @@
 """From the body of /v1/completions to requests, one for each prompt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from quire.contract.inputs import GenerateInput
@@ -47,13 +48,17 @@ class CompletionRequest:
     continuous_usage: bool
     return_token_ids: bool
 
+    def with_id(self, request_id: str) -> "CompletionRequest":
+        """Return it with an id for each prompt: this one, then with numbers behind it."""
+        ids = (f"{request_id}-{place}" if place else request_id for place in count())
+        inputs = (
+            replace(each, request_id=own) for each, own in zip(self.inputs, ids, strict=False)
+        )
+        return replace(self, inputs=tuple(inputs))
 
-def read_request(body: Fields, request_id: str) -> CompletionRequest:
-    """Return what a body asks for.
 
-    Args:
-        body: of the request.
-        request_id: of the first prompt; those after it have their number behind it. "" for none.
+def read_request(body: Fields) -> CompletionRequest:
+    """Return what a body asks for; its requests have no ids yet.
 
     Raises:
         InvalidRequestError: a field is of another type, out of bounds, or not served here.
@@ -79,19 +84,17 @@ def read_request(body: Fields, request_id: str) -> CompletionRequest:
     options = body.fields("stream_options")
     if options.names() and not is_stream:
         raise body.refuse("stream_options", "must be absent unless stream is true")
-    request_id = body.text("request_id") or request_id
     inputs = tuple(
         GenerateInput(
             prompt,
             params,
-            f"{request_id}-{place}" if place and request_id else request_id,
-            body.text("model"),
-            body.integer("priority", 0) or 0,
-            body.text("cache_salt"),
+            model=body.text("model"),
+            priority=body.integer("priority", 0) or 0,
+            cache_salt=body.text("cache_salt"),
             include_prompt_token_ids=True,
             resumable=body.boolean("resumable"),
         )
-        for place, prompt in enumerate(prompts)
+        for prompt in prompts
     )
     return CompletionRequest(
         inputs=inputs,

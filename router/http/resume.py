@@ -1,0 +1,159 @@
+"""Streams that break and go on: the ids of events, and what a client says it has received.
+
+The id of an event is how many events of each choice have been sent with it, joined by dots, "12" of
+one choice, "12.9" of two: a function of the tokens alone. A client that has kept one number may
+have the rest: from the request as it runs on, or computed anew with its seed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.contract.errors import InvalidRequestError
+from quire.contract.inputs import GenerateInput, ReplayInput
+from router.http.call import LAST_EVENT_ID, REQUEST_ID, HttpCall
+from router.http.fields import Fields
+from router.requests.inference import Inference
+
+# More of them would make ids longer than the events.
+MAX_CHOICES_WITH_IDS = 64
+# What APIs put before a request id to make the id of an answer.
+ID_PREFIXES = ("cmpl-", "chatcmpl-", "resp_")
+_MAX_ID_CHARS = 1024
+
+
+class EventIds:
+    """Numbers the events of a stream.
+
+    Args:
+        num_choices: that it has.
+        received: of each choice, how many events its client has; fewer choices stand for none.
+    """
+
+    def __init__(self, num_choices: int, received: Sequence[int] = ()) -> None:
+        self._num_events = [0] * num_choices
+        self._received = [*received, *[0] * (num_choices - len(received))]
+
+    def next(self, index: int) -> str | None:
+        """Return the id of a choice's next event, "" for none; None where its client has it."""
+        self._num_events[index] += 1
+        if self._num_events[index] <= self._received[index]:
+            return None
+        if len(self._num_events) > MAX_CHOICES_WITH_IDS:
+            return ""
+        return ".".join(map(str, self._num_events))
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What a client says of the stream that broke.
+
+    Attributes:
+        request_id: of the stream.
+        received: of each choice, how many events the client has.
+        seed: that the stream reported; None where the client does not say.
+        fingerprint: likewise, "" where the client does not say.
+    """
+
+    request_id: str
+    received: tuple[int, ...]
+    seed: int | None = None
+    fingerprint: str = ""
+
+
+def read_resumption(call: HttpCall, num_choices: int) -> Resumption | None:
+    """Return what a call resumes; None for a new request.
+
+    Args:
+        call: with a field `resume {id, seed, starting_after, system_fingerprint}` in its body, or
+            the header Last-Event-ID.
+        num_choices: of the request.
+
+    Raises:
+        InvalidRequestError: it is malformed.
+    """
+    if "resume" in call.body:
+        resume = call.body.fields("resume")
+        answer_id = resume.text("id")
+        if not answer_id:
+            raise resume.refuse("id", "must be that of the stream, got none")
+        received = _numbers(resume, num_choices)
+        fingerprint = resume.text("system_fingerprint")
+        return Resumption(_bare(answer_id), received, resume.integer("seed"), fingerprint)
+    last_id = call.headers.get(LAST_EVENT_ID)
+    if not last_id:
+        return None
+    if not call.request_id:
+        raise InvalidRequestError(REQUEST_ID, f"must be that of the stream with {LAST_EVENT_ID}")
+    return Resumption(call.request_id, _parse(LAST_EVENT_ID, last_id, num_choices))
+
+
+def replay_of(
+    inference: Inference, call: HttpCall, request: GenerateInput, resumption: Resumption
+) -> ReplayInput:
+    """Return what computes a request again, or finds it running.
+
+    Args:
+        inference: that may have it.
+        call: of the client.
+        request: as it was sent, with the id of the stream.
+        resumption: what the client says of it.
+
+    Raises:
+        InvalidRequestError: without a seed, other tokens might come.
+    """
+    params = request.sampling_params
+    seed = params.seed if resumption.seed is None else resumption.seed
+    if seed is None:
+        seed = inference.seed_of(request.request_id, call.caller)
+    if seed is None and params.temperature > 0.0:
+        raise InvalidRequestError(
+            "seed", "must be that of the stream, which does not run here any more, got none"
+        )
+    numerics_id, text_id = _ids(inference, request.model, resumption.fingerprint)
+    return ReplayInput(request, seed or 0, numerics_id, text_id)
+
+
+def fingerprint(numerics_id: str, text_id: str) -> str | None:
+    """Return OpenAI's `system_fingerprint`: with the same one, a seed gives the same tokens."""
+    return f"{numerics_id}.{text_id}" if numerics_id else None
+
+
+def _ids(inference: Inference, model: str, known: str) -> tuple[str, str]:
+    """Return the ids of a fingerprint; without one, those of what is served now."""
+    if known:
+        numerics_id, _, text_id = known.partition(".")
+        return numerics_id, text_id
+    for each in inference.models():
+        if model in ("", each.name):
+            return each.numerics_id, each.text_id
+    return "", ""
+
+
+def _bare(answer_id: str) -> str:
+    for prefix in ID_PREFIXES:
+        if answer_id.startswith(prefix):
+            return answer_id.removeprefix(prefix)
+    return answer_id
+
+
+def _numbers(resume: Fields, num_choices: int) -> tuple[int, ...]:
+    """Return `starting_after`: the id of the last event, or its number; absent for none."""
+    value = resume.value("starting_after")
+    if isinstance(value, str):
+        return _parse(resume.path("starting_after"), value, num_choices)
+    number = resume.integer("starting_after", 0) or 0
+    if number < 0 or (number and num_choices > 1):
+        raise resume.refuse(
+            "starting_after", "must be the id of an event, or the number of one of the only choice"
+        )
+    return (number,)
+
+
+def _parse(field: str, event_id: str, num_choices: int) -> tuple[int, ...]:
+    parts = event_id.split(".") if len(event_id) <= _MAX_ID_CHARS else []
+    is_id = all(part.isascii() and part.isdigit() and len(part) < 12 for part in parts)
+    if not is_id or len(parts) != num_choices:
+        raise InvalidRequestError(
+            field, f"must be the id of an event of {num_choices} choices: numbers joined by dots"
+        )
+    return tuple(map(int, parts))

@@ -1,0 +1,89 @@
+"""Streams over HTTP that break: the rest comes from the request as it runs, or is computed anew."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.fakes.fake_scheduler import MODEL, FakeScheduler
+from tests.rpc.http_setup import HttpSetup, Sent, events_of, http_router
+from tests.rpc.router_setup import PROMPT
+from tests.rpc.test_orphans import until_orphaned
+from tests.rpc.test_resume import scattered
+
+PATH = "/v1/completions"
+BODY = {"prompt": PROMPT, "max_tokens": 300, "stop": ["zz", "he"], "echo": True}
+
+
+def fake() -> FakeScheduler:
+    return FakeScheduler(scattered, replace(MODEL, numerics_id="5f7a"))
+
+
+async def read_and_break(setup: HttpSetup, body: dict[str, Any], count: int) -> list[Sent]:
+    """Return so many events of a stream that is broken off then."""
+    headers = {"x-request-id": "mine"}
+    async with setup.http.stream(
+        "POST", PATH, json={**body, "stream": True}, headers=headers
+    ) as response:
+        events = events_of(response)
+        return [await anext(events) for _ in range(count)]
+
+
+def contents(events: list[Sent]) -> list[tuple[str, Any]]:
+    """Return what events say, but for the id of their request."""
+    return [(event.id, event.data and event.data["choices"]) for event in events[:-1]]
+
+
+async def test_with_its_seed_a_stream_is_computed_again_from_any_event(tmp_path) -> None:
+    async with http_router(tmp_path, fake()) as setup:
+        whole = await setup.events(PATH, {**BODY, "max_tokens": 12})
+        for count in range(1, len(whole) - 1):
+            events = await read_and_break(setup, {**BODY, "max_tokens": 12}, count)
+            resume = {
+                "id": events[0].data["id"],
+                "seed": events[0].choice["seed"],
+                "starting_after": count,
+                "system_fingerprint": events[0].data["system_fingerprint"],
+            }
+            rest = await setup.events(PATH, {**BODY, "max_tokens": 12, "resume": resume})
+            assert contents(events + rest) == contents(whole), count
+            assert rest[0].data["id"] == "cmpl-mine"
+
+
+async def test_a_resumable_stream_runs_on_and_nothing_is_computed_again(tmp_path) -> None:
+    body = {**BODY, "max_tokens": 16, "resumable": True, "logprobs": 1}
+    async with http_router(tmp_path, fake()) as setup:
+        whole = await setup.events(PATH, body)
+        setup.fake.hold()
+        breaking = asyncio.create_task(read_and_break(setup, body, 4))
+        await setup.fake.until(lambda: setup.fake.num_running() == 1)
+        await setup.fake.step(5)
+        events = await breaking
+        await until_orphaned(setup)
+        await setup.fake.release()
+        headers = {"x-request-id": "mine", "last-event-id": events[-1].id}
+        rest = await setup.events(PATH, body, **headers)
+        assert contents(events + rest) == contents(whole)
+        assert len(setup.fake.submitted) == 2
+        assert setup.router.orphans.num_attached == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "headers", "status", "param"),
+    [
+        ({"resume": {"seed": 1}}, {}, 400, "resume.id"),
+        ({"resume": {"id": "a", "starting_after": -1}}, {}, 400, "resume.starting_after"),
+        ({"resume": {"id": "a", "starting_after": "1.2"}}, {}, 400, "resume.starting_after"),
+        ({"resume": {"id": "a", "starting_after": 1}}, {}, 400, "seed"),
+        ({"resume": {"id": "a", "seed": 1, "system_fingerprint": "other."}}, {}, 412, None),
+        ({}, {"last-event-id": "3"}, 400, "x-request-id"),
+        ({}, {"last-event-id": "x", "x-request-id": "a"}, 400, "last-event-id"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_resumed_is_refused_by_name(
+    tmp_path, change, headers, status, param
+) -> None:
+    async with http_router(tmp_path, fake()) as setup:
+        response = await setup.post(PATH, {**BODY, **change, "stream": True}, **headers)
+        assert (response.status_code, response.json()["error"]["param"]) == (status, param)
