@@ -85,7 +85,7 @@ int64_t draw_token(const ScaledLogits& row, const SampleCut& cut, const DrawKey&
     any = 0;
     for (int i = 0; i < kDrawTokens; ++i) {
       const float variate = static_cast<float>(words[i]);
-      may_win[i] = (exp_bound(x[i]) >= least * variate) & (x[i] >= cut.x_cut) ? 1 : 0;
+      may_win[i] = ((exp_bound(x[i]) >= least * variate) & (x[i] >= cut.x_cut)) ? 1 : 0;
       any |= may_win[i];
     }
     if (any == 0) continue;
