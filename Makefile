@@ -65,6 +65,9 @@ format: .venv/.dev ## Rewrite the sources in the house style
 images: .venv/.dev ## Build the images of the services (IMAGE_TAG=dev, IMAGE_REGISTRY=, BASE_IMAGE=, TARGETS=); no step needs a network
 	@tools/images.sh $(TARGETS)
 
+wheels: .venv/.dev ## Build sdist and wheels of each CPython found into build/wheels/dist, and try them (PYTHONS= names interpreters)
+	@tools/wheels.sh $(PYTHONS)
+
 lock: .venv/.dev ## Pin anew what the images hold, and fetch it into build/wheelhouse
 	@$(BIN)/python tools/lock.py resolve $(NAMES)
 	@$(BIN)/python tools/lock.py fetch $(NAMES)

@@ -45,6 +45,7 @@ CONTAINERS = (
     ),
     Lane("manifests", ("make", "test-manifests"), waits=True, after=("images",)),
 )
+WHEELS = Lane("wheels", ("tools/wheels.sh", "--quick"))
 LINT = Lane("lint", ("make", "lint"))
 CUDA = Lane("cuda-build", ("csrc/dev_build.sh", "build/cuda"), {"QUIRE_CUDA": "1"})
 
@@ -58,7 +59,7 @@ def plan(name: str) -> Sequence[Lane]:
         "nightly": NIGHTLY,
         "ci": (
             *(LINT, *CONTAINERS, *TEST),
-            *(replace(lane, optional=True) for lane in (*DEEP, *cuda)),
+            *(replace(lane, optional=True) for lane in (WHEELS, *DEEP, *cuda)),
         ),
     }[name]
 
