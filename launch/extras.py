@@ -14,7 +14,10 @@ _ANY_SERVICE = (
 )
 MODULES = {
     "scheduler": _ANY_SERVICE,
-    "router": (*_ANY_SERVICE, "jinja2", "llguidance", "starlette", "tokenizers", "uvicorn"),
+    "router": (
+        *(*_ANY_SERVICE, "h11", "jinja2", "llguidance"),
+        *("starlette", "tokenizers", "uvicorn"),
+    ),
     "worker": (
         *(*_ANY_SERVICE, "llguidance", "numpy", "safetensors"),
         *("tokenizers", "torch", "transformers"),
