@@ -71,7 +71,6 @@ class Inference:
         request: GenerateInput | ChatInput | ResumeInput,
         caller: Caller,
         deadline_s: float | None = None,
-        now: float | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Yield Started, a Delta whenever there is something new, and Finished for each output.
 
@@ -85,8 +84,6 @@ class Inference:
             caller: whose API key it came with.
             deadline_s: until when its client waits, on the monotonic clock; None for ever. The
                 caller ends the stream then.
-            now: what the template of a chat is told that asks for the time, in seconds since the
-                epoch; None for the time that it is.
 
         Raises:
             QuireError: the request is refused, or failed. ReaderStalledError comes in the place of
@@ -94,7 +91,7 @@ class Inference:
         """
         record = self._counters.open(caller.name)
         try:
-            stream = await self._open(request, caller, deadline_s, record, now)
+            stream = await self._open(request, caller, deadline_s, record)
             reader = StreamReader(stream)
             try:
                 with ReaderWatch(self._stalled_reader_timeout_s) as watch:
@@ -121,7 +118,6 @@ class Inference:
         caller: Caller,
         deadline_s: float | None,
         record: RequestCounters,
-        now: float | None,
     ) -> RequestStream:
         """Check a request and start it, or find it running; return what is to be read."""
         ledger = TimeLedger()
@@ -129,7 +125,7 @@ class Inference:
         sent = request.request if isinstance(request, ResumeInput) else request
         caller.check_priority(sent.priority)
         if isinstance(sent, ChatInput):
-            sent = await self._chats.generate_input(sent, ledger, now)
+            sent = await self._chats.generate_input(sent, ledger)
         if resumed is not None:
             valid = await self._validator.resume(resumed, ledger)
             check_received(resumed, valid)
@@ -168,6 +164,10 @@ class Inference:
 
     def _position_with_texts(self, position: TokenLogprobs) -> TokenLogprobs:
         return replace(position, texts=tuple(map(self._codec.token_text, position.token_ids)))
+
+    async def generate_input(self, chat: ChatInput, now: float | None = None) -> GenerateInput:
+        """Return the request that a chat is; arguments and errors as of `ChatPrompts`."""
+        return await self._chats.generate_input(chat, TimeLedger(), now)
 
     def abort(self, request_id: str, caller: Caller) -> bool:
         """End a request of the same caller; return whether there was one. It ends with ABORT."""

@@ -8,7 +8,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 
 from quire import SamplingParams
-from tests.rpc.http_setup import HttpSetup, http_router
+from tests.rpc.http_setup import HttpSetup, events_of, http_router
 from tests.rpc.router_setup import BACKEND
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -85,6 +85,21 @@ async def test_each_token_is_an_event_numbered_by_the_tokens(setup, client) -> N
     *events, done = await setup.events(PATH, BODY)
     assert [event.id for event in events] == [str(number) for number in range(1, 15)]
     assert done.data == "[DONE]"
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+async def test_a_stream_that_broke_goes_on_after_any_event(setup, resumable) -> None:
+    body = {**BODY, "seed": 4, "stream": True, "resumable": resumable}
+    whole = await setup.events(PATH, body)
+    contents = [(event.id, event.data["choices"]) for event in whole[:-1]]
+    for num in range(1, len(contents)):
+        async with setup.http.stream("POST", PATH, json=body) as response:
+            events = events_of(response)
+            first = [await anext(events) for _ in range(num)]
+        resume = {"id": first[0].data["id"], "seed": 4, "starting_after": num}
+        resume["created"] = first[0].data["created"]
+        rest = await setup.events(PATH, {**body, "resume": resume})
+        assert [(each.id, each.data["choices"]) for each in rest[:-1]] == contents[num:]
 
 
 async def test_the_template_gets_tools_and_variables(setup) -> None:

@@ -7,20 +7,19 @@ from router.http.call import to_json
 from router.http.chat.choices import ChatChoices, Part, joined_logprobs
 from router.http.chat.request import ChatCompletionRequest
 from router.http.completions.choices import stop_reason
-from router.http.event_stream import DONE, EventStream
+from router.http.event_stream import DONE, EventStream, event_bytes
 from router.http.logprobs import prompt_logprobs
+from router.http.resume import EventIds
 
 
 class StreamedChat:
     """Sends each part as an event of its own.
 
-    The id of an event is how many events of each choice have been sent, joined by dots: a function
-    of the tokens sent, with which a client can say what it has received.
-
     Args:
         own: id, created and model.
         request: to answer.
         choices: whose parts come.
+        ids: of the events.
         stream: to send to.
     """
 
@@ -29,13 +28,14 @@ class StreamedChat:
         own: dict[str, Any],
         request: ChatCompletionRequest,
         choices: ChatChoices,
+        ids: EventIds,
         stream: EventStream,
     ) -> None:
         self._own = {**own, "object": "chat.completion.chunk"}
         self._request = request
         self._choices = choices
         self._stream = stream
-        self._num_sent = [0] * request.chat.sampling_params.n
+        self._ids = ids
         self._last_tokens: dict[int, int] = {}
 
     async def take(self, parts: Sequence[Part]) -> None:
@@ -45,6 +45,11 @@ class StreamedChat:
     def _event(self, part: Part) -> bytes:
         request, choices, end = self._request, self._choices, part.end
         assert choices.started is not None, "the first event"
+        if part.token_ids:
+            self._last_tokens[part.index] = part.token_ids[-1]
+        event_id = self._ids.next(part.index)
+        if event_id is None:
+            return b""
         delta: dict[str, Any] = {}
         if part.is_first:
             delta = {"role": "assistant", "content": ""}
@@ -60,8 +65,6 @@ class StreamedChat:
         }
         if request.return_token_ids:
             choice["token_ids"] = part.token_ids
-        if part.token_ids:
-            self._last_tokens[part.index] = part.token_ids[-1]
         if end is not None:
             stop_ids = request.chat.sampling_params.stop_token_ids
             choice["stop_reason"] = stop_reason(end, self._last_tokens.get(part.index), stop_ids)
@@ -72,16 +75,14 @@ class StreamedChat:
             content["usage"] = choices.usage
         elif request.include_usage:
             content["usage"] = None
-        self._num_sent[part.index] += 1
-        event_id = ".".join(map(str, self._num_sent))
-        return b"id: %b\ndata: %b\n\n" % (event_id.encode(), to_json(content))
+        return event_bytes(to_json(content), event_id)
 
     async def end(self) -> None:
         """Send what follows the last part."""
         last = DONE
         if self._request.include_usage:
             content = {**self._own, "choices": [], "usage": self._choices.usage}
-            last = b"data: %b\n\n" % to_json(content) + DONE
+            last = event_bytes(to_json(content)) + DONE
         await self._stream.end(last)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.contract.outputs import Delta, Event, Finished, Started, TokenLogprobs
 from router.http.logprobs import finite
+from router.http.resume import fingerprint
 
 
 @dataclass(slots=True)
@@ -67,11 +68,9 @@ class ChatChoices:
 
     @property
     def fingerprint(self) -> str | None:
-        """OpenAI's `system_fingerprint`: with the same one, a seed gives the same tokens."""
+        """OpenAI's `system_fingerprint`."""
         started = self.started
-        if started is None or not started.numerics_id:
-            return None
-        return f"{started.numerics_id}.{started.text_id}"
+        return None if started is None else fingerprint(started.numerics_id, started.text_id)
 
     def take(self, event: Event) -> Iterator[Part]:
         """Yield the parts that an event brings."""

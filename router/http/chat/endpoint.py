@@ -3,13 +3,17 @@
 import time
 import uuid
 from contextlib import aclosing
+from dataclasses import replace
 
+from quire.contract.chat import ChatInput
+from quire.contract.inputs import ReplayInput
 from router.http.call import HttpCall
 from router.http.chat.answers import StreamedChat, WholeChat
 from router.http.chat.choices import ChatChoices
 from router.http.chat.request import read_request
 from router.http.endpoint import Handle
 from router.http.event_stream import EventStream
+from router.http.resume import EventIds, read_resumption, replay_of
 from router.requests.inference import Inference
 
 
@@ -17,22 +21,32 @@ def chat_completions(inference: Inference) -> Handle:
     """Return what answers requests."""
 
     async def handle(call: HttpCall) -> None:
-        call.request_id = call.request_id or uuid.uuid4().hex
         with inference.refusals(call.caller):
-            request = read_request(call.body, call.request_id)
-        chat = request.chat
+            request = read_request(call.body)
+            num_choices = request.chat.sampling_params.n
+            resumption = read_resumption(call, num_choices) if request.is_stream else None
+            request_id = resumption.request_id if resumption else call.request_id
+            call.request_id = request_id or uuid.uuid4().hex
+            chat = replace(request.chat, request_id=call.request_id)
+            sent: ChatInput | ReplayInput = chat
+            if resumption is not None:
+                # What it was told of the time is part of the prompt.
+                created = call.body.fields("resume").integer("created")
+                plain = await inference.generate_input(chat, created)
+                sent = replay_of(inference, call, plain, resumption)
         model = chat.model or next((each.name for each in inference.models()), "")
         own = {"id": f"chatcmpl-{call.request_id}", "created": int(time.time()), "model": model}
-        choices = ChatChoices(chat.sampling_params.n, request.top_logprobs)
+        choices = ChatChoices(num_choices, request.top_logprobs)
 
         async def run(answer: StreamedChat | WholeChat) -> None:
-            async with aclosing(inference.events(chat, call.caller, call.deadline_s)) as events:
+            async with aclosing(inference.events(sent, call.caller, call.deadline_s)) as events:
                 async for event in events:
                     await answer.take(list(choices.take(event)))
 
         if request.is_stream:
             async with EventStream(call) as stream:
-                streamed = StreamedChat(own, request, choices, stream)
+                ids = EventIds(num_choices, resumption.received if resumption else ())
+                streamed = StreamedChat(own, request, choices, ids, stream)
                 await run(streamed)
                 await streamed.end()
         else:

@@ -47,12 +47,8 @@ class ChatCompletionRequest:
     return_prompt_token_ids: bool
 
 
-def read_request(body: Fields, request_id: str) -> ChatCompletionRequest:
-    """Return what a body asks for.
-
-    Args:
-        body: of the request.
-        request_id: that its headers bring; "" for none.
+def read_request(body: Fields) -> ChatCompletionRequest:
+    """Return what a body asks for; its chat has no id yet.
 
     Raises:
         InvalidRequestError: a field is of another type, out of bounds, or not served here.
@@ -85,10 +81,9 @@ def read_request(body: Fields, request_id: str) -> ChatCompletionRequest:
         _template_kwargs(body),
         body.boolean("add_generation_prompt", True),
         body.boolean("continue_final_message"),
-        body.text("request_id") or request_id,
-        body.text("model"),
-        body.integer("priority", 0) or 0,
-        body.text("cache_salt"),
+        model=body.text("model"),
+        priority=body.integer("priority", 0) or 0,
+        cache_salt=body.text("cache_salt"),
         resumable=body.boolean("resumable"),
     )
     return ChatCompletionRequest(

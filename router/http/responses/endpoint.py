@@ -2,21 +2,24 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from http import HTTPStatus
 
+from quire.contract.chat import ChatInput
 from quire.contract.errors import InvalidRequestError
+from quire.contract.inputs import ReplayInput
 from quire.contract.outputs import Event, Started
 from router.http.call import HttpCall, to_json
 from router.http.chat.choices import ChatChoices, Part
 from router.http.endpoint import Handle
 from router.http.errors import HttpError
-from router.http.event_stream import EventStream
-from router.http.responses.events import FIRST_TOKEN, ResponseState
+from router.http.event_stream import EventStream, event_bytes
+from router.http.responses.events import ResponseState
 from router.http.responses.held import HeldResponse, HeldResponses
 from router.http.responses.request import ID_PREFIX, read_request
+from router.http.resume import replay_of
 from router.requests.inference import Inference
 
 
@@ -27,16 +30,18 @@ def create(inference: Inference, held: HeldResponses) -> Handle:
         call.request_id = call.request_id or uuid.uuid4().hex
         with inference.refusals(call.caller):
             request = read_request(call.body, call.request_id)
-        if request.is_resumed and (response := held.find_same(request, call.caller.name)):
-            await _go_on(inference, held, call, response, request.starting_after)
-            return
-        chat, now = request.chat, request.now
+        chat, created_at = request.chat, request.created_at
+        sent: ChatInput | ReplayInput = chat
+        if request.resumption is not None:
+            plain = await inference.generate_input(chat, created_at)
+            sent = replay_of(inference, call, plain, request.resumption)
         model = chat.model or next((each.name for each in inference.models()), "")
-        created_at = int(time.time()) if now is None else now
+        if created_at is None:
+            created_at = int(time.time())
         state = ResponseState(chat.request_id, model, created_at, request.own)
         choices = ChatChoices(1, request.top_logprobs)
         response = HeldResponse(request, call.caller.name, state)
-        events = inference.events(chat, call.caller, call.deadline_s, now=now)
+        events = inference.events(sent, call.caller, call.deadline_s)
         if request.is_stream:
             await _stream(call, response, held, choices, events, request.starting_after)
             return
@@ -69,24 +74,13 @@ def retrieve(inference: Inference, held: HeldResponses) -> Handle:
         if call.query.get("stream", "true").lower() not in ("true", "1"):
             raise InvalidRequestError("stream", "must be true: no response is stored")
         after = _starting_after(call.query.get("starting_after", "-1"))
-        await _go_on(inference, held, call, response, after)
+        old = response.state
+        state = ResponseState(old.request_id, old.model, old.created_at, old.own)
+        choices = ChatChoices(1, response.request.top_logprobs)
+        events = inference.events(response.replay(), call.caller, call.deadline_s)
+        await _stream(call, replace(response, state=state), held, choices, events, after)
 
     return handle
-
-
-async def _go_on(
-    inference: Inference, held: HeldResponses, call: HttpCall, response: HeldResponse, after: int
-) -> None:
-    """Send what follows an event: from memory where the request still runs, else computed again."""
-    num_tokens = min(max(0, after + 1 - FIRST_TOKEN), len(response.parts))
-    received = response.parts[:num_tokens]
-    resumed = response.resumed(num_tokens)
-    old = response.state
-    state = ResponseState(old.request_id, old.model, old.created_at, old.own)
-    choices = ChatChoices(1, response.request.top_logprobs)
-    newer = replace(response, state=state, parts=[], logprobs=[])
-    events = inference.events(resumed, call.caller, call.deadline_s)
-    await _stream(call, newer, held, choices, events, after, received)
 
 
 async def _stream(
@@ -96,7 +90,6 @@ async def _stream(
     choices: ChatChoices,
     events: AsyncGenerator[Event, None],
     after: int,
-    received: Sequence[Part] = (),
 ) -> None:
     """Send the events of a response that follow one.
 
@@ -105,24 +98,19 @@ async def _stream(
         response: to be held where its client may come back.
         held: where.
         choices: makes parts of events.
-        events: of the request; after its start, of the tokens behind `received`.
+        events: of the request, from its start on.
         after: number of the last event that the client has.
-        received: tokens that the client has.
     """
     state = response.state
     async with EventStream(call) as stream, aclosing(events):
         try:
             async for event in events:
                 parts = _parts(state, choices, event)
-                if isinstance(event, Started):
-                    parts += received
-                    if response.request.chat.resumable:
-                        held.put(response)
-                held.add(response, parts)
+                if isinstance(event, Started) and response.request.chat.resumable:
+                    held.put(response)
                 await stream.write(
                     b"".join(
-                        b"event: %b\nid: %d\ndata: %b\n\n"
-                        % (sent["type"].encode(), sent["sequence_number"], to_json(sent))
+                        event_bytes(to_json(sent), str(sent["sequence_number"]), sent["type"])
                         for part in parts
                         for sent in state.events(part)
                         if sent["sequence_number"] > after

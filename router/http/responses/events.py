@@ -11,9 +11,7 @@ from typing import Any
 from quire.contract.outputs import Finished, FinishReason, Started
 from router.http.chat.choices import Part
 from router.http.responses.request import ID_PREFIX
-
-# Of the first token. Before it: created, in_progress, output_item.added, content_part.added.
-FIRST_TOKEN = 4
+from router.http.resume import fingerprint
 
 ResponseEvent = dict[str, Any]
 
@@ -99,6 +97,9 @@ class ResponseState:
             "output": [] if end is None else [self._item(status)],
             "usage": None,
             "seed": None if started is None else started.seed,
+            "system_fingerprint": (
+                None if started is None else fingerprint(started.numerics_id, started.text_id)
+            ),
         }
         if status == "incomplete":
             is_length = end is not None and end.finish_reason is FinishReason.LENGTH

@@ -1,14 +1,14 @@
 """From the body of /v1/responses to a chat."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.contract.chat import ChatInput
 from quire.contract.openai_chat import parse_tool_choice, parse_tools
-from quire.contract.sampling_params import SamplingParams
 from router.http.fields import Fields
 from router.http.responses.items import read_input
+from router.http.resume import Resumption
 from router.http.sampling import check_served, read_sampling_params
 
 LOGPROBS = "message.output_text.logprobs"
@@ -34,18 +34,18 @@ class ResponseRequest:
         own: fields of the answer that repeat what was asked for.
         top_logprobs: how many of the most probable tokens to show for each; None for none.
         is_stream: answer with events.
-        is_resumed: it was sent before, and its stream broke.
-        starting_after: events up to this number were received, of an earlier stream; -1 for none.
-        now: when that one began, in seconds since the epoch; None for one that begins now.
+        resumption: what the client says of its stream that broke; None for a new request.
+        starting_after: number of the last event that was received of it; -1 for none.
+        created_at: when it began, in seconds since the epoch; None for one that begins now.
     """
 
     chat: ChatInput
     own: dict[str, Any] = field(compare=False)
     top_logprobs: int | None
     is_stream: bool
-    is_resumed: bool = False
+    resumption: Resumption | None = None
     starting_after: int = -1
-    now: int | None = None
+    created_at: int | None = None
 
 
 def read_request(body: Fields, request_id: str) -> ResponseRequest:
@@ -84,11 +84,15 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
     extra = body.fields("chat_template_kwargs")
     kwargs |= {name: extra.value(name) for name in extra.names()}
     resume = body.fields("resume")
+    resumption = None
     if resume.names():
         if not is_stream:
             raise body.refuse("resume", "must come with stream")
         request_id = resume.text("id").removeprefix(ID_PREFIX)
-        params = _with_seed(params, resume)
+        if not request_id:
+            raise resume.refuse("id", "must be that of the response, got none")
+        fingerprint = resume.text("system_fingerprint")
+        resumption = Resumption(request_id, (), resume.integer("seed"), fingerprint)
     chat = ChatInput(
         read_input(body),
         params,
@@ -107,19 +111,10 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
         own=_repeated(body, background),
         top_logprobs=top_logprobs,
         is_stream=is_stream,
-        is_resumed=bool(resume.names()),
+        resumption=resumption,
         starting_after=_starting_after(resume),
-        now=resume.integer("created_at"),
+        created_at=resume.integer("created_at"),
     )
-
-
-def _with_seed(params: SamplingParams, resume: Fields) -> SamplingParams:
-    seed = resume.integer("seed")
-    if seed is None:
-        raise resume.refuse("seed", "must be that of the response, got none")
-    if params.seed not in (None, seed):
-        raise resume.refuse("seed", f"must be the request's ({params.seed}), got {seed}")
-    return replace(params, seed=seed)
 
 
 def _starting_after(resume: Fields) -> int:
