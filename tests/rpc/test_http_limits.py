@@ -1,0 +1,148 @@
+"""What the HTTP port refuses: each as a status with a body in OpenAI's shape, early."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from router.http import connection
+from router.http.call import TIMEOUT
+from tests.rpc.conftest import Keyed
+from tests.rpc.http_setup import http_router
+from tests.rpc.router_setup import PROMPT
+
+PATH = "/v1/completions"
+JSON = {"content-type": "application/json"}
+LENGTHY = b'{"prompt": "' + b"a" * 2**18 + b'"}'
+
+
+def shown(response: Any) -> tuple[int, str]:
+    """Return status and code, after a look at the shape."""
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert PROMPT not in error["message"]
+    return response.status_code, error["code"]
+
+
+async def test_each_wrong_request_is_refused_in_openais_shape(tmp_path) -> None:
+    async with http_router(tmp_path, max_prompt_bytes=2**15) as setup:
+
+        async def chunks():
+            yield LENGTHY
+
+        body = {"prompt": PROMPT}
+        encoded, plain = {**JSON, "content-encoding": "gzip"}, {"content-type": "text/plain"}
+        cases: list[tuple[str, str, dict[str, Any], int, str]] = [
+            ("POST", PATH, {"content": b"{}"}, 415, "bad_http_request"),
+            ("POST", PATH, {"content": b"{}", "headers": plain}, 415, "bad_http_request"),
+            ("POST", PATH, {"content": b"{}", "headers": encoded}, 415, "bad_http_request"),
+            ("POST", PATH, {"content": b"{", "headers": JSON}, 400, "invalid_request"),
+            ("POST", PATH, {"content": b"[" * 10_000, "headers": JSON}, 400, "invalid_request"),
+            ("POST", PATH, {"json": {}}, 400, "invalid_request"),
+            ("POST", PATH, {"json": {"prompt": "a" * 2**16}}, 400, "invalid_request"),
+            ("POST", PATH, {"json": {**body, "model": "other"}}, 404, "model_not_found"),
+            ("POST", PATH, {"json": {"prompt": [999_999]}}, 400, "invalid_request"),
+            ("POST", PATH, {"json": {**body, "priority": 10**30}}, 400, "invalid_request"),
+            (
+                "POST",
+                PATH,
+                {"json": body, "headers": {"x-request-id": "a b"}},
+                400,
+                "invalid_request",
+            ),
+            ("POST", PATH, {"json": body, "headers": {TIMEOUT: "nan"}}, 400, "invalid_request"),
+            ("POST", PATH, {"content": LENGTHY, "headers": JSON}, 413, "bad_http_request"),
+            ("POST", PATH, {"content": chunks(), "headers": JSON}, 413, "bad_http_request"),
+            ("POST", "/tokenize", {"json": {}}, 400, "invalid_request"),
+            ("POST", "/tokenize", {"json": {"prompt": 5}}, 400, "invalid_request"),
+            ("POST", "/detokenize", {"json": {"tokens": ["a"]}}, 400, "invalid_request"),
+            ("POST", "/detokenize", {"json": {"tokens": [-1]}}, 400, "invalid_request"),
+            ("GET", "/nowhere", {}, 404, "bad_http_request"),
+            ("GET", PATH, {}, 405, "bad_http_request"),
+        ]
+        for method, path, request, status, code in cases:
+            response = await setup.http.request(method, path, **request)
+            assert shown(response) == (status, code), (method, path, response.text)
+        answer = await setup.post(PATH, {"prompt": PROMPT, "max_tokens": 2})
+        assert answer.status_code == 200, "and it goes on as ever"
+        assert (await setup.http.get("/health")).json() == {"status": "ok"}
+        [model] = (await setup.http.get("/v1/models")).json()["data"]
+        assert model["id"] == "fake"
+
+
+async def sent_raw(address: str, content: bytes) -> bytes:
+    """Send bytes, and return all that comes until the connection is closed."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(content)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"no request\r\n\r\n", b"GET / HTTP/1.1\r\na: " + b"b" * 2**16, b"\x16\x03\x01\x02"],
+    ids=["words", "a long head", "TLS"],
+)
+async def test_what_is_no_request_is_answered_and_closed(tmp_path, content) -> None:
+    async with http_router(tmp_path) as setup:
+        answer = await sent_raw(setup.router.http_address, content + b"\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body)["error"]["code"] == "bad_http_request"
+
+
+async def test_who_is_slow_is_given_up(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.05)
+    async with http_router(tmp_path, http_body_timeout_s=0.05) as setup:
+        address = setup.router.http_address
+        for content in (b"", b"GET /health HTT"):
+            assert await sent_raw(address, content) == b""
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        # Its answer comes, and the rest of the body is not waited for either.
+        answer = await sent_raw(address, head + b"content-length: 99\r\n\r\n{")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+async def test_too_many_connections_are_refused(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 1)
+    async with http_router(tmp_path) as setup:
+        assert (await setup.http.get("/health")).status_code == 200  # and stays connected
+        answer = await sent_raw(setup.router.http_address, b"")
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        assert b"retry-after: 1" in answer
+
+
+async def test_keys_are_those_of_the_grpc_port(keyed: Keyed, tmp_path) -> None:
+    async with http_router(tmp_path, api_keys=keyed.file) as setup:
+        body = {"prompt": PROMPT, "max_tokens": 2}
+        refused: list[dict[str, str]] = [
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Bearer old"},
+            {"authorization": "Basic alice"},
+            {"authorization": "Bearer alice", "x-api-key": "bob"},
+        ]
+        for headers in refused:
+            response = await setup.post(PATH, body, **headers)
+            assert shown(response) == (401, "invalid_api_key"), headers
+            assert response.headers["www-authenticate"] == "Bearer"
+        for headers in ({"authorization": "bearer alice"}, {"x-api-key": "alice"}):
+            assert (await setup.post(PATH, body, **headers)).status_code == 200
+        response = await setup.post(PATH, {**body, "priority": -2}, **{"x-api-key": "dave"})
+        assert shown(response) == (400, "invalid_request")
+        assert (await setup.http.get("/health")).status_code == 200
+        assert (await setup.http.get("/version")).status_code == 401
+        tenants = [each.tenant for each in setup.fake.submitted]
+        assert tenants == [("alice", 1.0)] * 2
+
+
+@pytest.mark.parametrize("origins", [(), ("https://a.example",)])
+async def test_pages_of_other_origins_read_only_what_they_may(tmp_path, origins) -> None:
+    async with http_router(tmp_path, http_cors_origin=origins) as setup:
+        for origin in ("https://a.example", "https://b.example"):
+            response = await setup.http.get("/health", headers={"origin": origin})
+            allowed = response.headers.get("access-control-allow-origin")
+            assert allowed == (origin if origin in origins else None)
