@@ -1,7 +1,8 @@
 """A router's metrics for Prometheus, read from its counters when they are asked for."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -39,6 +40,22 @@ _ERRORS = tuple(
 _CELL_STATES = ("up", "without_workers", "draining", "disconnected")
 
 
+class HttpActivity(Protocol):
+    """What an HTTP port does."""
+
+    @property
+    def num_answers(self) -> Mapping[tuple[str, int], int]:
+        """Answers so far, by route and status."""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have no complete answer."""
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open."""
+
+
 class RouterCollector(Collector):
     """The metrics of a router.
 
@@ -47,6 +64,7 @@ class RouterCollector(Collector):
         cells: that it knows.
         orphans: requests that run on without a client.
         num_unauthenticated: returns how many calls were refused for want of a key.
+        http: its HTTP port; None if it has none.
     """
 
     def __init__(
@@ -55,17 +73,20 @@ class RouterCollector(Collector):
         cells: CellPool,
         orphans: Orphans,
         num_unauthenticated: Callable[[], int] = lambda: 0,
+        http: HttpActivity | None = None,
     ) -> None:
         self._counters = counters
         self._cells = cells
         self._orphans = orphans
         self._num_unauthenticated = num_unauthenticated
+        self._http = http
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families; of each model, series begin with its first request."""
         yield from self._requests()
         yield from _latencies(self._counters)
         yield from self._choices()
+        yield from _http_activity(self._http)
 
     def _requests(self) -> Iterator[Metric]:
         counters = self._counters
@@ -186,6 +207,26 @@ class RouterCollector(Collector):
             {(state,): states[state] for state in _CELL_STATES},
             ("state",),
         )
+
+
+def _http_activity(http: HttpActivity | None) -> Iterator[Metric]:
+    answers = http.num_answers if http else {}
+    yield counter(
+        "quire_router_http_requests_total",
+        "Requests over HTTP that were answered, or whose clients went away, by status.",
+        {(route, str(status)): number for (route, status), number in answers.items()},
+        ("route", "status"),
+    )
+    yield gauge(
+        "quire_router_http_open_requests",
+        "Requests over HTTP that have no complete answer.",
+        http.num_requests if http else 0,
+    )
+    yield gauge(
+        "quire_router_http_connections",
+        "Connections of the HTTP port.",
+        http.num_connections if http else 0,
+    )
 
 
 def _state_of(cell: CellStatus) -> str:

@@ -116,7 +116,9 @@ class Router:
 
         self._admin = ServiceAdmin(
             "router",
-            RouterCollector(self._counters, self._cells, self.orphans, self._num_unauthenticated),
+            RouterCollector(
+                self._counters, self._cells, self.orphans, self._num_unauthenticated, self._http
+            ),
             RouterAliases(self._counters),
             is_ready=lambda: self._server.is_serving,
             why_not_ready=lambda: self._cells.why_not_serving,
@@ -201,7 +203,7 @@ class Router:
 
     @property
     def _num_http_requests(self) -> int:
-        return self._http.server.num_requests if self._http else 0
+        return self._http.num_requests if self._http else 0
 
     async def stop(self) -> None:
         """Refuse new requests, give running ones a moment, end them, and close the sessions."""

@@ -50,6 +50,16 @@ class HttpFront:
         )
         self.server = HttpServer(app, config.tls, config.client_certificates)
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that have no complete answer."""
+        return self.server.num_requests
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open."""
+        return self.server.num_connections
+
     async def start(self) -> str:
         """Listen, and return the address bound; raises as `HttpServer.start`."""
         return await self.server.start(self._host, self._port)

@@ -11,6 +11,7 @@ from router.http.call import TIMEOUT
 from tests.rpc.conftest import Keyed
 from tests.rpc.http_setup import http_router
 from tests.rpc.router_setup import PROMPT
+from tests.scraping import Scrape, get
 
 PATH = "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -146,3 +147,23 @@ async def test_pages_of_other_origins_read_only_what_they_may(tmp_path, origins)
             response = await setup.http.get("/health", headers={"origin": origin})
             allowed = response.headers.get("access-control-allow-origin")
             assert allowed == (origin if origin in origins else None)
+
+
+async def test_requests_are_counted_by_path_and_status(tmp_path) -> None:
+    async with http_router(tmp_path) as setup:
+        admin = await setup.router.start_admin(0)
+        for path in ("/health", "/nowhere", "/nowhere/else"):
+            await setup.http.get(path)
+        await setup.post(PATH, {"prompt": PROMPT, "max_tokens": 2})
+        await setup.post(PATH, {"prompt": 5})
+        status, page = await asyncio.to_thread(get, admin, "/metrics")
+        assert status == 200
+        metrics = Scrape(page)
+        counted = {
+            (route, code): metrics("quire_router_http_requests_total", route=route, status=code)
+            for route, code in (("/health", "200"), ("other", "404"), (PATH, "200"), (PATH, "400"))
+        }
+        assert list(counted.values()) == [1, 2, 1, 1]
+        assert metrics("quire_router_http_open_requests") == 0
+        assert metrics("quire_router_http_connections") == 1
+        assert metrics("quire_router_requests_total", model="", outcome="refused") == 1
