@@ -78,6 +78,8 @@ class ChatInput:
         chat_template_kwargs: a JSON object, as text: variables for the template; "" for none.
         add_generation_prompt: end the prompt where the assistant begins to speak.
         continue_final_message: end it where the last message ends instead, to be continued.
+        now: what a template that asks for the time is told, in seconds since the epoch; None for
+            the time that it is.
         request_id, model, priority, cache_salt, include_time_breakdown, heartbeat_ms, resumable: as
             of GenerateInput.
     """
@@ -90,6 +92,7 @@ class ChatInput:
     chat_template_kwargs: str = ""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    now: int | None = None
     request_id: str = ""
     model: str = ""
     priority: int = 0

@@ -55,6 +55,7 @@ class TemplateOptions(TypedDict, total=False):
         chat_template_kwargs: variables for the template, such as enable_thinking.
         add_generation_prompt: end the prompt where the assistant begins to speak.
         continue_final_message: end it where the last message ends instead, to be continued.
+        now: what a template that asks for the time is told, in seconds since the epoch.
     """
 
     tools: Sequence[Mapping[str, Any] | Tool] | None
@@ -62,6 +63,7 @@ class TemplateOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     add_generation_prompt: bool
     continue_final_message: bool
+    now: int | None
 
 
 class ChatOptions(GenerateOptions, TemplateOptions, total=False):
@@ -128,6 +130,7 @@ def chat_input(
         json.dumps(kwargs) if kwargs else "",
         options.get("add_generation_prompt", True),
         options.get("continue_final_message", False),
+        options.get("now"),
         options.get("request_id", ""),
         options.get("model", ""),
         options.get("priority", 0),

@@ -30,6 +30,7 @@ def chat_input_from_proto(message: inference_pb2.ChatRequest) -> ChatInput:
         messages=tuple(map(_message_from_proto, message.messages)),
         tools=tuple(from_fields(Tool, tool) for tool in message.tools),
         sampling_params=sampling_params_from_proto(message.sampling_params),
+        now=message.now if message.HasField("now") else None,
         heartbeat_ms=message.heartbeat_ms if message.HasField("heartbeat_ms") else None,
     )
 

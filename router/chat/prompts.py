@@ -21,15 +21,12 @@ class ChatPrompts:
         self._template = template
         self._codec = codec
 
-    async def generate_input(
-        self, chat: ChatInput, ledger: TimeLedger, now: float | None = None
-    ) -> GenerateInput:
+    async def generate_input(self, chat: ChatInput, ledger: TimeLedger) -> GenerateInput:
         """Return the request whose prompt the conversation is.
 
         Args:
             chat: as it came.
             ledger: of its time.
-            now: as of `ChatTemplate.render`.
 
         Raises:
             InvalidRequestError: the template refuses it, or a field is none that there is.
@@ -38,7 +35,7 @@ class ChatPrompts:
         _check_tools(chat)
         with ledger.during(Part.TOKENIZE):
             with child("render"):
-                text = await self._template.render(chat, now)
+                text = await self._template.render(chat)
             with child("tokenize"):
                 # The template has written them out.
                 token_ids = await self._codec.encode(text, add_special_tokens=False)

@@ -95,13 +95,8 @@ class ChatTemplate:
         """Whether the model has a chat template."""
         return bool(self._templates.sources)
 
-    async def render(self, chat: ChatInput, now: float | None = None) -> str:
+    async def render(self, chat: ChatInput) -> str:
         """Return the prompt of a conversation, in which special tokens are written out.
-
-        Args:
-            chat: to be rendered.
-            now: what a template that asks for the time is told, in seconds since the epoch; None
-                for the time that it is.
 
         Raises:
             InvalidRequestError: there is no template, it refuses the conversation, or it takes too
@@ -115,7 +110,7 @@ class ChatTemplate:
                 f"at most {self._max_queued} conversations wait for the chat template",
                 RETRY_AFTER_MS,
             )
-        message = encode({"template": template, **as_json(chat, now)})
+        message = encode({"template": template, **as_json(chat)})
         self._num_queued += 1
         task = asyncio.create_task(self._exchange(message))
         self._tasks.add(task)

@@ -114,7 +114,10 @@ def render(
     continues = conversation["continue_final_message"]
     if continues:
         messages[-1] = _marked(messages[-1])
-    now = datetime.fromtimestamp(conversation["now"])
+    try:
+        now = datetime.fromtimestamp(conversation["now"])
+    except (ValueError, OverflowError, OSError):
+        raise InvalidRequestError("now", "must be a time in the years 1 to 9999") from None
     variables: dict[str, Any] = {
         **special_tokens,
         "strftime_now": now.strftime,
@@ -146,13 +149,8 @@ def render_chat(
     return render(source, special_tokens, as_json(chat), max_bytes)
 
 
-def as_json(chat: ChatInput, now: float | None = None) -> dict[str, Any]:
-    """Return what `render` needs of a chat, as JSON.
-
-    Args:
-        chat: to be rendered.
-        now: in seconds since the epoch; None for the time that it is.
-    """
+def as_json(chat: ChatInput) -> dict[str, Any]:
+    """Return what `render` needs of a chat, as JSON."""
     tools = chat.tools if chat.tool_choice != "none" else ()
     return {
         "messages": [
@@ -163,7 +161,7 @@ def as_json(chat: ChatInput, now: float | None = None) -> dict[str, Any]:
         "chat_template_kwargs": chat.chat_template_kwargs,
         "add_generation_prompt": chat.add_generation_prompt,
         "continue_final_message": chat.continue_final_message,
-        "now": time.time() if now is None else now,
+        "now": time.time() if chat.now is None else chat.now,
     }
 
 

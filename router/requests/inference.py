@@ -165,9 +165,9 @@ class Inference:
     def _position_with_texts(self, position: TokenLogprobs) -> TokenLogprobs:
         return replace(position, texts=tuple(map(self._codec.token_text, position.token_ids)))
 
-    async def generate_input(self, chat: ChatInput, now: float | None = None) -> GenerateInput:
-        """Return the request that a chat is; arguments and errors as of `ChatPrompts`."""
-        return await self._chats.generate_input(chat, TimeLedger(), now)
+    async def generate_input(self, chat: ChatInput) -> GenerateInput:
+        """Return the request that a chat is; raises as `ChatPrompts.generate_input`."""
+        return await self._chats.generate_input(chat, TimeLedger())
 
     def abort(self, request_id: str, caller: Caller) -> bool:
         """End a request of the same caller; return whether there was one. It ends with ABORT."""

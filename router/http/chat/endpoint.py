@@ -27,15 +27,17 @@ def chat_completions(inference: Inference) -> Handle:
             resumption = read_resumption(call, num_choices) if request.is_stream else None
             request_id = resumption.request_id if resumption else call.request_id
             call.request_id = request_id or uuid.uuid4().hex
-            chat = replace(request.chat, request_id=call.request_id)
+            created = int(time.time())
+            if resumption is not None:
+                created = call.body.fields("resume").integer("created", created) or 0
+            # The time that a template asks for is part of its prompt: with `created` it is known.
+            chat = replace(request.chat, request_id=call.request_id, now=created)
             sent: ChatInput | ReplayInput = chat
             if resumption is not None:
-                # What it was told of the time is part of the prompt.
-                created = call.body.fields("resume").integer("created")
-                plain = await inference.generate_input(chat, created)
+                plain = await inference.generate_input(chat)
                 sent = replay_of(inference, call, plain, resumption)
         model = chat.model or next((each.name for each in inference.models()), "")
-        own = {"id": f"chatcmpl-{call.request_id}", "created": int(time.time()), "model": model}
+        own = {"id": f"chatcmpl-{call.request_id}", "created": created, "model": model}
         choices = ChatChoices(num_choices, request.top_logprobs)
 
         async def run(answer: StreamedChat | WholeChat) -> None:

@@ -1,6 +1,5 @@
 """/v1/responses: an answer to items of input, and a stream of it that a client can come back to."""
 
-import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -30,15 +29,14 @@ def create(inference: Inference, held: HeldResponses) -> Handle:
         call.request_id = call.request_id or uuid.uuid4().hex
         with inference.refusals(call.caller):
             request = read_request(call.body, call.request_id)
-        chat, created_at = request.chat, request.created_at
+        chat = request.chat
         sent: ChatInput | ReplayInput = chat
         if request.resumption is not None:
-            plain = await inference.generate_input(chat, created_at)
+            plain = await inference.generate_input(chat)
             sent = replay_of(inference, call, plain, request.resumption)
         model = chat.model or next((each.name for each in inference.models()), "")
-        if created_at is None:
-            created_at = int(time.time())
-        state = ResponseState(chat.request_id, model, created_at, request.own)
+        assert chat.now is not None, "when it was created"
+        state = ResponseState(chat.request_id, model, chat.now, request.own)
         choices = ChatChoices(1, request.top_logprobs)
         response = HeldResponse(request, call.caller.name, state)
         events = inference.events(sent, call.caller, call.deadline_s)

@@ -1,6 +1,7 @@
 """From the body of /v1/responses to a chat."""
 
 import json
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,13 +31,12 @@ class ResponseRequest:
     """What one body asks for.
 
     Attributes:
-        chat: the request.
+        chat: the request; `now` is when it was created.
         own: fields of the answer that repeat what was asked for.
         top_logprobs: how many of the most probable tokens to show for each; None for none.
         is_stream: answer with events.
         resumption: what the client says of its stream that broke; None for a new request.
         starting_after: number of the last event that was received of it; -1 for none.
-        created_at: when it began, in seconds since the epoch; None for one that begins now.
     """
 
     chat: ChatInput
@@ -45,7 +45,6 @@ class ResponseRequest:
     is_stream: bool
     resumption: Resumption | None = None
     starting_after: int = -1
-    created_at: int | None = None
 
 
 def read_request(body: Fields, request_id: str) -> ResponseRequest:
@@ -100,6 +99,8 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
         tool_choice,
         tool_choice_name,
         json.dumps(kwargs) if kwargs else "",
+        # The time that a template asks for is part of its prompt: with `created_at` it is known.
+        now=resume.integer("created_at", int(time.time())),
         request_id=request_id,
         model=body.text("model"),
         priority=body.integer("priority", 0) or 0,
@@ -113,7 +114,6 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
         is_stream=is_stream,
         resumption=resumption,
         starting_after=_starting_after(resume),
-        created_at=resume.integer("created_at"),
     )
 
 

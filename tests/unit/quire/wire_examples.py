@@ -194,6 +194,7 @@ def _chat() -> list[Example]:
         chat_template_kwargs='{"a": 1}',
         add_generation_prompt=False,
         continue_final_message=True,
+        now=2**40,
         request_id="mine",
         model="demo",
         priority=-3,

@@ -30,7 +30,7 @@ from tests.unit.router.chat_templates import (
     USER,
 )
 
-NOW = 1_700_000_000.0
+NOW = 1_700_000_000
 DEMO = load_chat_templates(embedded_model())
 EACH = {**TEMPLATES, "demo": DEMO.sources["default"]}
 HI = [ChatMessage("user", "Hi")]
@@ -38,8 +38,10 @@ HI = [ChatMessage("user", "Hi")]
 
 def conversation(messages, tools=(), **others) -> dict[str, object]:
     """What the renderer is sent for messages in OpenAI's shape."""
-    chat = ChatInput(parse_messages(messages), SamplingParams(), parse_tools(list(tools)), **others)
-    return template_render.as_json(chat, NOW)
+    chat = ChatInput(
+        parse_messages(messages), SamplingParams(), parse_tools(list(tools)), now=NOW, **others
+    )
+    return template_render.as_json(chat)
 
 
 def reference(source: str, messages, tools, monkeypatch, **options) -> str:
@@ -97,6 +99,7 @@ def test_the_last_message_is_continued_as_in_transformers(template, end, monkeyp
 
 def test_what_a_template_cannot_be_given_is_named() -> None:
     for sent, field in (
+        ({**conversation([USER]), "now": 2**62}, "now: must be a time"),
         (conversation([USER], chat_template_kwargs="{"), "chat_template_kwargs: must be JSON"),
         (conversation([USER], chat_template_kwargs="[]"), "must be a JSON object, got list"),
         (
@@ -167,7 +170,7 @@ async def make() -> AsyncIterator:
 async def test_the_process_renders_as_the_function_does(make) -> None:
     template = make(EACH["llama"])
     messages, _, _ = CONVERSATIONS["turns"]
-    text = await template.render(ChatInput(parse_messages(messages), SamplingParams()), NOW)
+    text = await template.render(ChatInput(parse_messages(messages), SamplingParams(), now=NOW))
     assert text == template_render.render(
         EACH["llama"], SPECIAL_TOKENS, conversation(messages), 10**6
     )
