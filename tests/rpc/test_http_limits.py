@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import socket
+from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
 from router.http import connection
 from router.http.call import TIMEOUT
+from tests.fakes.fake_scheduler import MODEL, FakeScheduler
 from tests.rpc.conftest import Keyed
 from tests.rpc.http_setup import http_router
 from tests.rpc.router_setup import PROMPT
@@ -167,3 +171,37 @@ async def test_requests_are_counted_by_path_and_status(tmp_path) -> None:
         assert metrics("quire_router_http_open_requests") == 0
         assert metrics("quire_router_http_connections") == 1
         assert metrics("quire_router_requests_total", model="", outcome="refused") == 1
+
+
+async def test_a_stream_that_nobody_reads_is_broken_off(tmp_path) -> None:
+    fake = FakeScheduler(model=replace(MODEL, max_model_len=2**20))
+    async with http_router(tmp_path, fake, stalled_reader_timeout_s=0.2) as setup:
+        host, _, port = setup.router.http_address.rpartition(":")
+        with socket.create_connection((host, int(port))) as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            body = {"prompt": PROMPT, "max_tokens": 2**19, "ignore_eos": True, "stream": True}
+            content = json.dumps(body).encode()
+            head = f"POST {PATH} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+            reader.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+            # It is paused long before; then its connection is gone, and with it the request.
+            await setup.fake.until(lambda: len(fake.cancelled) == 1)
+            admin = await setup.router.start_admin(0)
+            page = ""
+            while 'reason="READER_STALLED"} 1' not in page:
+                _, page = await asyncio.to_thread(get, admin, "/metrics")
+            assert Scrape(page)("quire_router_http_open_requests") == 0
+
+
+async def test_a_draining_router_finishes_streams_and_takes_no_more(tmp_path) -> None:
+    async with http_router(tmp_path) as setup:
+        setup.fake.hold()
+        body = {"prompt": PROMPT, "max_tokens": 3}
+        streaming = asyncio.create_task(setup.events(PATH, body))
+        await setup.fake.until(lambda: setup.fake.num_running() == 1)
+        draining = asyncio.create_task(setup.router.drain())
+        with pytest.raises(httpx.HTTPError):
+            while True:
+                await setup.http.get("/health")
+        await setup.fake.release()
+        assert (await streaming)[-1].data == "[DONE]"
+        await draining
