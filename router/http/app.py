@@ -57,8 +57,8 @@ def make_app(
         )
         return Route(path, endpoint, methods=["GET"])
 
-    def post(path: str, handle: Handle, error_event: str = "") -> Route:
-        endpoint = Endpoint(around, path, handle, error_event=error_event)
+    def post(path: str, handle: Handle, error_event: str = "", has_body: bool = True) -> Route:
+        endpoint = Endpoint(around, path, handle, has_body=has_body, error_event=error_event)
         return Route(path, endpoint, methods=["POST"])
 
     held = HeldResponses(hold_s)
@@ -72,6 +72,7 @@ def make_app(
         post("/v1/chat/completions", chat.chat_completions(inference)),
         post("/v1/responses", create, "error"),
         get(one, retrieve, error_event="error"),
+        post(f"{one}/cancel", responses.cancel(inference, held), has_body=False),
         post("/tokenize", tokens.tokenize(inference)),
         post("/detokenize", tokens.detokenize(inference)),
     ]

@@ -143,6 +143,19 @@ async def test_broken_anywhere_a_stream_goes_on_after_any_event(setup) -> None:
         assert shown(again) == whole[num:]
 
 
+async def test_a_response_that_nobody_wants_any_more_is_cancelled(setup, client) -> None:
+    setup.fake.hold()
+    (first,) = await read(setup, 1)
+    response_id = first.data["response"]["id"]
+    cancelled = await client.responses.cancel(response_id)
+    assert (cancelled.id, cancelled.status) == (response_id, "cancelled")
+    request_id = response_id.removeprefix("resp_")
+    await setup.fake.until(lambda: request_id in setup.fake.cancelled)
+    await setup.fake.release()
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(response_id)
+
+
 async def test_what_is_not_held_is_a_404_that_says_what_to_do(setup, client) -> None:
     with pytest.raises(openai.NotFoundError, match="POST its request again with resume"):
         await client.responses.retrieve("resp_unknown")

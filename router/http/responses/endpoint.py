@@ -60,15 +60,7 @@ def retrieve(inference: Inference, held: HeldResponses) -> Handle:
     """Return what goes on with streams, after the event that their clients received last."""
 
     async def handle(call: HttpCall) -> None:
-        response_id = call.path_params["response_id"]
-        request_id = response_id.removeprefix(ID_PREFIX)
-        response = held.find(request_id, call.caller.name)
-        if response is None or response.state.started is None:
-            raise HttpError(
-                HTTPStatus.NOT_FOUND,
-                "response_id: is not held here, or not any more; POST its request again with "
-                "resume {id, seed, starting_after, created_at}",
-            )
+        response = _find(held, call)
         if call.query.get("stream", "true").lower() not in ("true", "1"):
             raise InvalidRequestError("stream", "must be true: no response is stored")
         after = _starting_after(call.query.get("starting_after", "-1"))
@@ -79,6 +71,30 @@ def retrieve(inference: Inference, held: HeldResponses) -> Handle:
         await _stream(call, replace(response, state=state), held, choices, events, after)
 
     return handle
+
+
+def cancel(inference: Inference, held: HeldResponses) -> Handle:
+    """Return what ends responses that would run on without their clients."""
+
+    async def handle(call: HttpCall) -> None:
+        state = _find(held, call).state
+        inference.abort(state.request_id, call.caller)
+        held.drop(state.request_id)  # or it would be computed again for who asks for it
+        await call.answer({**state.content(), "status": "cancelled"})
+
+    return handle
+
+
+def _find(held: HeldResponses, call: HttpCall) -> HeldResponse:
+    request_id = call.path_params["response_id"].removeprefix(ID_PREFIX)
+    response = held.find(request_id, call.caller.name)
+    if response is None:
+        raise HttpError(
+            HTTPStatus.NOT_FOUND,
+            "response_id: is not held here, or not any more; POST its request again with "
+            "resume {id, seed, starting_after, created_at}",
+        )
+    return response
 
 
 async def _stream(

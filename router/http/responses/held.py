@@ -50,10 +50,10 @@ class HeldResponses:
     def put(self, response: HeldResponse) -> None:
         """Hold a response, in the place of an earlier stream of it."""
         request_id = response.state.request_id
-        self._drop(request_id)
+        self.drop(request_id)
         self._held[request_id] = response
         while len(self._held) > MAX_HELD:
-            self._drop(next(iter(self._held)))
+            self.drop(next(iter(self._held)))
 
     def find(self, request_id: str, caller_name: str) -> HeldResponse | None:
         """Return a response of this caller; None if it is not held."""
@@ -65,9 +65,10 @@ class HeldResponses:
         request_id = response.state.request_id
         if self._held.get(request_id) is response:
             loop = asyncio.get_running_loop()
-            self._timers[request_id] = loop.call_later(self._hold_s, self._drop, request_id)
+            self._timers[request_id] = loop.call_later(self._hold_s, self.drop, request_id)
 
-    def _drop(self, request_id: str) -> None:
+    def drop(self, request_id: str) -> None:
+        """Forget a response, if it is held."""
         self._held.pop(request_id, None)
         if (timer := self._timers.pop(request_id, None)) is not None:
             timer.cancel()
