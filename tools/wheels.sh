@@ -82,13 +82,14 @@ environment() {
 }
 
 # kernels PYTHON ARCHITECTURE: worker_svc._C in build/wheels/kernels/ARCHITECTURE; another Python compiles its bindings alone.
+# pybind11 would see whether link-time optimisation works, and not use it: zig compiles its C++ library anew for each kind.
 kernels() {
   local build=$out/kernels/$2 includes
   includes=$("$1" -c 'import sysconfig; print(sysconfig.get_path("include"))')
   rm -f "$build/CMakeCache.txt" "$build"/csrc/_C*.so
   ZIG_TARGET=$2-linux-gnu.2.28 CXX=$root/tools/zig_cxx.sh cmake -G Ninja -S . -B "$build" -Wno-author \
     -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR="$2" -DQUIRE_KERNELS_ONLY=ON \
-    -DCMAKE_SHARED_LINKER_FLAGS=-s -DCMAKE_MODULE_LINKER_FLAGS=-s \
+    -DCMAKE_MODULE_LINKER_FLAGS=-s -DHAS_FLTO=OFF -DHAS_FLTO_THIN=OFF \
     -DPython_EXECUTABLE="$1" -DPython_INCLUDE_DIR="$includes" -Dpybind11_DIR="$("$1" -m pybind11 --cmakedir)"
   ZIG_TARGET=$2-linux-gnu.2.28 cmake --build "$build" --target _C
 }
