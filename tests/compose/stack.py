@@ -105,8 +105,9 @@ class Stack:
         self.name = name
         self.certificates = directory / "certs"
         self.keys = directory / "keys"
-        # The next is for a second router.
-        self.port = free_ports(2)
+        # The next is for a second router; the two after it are for HTTP.
+        self.port = free_ports(4)
+        self.http_port = self.port + 2
         self.api_key = ""
         self._files = files
         self._settings = {
@@ -114,6 +115,7 @@ class Stack:
             "QUIRE_CERTS": str(self.certificates),
             "QUIRE_KEYS": str(self.keys),
             "QUIRE_PUBLISH": f"127.0.0.1:{self.port}",
+            "QUIRE_PUBLISH_HTTP": f"127.0.0.1:{self.http_port}",
             **(settings or {}),
         }
 
@@ -164,8 +166,10 @@ class Stack:
 
     def scale_routers(self, number: int) -> None:
         """Have one router or two, the second at the next port; return when they are healthy."""
+        more = number - 1
         with_range = self._settings | {
-            "QUIRE_PUBLISH": f"127.0.0.1:{self.port}-{self.port + number - 1}"
+            "QUIRE_PUBLISH": f"127.0.0.1:{self.port}-{self.port + more}",
+            "QUIRE_PUBLISH_HTTP": f"127.0.0.1:{self.http_port}-{self.http_port + more}",
         }
         self.compose(
             *("up", "-d", "--no-recreate", "--scale", f"router={number}", "router"),

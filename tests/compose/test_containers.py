@@ -10,7 +10,7 @@ import pytest
 from tests.compose.stack import CONTAINER_USER, SERVICES, Stack, addresses, docker, inspect
 
 # Workers also await each other, at ports of the range that compose.yaml sets.
-PORTS = {"router": {50051, 9090}, "scheduler": {50052, 9090}, "worker": {50053, 9090}}
+PORTS = {"router": {50051, 8000, 9090}, "scheduler": {50052, 9090}, "worker": {50053, 9090}}
 RANK_PORTS = range(60000, 61000)
 NETWORKS = {"router": {"front", "back"}, "scheduler": {"back", "cell"}, "worker": {"cell"}}
 
@@ -74,8 +74,10 @@ def test_networks_are_apart_and_only_the_router_is_published(stack: Stack) -> No
         container = stack.container(service)
         names = {name.removeprefix(f"{stack.name}_") for name in addresses(container)}
         assert names == NETWORKS[kind(service)]
-        published = docker("port", container)
-        assert published == (f"50051/tcp -> 127.0.0.1:{stack.port}" if service == "router" else "")
+        ports = {"50051/tcp": stack.port, "8000/tcp": stack.http_port}
+        published = {f"{port} -> 127.0.0.1:{here}" for port, here in ports.items()}
+        lines = set(docker("port", container).splitlines())
+        assert lines == (published if service == "router" else set())
     for name, internal in (("front", "false"), ("back", "true"), ("cell", "true")):
         network = f"{stack.name}_{name}"
         assert docker("network", "inspect", "--format", "{{.Internal}}", network) == internal

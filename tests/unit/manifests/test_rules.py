@@ -121,7 +121,7 @@ MISTAKES = [
         PROD,
     ),
     # Services and routes.
-    Mistake("service-port", "Service/quire-router", "spec ports 0 targetPort", "http"),
+    Mistake("service-port", "Service/quire-router", "spec ports 0 targetPort", "https"),
     Mistake("service-port", "Service/quire-router", "spec ports 0 port", 443),
     Mistake("service-selector", "Service/quire-cells", "spec selector", {"app": "quire"}),
     Mistake(
@@ -196,7 +196,8 @@ MISTAKES = [
     Mistake("arguments", OPTIONS, "data QUIRE_ROUTER_DRAIN_DELAY_S", "soon", found_at=ROUTER),
     Mistake("variables", OPTIONS, "data QUIRE_SCHEDULER_MAX_SEQS", "64", found_at=ROUTER),
     Mistake("ports", ROUTER, f"{MAIN} args 3", "--port=50050"),
-    Mistake("ports", ROUTER, f"{MAIN} args 5", "--admin-port=9091"),
+    Mistake("ports", ROUTER, f"{MAIN} args 4", "--http-port=8001"),
+    Mistake("ports", ROUTER, f"{MAIN} args 6", "--admin-port=9091"),
     Mistake("ports", ROUTER, f"{MAIN} args 2", "--host=127.0.0.1"),
     Mistake("ports", WORKER, f"{MAIN} ports 1 containerPort", 9091),
     Mistake("grace", SCHEDULER, f"{POD} terminationGracePeriodSeconds", 60),

@@ -9,6 +9,7 @@ from tools.manifests.objects import Finding, Manifests, Object, PodTemplate, mat
 
 DNS_PORT = 53
 ADMIN_PORT = 9090
+HTTP_PORT = 8000
 TRACES_PORT = 4317
 TRACES_OPTION = "OTEL_EXPORTER_OTLP_ENDPOINT"
 # Of workers, from which ranks get the ports on which they meet.
@@ -124,7 +125,7 @@ def _hop(policies: list[Object], source: PodTemplate, target: PodTemplate) -> It
     probes = {
         "grpc": (grpc_port,),
         "ephemeral": EPHEMERAL,
-        "other": (1, 22, 443, ADMIN_PORT, EPHEMERAL[0] - 1, EPHEMERAL[1] + 1, 65535),
+        "other": (1, 22, 443, HTTP_PORT, ADMIN_PORT, EPHEMERAL[0] - 1, EPHEMERAL[1] + 1, 65535),
     }
     for kind, ports in probes.items():
         needed = HOPS.get((source.command, target.command, kind))
@@ -168,7 +169,7 @@ def _outside(manifests: Manifests, policies: list[Object], pod: PodTemplate) -> 
         yield Finding(pod.where, "network", f"permit egress to {name}, port {port}")
     open_to_all = {ADMIN_PORT}
     if pod.command == "router":
-        open_to_all.add(pod.ports.get("grpc", 0))
+        open_to_all |= {pod.ports.get("grpc", 0), pod.ports.get("http", 0)}
     for rule in _rules(policies, pod, "Ingress"):
         if _is_inside(rule):
             continue

@@ -98,7 +98,7 @@ def _variables(values: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _ports(pod: PodTemplate, options: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for option, port in (("port", "grpc"), ("admin_port", "admin")):
+    for option, port in (("port", "grpc"), ("http_port", "http"), ("admin_port", "admin")):
         if options.get(option) != pod.ports.get(port):
             flag = option.replace("_", "-")
             yield (
