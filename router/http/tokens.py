@@ -1,22 +1,22 @@
 """/tokenize and /detokenize, as vLLM has them."""
 
+from collections.abc import Sequence
+
 from quire.contract.inputs import DetokenizeInput, TokenizeInput
 from router.http.call import HttpCall
+from router.http.chat.request import read_request
 from router.http.endpoint import Handle
+from router.http.fields import Fields
 from router.requests.inference import Inference
 
 
 def tokenize(inference: Inference) -> Handle:
-    """Return what turns `prompt` into `tokens`."""
+    """Return what turns `prompt`, or the prompt that `messages` are, into `tokens`."""
 
     async def handle(call: HttpCall) -> None:
         body = call.body
-        if "prompt" not in body:
-            raise body.refuse("prompt", "must be a string, got none")
         model = body.text("model")
-        add_special_tokens = body.boolean("add_special_tokens", True)
-        request = TokenizeInput(body.text("prompt"), model, add_special_tokens)
-        token_ids = list(await inference.tokenize(request))
+        token_ids = list(await _token_ids(inference, body, model))
         texts = None
         if body.boolean("return_token_strs"):
             texts = [inference.token_text(token_id) for token_id in token_ids]
@@ -31,6 +31,17 @@ def tokenize(inference: Inference) -> Handle:
         )
 
     return handle
+
+
+async def _token_ids(inference: Inference, body: Fields, model: str) -> Sequence[int]:
+    if "messages" in body:
+        prompt = (await inference.generate_input(read_request(body).chat)).prompt
+        assert not isinstance(prompt, str), "it was tokenized"
+        return prompt
+    if "prompt" not in body:
+        raise body.refuse("prompt", "must be a string, got none")
+    add_special_tokens = body.boolean("add_special_tokens", True)
+    return await inference.tokenize(TokenizeInput(body.text("prompt"), model, add_special_tokens))
 
 
 def detokenize(inference: Inference) -> Handle:

@@ -113,6 +113,8 @@ async def test_the_template_gets_tools_and_variables(setup) -> None:
     ):
         answer = await setup.post(PATH, {**BODY, **body, "return_token_ids": True})
         assert answer.json()["prompt_token_ids"] == BACKEND.encode(prompt).ids
+        tokens = await setup.post("/tokenize", {**BODY, **body})
+        assert tokens.json()["tokens"] == BACKEND.encode(prompt).ids
 
 
 @pytest.mark.parametrize(
