@@ -46,6 +46,14 @@ CONTAINERS = (
     Lane("manifests", ("make", "test-manifests"), waits=True, after=("images",)),
 )
 WHEELS = Lane("wheels", ("tools/wheels.sh", "--quick"))
+COMPAT = Lane(
+    "compat",
+    ("make", "test-compat"),
+    {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'compat.xml'}"},
+    waits=True,
+    optional=True,
+    again=(*PYTEST, "-m", "compat"),
+)
 LINT = Lane("lint", ("make", "lint"))
 CUDA = Lane("cuda-build", ("csrc/dev_build.sh", "build/cuda"), {"QUIRE_CUDA": "1"})
 
@@ -58,7 +66,7 @@ def plan(name: str) -> Sequence[Lane]:
         "deep": DEEP,
         "nightly": NIGHTLY,
         "ci": (
-            *(LINT, *CONTAINERS, *TEST),
+            *(LINT, *CONTAINERS, *TEST, COMPAT),
             *(replace(lane, optional=True) for lane in (WHEELS, *DEEP, *cuda)),
         ),
     }[name]
