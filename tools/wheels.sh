@@ -128,7 +128,7 @@ quire.Client("127.0.0.1:1").close()'
 ask() {
   local log=$out/serve.log target='' second cluster
   : >"$log"
-  "$1/bin/quire" serve --port 0 >"$log" 2>&1 &
+  "$1/bin/quire" serve --port 0 --http-port 0 >"$log" 2>&1 &
   cluster=$!
   trap "kill $cluster 2>/dev/null || true; wait $cluster || true" EXIT
   for second in {1..120}; do
