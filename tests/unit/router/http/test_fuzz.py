@@ -1,0 +1,48 @@
+"""Whatever a body holds, it is a request or an error of ours."""
+
+import json
+from contextlib import suppress
+from dataclasses import fields
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quire.contract.errors import QuireError
+from quire.contract.sampling_params import SamplingParams
+from router.http.bodies import parse_object
+from router.http.completions.request import CompletionRequest, read_request
+from router.http.fields import Fields
+
+OTHERS = ("prompt", "model", "echo", "suffix", "stream", "stream_options", "priority", "cache_salt")
+MORE = ("resumable", "resume", "response_format", "add_special_tokens", "return_token_ids")
+NAMES = [*(field.name for field in fields(SamplingParams)), *OTHERS, *MORE]
+# The first case takes as long as it takes to build the strategies.
+STEADY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+VALUES = st.recursive(
+    SCALARS,
+    lambda each: (
+        st.lists(each, max_size=4)
+        | st.dictionaries(st.text(max_size=4) | st.integers(0, 9).map(str), each, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@STEADY
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6))
+def test_a_body_is_a_request_or_refused(values) -> None:
+    body = json.dumps({"prompt": "a", **values}).encode(errors="surrogatepass")
+    with suppress(QuireError):
+        request = read_request(Fields(parse_object(body))).with_id("mine")
+        assert isinstance(request, CompletionRequest)
+
+
+@STEADY
+@given(
+    st.binary(max_size=64) | st.text(alphabet='{}[]":,\\ud8019eE+-. ', max_size=64).map(str.encode)
+)
+def test_bytes_are_an_object_or_refused(body) -> None:
+    with suppress(QuireError):
+        assert isinstance(parse_object(body), dict)
