@@ -1,7 +1,10 @@
 """OpenAI's stock client and a real cluster: the tokens are those of the gRPC API."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -173,3 +176,38 @@ async def test_who_goes_away_gives_its_blocks_back(
         else:
             calling.cancel()
         assert (await state_when(False)).num_free_blocks == idle.num_free_blocks
+
+
+async def test_a_router_killed_in_mid_stream_costs_no_event(
+    http: openai.AsyncOpenAI, grpc: AsyncClient, cluster: Cluster
+) -> None:
+    extras: dict[str, Any] = {"ignore_eos": True}
+    token_ids: list[int] = []
+    num_events, text, was_killed = 0, "", False
+    patient = http.with_options(max_retries=30)  # until the next router listens at the same port
+    num_calls = 0
+    while num_events < 201:
+        num_calls += 1
+        with suppress(httpx.HTTPError, openai.APIConnectionError):
+            async for chunk in await patient.completions.create(
+                model="", prompt=PROMPT, max_tokens=200, stream=True, extra_body=extras
+            ):
+                [choice] = chunk.choices
+                num_events += 1
+                text += choice.text
+                token_ids += choice.model_extra["token_ids"]
+                extras["resume"] = {
+                    "id": chunk.id,
+                    "seed": choice.model_extra["seed"],
+                    "starting_after": num_events,
+                    "system_fingerprint": chunk.system_fingerprint,
+                }
+                if num_events == 20 and not was_killed:
+                    was_killed = True
+                    os.kill(cluster.router.pid, signal.SIGKILL)
+    assert num_events == 201
+    assert num_calls > 1
+    seed = extras["resume"]["seed"]
+    params = SamplingParams(seed=seed, max_tokens=200, ignore_eos=True)
+    whole = await grpc.generate(PROMPT, params)
+    assert (text, tuple(token_ids)) == (whole.text, whole.token_ids)
