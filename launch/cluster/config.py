@@ -65,6 +65,14 @@ class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
     connect_timeout_s: float = same_option(RouterConfig, "connect_timeout_s")
     recovery_timeout_s: float = same_option(RouterConfig, "recovery_timeout_s")
     grace_time_s: float = same_option(RouterConfig, "grace_time_s")
+    stalled_reader_timeout_s: float = same_option(RouterConfig, "stalled_reader_timeout_s")
+    hang_timeout_s: float = option(
+        10.0,
+        "How long a service that is up may leave health checks unanswered before it is killed and "
+        "started again.",
+        unit="seconds",
+        bounds=Bounds(1, 86_400),
+    )
     launcher: str = option(
         LauncherName.LOCAL,
         "Where workers come from: 'local' starts them here, 'ray' in a Ray cluster, 'static' takes "

@@ -41,7 +41,8 @@ class Cluster:
         Args:
             config: what to start.
             progress: called with a line about what is being waited for.
-            patience: with services that end or hang.
+            patience: with services that end or hang; None is the usual one, with the
+                configuration's hang_timeout_s.
 
         Raises:
             ConfigError: the certificates cannot be used.
@@ -51,7 +52,7 @@ class Cluster:
         self.launcher = make_launcher(config, progress)
         self.services: list[ServiceProcess] = list(self.launcher.services)
         self._progress = progress
-        self._patience = patience or Patience()
+        self._patience = patience or Patience(hang_timeout_s=config.hang_timeout_s)
         # By service; of what the launcher keeps by itself, under None.
         self._keepers: dict[ServiceProcess | None, asyncio.Task[None]] = {}
         self._failed = asyncio.Event()
@@ -131,6 +132,7 @@ class Cluster:
                 "connect_timeout_s": config.connect_timeout_s,
                 "recovery_timeout_s": config.recovery_timeout_s,
                 "grace_time_s": config.grace_time_s,
+                "stalled_reader_timeout_s": config.stalled_reader_timeout_s,
                 # Whoever stops the whole cluster does not wait for what it is doing.
                 "drain_timeout_s": 1.0,
             }
