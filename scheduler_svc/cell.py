@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from quire.contract.engine_options import PreemptionMode, SpeculationMode
@@ -188,14 +188,16 @@ class Cell:
                 prediction.check(1e-3 * submission.deadline_ms)
         return predicted_s
 
-    def cancel(self, session: RouterSession, request_number: int) -> None:
-        """Abort a request and send the session its end; no effect if it has already ended."""
-        group_id = session.groups.get(request_number)
-        if group_id is not None:
-            self._abort(group_id)
-            self.num_moved += self.is_moving
-            ended = StepOutputs()
-            ended.add_finished(request_number, 0, FinishReason.ABORT)
+    def cancel(self, session: RouterSession, request_numbers: Iterable[int]) -> None:
+        """Abort requests and send the session their ends; no effect on those that have ended."""
+        ended = StepOutputs()  # one for all: messages that a router has not read are counted
+        for number in request_numbers:
+            group_id = session.groups.get(number)
+            if group_id is not None:
+                self._abort(group_id)
+                self.num_moved += self.is_moving
+                ended.add_finished(number, 0, FinishReason.ABORT)
+        if ended.finished_request_numbers:
             session.push(ended)
 
     def cancel_sequence(

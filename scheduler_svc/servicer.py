@@ -142,7 +142,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             case Cancellation():
                 for number in message.request_numbers:
                     self._driver.arrivals.cancel(session, number)
-                    cell.cancel(session, number)
+                cell.cancel(session, message.request_numbers)
                 for number, sequence_index in message.sequences:
                     cell.cancel_sequence(session, number, sequence_index)
             case None:

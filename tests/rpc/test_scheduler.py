@@ -9,6 +9,7 @@ from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import SchedulerOutputs
 from quire.v1 import common_pb2, scheduler_pb2
 from quire.wire.common import sampling_params_to_proto
+from scheduler_svc.driver import MAX_UNSENT_EVENTS
 from tests.fakes.fake_worker import FakeWorker
 from tests.rpc.router_double import open_session, running_scheduler
 from tests.rpc.scheduler_requests import LONG, SHORT, make_requests, reference
@@ -146,6 +147,26 @@ async def test_cancel_frees_blocks_in_the_next_step() -> None:
         await router.finish(2)
         assert router.tokens[2] == reference([6], LONG)
         assert len(router.tokens[1]) == received
+
+
+async def test_a_message_that_cancels_thousands_does_not_end_the_session() -> None:
+    numbers = range(1, MAX_UNSENT_EVENTS + 77)
+    async with (
+        FakeWorker() as worker,
+        running_scheduler(worker.address) as (_, at),
+        open_session(at) as router,
+    ):
+        worker.steps_allowed.clear()
+        for number in numbers:
+            await router.submit(number, [5], LONG)
+        await router.until(lambda r: len(r.seeds) == len(numbers))
+        await router.cancel(*numbers)
+        await router.until(lambda r: r.ended or len(r.finished) == len(numbers))
+        assert router.finished == dict.fromkeys(numbers, common_pb2.FINISH_REASON_ABORT)
+        worker.steps_allowed.set()
+        await router.submit(0, [5], SHORT)
+        await router.finish(0)
+        assert router.tokens[0] == reference([5], SHORT)
 
 
 async def test_a_sequence_cancelled_right_after_the_last_of_the_others_ended(
