@@ -23,6 +23,7 @@ from tests.chaos import soak
 from tests.chaos.cluster import ChaosCluster, ServedCluster
 from tests.chaos.hostile import Attack
 from tests.chaos.load import load, references
+from tests.chaos.paths import ResumePaths
 from tests.chaos.resizing import resize
 from tests.chaos.rolling import move, roll
 from tests.chaos.trouble import Disturbance, Trouble, plans
@@ -42,6 +43,7 @@ def _print(line: str) -> None:
 async def strike(arguments: argparse.Namespace) -> int:
     """Run scenario `cells` or `serve`; return the number of wrong streams."""
     cluster = ServedCluster(2) if arguments.scenario == "serve" else ChaosCluster(2, 2, 2)
+    paths = ResumePaths(cluster.pages)
     try:
         await cluster.start()
         _print(f"{len(cluster.victims())} processes; undisturbed run of {len(JOBS)} requests")
@@ -52,13 +54,14 @@ async def strike(arguments: argparse.Namespace) -> int:
         running = asyncio.create_task(
             load(cluster.targets, arguments.seed, arguments.streams, over)
         )
-        await trouble.run(plans(arguments.seed, number, MEAN_S))
-        over.set()
-        streams = await running
+        async with paths.followed():
+            await trouble.run(plans(arguments.seed, number, MEAN_S))
+            over.set()
+            streams = await running
     finally:
         await cluster.stop()
     verdict = judge(streams, expected, alone_s, trouble.done)
-    print("\n".join(verdict.lines))
+    print("\n".join([*verdict.lines, *paths.lines]))
     return verdict.num_wrong
 
 
@@ -71,10 +74,11 @@ async def end_everything(arguments: argparse.Namespace) -> int:
     streams: list[Stream] = []
     deaths: list[Disturbance] = []
     number = arguments.disturbances or max(1, round(arguments.seconds / 20))
+    paths = ResumePaths(lambda: [page for each in clusters for page in each.pages()])
     try:
         await clusters[0].start()
         expected, alone_s = await references(clusters[0].targets, arguments.streams)
-        async with AsyncClient(targets) as client:
+        async with AsyncClient(targets) as client, paths.followed():
             for turn in range(number):
                 dying, coming = clusters[turn % 2], clusters[(turn + 1) % 2]
                 begun = [asyncio.Event() for _ in range(arguments.streams)]
@@ -93,7 +97,7 @@ async def end_everything(arguments: argparse.Namespace) -> int:
     finally:
         await asyncio.gather(*(each.stop() for each in clusters))
     verdict = judge(streams, expected, alone_s, deaths)
-    print("\n".join(verdict.lines))
+    print("\n".join([*verdict.lines, *paths.lines]))
     return verdict.num_wrong
 
 

@@ -16,6 +16,7 @@ from launch.cluster.config import embedded_model
 from launch.cluster.process import SPARE_NAME, ServiceProcess
 from quire.contract.errors import ConfigError, UnavailableError
 from quire.rpc import Role, until_serving
+from tests.chaos.paths import Page
 
 _ROUTER_SERVICE = "quire.v1.InferenceService"
 _START_TIMEOUT_S = 120.0
@@ -157,6 +158,14 @@ class ChaosCluster:
             if each.ready.is_set()
         ]
 
+    def pages(self) -> list[Page]:
+        """Return where the processes that serve now show their counters."""
+        return [
+            Page(each.service.pid, each.service.admin_address)
+            for each in self.services
+            if each.ready.is_set() and each.role != "worker"
+        ]
+
     @property
     def targets(self) -> list[str]:
         """Addresses of the routers."""
@@ -196,6 +205,10 @@ class ServedCluster:
             *["--kv-cache-gib", str(_SCHEDULER_OPTIONS["kv_cache_gib"]), "--num-threads", "1"],
         ]
         self._process: asyncio.subprocess.Process | None = None
+
+    def pages(self) -> list[Page]:
+        """Return none: what `quire serve` starts serves no metrics unless it is asked to."""
+        return []
 
     @property
     def targets(self) -> list[str]:
