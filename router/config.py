@@ -11,6 +11,7 @@ from quire.contract.options import Bounds, option
 from quire.contract.service_options import PORTS, ServiceOptions, port_option
 from quire.gguf_file import is_model
 from router.cells.choice import RoutingPolicy
+from router.chat.parsers.formats import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS, choose_format
 
 if TYPE_CHECKING:
     from quire.rpc import TlsFiles
@@ -56,6 +57,18 @@ class RouterConfig(ServiceOptions):
         "A Jinja file that takes the place of the model's chat template.",
         metavar="FILE",
         shown_default="the model's",
+    )
+    tool_call_parser: str = option(
+        AUTO,
+        "How the model writes calls of tools: 'auto' tells by its chat template, 'none' leaves "
+        f"them in the text; {', '.join(TOOL_CALL_PARSERS)}.",
+        metavar="NAME",
+    )
+    reasoning_parser: str = option(
+        AUTO,
+        "How the model writes what it thinks: 'auto' tells by its chat template, 'none' leaves it "
+        f"in the text; {', '.join(REASONING_PARSERS)}.",
+        metavar="NAME",
     )
     http_port: int | None = option(
         None,
@@ -152,6 +165,7 @@ class RouterConfig(ServiceOptions):
             raise ConfigError(
                 f"model: must be a directory or a .gguf file that exists, got {self.model}"
             )
+        choose_format(self.tool_call_parser, self.reasoning_parser, ())
         check_addresses("schedulers", self.schedulers)
         check_addresses("scheduler_dns", self.scheduler_dns)
         if self.tls_dir is None and not self.client_certificates:

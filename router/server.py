@@ -13,6 +13,7 @@ from quire.rpc.access import ApiKeyInterceptor
 from quire.security.api_keys import ApiKeys
 from quire.v1 import inference_pb2_grpc
 from router.cells.pool import CellPool
+from router.chat.parsers.formats import choose_format
 from router.chat.prompts import ChatPrompts
 from router.chat.template import ChatTemplate
 from router.chat.template_files import ChatTemplates
@@ -75,6 +76,7 @@ class Router:
             self.orphans,
             self._counters,
             config.stalled_reader_timeout_s,
+            choose_format(config.tool_call_parser, config.reasoning_parser, self._template.sources),
         )
         self._api_keys = ApiKeys(config.api_keys) if config.api_keys is not None else None
         self._access = ApiKeyInterceptor(self._api_keys) if self._api_keys else None

@@ -61,6 +61,8 @@ class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
         flags=("--tensor-parallel-size", "-tp"),
     )
     chat_template: Path | None = same_option(RouterConfig, "chat_template")
+    tool_call_parser: str = same_option(RouterConfig, "tool_call_parser")
+    reasoning_parser: str = same_option(RouterConfig, "reasoning_parser")
     api_keys: Path | None = same_option(RouterConfig, "api_keys")
     connect_timeout_s: float = same_option(RouterConfig, "connect_timeout_s")
     recovery_timeout_s: float = same_option(RouterConfig, "recovery_timeout_s")

@@ -126,6 +126,8 @@ class Cluster:
                 "model": config.model,
                 "schedulers": [await listening],
                 "chat_template": config.chat_template,
+                "tool_call_parser": config.tool_call_parser,
+                "reasoning_parser": config.reasoning_parser,
                 "http_port": config.router_http_port,
                 "http_cors_origin": config.http_cors_origin,
                 "api_keys": config.api_keys,

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,11 @@ class ChatTemplate:
         for renderer in self._renderers:
             self._idle.put_nowait(renderer)
         self._tasks: set[asyncio.Task[str]] = set()
+
+    @property
+    def sources(self) -> Sequence[str]:
+        """Texts of the templates."""
+        return tuple(self._templates.sources.values())
 
     @classmethod
     async def load(

@@ -14,6 +14,7 @@ from quire.contract.inputs import DetokenizeInput, GenerateInput, ResumeInput, T
 from quire.contract.outputs import Delta, Event, ModelInfo, TokenLogprobs
 from quire.observe.tracing import current_span
 from router.cells.pool import CellPool
+from router.chat.parsers.formats import OutputFormat
 from router.chat.prompts import ChatPrompts
 from router.requests.counters import Counters, RequestCounters
 from router.requests.orphans import Orphans
@@ -36,6 +37,10 @@ class Inference:
         orphans: those whose client is gone.
         counters: of what becomes of them.
         stalled_reader_timeout_s: how long a client may take to read an event.
+        output_format: what the model writes beside plain text.
+
+    Attributes:
+        output_format: as given.
     """
 
     def __init__(
@@ -47,7 +52,9 @@ class Inference:
         orphans: Orphans,
         counters: Counters,
         stalled_reader_timeout_s: float,
+        output_format: OutputFormat,
     ) -> None:
+        self.output_format = output_format
         self._validator = validator
         self._codec = codec
         self._chats = chats

@@ -5,6 +5,7 @@ from typing import Any
 
 from router.http.call import to_json
 from router.http.chat.choices import ChatChoices, Part, joined_logprobs
+from router.http.chat.messages import Messages
 from router.http.chat.request import ChatCompletionRequest
 from router.http.completions.choices import stop_reason
 from router.http.event_stream import DONE, EventStream, event_bytes
@@ -19,6 +20,7 @@ class StreamedChat:
         own: id, created and model.
         request: to answer.
         choices: whose parts come.
+        messages: what their texts mean.
         ids: of the events.
         stream: to send to.
     """
@@ -28,12 +30,14 @@ class StreamedChat:
         own: dict[str, Any],
         request: ChatCompletionRequest,
         choices: ChatChoices,
+        messages: Messages,
         ids: EventIds,
         stream: EventStream,
     ) -> None:
         self._own = {**own, "object": "chat.completion.chunk"}
         self._request = request
         self._choices = choices
+        self._messages = messages
         self._stream = stream
         self._ids = ids
         self._last_tokens: dict[int, int] = {}
@@ -47,19 +51,16 @@ class StreamedChat:
         assert choices.started is not None, "the first event"
         if part.token_ids:
             self._last_tokens[part.index] = part.token_ids[-1]
+        # Of those that are left out too: what they hold decides what the next ones mean.
+        delta = self._messages.delta(part, choices.started)
         event_id = self._ids.next(part.index)
         if event_id is None:
             return b""
-        delta: dict[str, Any] = {}
-        if part.is_first:
-            delta = {"role": "assistant", "content": ""}
-        elif part.text or end is None:
-            delta = {"content": part.text}
         choice: dict[str, Any] = {
             "index": part.index,
             "delta": delta,
             "logprobs": joined_logprobs([part.logprobs]),
-            "finish_reason": None if end is None else end.finish_reason.value,
+            "finish_reason": None if end is None else self._messages.finish_reason(end),
             "stop_reason": None,
             "seed": choices.started.seed,
         }
@@ -93,11 +94,17 @@ class WholeChat:
         own: id, created and model.
         request: to answer.
         choices: whose parts come.
+        messages: what their texts mean.
     """
 
     def __init__(
-        self, own: dict[str, Any], request: ChatCompletionRequest, choices: ChatChoices
+        self,
+        own: dict[str, Any],
+        request: ChatCompletionRequest,
+        choices: ChatChoices,
+        messages: Messages,
     ) -> None:
+        self._messages = messages
         self._own = {**own, "object": "chat.completion"}
         self._request = request
         self._choices = choices
@@ -132,9 +139,9 @@ class WholeChat:
         stop_ids = self._request.chat.sampling_params.stop_token_ids
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(part.text for part in parts)},
+            "message": self._messages.message(parts, started),
             "logprobs": joined_logprobs([part.logprobs for part in parts]),
-            "finish_reason": end.finish_reason.value,
+            "finish_reason": self._messages.finish_reason(end),
             "stop_reason": stop_reason(end, token_ids[-1] if token_ids else None, stop_ids),
             "seed": started.seed,
         }

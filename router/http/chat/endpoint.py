@@ -10,6 +10,7 @@ from quire.contract.inputs import ReplayInput
 from router.http.call import HttpCall
 from router.http.chat.answers import StreamedChat, WholeChat
 from router.http.chat.choices import ChatChoices
+from router.http.chat.messages import Messages, with_special_tokens
 from router.http.chat.request import read_request
 from router.http.endpoint import Handle
 from router.http.event_stream import EventStream
@@ -32,6 +33,7 @@ def chat_completions(inference: Inference) -> Handle:
                 created = call.body.fields("resume").integer("created", created) or 0
             # The time that a template asks for is part of its prompt: with `created` it is known.
             chat = replace(request.chat, request_id=call.request_id, now=created)
+            chat = with_special_tokens(chat, inference.output_format)
             sent: ChatInput | ReplayInput = chat
             if resumption is not None:
                 plain = await inference.generate_input(chat)
@@ -39,6 +41,7 @@ def chat_completions(inference: Inference) -> Handle:
         model = chat.model or next((each.name for each in inference.models()), "")
         own = {"id": f"chatcmpl-{call.request_id}", "created": created, "model": model}
         choices = ChatChoices(num_choices, request.top_logprobs)
+        messages = Messages(inference, chat)
 
         async def run(answer: StreamedChat | WholeChat) -> None:
             async with aclosing(inference.events(sent, call.caller, call.deadline_s)) as events:
@@ -48,11 +51,11 @@ def chat_completions(inference: Inference) -> Handle:
         if request.is_stream:
             async with EventStream(call) as stream:
                 ids = EventIds(num_choices, resumption.received if resumption else ())
-                streamed = StreamedChat(own, request, choices, ids, stream)
+                streamed = StreamedChat(own, request, choices, messages, ids, stream)
                 await run(streamed)
                 await streamed.end()
         else:
-            whole = WholeChat(own, request, choices)
+            whole = WholeChat(own, request, choices, messages)
             await run(whole)
             await call.answer(whole.content())
 
