@@ -265,7 +265,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                     raise StaleEpochError(
                         f"epoch: must be {stream.epoch} in this stream, got {outputs.epoch}"
                     )
-                events.put_nowait(self._run(self._run_step, stream, outputs))
+                step = self._run(self._run_step, stream, outputs)
+                # A call that is cancelled waits for none of the steps sent ahead.
+                step.add_done_callback(_take_error)
+                events.put_nowait(step)
                 log_new_sequences(outputs)
                 request = await anext(requests, None)
             events.put_nowait(None)
@@ -336,3 +339,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 raise
 
         return asyncio.get_running_loop().run_in_executor(executor, call)
+
+
+def _take_error(step: _Result) -> None:
+    """Take a step's error, which asyncio would report if nobody else did."""
+    if not step.cancelled():
+        step.exception()
