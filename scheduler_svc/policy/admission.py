@@ -94,8 +94,11 @@ def first_sequences(submission: Submission) -> Iterator[tuple[int, AbstractSeque
 
 
 def draw_seed(params: SamplingParams) -> int:
-    """Return the seed of a request: its own, or a random one of 64 bits."""
-    return secrets.randbits(64) if params.seed is None else params.seed
+    """Return the seed of a request: its own, or a random one.
+
+    A drawn one has 53 bits, so that clients which read JSON into doubles can send it back.
+    """
+    return secrets.randbits(53) if params.seed is None else params.seed
 
 
 def check_queue(
