@@ -1,7 +1,7 @@
 """How a request's tokens are chosen and when they end."""
 
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 
 from quire.contract.errors import InvalidRequestError
@@ -11,6 +11,7 @@ MAX_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_SEED = 2**64 - 1
 MAX_TOKENS = 2**31 - 1
+DEFAULT_MAX_TOKENS = 16  # vLLM's, and OpenAI's for completions
 MAX_LOGPROBS = 20
 MAX_WIDTH = 64
 MAX_BAD_WORDS = 256
@@ -31,6 +32,9 @@ MAX_ITEMS = {
 class SamplingParams:
     """Sampling and stopping parameters of one request. Names and meanings are vLLM's.
 
+    Fields that hold several values take any sequence of them, or None for none, and keep a tuple;
+    `stop` takes a single string, too.
+
     Attributes:
         n: outputs to return.
         best_of: outputs to sample, of which the n most probable ones are returned; the number of
@@ -44,9 +48,9 @@ class SamplingParams:
             longest.
         temperature: 0 selects greedy decoding.
         top_p: keep the smallest set of tokens whose probabilities reach this sum, in (0, 1].
-        top_k: keep the k most probable tokens; None keeps all.
+        top_k: keep the k most probable tokens; None keeps all, as 0 and -1 do.
         min_p: drop tokens less probable than min_p times the most probable one, in [0, 1].
-        seed: of the counter-based generator; None has the scheduler draw and report one.
+        seed: of the counter-based generator; None, or -1, has the scheduler draw and report one.
         presence_penalty: subtracted from the logit of every token that the output holds.
         frequency_penalty: subtracted from a token's logit once for each time the output holds it.
         repetition_penalty: divides positive and multiplies negative logits of the tokens that
@@ -57,7 +61,7 @@ class SamplingParams:
             may still have one inside.
         bad_words_token_ids: the same as token ids; the router adds those of `bad_words`.
         max_tokens: largest number of tokens to generate; what max_model_len leaves after the prompt
-            if that is less, or if None. Started reports it.
+            if that is less, or if None. Started reports it. On the wire its absence means None.
         min_tokens: tokens to generate before an end-of-text or stop token id can be sampled or a
             stop string is looked for.
         logprobs: report the log-probability of each output token, and of this many of the most
@@ -92,7 +96,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    max_tokens: int | None = None
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -105,6 +109,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        self._take_other_spellings()
         check_counts(self)
         _check_int("n", self.n, 1, MAX_WIDTH)
         _check_int("best_of", self.best_of, self.n, MAX_WIDTH)
@@ -150,6 +155,26 @@ class SamplingParams:
     def width(self) -> int:
         """Sequences that run for the request."""
         return self.n if self.best_of is None else self.best_of
+
+    def _take_other_spellings(self) -> None:
+        """Keep one form of what callers may write in several, as vLLM's may."""
+        changed: dict[str, object] = {}
+        if isinstance(self.stop, str):
+            changed["stop"] = (self.stop,)
+        for name in MAX_ITEMS:
+            value = changed.get(name, getattr(self, name))
+            if value is None:
+                changed[name] = {} if name == "logit_bias" else ()
+            elif isinstance(value, Iterable) and not isinstance(value, tuple | Mapping | str):
+                changed[name] = tuple(value)
+        if self.bad_words_token_ids:
+            changed["bad_words_token_ids"] = tuple(map(tuple, self.bad_words_token_ids))
+        if self.top_k in (0, -1):
+            changed["top_k"] = None
+        if self.seed == -1:
+            changed["seed"] = None
+        for name, value in changed.items():
+            object.__setattr__(self, name, value)
 
     def _check_beam_search(self) -> None:
         if self.width < 2:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import CellState, FinishReason, ModelInfo, TokenLogprobs
-from quire.contract.sampling_params import SamplingParams, check_counts
+from quire.contract.sampling_params import MAX_TOKENS, SamplingParams, check_counts
 from quire.contract.time_breakdown import TimeBreakdown
 from quire.v1 import common_pb2
 from quire.wire.fields import fields_of, from_fields
@@ -46,13 +46,18 @@ def sampling_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParam
 def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
     """Return the parameters of a message; absent fields take their defaults.
 
+    Without max_tokens an answer is as long as its model allows: 16 is a default of Python's alone.
+
     Raises:
         InvalidRequestError: a value is out of bounds.
     """
     check_counts(message)  # before anything of them is copied
+    if message.HasField("top_k") and not message.top_k:
+        raise InvalidRequestError("top_k", f"must be in [1, {MAX_TOKENS}] or absent, got 0")
     return from_fields(
         SamplingParams,
         message,
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         early_stopping=_early_stopping_from_proto(message.early_stopping),
         bad_words_token_ids=tuple(tuple(each.token_ids) for each in message.bad_words_token_ids),
         logit_bias=dict(message.logit_bias),

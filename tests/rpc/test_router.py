@@ -139,7 +139,7 @@ async def test_health_and_reflection(tmp_path) -> None:
 async def test_reader_that_does_not_read_delays_no_other(tmp_path) -> None:
     """Its tokens are merged, not queued one by one; others go on, and it can be cancelled."""
     async with running_router(tmp_path) as setup:
-        long = SamplingParams(ignore_eos=True)
+        long = SamplingParams(ignore_eos=True, max_tokens=None)
         async with aclosing(setup.client.stream((7, 8), long, request_id="slow")) as slow:
             assert isinstance(await anext(slow), Started)
             for _ in range(3):

@@ -162,7 +162,7 @@ def test_what_a_token_was_is_written_only_where_it_is_asked_for() -> None:
     [state_back] = back.content.new_sequences
     assert list(state_back.token_ids) == [0, 0, 0], "as many as there were"
     assert list(state_back.block_ids) == [1, 2]
-    assert state_back.sampling_params == SamplingParams(seed=0)
+    assert state_back.sampling_params == SamplingParams(seed=0, max_tokens=None)
     [with_tokens] = parse_records(serialize_record(Record(1, 0, orders), with_tokens=True))
     assert isinstance(with_tokens.content, SchedulerOutputs)
     [state_back] = with_tokens.content.new_sequences

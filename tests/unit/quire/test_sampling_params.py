@@ -18,9 +18,8 @@ from quire.contract.sampling_params import MAX_SEED, MAX_TOKENS, SamplingParams
         ("top_p", math.nan, ("(0, 1]", "nan")),
         ("min_p", -0.1, ("[0, 1]", "-0.1")),
         ("min_p", 2.0, ("[0, 1]", "2.0")),
-        ("top_k", 0, (f"[1, {MAX_TOKENS}]", "0")),
-        ("top_k", -1, (f"[1, {MAX_TOKENS}]", "-1")),
-        ("seed", -1, (f"[0, {MAX_SEED}]", "-1")),
+        ("top_k", -2, (f"[1, {MAX_TOKENS}]", "-2")),
+        ("seed", -2, (f"[0, {MAX_SEED}]", "-2")),
         ("seed", 2**64, (f"[0, {MAX_SEED}]", str(2**64))),
         ("presence_penalty", 2.5, ("[-2, 2]", "2.5")),
         ("presence_penalty", math.nan, ("[-2, 2]", "nan")),
@@ -39,7 +38,6 @@ from quire.contract.sampling_params import MAX_SEED, MAX_TOKENS, SamplingParams
         ("stop", ("x",) * 17, ("16", "17")),
         ("stop", ("",), ("256", "0")),
         ("stop", ("x" * 257,), ("256", "257")),
-        ("stop", "\n\n", ("tuple of strings", "'\\n\\n'")),
         ("bad_words", "word", ("tuple of strings", "'word'")),
         ("stop_token_ids", (1,) * 65, ("64", "65")),
         ("stop_token_ids", (-1,), ("[0,", "-1")),
@@ -83,3 +81,30 @@ def test_min_tokens_may_not_exceed_max_tokens() -> None:
     assert SamplingParams(min_tokens=5, max_tokens=5).min_tokens == 5
     with pytest.raises(InvalidRequestError, match=r"min_tokens: must be in \[0, 5\], got 6"):
         SamplingParams(min_tokens=6, max_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "kept"),
+    [
+        ("top_k", -1, None),
+        ("top_k", 0, None),
+        ("seed", -1, None),
+        ("stop", None, ()),
+        ("stop", "\n\n", ("\n\n",)),
+        ("stop", ["a", "b"], ("a", "b")),
+        ("stop_token_ids", [7], (7,)),
+        ("stop_token_ids", None, ()),
+        ("bad_words", ["word"], ("word",)),
+        ("bad_words", None, ()),
+        ("bad_words_token_ids", [[1, 2], [3]], ((1, 2), (3,))),
+        ("allowed_token_ids", None, ()),
+        ("logit_bias", None, {}),
+    ],
+)
+def test_what_vllms_users_write_is_taken(field: str, given: object, kept: object) -> None:
+    assert getattr(SamplingParams(**{field: given}), field) == kept
+
+
+def test_max_tokens_is_vllms_unless_given() -> None:
+    assert SamplingParams().max_tokens == 16
+    assert SamplingParams(max_tokens=None).max_tokens is None

@@ -28,7 +28,8 @@ def test_sampling_params(params: SamplingParams) -> None:
 
 
 def test_absent_sampling_params_are_the_defaults() -> None:
-    assert wire.sampling_params_from_proto(common_pb2.SamplingParams()) == SamplingParams()
+    found = wire.sampling_params_from_proto(common_pb2.SamplingParams())
+    assert found == SamplingParams(max_tokens=None)
 
 
 def test_sampling_params_have_the_fields_of_their_message() -> None:

@@ -14,7 +14,9 @@ from quire.contract.workers import CacheSpec, LoadSpec, Meeting
 from quire.v1 import worker_pb2
 from quire.wire import worker as wire
 
-PARAMS = SamplingParams(temperature=0.5, top_p=0.25, top_k=9, min_p=0.125, seed=2**64 - 1)
+PARAMS = SamplingParams(
+    temperature=0.5, top_p=0.25, top_k=9, min_p=0.125, seed=2**64 - 1, max_tokens=None
+)
 
 
 def test_a_decoding_step_has_not_a_byte_about_traces() -> None:

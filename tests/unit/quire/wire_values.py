@@ -56,6 +56,7 @@ SAMPLED = SamplingParams(
     bad_words_token_ids=((5, 6), (7,)),
     stop_token_ids=(4,),
     ignore_eos=True,
+    max_tokens=None,
 )
 PARAMS = replace(
     SAMPLED,
