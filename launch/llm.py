@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -12,6 +13,8 @@ from launch.cluster.config import ClusterConfig, embedded_model
 from launch.extras import require
 from launch.keywords import documents_keywords
 from launch.llm_requests import Conversation, run
+from launch.model_names import find_model
+from launch.vllm_keywords import translate
 from quire.contract.engine_options import EngineKeywords
 from quire.contract.errors import ConfigError, InvalidRequestError
 from quire.contract.outputs import (
@@ -20,9 +23,9 @@ from quire.contract.outputs import (
     CompletionOutput,
     RequestOutput,
 )
-from quire.contract.sampling_params import BeamSearchParams, SamplingParams
+from quire.contract.sampling_params import MAX_SEED, BeamSearchParams, SamplingParams
 from quire.sdk.calls import ChatOptions, Messages, TemplateOptions, chat_input
-from quire.sdk.client import Client
+from quire.sdk.client import AsyncClient, Client
 from quire.sdk.progress import progress_bar
 from quire.sdk.prompts import ParsedPrompt, Prompt, parse_prompts
 
@@ -57,34 +60,50 @@ class LLM:
         target: str | Sequence[str] | None = None,
         api_key: str | None = None,
         tls_dir: str | Path | None = None,
+        revision: str | None = None,
+        download_dir: str | Path | None = None,
+        seed: int | None = None,
         **options: Unpack[EngineKeywords],
     ) -> None:
         """Start a cluster and return when it takes requests, or connect to one.
 
         Args:
-            model: Hugging Face model directory, or a GGUF file; None takes the embedded demo model.
-                With a target, only `chat` with a `chat_template` reads it, for its special tokens.
+            model: Hugging Face model directory, a GGUF file, or a name in Hugging Face's local
+                cache; None takes the embedded demo model. With a target, only `chat` with a
+                `chat_template` reads it, for its special tokens.
             target: router of a running cluster, "host:port", or several, as for `Client`; the
                 options below are then its own.
             api_key: for the target; None takes QUIRE_API_KEY from the environment, if set.
             tls_dir: certificates, as for `Client`; a cluster of its own takes those of all roles
                 from there.
+            revision: branch, tag or commit of a name.
+            download_dir: Hugging Face's cache; None takes that of HF_HUB_CACHE or HF_HOME.
+            seed: of prompts whose parameters have none: the first has this one, the next one more,
+                and so on. None has each drawn.
             **options: of the engine, as of `quire serve`: see EngineKeywords.
 
         Raises:
-            TypeError: a keyword is no option.
-            ConfigError: the cluster cannot start, or what it needs is not installed; one line that
+            TypeError: a keyword is no option, and none of vLLM's.
+            ConfigError: a keyword of vLLM's asks for what is not done here; the model is not found;
+                the cluster cannot start, or what it needs is not installed; one line that
                 says why.
             UnavailableError: a service died without a word.
         """
+        options = cast("EngineKeywords", translate(cast("dict[str, Any]", options), model))
         if unknown := options.keys() - EngineKeywords.__annotations__.keys():
             raise TypeError(f"LLM: {min(unknown)} is no keyword")
         self._model = Path(model) if model is not None else None
+        self._next_seed = seed
         tls_dir = tls_dir or os.environ.get("QUIRE_TLS_DIR") or None
         self._cluster: ClusterThread | None = None
         if target is None:
             require("LLM", "router", "worker", bring="all")
-            self._model = self._model or embedded_model()
+            self._model = (
+                embedded_model() if model is None else find_model(model, revision, download_dir)
+            )
+            if model is not None and self._model != Path(model):
+                # A directory of the cache has the name of a commit.
+                options.setdefault("served_model_name", str(model))
             self._cluster = _start_cluster(
                 ClusterConfig(
                     model=self._model,
@@ -101,10 +120,22 @@ class LLM:
     def _connect(self) -> Client:
         return Client(self._target, tls_dir=self._tls_dir, api_key=self._api_key)
 
+    def async_client(self) -> AsyncClient:
+        """Return a client of the same cluster for asyncio; whoever asks for it closes it."""
+        return AsyncClient(self._target, tls_dir=self._tls_dir, api_key=self._api_key)
+
+    def seeded(self, params: SamplingParams) -> SamplingParams:
+        """Return parameters with a seed: their own, or the next of those that start with `seed`."""
+        if params.seed is not None or self._next_seed is None:
+            return params
+        seed, self._next_seed = self._next_seed, (self._next_seed + 1) % (MAX_SEED + 1)
+        return replace(params, seed=seed)
+
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
@@ -116,6 +147,7 @@ class LLM:
             prompts: one or many; each a text, token ids, or a mapping that has "prompt" or
                 "prompt_token_ids" and may have "cache_salt".
             sampling_params: for all, or one for each prompt; None for the defaults.
+            prompt_token_ids: of one prompt or many, instead of `prompts`.
             use_tqdm: show a progress bar on the terminal.
             priority: of each prompt, in [-100, 100]; smaller goes first.
             include_time_breakdown: have each output say where its time went.
@@ -127,8 +159,14 @@ class LLM:
             InvalidRequestError: a prompt or parameter is out of bounds; the others are given up.
             UnavailableError: the cluster cannot be reached.
         """
+        if (prompts is None) == (prompt_token_ids is None):
+            raise InvalidRequestError(
+                "prompts",
+                "must be given, or prompt_token_ids, got "
+                + ("neither" if prompts is None else "both"),
+            )
         return self._run_all(
-            parse_prompts(prompts),
+            parse_prompts(prompt_token_ids if prompts is None else prompts),  # type: ignore[arg-type]
             sampling_params,
             use_tqdm=use_tqdm,
             priority=priority,
@@ -156,6 +194,7 @@ class LLM:
                 )
         if not wanted:
             return []
+        params = list(map(self.seeded, params))
         given_up = threading.Event()
         with (
             # Of its own: closing it ends every request that still runs, whatever it waits for.
@@ -274,7 +313,7 @@ class LLM:
             tokens=tokens,
             text=self._client.detokenize(tokens),
             cum_logprob=output.cumulative_logprob or 0.0,
-            finish_reason=output.finish_reason,
+            finish_reason=output.finish_reason or "",
         )
 
     def close(self) -> None:

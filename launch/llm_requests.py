@@ -92,7 +92,7 @@ def _generate(
         )
     prompt_logprobs = None
     if params.prompt_logprobs is not None:
-        prompt_logprobs = (None, *map(_by_token, completions[0].prompt_logprobs))
+        prompt_logprobs = (None, *map(logprobs_by_token, completions[0].prompt_logprobs))
     return RequestOutput(
         request_id=completions[0].request_id,
         prompt=text,
@@ -104,7 +104,7 @@ def _generate(
     )
 
 
-def _by_token(position: TokenLogprobs) -> dict[int, Logprob]:
+def logprobs_by_token(position: TokenLogprobs) -> dict[int, Logprob]:
     """Return the most probable tokens of a position, best first, and the sampled one."""
     sampled, *top = zip(position.token_ids, position.logprobs, position.texts, strict=True)
     found = {
@@ -127,7 +127,7 @@ def _completion_output(completion: Completion, params: SamplingParams) -> Comple
         text=completion.text,
         token_ids=completion.token_ids,
         cumulative_logprob=completion.cumulative_logprob,
-        logprobs=tuple(map(_by_token, completion.logprobs)) if asked else None,
+        logprobs=tuple(map(logprobs_by_token, completion.logprobs)) if asked else None,
         finish_reason=completion.finish_reason.value,
         stop_reason=stop_reason,
     )

@@ -7,14 +7,22 @@ from quire.version import __version__
 __all__ = [
     "LLM",
     "AsyncClient",
+    "AsyncEngineArgs",
+    "AsyncLLMEngine",
     "BeamSearchParams",
     "Client",
+    "CompletionOutput",
+    "EngineArgs",
+    "LLMEngine",
+    "RequestOutput",
     "SamplingParams",
     "__version__",
 ]
 
 if TYPE_CHECKING:
+    from launch.engine import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine
     from launch.llm import LLM
+    from quire.contract.outputs import CompletionOutput, RequestOutput
     from quire.contract.sampling_params import BeamSearchParams, SamplingParams
     from quire.sdk.client import AsyncClient, Client
 
@@ -29,6 +37,14 @@ def __getattr__(name: str) -> Any:
         from launch.llm import LLM
 
         return LLM
+    if name in ("EngineArgs", "AsyncEngineArgs", "LLMEngine", "AsyncLLMEngine"):
+        from launch import engine
+
+        return getattr(engine, name)
+    if name in ("RequestOutput", "CompletionOutput"):
+        from quire.contract import outputs
+
+        return getattr(outputs, name)
     if name in ("SamplingParams", "BeamSearchParams"):
         from quire.contract import sampling_params
 

@@ -1,11 +1,13 @@
 """`quire serve`: a whole cluster, on this machine or with workers on others."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from launch.cli.options import ModelArgument, Values, model_path, resolve_draft_model, takes_options
 from launch.cluster.config import ClusterConfig, LauncherName
+from launch.model_names import find_model
 
 if TYPE_CHECKING:
     from launch.cluster.supervisor import Cluster
@@ -13,7 +15,10 @@ if TYPE_CHECKING:
 
 @takes_options(ClusterConfig)
 def serve(options: Values, model: ModelArgument = None) -> None:
-    """Serve a model: start workers, scheduler and router, keep them up, stop them on Ctrl-C."""
+    """Serve a model: start workers, scheduler and router, keep them up, stop them on Ctrl-C.
+
+    MODEL may also be a name in Hugging Face's local cache.
+    """
     import asyncio
 
     from launch.extras import require
@@ -27,6 +32,11 @@ def serve(options: Values, model: ModelArgument = None) -> None:
         workers = ["worker"] if options["launcher"] == LauncherName.LOCAL else []
         require("quire serve", "router", *workers)
         resolve_draft_model(options)
+        found = find_model(model) if model else None
+        if found is not None and found != Path(str(model)):
+            # Its directory in the cache has the name of a commit.
+            options["served_model_name"] = options["served_model_name"] or model
+            model = str(found)
         config = ClusterConfig(model=model_path(model), **options)
         asyncio.run(_serve(config))
     except QuireError as error:

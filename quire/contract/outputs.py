@@ -290,7 +290,7 @@ class CompletionOutput:
         cumulative_logprob: sum over the output's tokens; None where they are not known: without
             logprobs, best_of or use_beam_search.
         logprobs: of each position, by token id; None if they were not asked for.
-        finish_reason: "stop", "length", "abort" or "error".
+        finish_reason: "stop", "length", "abort" or "error"; None while it goes on, in an engine.
         stop_reason: stop string or stop token id that ended it; None for anything else.
     """
 
@@ -299,8 +299,12 @@ class CompletionOutput:
     token_ids: tuple[int, ...]
     cumulative_logprob: float | None
     logprobs: tuple[dict[int, Logprob], ...] | None
-    finish_reason: str
+    finish_reason: str | None
     stop_reason: int | str | None
+
+    def finished(self) -> bool:
+        """Return whether it has ended."""
+        return self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,11 +312,11 @@ class RequestOutput:
     """What became of a prompt.
 
     Attributes:
-        request_id: made by the router.
+        request_id: made by the router, or the one that an engine was given.
         prompt: its text; None where token ids were given.
         prompt_token_ids: its token ids.
         outputs: the continuations.
-        finished: False for one that was given up.
+        finished: False for one that was given up, and in an engine while it goes on.
         prompt_logprobs: of each position of the prompt, by token id, None for the first; None if
             they were not asked for.
         time_breakdown: where the time of the request went, if that was asked for.

@@ -154,7 +154,7 @@ async def test_one_mebibyte_is_refused_without_delaying_a_stream(tmp_path) -> No
     """Exactly the limit: it is tokenized, in a thread, and refused by its tokens."""
     async with running_router(tmp_path) as setup:
         setup.fake.hold()
-        async with aclosing(setup.client.stream(PROMPT)) as stream:
+        async with aclosing(setup.client.stream(PROMPT, SamplingParams(max_tokens=None))) as stream:
             assert isinstance(await anext(stream), Started)
             big = asyncio.create_task(setup.client.generate("word " * (2**20 // 5)))
             steps_meanwhile = 0

@@ -1,0 +1,73 @@
+"""Models by the names that they have at Hugging Face, looked up in its local cache.
+
+Nothing here goes over the network: `quire pull` does, services never do.
+"""
+
+import re
+from pathlib import Path
+
+from quire.contract.errors import ConfigError
+from quire.gguf_file import is_model
+
+# What Quire reads of a repository. Weights in other formats, of other frameworks, and code are not.
+WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+TEXTS = (
+    *("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab*", "merges.txt", "*.model", "*.tiktoken"),
+    *("chat_template*", "additional_chat_templates/*.jinja"),
+)
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_NAME = re.compile(rf"{_PART}(/{_PART})?")
+
+
+def is_name(model: str) -> bool:
+    """Return whether a text could be the name of a model: NAME or OWNER/NAME."""
+    return _NAME.fullmatch(model) is not None
+
+
+def find_model(
+    model: str | Path, revision: str | None = None, cache_dir: str | Path | None = None
+) -> Path:
+    """Return the path of a model: itself, or where Hugging Face's cache has one of that name.
+
+    Args:
+        model: directory, GGUF file, or name.
+        revision: branch, tag or commit of a name; None for the main branch.
+        cache_dir: of Hugging Face; None takes HF_HUB_CACHE, or what HF_HOME says.
+
+    Raises:
+        ConfigError: the cache has no model of that name; says what would bring it.
+    """
+    path = Path(model)
+    if is_model(path) or not is_name(str(model)):
+        return path
+    found = _find_cached(str(model), revision, cache_dir)
+    if found is None:
+        name = f"{model}@{revision}" if revision else str(model)
+        raise ConfigError(
+            "model: must be a directory or a .gguf file that exists, or a name in Hugging Face's "
+            f"local cache, got {name}: run `quire pull {name} DIR` and give DIR"
+        )
+    return found
+
+
+def _find_cached(name: str, revision: str | None, cache_dir: str | Path | None) -> Path | None:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:  # nothing here could have filled a cache
+        return None
+    try:
+        directory = Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=cache_dir,
+                allow_patterns=[*WEIGHTS, *TEXTS],
+                local_files_only=True,
+            )
+        )
+    except (HFValidationError, OSError):  # its errors of what is not there are OSErrors
+        return None
+    # A snapshot has what was asked for once; a tokenizer alone, for instance.
+    return directory if any(directory.glob("model*.safetensors")) else None
