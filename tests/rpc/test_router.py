@@ -155,7 +155,7 @@ async def test_synchronous_client(tmp_path) -> None:
         with Client(address) as client:
             completion = client.generate(PROMPT, SamplingParams(max_tokens=9, seed=3))
             events = list(client.stream(PROMPT, SamplingParams(max_tokens=9, seed=3)))
-            for _ in client.stream(PROMPT, request_id="left"):
+            for _ in client.stream(PROMPT, SamplingParams(max_tokens=None), request_id="left"):
                 break
             token_ids = client.tokenize("list")
             with pytest.raises(InvalidRequestError) as caught:

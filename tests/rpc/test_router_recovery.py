@@ -204,7 +204,9 @@ async def test_abort_and_cancel_while_no_scheduler_is_there(tmp_path) -> None:
             await router.wait_until_serving()
             aborted = asyncio.create_task(client.generate([5, 6], request_id="aborted"))
             cancelled = asyncio.create_task(client.generate([5, 6], request_id="cancelled"))
-            kept = asyncio.create_task(client.generate([5, 6], request_id="kept"))
+            kept = asyncio.create_task(
+                client.generate([5, 6], SamplingParams(max_tokens=None), request_id="kept")
+            )
             await fake.until(lambda: fake.num_running() == 3)
             await fake.step(2)
         assert await client.abort("aborted")
