@@ -23,7 +23,7 @@ DISTRIBUTIONS = packages_distributions()
 WHERE_WANTED = {
     "quire": {"opentelemetry"},  # quire-serve[traces]
     "router": {"transformers"},  # tokenizers that are more than their file
-    "launch": {"ray"},
+    "launch": {"ray", "huggingface_hub"},  # a cache that it filled
     "simulator": {"torch"},
 }
 
