@@ -69,7 +69,7 @@ class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
     grace_time_s: float = same_option(RouterConfig, "grace_time_s")
     stalled_reader_timeout_s: float = same_option(RouterConfig, "stalled_reader_timeout_s")
     hang_timeout_s: float = option(
-        10.0,
+        20.0,
         "How long a service that is up may leave health checks unanswered before it is killed and "
         "started again.",
         unit="seconds",

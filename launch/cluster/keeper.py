@@ -34,7 +34,7 @@ class Patience:
     first_delay_s: float = 0.2
     longest_delay_s: float = 30.0
     steady_s: float = 10.0
-    hang_timeout_s: float = 10.0
+    hang_timeout_s: float = 20.0
     start_timeout_s: float = 300.0
 
 

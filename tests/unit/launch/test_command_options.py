@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[str, object]] = {
         "--enforce-eager": False,
         "--gpu-memory-utilization": 0.9,
         "--grace-time-s": 10.0,
-        "--hang-timeout-s": 10.0,
+        "--hang-timeout-s": 20.0,
         "--host": "127.0.0.1",
         "--http-cors-origin": None,
         "--http-port": None,
