@@ -113,16 +113,16 @@ class LLM:
                 )
             )
             target = self._cluster.address
-        self._target = target
+        self.target = target
         self._tls_dir, self._api_key = tls_dir, api_key
         self._client = self._connect()
 
     def _connect(self) -> Client:
-        return Client(self._target, tls_dir=self._tls_dir, api_key=self._api_key)
+        return Client(self.target, tls_dir=self._tls_dir, api_key=self._api_key)
 
     def async_client(self) -> AsyncClient:
         """Return a client of the same cluster for asyncio; whoever asks for it closes it."""
-        return AsyncClient(self._target, tls_dir=self._tls_dir, api_key=self._api_key)
+        return AsyncClient(self.target, tls_dir=self._tls_dir, api_key=self._api_key)
 
     def seeded(self, params: SamplingParams) -> SamplingParams:
         """Return parameters with a seed: their own, or the next of those that start with `seed`."""

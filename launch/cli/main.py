@@ -9,9 +9,11 @@ from launch.cli import (
     generate,
     keys,
     probe,
+    pull,
     replay,
     resize,
     roll,
+    run,
     serve,
     services,
     simulate,
@@ -31,6 +33,7 @@ app = typer.Typer(
     },
 )
 app.command("serve")(serve.serve)
+app.command("run")(run.run)
 app.command("generate")(generate.generate)
 app.command("router")(services.router)
 app.command("scheduler")(services.scheduler)
@@ -40,6 +43,7 @@ app.command("resize")(resize.resize)
 app.command("roll")(roll.roll)
 app.command("certs")(certs.certs)
 app.add_typer(keys.app, name="keys")
+app.command("pull")(pull.pull)
 app.command("probe")(probe.probe)
 app.command("replay")(replay.replay)
 app.command("simulate")(simulate.simulate)

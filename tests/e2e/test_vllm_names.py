@@ -47,7 +47,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def engine(llm: LLM) -> Iterator[LLMEngine]:
-    engine = LLMEngine.from_engine_args(EngineArgs(target=llm._target))
+    engine = LLMEngine.from_engine_args(EngineArgs(target=llm.target))
     yield engine
     engine.shutdown()
     engine.shutdown()
@@ -169,7 +169,7 @@ def test_what_is_refused_is_raised_by_a_step(engine: LLMEngine) -> None:
 
 
 async def test_the_engine_for_asyncio(llm: LLM) -> None:
-    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(target=llm._target))
+    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(target=llm.target))
 
     async def last(prompt: str, number: int) -> RequestOutput:
         outputs = [
