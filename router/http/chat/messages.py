@@ -43,6 +43,9 @@ class Messages:
         self._chat = chat
         self._parsers: dict[int, OutputParser | None] = {}
         self._calling: set[int] = set()
+        self._last_tokens: dict[int, int] = {}
+        eos = {token_id for model in inference.models() for token_id in model.eos_token_ids}
+        self._eos = frozenset() if chat.sampling_params.ignore_eos else frozenset(eos)
 
     def delta(self, part: Part, started: Started) -> dict[str, Any]:
         """Return what a part adds to its choice; each part is read once, in its order."""
@@ -94,12 +97,21 @@ class Messages:
         parser = self._parsers[part.index]
         if parser is None:
             return None
-        events = parser.feed(part.text, part.token_ids)
+        events = parser.feed(self._without_eos(part), part.token_ids)
         if part.end is not None:
             events += parser.finish()
         if any(isinstance(event, ToolCallBegan) for event in events):
             self._calling.add(part.index)
         return events
+
+    def _without_eos(self, part: Part) -> str:
+        """Return a part's text without that of the token that ended it: special tokens have one."""
+        if part.token_ids:
+            self._last_tokens[part.index] = part.token_ids[-1]
+        last = self._last_tokens.get(part.index)
+        if last is None or last not in self._eos:
+            return part.text
+        return part.text.removesuffix(self._inference.token_text(last))
 
 
 def _tools(chat: ChatInput) -> Sequence[Any]:
