@@ -109,6 +109,7 @@ repair() {
 # A program that has the SDK and nothing else.
 try_sdk() {
   local found
+  cd "$out/dist" # where no module lies beside those installed
   "$1/bin/python" -c '
 import quire
 print(quire.__version__, quire.Client, quire.AsyncClient, quire.SamplingParams(temperature=0.8))
@@ -127,6 +128,7 @@ quire.Client("127.0.0.1:1").close()'
 # ask ENVIRONMENT ANSWER: a cluster of the embedded model, and what it answers, in a file.
 ask() {
   local log=$out/serve.log target='' second cluster
+  cd "$out/dist" # where no module lies beside those installed
   : >"$log"
   "$1/bin/quire" serve --port 0 --http-port 0 >"$log" 2>&1 &
   cluster=$!
@@ -186,7 +188,7 @@ fi
 
 pythons=("$@")
 [ $# -gt 0 ] || mapfile -t pythons < <(find_pythons)
-step "the answer of .venv's own kernels" ask .venv "$out/expected"
+step "the answer of .venv's own kernels" ask "$root/.venv" "$out/expected"
 environment tools "$venv_python"
 step 'ziglang and auditwheel' packages "$out/tools/bin/python" wheels
 export ZIG_PYTHON=$out/tools/bin/python
