@@ -52,7 +52,9 @@ def make_scheduler(num_seqs: int) -> Scheduler:
     for i in range(num_seqs):
         # Lengths differ, so that about one sequence in sixteen takes a block in each step.
         prompt = [7] * (PROMPT_TOKENS - i % BLOCK_SIZE)
-        scheduler.add(Submission(prompt, SamplingParams(seed=i, stop_token_ids=(3, 4))))
+        scheduler.add(
+            Submission(prompt, SamplingParams(seed=i, stop_token_ids=(3, 4), max_tokens=None))
+        )
     sample(scheduler, next_step(scheduler))
     return scheduler
 

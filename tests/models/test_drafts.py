@@ -22,11 +22,11 @@ from worker_svc.steps.runner import ModelRunner
 
 NUM_TOKENS = 40
 MAX_SLOTS = 8
-REPORTED = SamplingParams(seed=3, logprobs=2)
+REPORTED = SamplingParams(seed=3, logprobs=2, max_tokens=None)
 MODES = {
     "greedy": replace(REPORTED, temperature=0.0),
     "sampled": replace(REPORTED, seed=2**64 - 1),
-    "silent": SamplingParams(seed=4),
+    "silent": SamplingParams(seed=4, max_tokens=None),
     "filtered": replace(REPORTED, top_k=20, top_p=0.8, min_p=0.01),
     "repetition": replace(REPORTED, temperature=0.6, repetition_penalty=1.4),
     "frequency": replace(REPORTED, temperature=0.6, frequency_penalty=0.7),
