@@ -59,7 +59,10 @@ def test_every_option_is_one_of_the_command(service: str) -> None:
 def test_nothing_is_published_but_routers_on_the_loopback() -> None:
     services = load("compose.yaml")["services"]
     assert {name for name in services if "ports" in services[name]} == {"router"}
-    assert services["router"]["ports"] == ["127.0.0.1:50051:50051"]
+    assert services["router"]["ports"] == [
+        "127.0.0.1:50051:50051",
+        "127.0.0.1:8000:8000",
+    ]
 
 
 def test_each_worker_of_the_gpu_file_has_a_gpu_of_its_own() -> None:

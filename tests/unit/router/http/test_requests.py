@@ -83,7 +83,7 @@ def test_a_prompt_is_text_or_ids_or_several_of_either(prompt, prompts) -> None:
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_k": -2}, "top_k"),
-        ({"seed": -1}, "seed"),
+        ({"seed": -2}, "seed"),
         ({"stop": 5}, "stop"),
         ({"stop": [5]}, "stop"),
         ({"stop": ["a"] * 17}, "stop"),
