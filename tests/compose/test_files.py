@@ -20,6 +20,7 @@ def config(*files: str) -> dict[str, dict[str, Any]]:
     for service in services.values():
         # Written differently once files are merged, which means nothing.
         service["volumes"].sort()
+        service.get("ports", []).sort()
         service["networks"] = {name: each or {} for name, each in service["networks"].items()}
     return services
 

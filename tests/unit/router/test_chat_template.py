@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
@@ -147,7 +148,9 @@ def test_templates_are_found_where_transformers_looks(tmp_path: Path) -> None:
 
 def test_a_gguf_file_has_its_own(tmp_path: Path) -> None:
     metadata = tokenizer_metadata(embedded_model())
-    write_gguf(embedded_model(), tmp_path / "model.gguf", "llama", metadata=metadata)
+    # It rewrites the directory's weights.
+    model = shutil.copytree(embedded_model(), tmp_path / "model")
+    write_gguf(model, tmp_path / "model.gguf", "llama", metadata=metadata)
     found = load_chat_templates(tmp_path / "model.gguf")
     assert found.sources == {"default": "{% for each in messages %}{{ each.content }}{% endfor %}"}
     assert found.special_tokens["eos_token"] == "<|endoftext|>"
