@@ -18,7 +18,11 @@ from quire.wire.errors import error_to_status, status_of
 from quire.wire.status import CODES
 
 # Calls of clients; calls between our own services carry no texts.
-WITH_TEXTS = "/quire.v1.InferenceService/"
+WITH_TEXTS = (
+    "/quire.v1.InferenceService/",
+    "/inference.GRPCInferenceService/",
+    "/vllm.grpc.engine.VllmEngine/",
+)
 
 log = get_logger()
 

@@ -16,6 +16,7 @@ from quire.wire.common import sampling_params_from_proto
 
 MAX_PARAMETERS_BYTES = 65_536
 MAX_INPUTS = 16
+MAX_ID_CHARS = 128
 FINAL_RESPONSE = "triton_final_response"
 
 # Inputs and outputs as ModelMetadata names them: name, datatype, shape.
@@ -81,6 +82,10 @@ def infer_input_from_proto(message: pb.ModelInferRequest) -> InferInput:
     Raises:
         InvalidRequestError: a tensor or a parameter is not as ModelMetadata describes it.
     """
+    if len(message.id) > MAX_ID_CHARS:
+        raise InvalidRequestError(
+            "id", f"must be at most {MAX_ID_CHARS} characters, got {len(message.id)}"
+        )
     values = _tensors(message)
     own = {name: _parameter(each) for name, each in message.parameters.items()}
     if ("text_input" in values) == ("token_ids" in values):

@@ -8,7 +8,12 @@ from contextlib import aclosing
 import grpc
 
 from quire.contract.callers import Caller
-from quire.contract.errors import InvalidRequestError, ModelNotFoundError, QuireError
+from quire.contract.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    QuireError,
+    ReaderStalledError,
+)
 from quire.contract.inputs import DetokenizeInput
 from quire.contract.outputs import Delta, Finished, Started
 from quire.facades import open_inference_pb2 as pb
@@ -17,6 +22,7 @@ from quire.rpc.access import current_caller
 from quire.sdk.collect import Collector
 from quire.version import __version__
 from quire.wire.open_inference import (
+    MAX_ID_CHARS,
     InferInput,
     InferOutput,
     infer_input_from_proto,
@@ -123,19 +129,26 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
                             *(piece, sent, request.model_name), is_final=bool(piece.finish_reasons)
                         )
                         await write(pb.ModelStreamInferResponse(infer_response=response))
+            except ReaderStalledError:
+                raise  # it would not read this either
             except QuireError as error:
-                failed = pb.ModelInferResponse(id=request.id, model_name=request.model_name)
+                failed = pb.ModelInferResponse(
+                    id=request.id[:MAX_ID_CHARS], model_name=request.model_name[:MAX_ID_CHARS]
+                )
                 await write(
                     pb.ModelStreamInferResponse(error_message=str(error), infer_response=failed)
                 )
             finally:
                 room.release()
 
-        async with asyncio.TaskGroup() as group:
-            await room.acquire()
-            async for request in request_iterator:
-                group.create_task(answer(request))
+        try:
+            async with asyncio.TaskGroup() as tasks:
                 await room.acquire()
+                async for request in request_iterator:
+                    tasks.create_task(answer(request))
+                    await room.acquire()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
     async def _whole(
         self, sent: InferInput, caller: Caller, deadline_s: float | None

@@ -84,11 +84,14 @@ def make_app(
         body = openai_error(HttpError(status, status.description or status.phrase))
         return JSONResponse(body, status, error.headers)
 
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[_cors(cors_origins)] if cors_origins else [],
         exception_handlers={HTTPException: refuse},
     )
+    # To whatever host the request names, and without a key.
+    app.router.redirect_slashes = False
+    return app
 
 
 def _cors(origins: Sequence[str]) -> Middleware:

@@ -32,6 +32,18 @@ class Breakable(Protocol):
         """Break off at once: what is not sent yet is dropped."""
 
 
+def check_id(field: str, request_id: str) -> None:
+    """Check an id that goes into a header of the answer.
+
+    Raises:
+        InvalidRequestError: it is too long, or has other characters than a header may have.
+    """
+    if len(request_id) > MAX_REQUEST_ID_CHARS or not all("!" <= c <= "~" for c in request_id):
+        raise InvalidRequestError(
+            field, f"must be at most {MAX_REQUEST_ID_CHARS} printable ASCII characters, no spaces"
+        )
+
+
 class HttpCall:
     """A request, and what has been answered.
 
@@ -70,11 +82,7 @@ class HttpCall:
             InvalidRequestError: one is malformed.
         """
         request_id = self.headers.get(REQUEST_ID, "")
-        if len(request_id) > MAX_REQUEST_ID_CHARS or not all("!" <= c <= "~" for c in request_id):
-            raise InvalidRequestError(
-                REQUEST_ID,
-                f"must be at most {MAX_REQUEST_ID_CHARS} printable ASCII characters, no spaces",
-            )
+        check_id(REQUEST_ID, request_id)
         self.request_id = request_id
         timeout = self.headers.get(TIMEOUT)
         if timeout is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import GenerateInput, ReplayInput
-from router.http.call import LAST_EVENT_ID, REQUEST_ID, HttpCall
+from router.http.call import LAST_EVENT_ID, REQUEST_ID, HttpCall, check_id
 from router.http.fields import Fields
 from router.requests.inference import Inference
 
@@ -76,6 +76,7 @@ def read_resumption(call: HttpCall, num_choices: int) -> Resumption | None:
         answer_id = resume.text("id")
         if not answer_id:
             raise resume.refuse("id", "must be that of the stream, got none")
+        check_id("resume.id", answer_id)
         received = _numbers(resume, num_choices)
         fingerprint = resume.text("system_fingerprint")
         return Resumption(_bare(answer_id), received, resume.integer("seed"), fingerprint)

@@ -143,6 +143,7 @@ async def test_a_stream_answers_each_of_its_requests(tmp_path, monkeypatch) -> N
 @pytest.mark.parametrize(
     ("change", "details"),
     [
+        (lambda r: setattr(r, "id", "x" * 129), "id: must be at most 128 characters, got 129"),
         (lambda r: r.inputs.pop(0), "inputs: must have either text_input or token_ids"),
         (lambda r: r.inputs.append(r.inputs[0]), "text_input: must be given once"),
         (lambda r: r.inputs.add(name="image"), "inputs: must be of text_input, .*, got image"),
@@ -272,3 +273,12 @@ async def test_abort_ends_a_request_of_the_engine_service(tmp_path) -> None:
         await setup.fake.until(lambda: setup.fake.num_running() == 1)
         await stub.Abort(engine.AbortRequest(request_ids=["mine", "another"]))
         assert (await call.read()).complete.finish_reason == "abort"
+
+
+async def test_a_stream_of_no_messages_is_refused_as_any_other(tmp_path) -> None:
+    async with running_router(tmp_path) as setup, open_channel(setup.address) as channel:
+        infer_any = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        call = infer_any(iter([b"\xff"]))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

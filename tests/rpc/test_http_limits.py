@@ -64,6 +64,7 @@ async def test_each_wrong_request_is_refused_in_openais_shape(tmp_path) -> None:
             ("POST", "/detokenize", {"json": {"tokens": ["a"]}}, 400, "invalid_request"),
             ("POST", "/detokenize", {"json": {"tokens": [-1]}}, 400, "invalid_request"),
             ("GET", "/nowhere", {}, 404, "bad_http_request"),
+            ("POST", f"{PATH}/", {"json": body}, 404, "bad_http_request"),
             ("GET", PATH, {}, 405, "bad_http_request"),
         ]
         for method, path, request, status, code in cases:

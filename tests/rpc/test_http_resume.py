@@ -73,6 +73,8 @@ async def test_a_resumable_stream_runs_on_and_nothing_is_computed_again(tmp_path
     ("change", "headers", "status", "param"),
     [
         ({"resume": {"seed": 1}}, {}, 400, "resume.id"),
+        ({"resume": {"id": "中", "seed": 1, "starting_after": 1}}, {}, 400, "resume.id"),
+        ({"resume": {"id": "x\r\ny: z", "seed": 1, "starting_after": 1}}, {}, 400, "resume.id"),
         ({"resume": {"id": "a", "starting_after": -1}}, {}, 400, "resume.starting_after"),
         ({"resume": {"id": "a", "starting_after": "1.2"}}, {}, 400, "resume.starting_after"),
         ({"resume": {"id": "a", "starting_after": 1}}, {}, 400, "seed"),
