@@ -16,6 +16,7 @@ __all__ = [
     "LLMEngine",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from launch.llm import LLM
     from quire.contract.outputs import CompletionOutput, RequestOutput
     from quire.contract.sampling_params import BeamSearchParams, SamplingParams
+    from quire.contract.structured_outputs import StructuredOutputsParams
     from quire.sdk.client import AsyncClient, Client
 
 
@@ -49,4 +51,8 @@ def __getattr__(name: str) -> Any:
         from quire.contract import sampling_params
 
         return getattr(sampling_params, name)
+    if name == "StructuredOutputsParams":
+        from quire.contract.structured_outputs import StructuredOutputsParams
+
+        return StructuredOutputsParams
     raise AttributeError(f"module 'quire' has no attribute {name!r}")

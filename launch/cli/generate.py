@@ -2,7 +2,8 @@
 
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +11,9 @@ from launch.cli.options import ApiKey, Values, takes_options
 from launch.cli.stream_printer import StreamPrinter
 from quire.contract.options import Options, option, same_option
 from quire.contract.service_options import ServiceOptions
+
+if TYPE_CHECKING:
+    from quire.contract.structured_outputs import StructuredOutputsParams
 
 EARLY_STOPPING: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
 
@@ -51,6 +55,15 @@ class GenerateOptions(Options):
     prompt_logprobs: int | None = option(None, "The same for the tokens of the prompt.")
     truncate_prompt_tokens: int | None = option(
         None, "Use only the last so many tokens of the prompt."
+    )
+    json_schema: str | None = option(
+        None, "Generate JSON of this schema; @FILE reads it.", metavar="SCHEMA"
+    )
+    json_object: bool = option(False, "Generate a JSON object.")
+    regex: str | None = option(None, "Generate what this matches.")
+    choice: tuple[str, ...] = option((), "Generate this text; repeat.")
+    grammar: str | None = option(
+        None, "Generate what this Lark grammar derives; @FILE reads it.", metavar="GRAMMAR"
     )
     ignore_eos: bool = option(False, "Go on past the end of text.")
     skip_special_tokens: bool = option(True, "Leave them out of the text.")
@@ -109,7 +122,8 @@ def generate(
         if options["use_beam_search"]:
             # A search needs 0, which is not the default of anything else.
             options["temperature"] = 0.0
-        params = SamplingParams(**options)
+        grammar = _grammar(options)
+        params = SamplingParams(**options, structured_outputs=grammar)
         with Client(
             target,
             tls_dir=tls_dir,
@@ -135,6 +149,37 @@ def generate(
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def _grammar(options: Values) -> "StructuredOutputsParams | None":
+    """Return the grammar that options give, None for none.
+
+    Mutates: options, from which they are taken.
+
+    Raises:
+        InvalidRequestError: they give several, or one out of bounds.
+    """
+    from quire.contract.structured_outputs import StructuredOutputsParams
+
+    given = {
+        "json": _text_or_file("--json-schema", options.pop("json_schema")),
+        "json_object": options.pop("json_object"),
+        "regex": options.pop("regex"),
+        "choice": options.pop("choice"),
+        "grammar": _text_or_file("--grammar", options.pop("grammar")),
+    }
+    is_given = any(value not in (None, False, ()) for value in given.values())
+    return StructuredOutputsParams(**given) if is_given else None
+
+
+def _text_or_file(option: str, text: str | None) -> str | None:
+    """Return an option's text, or what is in the file that it names."""
+    if text is None or not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"cannot read {text[1:]}: {error}", param_hint=option) from None
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 
 from quire.contract.errors import InvalidRequestError
+from quire.contract.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_STRINGS = 16
 MAX_STRING_CHARS = 256
@@ -74,6 +75,8 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: put spaces around special tokens that are not left out.
         truncate_prompt_tokens: use only so many tokens of the prompt, its last ones; None uses all.
+        structured_outputs: the grammar of the output. Where it allows nothing more an end-of-text
+            id is sampled, also before min_tokens. None allows any text.
 
     Raises:
         InvalidRequestError: a value is out of bounds; names field, limit and value.
@@ -107,6 +110,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._take_other_spellings()
@@ -120,6 +124,8 @@ class SamplingParams:
             )
         if self.use_beam_search:
             self._check_beam_search()
+        if self.structured_outputs is not None:
+            self._check_structured_outputs()
         _check_real("temperature", self.temperature, 0.0, 100.0)
         _check_real("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_real("min_p", self.min_p, 0.0, 1.0)
@@ -189,6 +195,19 @@ class SamplingParams:
             raise InvalidRequestError(
                 "stop", "must be empty with use_beam_search; stop_token_ids end its texts"
             )
+
+    def _check_structured_outputs(self) -> None:
+        if not isinstance(self.structured_outputs, StructuredOutputsParams):
+            raise InvalidRequestError(
+                "structured_outputs",
+                "must be StructuredOutputsParams or None, "
+                f"got {type(self.structured_outputs).__name__}",
+            )
+        if self.use_beam_search:
+            raise InvalidRequestError("structured_outputs", "must be absent with use_beam_search")
+        if self.ignore_eos:
+            # Nothing else ends a text whose grammar is complete.
+            raise InvalidRequestError("ignore_eos", "must be false with structured_outputs")
 
 
 @dataclass(frozen=True, slots=True)

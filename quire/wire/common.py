@@ -5,6 +5,11 @@ from collections.abc import Iterable, Sequence
 from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import CellState, FinishReason, ModelInfo, TokenLogprobs
 from quire.contract.sampling_params import MAX_TOKENS, SamplingParams, check_counts
+from quire.contract.structured_outputs import (
+    StructuredOutputsParams,
+    check_num_chars,
+    check_num_choices,
+)
 from quire.contract.time_breakdown import TimeBreakdown
 from quire.v1 import common_pb2
 from quire.wire.fields import fields_of, from_fields
@@ -40,6 +45,7 @@ def sampling_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParam
     fields = fields_of(params)
     fields["early_stopping"] = _EARLY_STOPPING_TO_PROTO[params.early_stopping]
     fields["bad_words_token_ids"] = token_sequences_to_proto(params.bad_words_token_ids)
+    fields["structured_outputs"] = structured_outputs_to_proto(params.structured_outputs)
     return common_pb2.SamplingParams(**fields)
 
 
@@ -61,7 +67,26 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
         early_stopping=_early_stopping_from_proto(message.early_stopping),
         bad_words_token_ids=tuple(tuple(each.token_ids) for each in message.bad_words_token_ids),
         logit_bias=dict(message.logit_bias),
+        structured_outputs=_structured_outputs_from_proto(message),
     )
+
+
+def structured_outputs_to_proto(
+    grammar: StructuredOutputsParams | None,
+) -> common_pb2.StructuredOutputs | None:
+    """Return the message of a grammar, None for none."""
+    return None if grammar is None else common_pb2.StructuredOutputs(**fields_of(grammar))
+
+
+def _structured_outputs_from_proto(
+    message: common_pb2.SamplingParams,
+) -> StructuredOutputsParams | None:
+    if not message.HasField("structured_outputs"):
+        return None
+    grammar = message.structured_outputs
+    check_num_choices(len(grammar.choice))  # before they are copied
+    check_num_chars("structured_outputs.choice", sum(map(len, grammar.choice)))
+    return from_fields(StructuredOutputsParams, grammar)
 
 
 def token_sequences_to_proto(

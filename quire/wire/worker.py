@@ -31,6 +31,7 @@ from quire.wire.common import (
     model_info_from_proto,
     model_info_to_proto,
     sampling_params_from_proto,
+    structured_outputs_to_proto,
     token_logprobs_from_proto,
     token_logprobs_to_proto,
     token_sequences_to_proto,
@@ -305,6 +306,7 @@ def _worker_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams
         # Beams report what the search goes by, which has these in it.
         logprobs=None if params.use_beam_search else params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
+        structured_outputs=structured_outputs_to_proto(params.structured_outputs),
     )
     if params.repetition_penalty != 1.0:
         message.repetition_penalty = params.repetition_penalty

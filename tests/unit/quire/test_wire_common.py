@@ -76,6 +76,16 @@ def test_every_finish_reason_has_its_number() -> None:
     assert wire.finish_reason_from_proto(99) is FinishReason.ERROR
 
 
+def test_choices_that_are_too_many_or_too_long_are_refused_before_they_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quire.wire.common.StructuredOutputsParams", None)
+    for choice, most in ((["a"] * 1025, 1024), (["a" * 600] * 110, 65536)):
+        message = common_pb2.SamplingParams(structured_outputs={"choice": choice})
+        with pytest.raises(InvalidRequestError, match=f"^structured_outputs.choice: .*{most}"):
+            wire.sampling_params_from_proto(message)
+
+
 @pytest.mark.parametrize("name", MAX_ITEMS)
 def test_a_list_that_is_too_long_is_refused_before_it_is_copied(
     name: str, monkeypatch: pytest.MonkeyPatch

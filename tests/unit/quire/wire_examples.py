@@ -96,6 +96,7 @@ from tests.unit.quire.wire_values import (
     RESULT,
     STATE,
     STEP_OUTPUTS,
+    STRUCTURED,
     SUBMISSION,
     TIME,
 )
@@ -124,6 +125,7 @@ def _common() -> list[Example]:
     return [
         Example(PARAMS, *params),
         Example(BEAMS, *params),
+        *(Example(each, *params) for each in STRUCTURED),
         Example(MODEL, common.model_info_to_proto, common.model_info_from_proto),
         Example(STATE, common.cell_state_to_proto, common.cell_state_from_proto),
         Example(TIME, common.time_breakdown_to_proto, common.time_breakdown_from_proto),

@@ -21,6 +21,7 @@ from quire.contract.steps import (
     SequenceState,
     StepResult,
 )
+from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.contract.time_breakdown import TimeBreakdown
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -58,6 +59,17 @@ SAMPLED = SamplingParams(
     ignore_eos=True,
     max_tokens=None,
 )
+# The same with a grammar, which goes without ignore_eos.
+STRUCTURED = [
+    replace(SAMPLED, ignore_eos=False, structured_outputs=grammar)
+    for grammar in (
+        StructuredOutputsParams(json={"type": "integer"}),
+        StructuredOutputsParams(json_object=True),
+        StructuredOutputsParams(regex="a+"),
+        StructuredOutputsParams(choice=("yes", "no")),
+        StructuredOutputsParams(grammar='start: "a"'),
+    )
+]
 PARAMS = replace(
     SAMPLED,
     n=2,
@@ -96,7 +108,10 @@ ORDERS = SchedulerOutputs(
     forks=[(5, 2**63), (6, 7)],
     chosen_tokens=[(5, 3), (2**63, 2**32 - 1)],
     released_sequence_ids=[2**63, 1],
-    new_sequences=[SequenceState(5, 1, [7, 8, 9], 2, 2, [4, 3], SAMPLED, 8, TRACEPARENT, b"salt")],
+    new_sequences=[
+        SequenceState(5, 1, [7, 8, 9], 2, 2, [4, 3], SAMPLED, 8, TRACEPARENT, b"salt"),
+        *(SequenceState(6, 1, [7, 8], 2, 1, [5], params) for params in STRUCTURED),
+    ],
     blocks_to_swap_out=[(3, 0)],
     blocks_to_swap_in=[(1, 7), (2, 8)],
     blocks_to_copy=[(1, 2), (2, 6)],
