@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from quire.contract.errors import OverloadedError
 from quire.text_id import text_id
+from quire.tokenizer_files import load_backend
 from router.text.detokenize import Detokenizer, DetokenizerFactory
-from router.text.tokenizer_files import load_backend
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

@@ -21,8 +21,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DISTRIBUTIONS = packages_distributions()
 # What a package imports where it is wanted, inside a function, beyond what its extra brings.
 WHERE_WANTED = {
-    "quire": {"opentelemetry"},  # quire-serve[traces]
-    "router": {"transformers"},  # tokenizers that are more than their file
+    # quire-serve[traces]; what router and worker share of tokenizers and grammars
+    "quire": {"opentelemetry", "tokenizers", "transformers", "llguidance"},
     "launch": {"ray", "huggingface_hub"},  # a cache that it filled
     "simulator": {"torch"},
 }

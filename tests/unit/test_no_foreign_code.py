@@ -250,7 +250,7 @@ def test_a_models_own_code_is_not_run_though_a_user_at_the_terminal_would_agree(
     booby_trap,
 ) -> None:
     from quire import LLM
-    from router.text.tokenizer_files import load_backend
+    from quire.tokenizer_files import load_backend
     from worker_svc.loading.hf_config import HfConfig
     from worker_svc.models.fallback import read_fallback
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.contract.errors import ModelLoadError
 from quire.gguf_file import find_gguf
-from router.text.gguf_tokenizer import load_gguf_tokenizer
+from quire.gguf_tokenizer import load_gguf_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from launch.cluster.supervisor import embedded_model
+from quire import tokenizer_files
 from quire.contract.errors import ModelLoadError
-from router.text import tokenizer_files
 from tests.fakes import small_tokenizers
 
 PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -50,7 +50,7 @@ def test_plain_files_are_read_directly(name: str, special: dict[str, str], tmp_p
 def test_the_embedded_model_needs_no_transformers() -> None:
     """Seconds of every router's start."""
     program = (
-        "import sys; from router.text.tokenizer_files import load_backend; "
+        "import sys; from quire.tokenizer_files import load_backend; "
         f"print(load_backend({str(embedded_model())!r}).encode('The list').ids); "
         "sys.exit('transformers' in sys.modules or 'torch' in sys.modules)"
     )

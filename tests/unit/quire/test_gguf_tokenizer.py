@@ -9,9 +9,9 @@ from tokenizers import Tokenizer
 
 from launch.cluster.config import embedded_model
 from quire.contract.errors import ModelLoadError
+from quire.gguf_tokenizer import load_gguf_tokenizer
 from quire.text_id import text_id
-from router.text.gguf_tokenizer import load_gguf_tokenizer
-from router.text.tokenizer_files import load_backend
+from quire.tokenizer_files import load_backend
 from tests.gguf_files import tokenizer_metadata
 
 TEXT = "def f(x):\n    return  x + 1  # naïve 中文\n<|endoftext|>tail"
