@@ -52,6 +52,14 @@ def test_names_are_in_it(model: Path) -> None:
     assert text_id(model) != before
 
 
+def test_the_version_of_what_reads_grammars_is_in_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = text_id(model)
+    monkeypatch.setattr(module, "grammar_version", lambda: "0.1")
+    assert text_id(model) != before
+
+
 def test_weights_and_configuration_are_not_in_it(model: Path) -> None:
     before = text_id(model)
     for name in ("config.json", "model.safetensors", "README.md"):

@@ -1,0 +1,98 @@
+"""What each kind of grammar takes, of any tokenizer, and how a bad one is refused."""
+
+from random import Random
+
+import pytest
+from llguidance import LLTokenizer
+
+from launch.cluster.config import embedded_model
+from quire.contract.errors import InvalidRequestError
+from quire.contract.structured_outputs import StructuredOutputsParams
+from quire.grammar import open_matcher, open_vocabulary, why_failed
+from quire.tokenizer_files import load_backend
+from tests.fakes import small_tokenizers
+
+OBJECT = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> LLTokenizer:
+    return open_vocabulary(load_backend(str(embedded_model())), 4096, (0,))
+
+
+def takes(vocabulary: LLTokenizer, text: str, params: StructuredOutputsParams) -> bool:
+    """Whether a text is complete in the language of a grammar."""
+    matcher = open_matcher(vocabulary, params)
+    token_ids = vocabulary.tokenize_bytes(text.encode())
+    taken = matcher.try_consume_tokens(token_ids)
+    assert why_failed(matcher) == ""
+    return taken == len(token_ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "is_taken"),
+    [
+        ({"regex": r"\\/"}, r"\/", True),
+        ({"regex": r"a\/b"}, "a/b", True),
+        ({"regex": r"[/\\]+"}, "/\\/", True),
+        ({"regex": 'a"/"b'}, 'a"/"b', True),
+        ({"regex": "^a$"}, "a", True),
+        ({"regex": "a"}, "ab", False),
+        ({"grammar": 'start: "a" b\nb: /[0-9]/ b?'}, "a123", True),
+        ({"grammar": 'start: "a" b\nb: /[0-9]/ b?'}, "a", False),
+        ({"json_object": True}, '{"any": [1, null]}', True),
+        ({"json_object": True}, "[1]", False),
+        ({"json": OBJECT}, '{"a": 1}', True),
+        ({"json": OBJECT}, '{\n  "a": 1\n}', True),
+        ({"json": OBJECT}, '{"a": "1"}', False),
+        ({"json": OBJECT}, '{"a":' + " " * 41 + "1}", False),  # blanks have an end
+        ({"json": {"type": "array", "x-guidance": {"whitespace_flexible": False}}}, "[ ]", False),
+        ({"json": "true"}, "17", True),
+    ],
+)
+def test_a_grammar_takes_its_language(
+    vocabulary: LLTokenizer, grammar: dict[str, object], text: str, is_taken: bool
+) -> None:
+    assert takes(vocabulary, text, StructuredOutputsParams(**grammar)) == is_taken
+
+
+def test_a_choice_is_taken_to_the_letter(vocabulary: LLTokenizer) -> None:
+    draw = Random(0)
+    characters = '\0\1 /\\"\n\x7f\x80\u2028é😀{}[]().*+?|^$#&~-a0'
+    for _ in range(100):
+        text = "".join(draw.choices(characters, k=draw.randint(1, 8)))
+        params = StructuredOutputsParams(choice=[text, "zz"])
+        assert takes(vocabulary, text, params), repr(text)
+        assert not takes(vocabulary, text + "z", params), repr(text)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        ({"regex": "a\\"}, "structured_outputs.regex: .* a backslash at its end"),
+        ({"regex": "(a"}, "structured_outputs.regex: .*unclosed group"),
+        ({"regex": "(?=a)b"}, "structured_outputs.regex: .*look-around"),
+        ({"regex": r"(a)\1"}, "structured_outputs.regex: .*backreferences"),
+        ({"grammar": "start: x"}, "structured_outputs.grammar: .*unknown name"),
+        ({"json": '{"a"'}, "structured_outputs.json: .*delimiter"),
+        ({"json": "[" * 5000}, "structured_outputs.json: .*nested too deeply"),
+        ({"json": '{"a":' * 150 + "1" + "}" * 150}, "structured_outputs.json: .*recursion limit"),
+        ({"json": {"not": {}}}, "structured_outputs.json: .*Unimplemented keys"),
+        ({"json": {"type": "objekt"}}, "structured_outputs.json: .*objekt"),
+        ({"json": "false"}, "structured_outputs.json: .*Unsatisfiable"),
+    ],
+)
+def test_a_bad_grammar_is_refused_in_one_line(
+    vocabulary: LLTokenizer, grammar: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{words}") as caught:
+        open_matcher(vocabulary, StructuredOutputsParams(**grammar))
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize("make", [small_tokenizers.byte_level, small_tokenizers.byte_fallback])
+def test_other_tokenizers_spell_the_same_texts(make) -> None:
+    vocabulary = open_vocabulary(make(), 1000, (1,))
+    for text in ("naïve 中文", "a b\tc"):
+        assert takes(vocabulary, text, StructuredOutputsParams(choice=[text]))
