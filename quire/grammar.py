@@ -26,7 +26,7 @@ _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,
     "step_max_items": 20_000,
-    "max_lexer_states": 50_000,
+    "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }

@@ -30,6 +30,7 @@ from worker_svc.loading.loader import LoadedModel, load_model
 from worker_svc.parallel.communicator import ProcessCommunicator
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.parallel.link_security import LinkSecurity
+from worker_svc.sampling.grammars import GrammarTimes
 from worker_svc.steps.pending import PendingStep
 from worker_svc.steps.runner import ModelRunner
 
@@ -119,6 +120,12 @@ class Worker:
             return 0, 0
         cache = runner.cache_engine
         return cache.device_bytes, cache.host_bytes
+
+    @property
+    def grammar_times(self) -> GrammarTimes:
+        """What masks of grammars have taken since the cache was made."""
+        grammars = None if self._runner is None else self._runner.grammars
+        return GrammarTimes() if grammars is None else grammars.times
 
     def open_rendezvous(self, host: str) -> str:
         """Await the other ranks at an address of this machine; return "host:port".

@@ -4,6 +4,7 @@ Drafts come from the sequence itself, from a model of other weights, or from the
 """
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -67,6 +68,8 @@ class Run:
         draws: chooses slots for each sequence and step, and when the worker is lost; None for no
             drafts and an undisturbed run.
         draft_model: directory; None drafts by prompt lookup.
+        modes: parameters of requests, in turn.
+        eos_token_id: of the model.
     """
 
     def __init__(
@@ -75,8 +78,11 @@ class Run:
         num_blocks: int,
         draws: Random | None = None,
         draft_model: Path | None = None,
+        modes: Sequence[SamplingParams] = MODES,
+        eos_token_id: int = EOS_TOKEN_ID,
     ) -> None:
         self._draws = draws
+        self._modes = modes
         self._runner = load_runner(
             model,
             block_size=8,
@@ -91,7 +97,7 @@ class Run:
             max_num_batched_tokens=64,
             max_num_seqs=24,
             max_model_len=80,
-            eos_token_ids=(EOS_TOKEN_ID,),
+            eos_token_ids=(eos_token_id,),
             enable_prefix_caching=draws is not None,
             preemption_mode=PreemptionMode.AUTO,
             max_draft_tokens=0 if draws is None else 8,
@@ -111,8 +117,8 @@ class Run:
         assert draws is not None
         return {} if draws.random() < 0.1 else {each: draws.randint(1, 8) for each in sequence_ids}
 
-    def run(self) -> Outputs:
-        for index, mode in enumerate(islice(cycle(MODES), NUM_REQUESTS)):
+    def run(self, num_requests: int = NUM_REQUESTS) -> Outputs:
+        for index, mode in enumerate(islice(cycle(self._modes), num_requests)):
             draw = Random(index)
             length = draw.choice((1, 9, 16, 30))
             prompt = [draw.randrange(3, VOCAB_SIZE) for _ in range(length)]

@@ -66,6 +66,7 @@ class LogitRules:
             params.min_tokens,
             params.logit_bias,
             params.bad_words_token_ids,
+            params.structured_outputs,
             penalises,
         )
         if not any(asked):
@@ -114,11 +115,32 @@ class RuledRow:
         index: which row.
         rules: rules of its sequence.
         token_ids: [num_tokens] int32 tokens of the sequence, prompt and output.
+        mask: [ceil(vocab_size / 32)] int32, what its grammar allows; None for all.
     """
 
     index: int
     rules: LogitRules
     token_ids: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.int32] | None = None
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether its sequence is under a grammar."""
+        return self.mask is not None
+
+    def forbidden(self) -> IntArray:
+        """Return the token ids [n] int64 that must not be drawn next.
+
+        Where a grammar allows nothing but an end, `min_tokens` does not hold it back.
+        """
+        found = self.rules.forbidden(self.token_ids)
+        if self.mask is not None and len(found) > 0:
+            others = self.mask.copy()
+            words, bits = np.divmod(self.rules.early_ends, 32)
+            np.bitwise_and.at(others, words, (~(1 << bits)).astype(np.int32))
+            if not others.any():
+                return found[~np.isin(found, self.rules.early_ends)]
+        return found
 
 
 def apply_rules(
@@ -141,7 +163,7 @@ def apply_rules(
         **_forbidden(rows, vocab_size),
         **_biases(rows, vocab_size),
     }
-    if any(len(row.rules.allowed) > 0 for row in rows):
+    if any(len(row.rules.allowed) > 0 or row.mask is not None for row in rows):
         arrays["allowed"] = _bitmask(rows, vocab_size)
     penalties = _penalties(rows) if any(row.rules.penalises for row in rows) else {}
     placed = place({**arrays, **penalties})
@@ -165,14 +187,14 @@ def _bitmask(rows: Sequence[RuledRow], vocab_size: int) -> Array:
             is_allowed = np.zeros(32 * words, np.bool_)
             is_allowed[row.rules.allowed] = True
             bits[:] = np.packbits(is_allowed, bitorder="little").view(np.int32)
+        if row.mask is not None:
+            np.bitwise_and(bits, row.mask, out=bits)
     return mask
 
 
 def _forbidden(rows: Sequence[RuledRow], vocab_size: int) -> dict[str, Array]:
     """Return the places of the tokens that rows [n] forbid, int64 in logits [n * vocab_size]."""
-    found = [
-        index * vocab_size + row.rules.forbidden(row.token_ids) for index, row in enumerate(rows)
-    ]
+    found = [index * vocab_size + row.forbidden() for index, row in enumerate(rows)]
     return {"forbidden": np.concatenate(found)}
 
 

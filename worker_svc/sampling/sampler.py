@@ -13,6 +13,7 @@ from worker_svc import ops
 from worker_svc.arrays import IntArray
 from worker_svc.device.base import Device
 from worker_svc.parallel.group import ParallelGroup
+from worker_svc.sampling.grammars import Grammars, MaskJob, PendingMasks
 from worker_svc.sampling.logprobs import SampledLogprobs, candidates, token_logprobs
 from worker_svc.sampling.options import RowOptions
 from worker_svc.sampling.rules import RuledRow, apply_rules
@@ -35,6 +36,7 @@ class Sampled:
         prompt_logprobs: (sequence id, what was computed of its prompt) of those that asked for it.
         logprobs: reports of these tokens; None on ranks above 0, which report no tokens either.
         reported: tensors that `logprobs` reads once they are on the host.
+        grammar_ids: sequences under a grammar: where `ok` is False, their rules left no token.
     """
 
     token_ids: torch.Tensor
@@ -42,6 +44,7 @@ class Sampled:
     prompt_logprobs: tuple[tuple[int, PromptLogprobs], ...]
     logprobs: SampledLogprobs | None
     reported: tuple[torch.Tensor, ...] = ()
+    grammar_ids: frozenset[int] = frozenset()
 
 
 class Sampler:
@@ -54,6 +57,7 @@ class Sampler:
         compute_logits: returns the logits [n, vocab_size] float32 of hidden states
             [n, hidden_size]; every rank must call it at the same time.
         settle: writes all tokens that earlier steps sampled into `held`; waits for them.
+        grammars: of sequences; None on ranks above 0.
     """
 
     def __init__(
@@ -63,12 +67,25 @@ class Sampler:
         held: SequenceRows,
         compute_logits: Callable[[torch.Tensor], torch.Tensor],
         settle: Callable[[], None],
+        grammars: Grammars | None = None,
     ) -> None:
         self._parallel = parallel
         self._device = device
         self._held = held
         self._compute_logits = compute_logits
         self._settle = settle
+        self._grammars = grammars
+        # Of the batch that is being computed, where they could be started before it.
+        self._masks: PendingMasks | None = None
+
+    def start_masks(self, batch: Batch) -> None:
+        """Begin to work out what grammars allow, where all tokens before are known already.
+
+        Where they are not, on a GPU, `sample` does so while the GPU computes.
+        """
+        self._masks = None
+        if self._grammars is not None and self._device.is_immediate:
+            self._masks = self._pending_masks(self._grammars, batch, self._options(batch))
 
     def sample(
         self,
@@ -97,7 +114,7 @@ class Sampler:
             logprobs = SampledLogprobs() if is_first_rank else None
             return Sampled(none, none.bool(), prompt_logprobs, logprobs)
         beams = self._candidates(batch, logits, options)
-        ruled = self._ruled_rows(batch, options)
+        ruled = self._ruled_rows(batch, options) if is_first_rank else []
         asking = [(index, each) for index, each in options if each.num_logprobs is not None]
         if asking:
             where = self._device.place({"rows": np.array([index for index, _ in asking])})["rows"]
@@ -111,12 +128,16 @@ class Sampler:
             token_ids, ok = self._sample_on_first_rank(logits, columns)
         if not is_first_rank:
             return Sampled(token_ids, ok, prompt_logprobs, None)
+        grammar_ids = frozenset(
+            batch.sampling_ids[each.index] for each in ruled if each.has_grammar
+        )
         if not asking:
-            return Sampled(token_ids, ok, prompt_logprobs, SampledLogprobs(beams=beams))
+            logprobs = SampledLogprobs(beams=beams)
+            return Sampled(token_ids, ok, prompt_logprobs, logprobs, (), grammar_ids)
         num_top = tuple(each.num_logprobs or 0 for _, each in asking)
         tensors = ops.top_logprobs(raw_logits, token_ids.index_select(0, where), max(num_top))
         logprobs = SampledLogprobs(tuple(index for index, _ in asking), num_top, beams)
-        return Sampled(token_ids, ok, prompt_logprobs, logprobs, tensors)
+        return Sampled(token_ids, ok, prompt_logprobs, logprobs, tensors, grammar_ids)
 
     def prompt_logprobs(
         self, batch: Batch, hidden: torch.Tensor
@@ -171,15 +192,33 @@ class Sampler:
 
     def _ruled_rows(self, batch: Batch, options: list[tuple[int, RowOptions]]) -> list[RuledRow]:
         """Return the rows of the logits that have rules, with the tokens that the rules read."""
-        ruled = [
-            RuledRow(index, each.rules, self._token_ids(batch, index))
+        if not any(each.rules is not None for _, each in options):
+            return []
+        self._settle()
+        if self._masks is None and self._grammars is not None:
+            self._masks = self._pending_masks(self._grammars, batch, options)
+        masks = {} if self._masks is None else self._masks.wait()
+        self._masks = None
+        return [
+            RuledRow(index, each.rules, self._token_ids(batch, index), masks.get(index))
             for index, each in options
             if each.rules is not None
         ]
-        if ruled:
-            # Also into the tokens above, which are views.
-            self._settle()
-        return ruled
+
+    def _pending_masks(
+        self, grammars: Grammars, batch: Batch, options: list[tuple[int, RowOptions]]
+    ) -> PendingMasks | None:
+        """Begin to fill the masks of the rows that have a grammar; None if there are none."""
+        indices: dict[int, list[int]] = {}
+        for index, each in options:
+            if each.grammar is not None:
+                indices.setdefault(int(batch.sampling_rows[index]), []).append(index)
+        jobs = []
+        for row, places in indices.items():
+            grammar = self._held.sampling.options[row].grammar
+            assert grammar is not None, "it was there just now"
+            jobs.append(MaskJob(grammar, places, self._token_ids(batch, places[-1])))
+        return grammars.start_masks(jobs) if jobs else None
 
     def _candidates(
         self, batch: Batch, logits: torch.Tensor, options: list[tuple[int, RowOptions]]

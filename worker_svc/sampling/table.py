@@ -8,6 +8,7 @@ import numpy.typing as npt
 from quire.contract.errors import InvalidRequestError
 from quire.contract.steps import SequenceState
 from worker_svc.arrays import IntArray
+from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.options import RowOptions
 
 _OFF = 0  # as ops.sample's top_k
@@ -25,10 +26,12 @@ class SamplingTable:
 
     Attributes:
         options: by row, of the rows that have any.
+        grammars: opens those of sequences; None on ranks that sample nothing.
     """
 
     def __init__(self, num_rows: int, eos_token_ids: tuple[int, ...]) -> None:
         self.options: dict[int, RowOptions] = {}
+        self.grammars: Grammars | None = None
         self._eos_token_ids = eos_token_ids
         self._temperature = np.zeros(num_rows, np.float32)
         self._top_k = np.zeros(num_rows, np.int32)
@@ -60,7 +63,7 @@ class SamplingTable:
         self._min_p[row] = params.min_p
         self._seed[row] = np.uint64(params.seed).astype(np.int64)
         self._sequence_index[row] = state.sequence_index
-        options = RowOptions.of(state, self._eos_token_ids)
+        options = RowOptions.of(state, self._eos_token_ids, self.grammars)
         if options is not None:
             self.options[row] = options
 
@@ -70,7 +73,7 @@ class SamplingTable:
             column = getattr(self, f"_{name}")
             column[destination] = column[source]
         if source in self.options:
-            self.options[destination] = self.options[source]
+            self.options[destination] = self.options[source].fork()
 
     def sequence_index(self, row: int) -> int:
         """Return the number of the sequence within its group."""

@@ -21,6 +21,7 @@ class Counters:
         num_computed_tokens: tokens that steps computed.
         num_sampled_tokens: tokens that steps sampled; 0 on ranks above 0, which report none.
         num_failed_sequences: sequences whose logits were not finite.
+        num_failed_grammars: sequences under a grammar that were left no token.
         step_seconds: seconds that the model's thread, or the GPU, spent on each step.
         step_tokens: tokens that each step computed.
     """
@@ -32,22 +33,29 @@ class Counters:
         self.num_computed_tokens = 0
         self.num_sampled_tokens = 0
         self.num_failed_sequences = 0
+        self.num_failed_grammars = 0
         self.step_seconds = Histogram(LATENCY_BOUNDS_S)
         self.step_tokens = Histogram(COUNT_BOUNDS)
         # By thread, when it began its step, in seconds, and the number of that.
         self._began: dict[str, tuple[float, int]] = {}
 
-    def count(self, result: StepResult, num_tokens: int) -> None:
-        """Add a step that computed `num_tokens` tokens.
+    def count(self, result: StepResult, num_tokens: int, num_failed: tuple[int, int]) -> None:
+        """Add a step.
 
         Mutates: every sum.
+
+        Args:
+            result: of the step.
+            num_tokens: that it computed.
+            num_failed: sequences that failed by their logits, and under a grammar.
         """
         self.model_us += result.model_us
         self.sample_us += result.sample_us
         self.swap_us += result.swap_us
         self.num_computed_tokens += num_tokens
         self.num_sampled_tokens += len(result.token_ids)
-        self.num_failed_sequences += len(result.failed_sequence_ids)
+        self.num_failed_sequences += num_failed[0]
+        self.num_failed_grammars += num_failed[1]
         self.step_seconds.observe(1e-6 * result.worker_us)
         self.step_tokens.observe(num_tokens)
 

@@ -106,6 +106,23 @@ class WorkerCollector(Collector):
             "Sequences whose logits were not finite.",
             counters.num_failed_sequences,
         )
+        times = self._worker.grammar_times
+        yield counter(
+            "quire_worker_grammar_masks_total",
+            "Masks of grammars: one for each token that is sampled or drafted under one.",
+            times.num_masks,
+        )
+        yield counter(
+            "quire_worker_failed_grammars_total",
+            "Sequences under a grammar that were left no token: by a limit of it, or a dead end.",
+            counters.num_failed_grammars,
+        )
+        yield counter(
+            "quire_worker_grammar_seconds_total",
+            "Time of masks: filling them beside the model, and steps' wait for them.",
+            {("fill",): 1e-6 * times.fill_us, ("wait",): 1e-6 * times.wait_us},
+            ("phase",),
+        )
         yield histogram(
             "quire_worker_step_seconds", "Time the worker spent on a step.", counters.step_seconds
         )

@@ -283,7 +283,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             result = step.result()
         else:
             result = await self._run_in(self._waiter, self._wait_for, step)
-        self.counters.count(result, step.num_tokens)
+        self.counters.count(result, step.num_tokens, step.pending.num_failed(result))
         return result
 
     def _wait_for(self, step: _StartedStep) -> StepResult:

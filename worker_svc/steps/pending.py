@@ -114,6 +114,16 @@ class PendingStep:
             num_draft_tokens=self.batch.num_drafted,
         )
 
+    def num_failed(self, result: StepResult) -> tuple[int, int]:
+        """Return how many sequences have failed in this step: by logits, and under a grammar.
+
+        Args:
+            result: of this step.
+        """
+        failed_ids = {*result.failed_sequence_ids}.difference(self.batch.failed_ids)
+        num_grammars = len(failed_ids & self._sampled.grammar_ids)
+        return len(failed_ids) - num_grammars, num_grammars
+
 
 class PendingSteps:
     """The steps whose tokens the mirror has yet to learn, oldest first.

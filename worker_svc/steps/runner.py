@@ -11,6 +11,7 @@ from quire.contract.workers import CachedBlock, WorkerMirror
 from worker_svc.arrays import IntArray
 from worker_svc.cache.engine import CacheEngine
 from worker_svc.device.cuda import CudaDevice
+from worker_svc.loading.grammars import grammars_of
 from worker_svc.loading.loader import LoadedModel
 from worker_svc.sampling.sampler import Sampler
 from worker_svc.steps.batch import Batch
@@ -41,6 +42,7 @@ class ModelRunner:
         cache_engine: the paged cache.
         mirror: the sequences held.
         inputs: brings batches to the device.
+        grammars: of the sequences; None on ranks above 0, which sample nothing.
         sampler: chooses tokens.
         last_step_id: the last step that was started without an error since sequences were
             forgotten; 0 for none.
@@ -81,8 +83,15 @@ class ModelRunner:
             self.mirror.drafter = self._draft_model(loaded, enforce_eager=enforce_eager)
         self.last_step_id = 0
         self._pending = PendingSteps(self.mirror)
+        self.grammars = grammars_of(loaded)
+        held.sampling.grammars = self.grammars
         self.sampler = Sampler(
-            loaded.parallel, device, held, model.compute_logits, self._pending.settle
+            loaded.parallel,
+            device,
+            held,
+            model.compute_logits,
+            self._pending.settle,
+            self.grammars,
         )
 
     def _draft_model(self, loaded: LoadedModel, *, enforce_eager: bool) -> Drafter:
@@ -123,6 +132,7 @@ class ModelRunner:
         try:
             self._pending.settle(leave=0 if self._device.is_immediate or reads_tokens else 1)
             batch = self.mirror.apply(outputs)
+            self.sampler.start_masks(batch)
             step = self._start(outputs, batch)
         except InvalidRequestError:
             self.mirror.clear()

@@ -11,10 +11,11 @@ def test_a_step_adds_what_it_took_and_brought() -> None:
     counters = Counters()
     result = StepResult((4, 5), (7, 8), (6,), model_us=300, sample_us=20, worker_us=400, swap_us=1)
     for _ in range(2):
-        counters.count(result, num_tokens=33)
+        counters.count(result, num_tokens=33, num_failed=(1, 2))
     assert (counters.model_us, counters.sample_us, counters.swap_us) == (600, 40, 2)
     assert counters.num_computed_tokens == counters.step_tokens.total == 66
     assert (counters.num_sampled_tokens, counters.num_failed_sequences) == (4, 2)
+    assert counters.num_failed_grammars == 4
     assert counters.step_seconds.total == pytest.approx(800e-6)
 
 
