@@ -1,41 +1,21 @@
 """The model's chat template, rendered off the event loop and off this process."""
 
 import asyncio
-import json
-import os
-import signal
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from quire.contract.chat import ChatInput
-from quire.contract.errors import (
-    ConfigError,
-    InvalidRequestError,
-    OverloadedError,
-    QuireError,
-    UnavailableError,
-)
-from router.chat.renderer import LENGTH, OUT_OF_MEMORY, encode
+from quire.contract.errors import ConfigError, InvalidRequestError
 from router.chat.template_files import ChatTemplates, load_chat_templates
 from router.chat.template_render import as_json, check_syntax
+from router.sandbox.processes import LimitReachedError, Limits, Sandbox
 
 MAX_CPU_S = 1.0
 MAX_MEMORY_BYTES = 2**29
-NUM_PROCESSES = 2
-RETRY_AFTER_MS = 1_000
-# All that a renderer gets of the router's environment, which may hold keys.
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
 
 
 class ChatTemplate:
-    """Turns conversations into prompts, in up to two processes that start when they are needed.
-
-    A rendering takes less than a millisecond. One that does not end is killed with its process
-    after MAX_CPU_S, and delays others only while both processes have one.
-    """
+    """Turns conversations into prompts, in a sandbox. A rendering takes less than a millisecond."""
 
     def __init__(
         self,
@@ -56,20 +36,18 @@ class ChatTemplate:
         """
         self._templates = templates
         self._max_bytes = max_prompt_bytes
-        self._max_queued = max_queued
-        self._num_queued = 0
         settings = {
             "sources": dict(templates.sources),
             "special_tokens": dict(templates.special_tokens),
             "max_bytes": max_prompt_bytes,
-            "max_cpu_s": max_cpu_s,
-            "max_memory_bytes": max_memory_bytes,
         }
-        self._renderers = [_Renderer(settings) for _ in range(NUM_PROCESSES)]
-        self._idle: asyncio.LifoQueue[_Renderer] = asyncio.LifoQueue()
-        for renderer in self._renderers:
-            self._idle.put_nowait(renderer)
-        self._tasks: set[asyncio.Task[str]] = set()
+        self._sandbox = Sandbox(
+            "router.chat.renderer",
+            lambda: settings,
+            Limits(max_cpu_s, max_memory_bytes),
+            max_queued,
+            "the chat template",
+        )
 
     @property
     def sources(self) -> Sequence[str]:
@@ -111,18 +89,13 @@ class ChatTemplate:
         """
         template = self._template_name(bool(chat.tools) and chat.tool_choice != "none")
         _check(chat, self._max_bytes)
-        if self._num_queued >= self._max_queued:
-            raise OverloadedError(
-                f"at most {self._max_queued} conversations wait for the chat template",
-                RETRY_AFTER_MS,
-            )
-        message = encode({"template": template, **as_json(chat)})
-        self._num_queued += 1
-        task = asyncio.create_task(self._exchange(message))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        # A client that goes away leaves no answer in a pipe for the next one to read.
-        return await asyncio.shield(task)
+        try:
+            answer = await self._sandbox.ask({"template": template, **as_json(chat)})
+        except LimitReachedError as error:
+            raise InvalidRequestError(
+                "messages", f"must cost the chat template at most {error}"
+            ) from None
+        return str(answer["text"])
 
     def _template_name(self, has_tools: bool) -> str:
         names = self._templates.sources
@@ -136,89 +109,9 @@ class ChatTemplate:
             )
         return "default"
 
-    async def _exchange(self, message: bytes) -> str:
-        try:
-            renderer = await self._idle.get()
-            try:
-                return await renderer.render(message)
-            finally:
-                self._idle.put_nowait(renderer)
-        finally:
-            self._num_queued -= 1
-
     async def close(self) -> None:
         """End the processes."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for renderer in self._renderers:
-            await renderer.stop()
-
-
-class _Renderer:
-    """One process, started for its first rendering, and again after it was killed."""
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self._settings = settings
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def render(self, message: bytes) -> str:
-        try:
-            if self._process is None or self._process.returncode is not None:
-                await self._start()
-            answer = await self._exchange(message)
-        except (asyncio.IncompleteReadError, OSError):
-            raise await self._reason_of_loss() from None
-        except BaseException:
-            await self.stop()  # an answer may be on its way
-            raise
-        if "text" in answer:
-            return str(answer["text"])
-        raise InvalidRequestError(answer["field"], answer["description"])
-
-    async def _exchange(self, message: bytes) -> Any:
-        process = self._process
-        assert process and process.stdin and process.stdout, "it was started, with pipes"
-        process.stdin.write(message)
-        await process.stdin.drain()
-        (size,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
-        return json.loads(await process.stdout.readexactly(size))
-
-    async def _reason_of_loss(self) -> QuireError:
-        """Its pipes are closed, so it is ending."""
-        assert self._process is not None, "it was started"
-        status, self._process = await self._process.wait(), None
-        if status == -signal.SIGPROF:
-            limit = f"{self._settings['max_cpu_s']:g} s of processor time"
-        elif status == OUT_OF_MEMORY:
-            limit = f"{self._settings['max_memory_bytes'] >> 20} MiB of memory"
-        else:
-            return UnavailableError(f"the chat template's process ended with status {status}")
-        return InvalidRequestError("messages", f"must cost the chat template at most {limit}")
-
-    async def _start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "router.chat.renderer",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-            start_new_session=True,  # a signal to the router's group is not for it
-        )
-        assert self._process.stdin is not None, "it is a pipe"
-        self._process.stdin.write(encode(self._settings))
-
-    async def stop(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with suppress(ProcessLookupError):  # it has ended
-            process.kill()
-        await process.wait()
+        await self._sandbox.close()
 
 
 def _check(chat: ChatInput, max_bytes: int) -> None:
