@@ -138,5 +138,6 @@ def _invalid(params: StructuredOutputsParams, reason: str) -> InvalidRequestErro
 
 def _in_one_line(error: object) -> str:
     """Return what an error says, without the state that may follow it."""
-    reason = " ".join(str(error).partition("<state>")[0].split())
+    said = str(error).partition("<state>")[0].removesuffix("<non-verbose/>")
+    reason = " ".join(said.split())
     return reason[:_MAX_ERROR_CHARS] or type(error).__name__

@@ -5,6 +5,7 @@ where a draft was wrong, and nothing restored where a sequence was preempted or 
 worker: a state compares the tokens that it has taken with those that there are.
 """
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.int32]
 
 NUM_THREADS = 2
+# Of a thread: many times what the router lets a grammar take, since an overflow ends the process.
+STACK_BYTES = 2**26
 # Grammars that no sequence need have, to be found by the next one.
 MAX_KEPT = 32
 
@@ -71,8 +74,8 @@ class Grammars:
         self.last_bits = np.int32((1 << vocab_size % 32) - 1) if vocab_size % 32 else np.int32(-1)
         self.eos_token_ids = eos_token_ids
         # Grammars are opened by a thread that no mask waits for.
-        self._opener = ThreadPoolExecutor(1, thread_name_prefix="grammar-opener")
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._opener = _start_threads(1, "grammar-opener")
+        self._threads = _start_threads(NUM_THREADS, "grammar")
         self._vocabulary = self._opener.submit(open_vocabulary)
         self._kept: OrderedDict[StructuredOutputsParams, Future[LLMatcher]] = OrderedDict()
 
@@ -308,6 +311,18 @@ class GrammarState:
         if len(ends) > 1 and mask[ends[0] // 32] >> (ends[0] % 32) & 1:
             _allow(mask, ends)
         return ""
+
+
+def _start_threads(count: int, name: str) -> ThreadPoolExecutor:
+    """Return threads with large stacks, all of them started."""
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        threads, all_run = ThreadPoolExecutor(count, name), threading.Barrier(count)
+        for started in [threads.submit(all_run.wait) for _ in range(count)]:
+            started.result()
+    finally:
+        threading.stack_size(before)
+    return threads
 
 
 def _allow(mask: Mask, token_ids: Sequence[int]) -> None:
