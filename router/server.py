@@ -24,6 +24,7 @@ from router.requests.inference import Inference
 from router.requests.orphans import Orphans
 from router.requests.validate import Validator
 from router.servicer import InferenceServicer
+from router.text.grammars import GrammarChecks
 from router.text.tokenize import Tokenizer
 
 if TYPE_CHECKING:
@@ -67,7 +68,12 @@ class Router:
         self.orphans = Orphans(self._cells, config.grace_time_s)
         self._counters = Counters()
         self._admin: ServiceAdmin | None = None
-        validator = Validator(tokenizer, self._cells.find_model, config.max_prompt_bytes)
+        self._grammars = GrammarChecks(
+            tokenizer.as_json, tokenizer.text_id, self._cells.statuses, config.max_queued_texts
+        )
+        validator = Validator(
+            *(tokenizer, self._cells.find_model, config.max_prompt_bytes), self._grammars.check
+        )
         self.inference = Inference(
             validator,
             tokenizer,
@@ -221,6 +227,7 @@ class Router:
             await self._admin.stop()
         self._tokenizer.close()
         await self._template.close()
+        await self._grammars.close()
 
 
 async def _nothing() -> None:

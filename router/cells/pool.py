@@ -23,7 +23,7 @@ from quire.observe.log import get_logger
 from router.cells.choice import Assignment, CellChoice, RoutingPolicy
 from router.cells.discovery import follow_names
 from router.cells.handshake import why_none_is_connected
-from router.cells.served import find_served, largest, may_continue, numerics_lost, unavailable
+from router.cells.served import find_served, largest, numerics_lost, unavailable, unfit
 from router.cells.session import CellSession
 from router.cells.submission import SubmissionReason
 from router.config import RouterConfig
@@ -273,11 +273,9 @@ class CellPool:
         assignment.cell.submit(stream, assignment)
 
     def _excluded(self, stream: RequestStream) -> Collection[CellSession]:
-        """Return the cells that lack room, or would change the tokens of what has begun."""
+        """Return the cells that lack room, would change tokens, or do not obey a grammar."""
         full = self._refused_by.get(stream, ())
-        if not stream.has_begun:
-            return full
-        return {*full, *(each for each in self._cells.values() if not may_continue(each, stream))}
+        return {*full, *unfit(self._cells.values(), stream, self._text_id)}
 
     def _reason(self, stream: RequestStream) -> SubmissionReason:
         if stream in self._refused_by:

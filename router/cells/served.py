@@ -1,7 +1,7 @@
 """Which model a request may run on, of those that the cells serve, and why it runs nowhere."""
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from quire.contract.errors import (
     ModelNotFoundError,
@@ -10,6 +10,7 @@ from quire.contract.errors import (
     UnavailableError,
 )
 from quire.contract.outputs import ModelInfo
+from quire.contract.versions import UNVERSIONED
 from router.requests.stream import RequestStream
 
 
@@ -20,6 +21,14 @@ class ServingCell(Protocol):
     def model(self) -> ModelInfo | None:
         """Its model, the last known one; None until the first session."""
         ...
+
+    @property
+    def protocol_version(self) -> int:
+        """Of its scheduler, in the last session."""
+        ...
+
+
+CellT = TypeVar("CellT", bound=ServingCell)
 
 
 def largest(models: Iterable[ModelInfo]) -> Collection[ModelInfo]:
@@ -78,6 +87,32 @@ def may_continue(cell: ServingCell, stream: RequestStream) -> bool:
         and model.numerics_id == stream.numerics_id
         and model.max_model_len >= stream.max_num_tokens
     )
+
+
+def unfit(cells: Iterable[CellT], stream: RequestStream, text_id: str) -> Collection[CellT]:
+    """Return the cells that would change the tokens of a stream, or not obey its grammar.
+
+    Args:
+        cells: with or without a session.
+        stream: to be placed.
+        text_id: of this router.
+    """
+    has_grammar = stream.sampling_params.structured_outputs is not None
+    if not stream.has_begun and not has_grammar:
+        return ()
+    return [
+        cell
+        for cell in cells
+        if (stream.has_begun and not may_continue(cell, stream))
+        or (has_grammar and not _obeys_grammars(cell, text_id))
+    ]
+
+
+def _obeys_grammars(cell: ServingCell, text_id: str) -> bool:
+    """Return whether a cell allows by a grammar what this router means by it."""
+    # A scheduler from before there were versions does not pass grammars on.
+    is_passed_on = cell.protocol_version != UNVERSIONED
+    return is_passed_on and cell.model is not None and cell.model.text_id == text_id
 
 
 def unavailable(waited_s: float) -> UnavailableError:

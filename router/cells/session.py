@@ -30,6 +30,7 @@ from quire.contract.sessions import (
     Suspected,
     Welcome,
 )
+from quire.contract.versions import UNVERSIONED
 from quire.observe.log import failure_of, get_logger
 from quire.rpc import Role, TlsFiles, open_channel
 from quire.rpc.heartbeat import INTERVAL_S, PeerWatch
@@ -58,6 +59,7 @@ class CellSession:
 
     Attributes:
         refusal: why there has been no session so far; empty if there is or was one.
+        protocol_version: of its scheduler, in the last session.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class CellSession:
         self._tls = tls
         self._peer_timeout_s = peer_timeout_s
         self.refusal = ""
+        self.protocol_version = UNVERSIONED
         self.address = address
         self.connected = False
         self.model: ModelInfo | None = None
@@ -252,6 +255,7 @@ class CellSession:
     def _connect(self, welcome: Welcome) -> None:
         check_welcome(welcome, self.address)
         self.model = welcome.model
+        self.protocol_version = welcome.protocol_version
         self.connected = True
         self.refusal = ""
         log.info("scheduler_connected", address=self.address, epoch=welcome.cell_state.epoch)

@@ -19,6 +19,7 @@ from quire.contract.inputs import (
 )
 from quire.contract.outputs import ModelInfo
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.observe.tracing import child
 from router.requests.time_ledger import Part, TimeLedger
 from router.text.tokenize import TextCodec
@@ -76,6 +77,8 @@ class Validator:
         codec: TextCodec,
         find_model: Callable[[str, str | None], Awaitable[ModelInfo]],
         max_prompt_bytes: int,
+        check_grammar: Callable[[StructuredOutputsParams, ModelInfo], Awaitable[None]]
+        | None = None,
     ):
         """Keep what the checks need.
 
@@ -84,10 +87,13 @@ class Validator:
             find_model: the served model of a name, "" for the only one, and of a numerics id, None
                 for any; raises ModelNotFoundError, NumericsDifferError or UnavailableError.
             max_prompt_bytes: longest text, in bytes of UTF-8.
+            check_grammar: raises InvalidRequestError where a model cannot obey a grammar; None
+                where none can.
         """
         self._codec = codec
         self._find_model = find_model
         self._max_prompt_bytes = max_prompt_bytes
+        self._check_grammar = check_grammar
 
     async def resume(self, resumed: ResumeInput, ledger: TimeLedger) -> ValidGenerateRequest:
         """Check a Resume request, all but what was received, as `generate` does.
@@ -185,6 +191,10 @@ class Validator:
         params = dataclasses.replace(params, max_tokens=capped)
         if params.use_beam_search:
             _check_beam_entries(params, capped)
+        if params.structured_outputs is not None:
+            if self._check_grammar is None:
+                raise InvalidRequestError("structured_outputs", "must be absent: none is obeyed")
+            await self._check_grammar(params.structured_outputs, model)
         return ValidGenerateRequest(
             request.request_id or uuid.uuid4().hex,
             model,

@@ -79,6 +79,10 @@ class Tokenizer:
         backend = await asyncio.to_thread(load_backend, model)
         return cls(backend, num_threads, max_queued, text_id(Path(model)))
 
+    def as_json(self) -> str:
+        """Return the tokenizer as tokenizer.json has it."""
+        return self._backend.to_str()
+
     async def encode(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
         """Return the token ids of a text.
 
