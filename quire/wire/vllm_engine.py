@@ -10,6 +10,7 @@ from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import GenerateInput
 from quire.contract.outputs import CellStatus, FinishReason, ModelInfo, TokenLogprobs
 from quire.contract.sampling_params import MAX_ITEMS, SamplingParams
+from quire.contract.structured_outputs import StructuredOutputsParams, check_num_choices
 from quire.facades import vllm_engine_pb2 as pb
 from quire.version import __version__
 
@@ -51,8 +52,6 @@ def _present(message: Message) -> set[str]:
 
 
 def _sampling_params(message: pb.SamplingParams) -> SamplingParams:
-    if constraint := message.WhichOneof("constraint"):
-        raise InvalidRequestError(constraint, "must be absent: it is not supported")
     for name in ("stop", "stop_token_ids", "logit_bias"):
         if len(items := getattr(message, name)) > MAX_ITEMS[name]:
             raise InvalidRequestError(
@@ -66,8 +65,28 @@ def _sampling_params(message: pb.SamplingParams) -> SamplingParams:
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         logit_bias=dict(message.logit_bias),
+        structured_outputs=_structured_outputs(message),
         **fields,
     )
+
+
+def _structured_outputs(message: pb.SamplingParams) -> StructuredOutputsParams | None:
+    match message.WhichOneof("constraint"):
+        case None:
+            return None
+        case "json_schema":
+            return StructuredOutputsParams(json=message.json_schema)
+        case "json_object":
+            return StructuredOutputsParams(json_object=True) if message.json_object else None
+        case "regex":
+            return StructuredOutputsParams(regex=message.regex)
+        case "grammar":
+            return StructuredOutputsParams(grammar=message.grammar)
+        case "choice":
+            check_num_choices(len(message.choice.choices))
+            return StructuredOutputsParams(choice=tuple(message.choice.choices))
+        case other:
+            raise InvalidRequestError(other, "must be absent: it is not supported")
 
 
 def output_logprobs_to_proto(positions: Sequence[TokenLogprobs]) -> pb.OutputLogProbs | None:

@@ -73,10 +73,14 @@ class Fields:
         items: list[Any] = self._typed(name, list, "an array") if name in self else []
         return items
 
+    def mapping(self, name: str) -> dict[str, Any]:
+        """Return an object as it is; an empty one where it is absent."""
+        values: dict[str, Any] = self._typed(name, dict, "an object") if name in self else {}
+        return values
+
     def fields(self, name: str) -> "Fields":
         """Return the fields of an object; of one that is absent, none."""
-        values = self._typed(name, dict, "an object") if name in self else {}
-        return Fields(values, f"{self.path(name)}.")
+        return Fields(self.mapping(name), f"{self.path(name)}.")
 
     def names(self) -> list[str]:
         """Return the names of the fields that are there."""

@@ -4,14 +4,10 @@ from typing import Any
 
 from quire.contract.sampling_params import MAX_LOGIT_BIAS_TOKENS, SamplingParams
 from router.http.fields import Fields
+from router.http.structured_outputs import read_structured_outputs
 
 # Fields that would change an answer, and are not obeyed here: refused by name.
 NOT_SERVED = {
-    "guided_json": "no grammar is obeyed here",
-    "guided_regex": "no grammar is obeyed here",
-    "guided_choice": "no grammar is obeyed here",
-    "guided_grammar": "no grammar is obeyed here",
-    "structured_outputs": "no grammar is obeyed here",
     "prompt_embeds": "prompts are text or token ids",
     "logits_processors": "no code of a request is run here",
     "lora_request": "no adapters are served here",
@@ -27,16 +23,17 @@ def check_served(body: Fields) -> None:
     for name, why in NOT_SERVED.items():
         if name in body:
             raise body.refuse(name, f"must be absent: {why}")
-    kind = body.fields("response_format").text("type", "text")
-    if kind != "text":
-        raise body.refuse("response_format.type", "must be 'text': no grammar is obeyed here")
 
 
-def read_sampling_params(body: Fields, **own: Any) -> SamplingParams:
+def read_sampling_params(
+    body: Fields, response_format: str = "response_format", **own: Any
+) -> SamplingParams:
     """Return the sampling parameters of a body.
 
     Args:
         body: of the request.
+        response_format: the field in which the API says what a text must be, fields within others
+            joined by dots.
         own: parameters that an API spells in a way of its own: `max_tokens`, `logprobs`,
             `prompt_logprobs`.
 
@@ -69,6 +66,7 @@ def read_sampling_params(body: Fields, **own: Any) -> SamplingParams:
         skip_special_tokens=body.boolean("skip_special_tokens", True),
         spaces_between_special_tokens=body.boolean("spaces_between_special_tokens", True),
         truncate_prompt_tokens=body.integer("truncate_prompt_tokens"),
+        structured_outputs=read_structured_outputs(body, response_format),
         **own,
     )
 

@@ -174,7 +174,7 @@ async def test_what_is_not_held_is_a_404_that_says_what_to_do(setup, client) -> 
         ({"input": [5]}, "input[0]"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{}]}]}, "input[0].content[0].type"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"truncation": "auto"}, "truncation"),
         ({"resume": {"id": "x", "seed": 1}}, "resume"),
         ({"stream": True, "resume": {"id": "x"}}, "seed"),

@@ -61,9 +61,6 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
     for name, why in NOT_SERVED.items():
         if name in body:
             raise body.refuse(name, f"must be absent: {why}")
-    kind = body.fields("text").fields("format").text("type", "text")
-    if kind != "text":
-        raise body.refuse("text.format.type", "must be 'text': no grammar is obeyed here")
     if body.text("truncation", "disabled") != "disabled":
         raise body.refuse("truncation", "must be disabled: no message is left out here")
     is_stream, background = body.boolean("stream"), body.boolean("background")
@@ -73,6 +70,7 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
     top_logprobs = num_top if LOGPROBS in body.texts("include") else None
     params = read_sampling_params(
         body,
+        response_format="text.format",
         max_tokens=body.integer("max_output_tokens"),
         logprobs=top_logprobs,
         prompt_logprobs=None,
@@ -140,7 +138,7 @@ def _repeated(body: Fields, background: bool) -> dict[str, Any]:
         "service_tier": "default",
         "store": False,
         "temperature": body.number("temperature", 1.0),
-        "text": {"format": {"type": "text"}},
+        "text": {"format": body.fields("text").value("format") or {"type": "text"}},
         "tool_choice": body.value("tool_choice") or "auto",
         "tools": tools,
         "top_p": body.number("top_p", 1.0),

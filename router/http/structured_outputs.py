@@ -1,0 +1,88 @@
+"""The grammar of an answer in a JSON body: OpenAI's response_format, vLLM's structured_outputs."""
+
+from quire.contract.errors import InvalidRequestError
+from quire.contract.structured_outputs import StructuredOutputsParams
+from router.http.fields import Fields
+
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+# Of vLLM's, what means nothing here where it is false.
+_SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+
+
+def read_structured_outputs(body: Fields, response_format: str) -> StructuredOutputsParams | None:
+    """Return what a body's answers must be; None for any text.
+
+    Args:
+        body: of the request.
+        response_format: OpenAI's field for it, fields within others joined by dots.
+
+    Raises:
+        InvalidRequestError: a field is of another type, several ask for something, or there is no
+            such grammar.
+    """
+    format_fields = body
+    for name in response_format.split("."):
+        format_fields = format_fields.fields(name)
+    asked = {
+        response_format: _of_response_format(format_fields),
+        "structured_outputs": _of_structured_outputs(body.fields("structured_outputs")),
+        **{f"guided_{kind}": _of(body, f"guided_{kind}", kind) for kind in _KINDS},
+    }
+    found = {name: grammar for name, grammar in asked.items() if grammar is not None}
+    if len(found) > 1:
+        raise InvalidRequestError(
+            "structured_outputs", f"must be asked for once, got {' and '.join(found)}"
+        )
+    return next(iter(found.values()), None)
+
+
+def _of_response_format(fields: Fields) -> StructuredOutputsParams | None:
+    match fields.text("type", "text"):
+        case "text":
+            return None
+        case "json_object":
+            return StructuredOutputsParams(json_object=True)
+        case "json_schema":
+            # Chats put it one level deeper than responses.
+            place = fields.fields("json_schema") if "json_schema" in fields else fields
+            if "schema" not in place:
+                raise place.refuse("schema", "must be a JSON schema, got none")
+            return StructuredOutputsParams(json=place.mapping("schema"))
+        case other:
+            raise fields.refuse(
+                "type", f"must be 'text', 'json_object' or 'json_schema', got {other[:32]!r}"
+            )
+
+
+def _of_structured_outputs(fields: Fields) -> StructuredOutputsParams | None:
+    if not fields.names():
+        return None
+    for name in fields.names():
+        if name not in _KINDS and not (name in _SWITCHES and not fields.boolean(name)):
+            raise fields.refuse(name, "must be absent: it is not supported")
+    found = [grammar for kind in _KINDS if (grammar := _of(fields, kind, kind)) is not None]
+    if len(found) != 1:
+        raise InvalidRequestError(
+            "structured_outputs", f"must have exactly one of {', '.join(_KINDS)}, got {len(found)}"
+        )
+    return found[0]
+
+
+def _of(fields: Fields, name: str, kind: str) -> StructuredOutputsParams | None:
+    """Return the grammar that a field holds, None for none."""
+    if name not in fields:
+        return None
+    match kind:
+        case "json":
+            is_text = isinstance(fields.value(name), str)
+            return StructuredOutputsParams(
+                json=fields.text(name) if is_text else fields.mapping(name)
+            )
+        case "json_object":
+            return StructuredOutputsParams(json_object=True) if fields.boolean(name) else None
+        case "choice":
+            return StructuredOutputsParams(choice=fields.texts(name))
+        case "regex":
+            return StructuredOutputsParams(regex=fields.text(name))
+        case _:
+            return StructuredOutputsParams(grammar=fields.text(name))
