@@ -4,6 +4,7 @@ llguidance is imported where it is wanted: the SDK does without it.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 # Between the parts of a JSON value: a line break and an indent. Without a limit, a model that has
 # begun with blanks may never stop. A schema's own "x-guidance" takes the place of these.
 _JSON_OPTIONS = {"whitespace_pattern": r"\r?\n?[ \t]{0,40}"}
+_BETWEEN_SLASHES = {"/": r"\/", "\n": r"\n"}
 _MAX_ERROR_CHARS = 200
 # What a grammar may cost, in llguidance's units, the same on every machine: its defaults, less of
 # what is spent on each token and of what is kept.
@@ -94,6 +96,29 @@ def why_failed(matcher: "LLMatcher") -> str:
     return _in_one_line(matcher.get_error()) if matcher.is_error() else ""
 
 
+def with_json_options(schema: Any) -> Any:
+    """Return a JSON schema with what every schema is given that says nothing else of it."""
+    return {"x-guidance": _JSON_OPTIONS, **schema} if isinstance(schema, dict) else schema
+
+
+def as_lark(params: StructuredOutputsParams) -> str | None:
+    """Return the expression of Lark that derives the same texts; None for a grammar of Lark.
+
+    Raises:
+        InvalidRequestError: the schema is no JSON.
+    """
+    if params.regex is not None:
+        return f"/{_without_delimiters(params.regex)}/"
+    if params.choice:
+        return " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice)
+    return None if params.grammar is not None else f"%json {json.dumps(_schema(params))}"
+
+
+def _without_delimiters(regex: str) -> str:
+    """Return a regex of the same meaning that can stand between slashes."""
+    return re.sub(r"\\.|/|\n", lambda found: _BETWEEN_SLASHES.get(found[0], found[0]), regex)
+
+
 def _as_grammar(params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
 
@@ -106,16 +131,15 @@ def _as_grammar(params: StructuredOutputsParams) -> str:
         return LLMatcher.grammar_from_regex("|".join(map(_escaped, params.choice)))
     if params.grammar is not None:
         return LLMatcher.grammar_from_lark(params.grammar)
-    schema = {"type": "object"} if params.json_object else _schema(params)
-    if isinstance(schema, dict):
-        schema = {"x-guidance": _JSON_OPTIONS, **schema}
-    return json.dumps({"grammars": [{"json_schema": schema}]})
+    return json.dumps({"grammars": [{"json_schema": _schema(params)}]})
 
 
 def _schema(params: StructuredOutputsParams) -> Any:
+    if params.json_object:
+        return with_json_options({"type": "object"})
     assert isinstance(params.json, str), "the only one left"
     try:
-        return json.loads(params.json)
+        return with_json_options(json.loads(params.json))
     except RecursionError:
         raise _invalid(params, "one that is nested too deeply") from None
     except ValueError as error:

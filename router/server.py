@@ -74,15 +74,18 @@ class Router:
         validator = Validator(
             *(tokenizer, self._cells.find_model, config.max_prompt_bytes), self._grammars.check
         )
+        output_format = choose_format(
+            config.tool_call_parser, config.reasoning_parser, self._template.sources
+        )
         self.inference = Inference(
             validator,
             tokenizer,
-            ChatPrompts(self._template, tokenizer),
+            ChatPrompts(self._template, tokenizer, output_format),
             self._cells,
             self.orphans,
             self._counters,
             config.stalled_reader_timeout_s,
-            choose_format(config.tool_call_parser, config.reasoning_parser, self._template.sources),
+            output_format,
         )
         self._api_keys = ApiKeys(config.api_keys) if config.api_keys is not None else None
         self._access = ApiKeyInterceptor(self._api_keys) if self._api_keys else None

@@ -1,11 +1,12 @@
 """A conversation to be continued, as clients send it: messages, tools, and how to render them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import GenerateInput
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.structured_outputs import StructuredOutputsParams
 
 TOOL_CHOICES = ("auto", "none", "required")
 # Of a request, tool calls in all its messages: checked before anything is made of them.
@@ -101,18 +102,28 @@ class ChatInput:
     heartbeat_ms: int | None = None
     resumable: bool = False
 
-    def generate_input(self, prompt: str | Sequence[int]) -> GenerateInput:
+    @property
+    def forces_call(self) -> bool:
+        """Whether an answer that calls no tool is none."""
+        return bool(self.tool_choice_name) or self.tool_choice == "required"
+
+    def generate_input(
+        self, prompt: str | Sequence[int], grammar: StructuredOutputsParams | None = None
+    ) -> GenerateInput:
         """Return the request that this one is once its prompt is known.
 
-        Its start reports the prompt's token ids: they, and not the conversation, are what a client
-        sends to have it resumed, since a template may look at the clock.
+        Its start reports the prompt's token ids and the grammar: they, and not the conversation,
+        are what a client sends to have it resumed, since a template may look at the clock.
 
         Args:
             prompt: the rendered conversation, or its token ids.
+            grammar: that of the output; None for that of the sampling parameters.
         """
         # One that GenerateInput gets and this class lacks fails here, in every test of a chat.
         names = {field.name for field in fields(GenerateInput)}
         own = {name: getattr(self, name) for name in names - {"prompt", "include_prompt_token_ids"}}
+        if grammar is not None:
+            own["sampling_params"] = replace(self.sampling_params, structured_outputs=grammar)
         return GenerateInput(prompt, include_prompt_token_ids=True, **own)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.contract.time_breakdown import TimeBreakdown
 from quire.contract.versions import PROTOCOL
 
@@ -166,6 +167,8 @@ class Started:
         prompt_token_ids: if the request asked for them, else empty.
         max_tokens: at which an output ends.
         protocol_version: of the router.
+        structured_outputs: beside prompt_token_ids, the grammar of the output: that of the request,
+            or what a chat's tool_choice became.
     """
 
     request_id: str
@@ -176,6 +179,7 @@ class Started:
     prompt_token_ids: tuple[int, ...] = ()
     max_tokens: int = 0
     protocol_version: int = PROTOCOL
+    structured_outputs: StructuredOutputsParams | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,9 @@ class ResumableStream:
                     return False
                 self._started, request = event, self._request
                 if isinstance(request, ChatInput):
-                    request = request.generate_input(event.prompt_token_ids)
+                    request = request.generate_input(
+                        event.prompt_token_ids, event.structured_outputs
+                    )
                 params = request.sampling_params
                 if event.max_tokens:
                     params = replace(params, max_tokens=event.max_tokens)

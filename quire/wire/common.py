@@ -11,7 +11,7 @@ from quire.contract.structured_outputs import (
     check_num_choices,
 )
 from quire.contract.time_breakdown import TimeBreakdown
-from quire.v1 import common_pb2
+from quire.v1 import common_pb2, inference_pb2
 from quire.wire.fields import fields_of, from_fields
 
 _FINISH_TO_PROTO: dict[FinishReason, common_pb2.FinishReason.ValueType] = {
@@ -67,7 +67,7 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
         early_stopping=_early_stopping_from_proto(message.early_stopping),
         bad_words_token_ids=tuple(tuple(each.token_ids) for each in message.bad_words_token_ids),
         logit_bias=dict(message.logit_bias),
-        structured_outputs=_structured_outputs_from_proto(message),
+        structured_outputs=structured_outputs_from_proto(message),
     )
 
 
@@ -78,9 +78,14 @@ def structured_outputs_to_proto(
     return None if grammar is None else common_pb2.StructuredOutputs(**fields_of(grammar))
 
 
-def _structured_outputs_from_proto(
-    message: common_pb2.SamplingParams,
+def structured_outputs_from_proto(
+    message: common_pb2.SamplingParams | inference_pb2.GenerateStarted,
 ) -> StructuredOutputsParams | None:
+    """Return the grammar that a message holds, None for none.
+
+    Raises:
+        InvalidRequestError: it is none that there can be, or too large.
+    """
     if not message.HasField("structured_outputs"):
         return None
     grammar = message.structured_outputs

@@ -21,6 +21,8 @@ from quire.wire.common import (
     model_info_to_proto,
     sampling_params_from_proto,
     sampling_params_to_proto,
+    structured_outputs_from_proto,
+    structured_outputs_to_proto,
     time_breakdown_from_proto,
     time_breakdown_to_proto,
     token_logprobs_from_proto,
@@ -188,7 +190,9 @@ def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
     """Return the response that carries an event of a Generate stream."""
     match event:
         case Started():
-            started = inference_pb2.GenerateStarted(**fields_of(event))
+            fields = fields_of(event)
+            fields["structured_outputs"] = structured_outputs_to_proto(event.structured_outputs)
+            started = inference_pb2.GenerateStarted(**fields)
             return inference_pb2.GenerateResponse(started=started)
         case Delta():
             # One for nearly every token: filled in place, a field at a time, since a constructor
@@ -228,8 +232,13 @@ def event_from_proto(message: inference_pb2.GenerateResponse) -> Event:
     match message.WhichOneof("event"):
         case "started":
             # Absent is not this release's, the default.
-            version = message.started.protocol_version
-            return from_fields(Started, message.started, protocol_version=version)
+            started = message.started
+            return from_fields(
+                Started,
+                started,
+                protocol_version=started.protocol_version,
+                structured_outputs=structured_outputs_from_proto(started),
+            )
         case "delta":
             delta = message.delta
             return Delta(

@@ -4,6 +4,8 @@ from quire.contract.chat import TOOL_CHOICES, ChatInput
 from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import GenerateInput
 from quire.observe.tracing import child
+from router.chat.grammars import grammar_of
+from router.chat.parsers.formats import OutputFormat
 from router.chat.template import ChatTemplate
 from router.requests.time_ledger import Part, TimeLedger
 from router.text.tokenize import TextCodec
@@ -15,11 +17,15 @@ class ChatPrompts:
     Args:
         template: of the model.
         codec: the tokenizer.
+        output_format: what the model writes beside plain text.
     """
 
-    def __init__(self, template: ChatTemplate, codec: TextCodec) -> None:
+    def __init__(
+        self, template: ChatTemplate, codec: TextCodec, output_format: OutputFormat
+    ) -> None:
         self._template = template
         self._codec = codec
+        self._output_format = output_format
 
     async def generate_input(self, chat: ChatInput, ledger: TimeLedger) -> GenerateInput:
         """Return the request whose prompt the conversation is.
@@ -29,7 +35,8 @@ class ChatPrompts:
             ledger: of its time.
 
         Raises:
-            InvalidRequestError: the template refuses it, or a field is none that there is.
+            InvalidRequestError: the template refuses it, a field is none that there is, or no
+                grammar can be made of what it asks for.
             OverloadedError: too many conversations or texts wait.
         """
         _check_tools(chat)
@@ -39,7 +46,8 @@ class ChatPrompts:
             with child("tokenize"):
                 # The template has written them out.
                 token_ids = await self._codec.encode(text, add_special_tokens=False)
-        return chat.generate_input(token_ids)
+        grammar = grammar_of(chat, self._output_format, text, self._codec.special_tokens)
+        return chat.generate_input(token_ids, grammar)
 
 
 def _check_tools(chat: ChatInput) -> None:
@@ -50,5 +58,5 @@ def _check_tools(chat: ChatInput) -> None:
         )
     if name and name not in (tool.name for tool in chat.tools):
         raise InvalidRequestError("tool_choice", f"must name one of the tools, got {name[:64]}")
-    if name or choice == "required":
-        raise InvalidRequestError("tool_choice", "must be auto or none, got one that forces a call")
+    if choice == "required" and not chat.tools:
+        raise InvalidRequestError("tools", "must be at least 1 with tool_choice required, got 0")

@@ -247,16 +247,15 @@ class RequestStream:
         self.trail.queued(self.sampling_params.max_tokens)
 
     def _start(self, seed: int) -> None:
-        request = self.request
+        request, params = self.request, self.sampling_params
+        shows_prompt = request.include_prompt_token_ids
         self._start_unread = True
         self._started = Started(
-            self.request_id,
-            len(request.prompt_token_ids),
-            seed,
-            self.numerics_id,
+            *(self.request_id, len(request.prompt_token_ids), seed, self.numerics_id),
             request.model.text_id,
-            request.prompt_token_ids if request.include_prompt_token_ids else (),
-            self.sampling_params.max_tokens or 0,
+            request.prompt_token_ids if shows_prompt else (),
+            params.max_tokens or 0,
+            structured_outputs=params.structured_outputs if shows_prompt else None,
         )
         self.unread.set()
 

@@ -1,7 +1,7 @@
 """Text to tokens and back, off the event loop."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -40,6 +40,11 @@ class TextCodec(Protocol):
         """Return what a token reads as on its own."""
         ...
 
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Ids of the special tokens by their text."""
+        ...
+
 
 class Tokenizer:
     """A model's tokenizer, behind a few threads and a bounded queue.
@@ -47,6 +52,10 @@ class Tokenizer:
     Encoding a mebibyte takes about half a second. The batch calls of `tokenizers`, unlike those for
     one text, release the interpreter lock, so that the event loop and with it every other stream
     goes on meanwhile.
+
+    Attributes:
+        text_id: of the files that it was read from.
+        special_tokens: ids of the special tokens by their text.
     """
 
     def __init__(
@@ -63,6 +72,8 @@ class Tokenizer:
         self.text_id = text_id
         backend.no_truncation()
         backend.no_padding()
+        added = backend.get_added_tokens_decoder().items()
+        self.special_tokens = {each.content: token_id for token_id, each in added if each.special}
         self._backend = backend
         self._detokenizers = DetokenizerFactory(backend)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from bench.cell_processes import Cells
-from quire import AsyncClient, Client, SamplingParams
+from quire import AsyncClient, Client, SamplingParams, StructuredOutputsParams
 from quire.contract.outputs import Completion, Delta, Event
 from quire.sdk.collect import Collector
 from tests.scraping import Scrape, get
@@ -30,6 +30,11 @@ PARAMS = {
     "biased": replace(SAMPLED, logit_bias={13: -100.0, 20: 1.5}),
     "special tokens": replace(SAMPLED, skip_special_tokens=False, stop_token_ids=(11,), n=2),
     "eos": replace(SAMPLED, ignore_eos=False, min_tokens=100),
+    "grammar": replace(
+        SAMPLED,
+        ignore_eos=False,
+        structured_outputs=StructuredOutputsParams(regex="([a-z]{2,9} ){60}"),
+    ),
     "best of": replace(SAMPLED, n=2, best_of=3, logprobs=1),
     "beams": replace(SAMPLED, n=2, best_of=3, use_beam_search=True, temperature=0.0),
 }

@@ -1,12 +1,19 @@
-"""Grammars of outputs that have to call a tool, in the Lark dialect of llguidance."""
+"""Grammars of outputs that have a format around them, in the Lark dialect of llguidance."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.contract.chat import Tool
+from quire.contract.errors import InvalidRequestError
+from quire.grammar import with_json_options
 from router.chat.parsers import deepseek, harmony
-from router.chat.parsers.formats import REASONING_PARSERS, OutputFormat
+from router.chat.parsers.formats import (
+    HARMONY,
+    HARMONY_REASONING,
+    REASONING_PARSERS,
+    OutputFormat,
+)
 
 _TEXT = "/(?s:.*)/"
 _ANY_OBJECT = {"type": "object"}
@@ -27,12 +34,28 @@ def forced_call(
         name: the one to be called, once; "" lets the model choose, and call several.
         special_tokens: ids of special tokens by text: a grammar matches these by id alone.
         is_reasoning: the output begins within reasoning, which may end first.
+
+    Raises:
+        InvalidRequestError: parameters of a tool are no schema of an object.
     """
     return _Grammar(output, special_tokens or {}).text(
         [tool for tool in tools if name in ("", tool.name)],
         is_single=bool(name),
         is_reasoning=is_reasoning,
     )
+
+
+def answer_after_reasoning(
+    output: OutputFormat, answer: str, special_tokens: Mapping[str, int] | None = None
+) -> str:
+    """Return the grammar of an output that begins within reasoning, or may, and then answers.
+
+    Args:
+        output: the model's format, which has reasoning.
+        answer: what derives the answer, an expression of Lark.
+        special_tokens: ids of special tokens by text.
+    """
+    return _Grammar(output, special_tokens or {}).answer(answer)
 
 
 class _Grammar:
@@ -66,8 +89,15 @@ class _Grammar:
         head = [f"start: {' '.join(filter(None, start))}", f"call: {choices}"]
         return "\n".join([*head, *self._rules, ""])
 
+    def answer(self, answer: str) -> str:
+        start = [self._reasoning(is_reasoning=True), "answer"]
+        if self._output.reasoning == HARMONY_REASONING:
+            channel, message = self._mark(harmony.CHANNEL), self._mark(harmony.MESSAGE)
+            start.insert(1, f'{channel} "final" {message}')
+        return "\n".join([f"start: {' '.join(start)}", f"answer: {answer}", *self._rules, ""])
+
     def _reasoning(self, is_reasoning: bool) -> str:
-        if self._output.tools == "openai":
+        if self._output.tools == HARMONY or self._output.reasoning == HARMONY_REASONING:
             mark = self._mark
             first = f'{mark(harmony.CHANNEL)} "analysis" {mark(harmony.MESSAGE)}'
             text = self._text_until(harmony.ENDS[0])
@@ -77,7 +107,7 @@ class _Grammar:
 
     def _call(self, tool: Tool) -> str:
         mark = self._mark
-        schema = json.loads(tool.parameters) if tool.parameters else _ANY_OBJECT
+        schema = _schema(tool)
         arguments = _json(schema)
         match self._output.tools:
             case "llama3_json":
@@ -111,10 +141,12 @@ class _Grammar:
 
     def _members(self, schema: Mapping[str, Any], before: str, after: str, end: str) -> str:
         """Return arguments in the order of the schema, with these tags around name and value."""
+        required = schema.get("required")
+        required = required if isinstance(required, list) else ()
         members = []
         for name, value in schema.get("properties", {}).items():
             is_text = isinstance(value, Mapping) and value.get("type") == "string"
-            if is_text and "enum" in value:
+            if is_text and isinstance(value.get("enum"), list):
                 choices = " | ".join(_quoted(str(each)) for each in value["enum"])
                 read = f"({choices}) {self._mark(end)}"
             elif is_text:
@@ -122,7 +154,7 @@ class _Grammar:
             else:
                 read = f"{_json(value)} {self._mark(end)}"
             member = f'{_quoted(f"{before}{name}{after}")} {read} "\\n"'
-            members.append(member if name in schema.get("required", ()) else f"({member})?")
+            members.append(member if name in required else f"({member})?")
         return " ".join(members)
 
     def _text_until(self, end: str) -> str:
@@ -140,12 +172,23 @@ class _Grammar:
         return _quoted(text)
 
 
+def _schema(tool: Tool) -> dict[str, Any]:
+    field = f"tools.{tool.name[:64]}.parameters"
+    try:
+        schema = json.loads(tool.parameters) if tool.parameters else _ANY_OBJECT
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(field, "must be a JSON object, got other text") from None
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
+        raise InvalidRequestError(field, "must be the JSON schema of an object, got another value")
+    return schema
+
+
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
 def _json(schema: Any) -> str:
-    return f"%json {json.dumps(schema)}"
+    return f"%json {json.dumps(with_json_options(schema))}"
 
 
 def _object(name: str, arguments: str, schema: Any) -> dict[str, Any]:

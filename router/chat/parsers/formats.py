@@ -1,9 +1,9 @@
 """Which formats there are, by the names that vLLM gives them, and which of them a model writes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from quire.contract.chat import Tool
+from quire.contract.chat import ChatInput, Tool
 from quire.contract.errors import ConfigError
 from router.chat.parsers.deepseek import DeepSeekCalls
 from router.chat.parsers.events import CallIds
@@ -15,8 +15,8 @@ from router.chat.parsers.tagged import GlmCalls, QwenCoderCalls
 
 AUTO = "auto"
 NONE = "none"
-_HARMONY = "openai"
-_HARMONY_REASONING = "openai_gptoss"
+HARMONY = "openai"
+HARMONY_REASONING = "openai_gptoss"
 
 TOOL_CALL_PARSERS: Mapping[str, Callable[[CallIds, Sequence[Tool]], OutputParser]] = {
     "hermes": lambda ids, tools: HermesCalls(ids),
@@ -26,7 +26,7 @@ TOOL_CALL_PARSERS: Mapping[str, Callable[[CallIds, Sequence[Tool]], OutputParser
     "deepseek_v3": lambda ids, tools: DeepSeekCalls(ids),
     "deepseek_v31": lambda ids, tools: DeepSeekCalls(ids),
     "glm45": GlmCalls,
-    _HARMONY: lambda ids, tools: HarmonyParser(ids),
+    HARMONY: lambda ids, tools: HarmonyParser(ids),
 }
 _THINK = ("<think>", "</think>")
 REASONING_PARSERS: Mapping[str, ReasoningTags | None] = {
@@ -35,12 +35,12 @@ REASONING_PARSERS: Mapping[str, ReasoningTags | None] = {
     "glm45": ReasoningTags(*_THINK),
     "mistral": ReasoningTags("[THINK]", "[/THINK]"),
     # Its channels are no tags; one parser reads all of it.
-    _HARMONY_REASONING: None,
+    HARMONY_REASONING: None,
 }
 
 # Texts that a chat template has all of, most telling first, and the format that this means.
 _TOOLS_OF_TEMPLATE = (
-    (("<|channel|>", "<|message|>"), _HARMONY),
+    (("<|channel|>", "<|message|>"), HARMONY),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
     (("<arg_key>",), "glm45"),
@@ -51,7 +51,7 @@ _TOOLS_OF_TEMPLATE = (
     (("<|start_header_id|>", '"parameters"'), "llama3_json"),
 )
 _REASONING_OF_TEMPLATE = (
-    (("<|channel|>", "<|message|>"), _HARMONY_REASONING),
+    (("<|channel|>", "<|message|>"), HARMONY_REASONING),
     (("[THINK]",), "mistral"),
     (("<arg_key>", "</think>"), "glm45"),
     (("<｜Assistant｜>", "</think>"), "deepseek_r1"),
@@ -71,6 +71,21 @@ class OutputFormat:
     tools: str = NONE
     reasoning: str = NONE
 
+    def of(self, chat: ChatInput) -> "OutputFormat":
+        """Return the format of a chat's outputs: a forced call has one, Hermes's if need be."""
+        if chat.forces_call and self.tools == NONE:
+            return replace(self, tools="hermes")
+        return self
+
+    def begins_within_reasoning(self, prompt_end: str) -> bool:
+        """Return whether outputs do that.
+
+        Args:
+            prompt_end: the last characters of the prompt, special tokens written out.
+        """
+        tags = None if self.reasoning == NONE else REASONING_PARSERS[self.reasoning]
+        return tags is not None and tags.is_open(prompt_end)
+
     def parser(
         self, request_id: str, output: int, tools: Sequence[Tool] = (), prompt_end: str = ""
     ) -> OutputParser | None:
@@ -84,7 +99,7 @@ class OutputFormat:
         """
         ids = CallIds(request_id, output, is_short=self.tools == "mistral")
         calls = None
-        if self.reasoning == _HARMONY_REASONING or (tools and self.tools == _HARMONY):
+        if self.reasoning == HARMONY_REASONING or (tools and self.tools == HARMONY):
             return HarmonyParser(ids)
         if tools and self.tools != NONE:
             calls = TOOL_CALL_PARSERS[self.tools](ids, tools)

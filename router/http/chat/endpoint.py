@@ -33,7 +33,7 @@ def chat_completions(inference: Inference) -> Handle:
                 created = call.body.fields("resume").integer("created", created) or 0
             # The time that a template asks for is part of its prompt: with `created` it is known.
             chat = replace(request.chat, request_id=call.request_id, now=created)
-            chat = with_special_tokens(chat, inference.output_format)
+            chat = with_special_tokens(chat, inference.output_format.of(chat))
             sent: ChatInput | ReplayInput = chat
             if resumption is not None:
                 plain = await inference.generate_input(chat)

@@ -88,7 +88,7 @@ class Messages:
         """Return what a part means; None where text is all that there is."""
         if part.index not in self._parsers:
             last = started.prompt_token_ids[-_NUM_LAST_TOKENS:]
-            self._parsers[part.index] = self._inference.output_format.parser(
+            self._parsers[part.index] = self._inference.output_format.of(self._chat).parser(
                 self._chat.request_id,
                 part.index,
                 _tools(self._chat),

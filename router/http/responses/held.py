@@ -30,7 +30,9 @@ class HeldResponse:
         """Return what finds the request running, or computes it again."""
         started = self.state.started
         assert started is not None, "it is held from its start on"
-        request = self.request.chat.generate_input(started.prompt_token_ids)
+        request = self.request.chat.generate_input(
+            started.prompt_token_ids, started.structured_outputs
+        )
         request = replace(request, request_id=started.request_id)
         return ReplayInput(request, started.seed, started.numerics_id, started.text_id)
 

@@ -173,6 +173,7 @@ def _inference() -> list[Example]:
         ),
         Example(ResumeInput(GenerateInput([5], PARAMS), None), *resume),
         Example(Started("mine", 3, 2**64 - 1, "5f7a", "ac14", (5, 6, 7), 9, 8), *event),
+        Example(Started("mine", 3, 5, structured_outputs=STRUCTURED[2].structured_outputs), *event),
         Example(delta, *event),
         Example(Finished(FinishReason.STOP, 5, "\n", 1, -0.5, TIME), *event),
         Example(Finished(FinishReason.ERROR, 5), *event),

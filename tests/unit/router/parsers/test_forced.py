@@ -7,9 +7,11 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from quire.contract.chat import Tool
+from quire.contract.structured_outputs import StructuredOutputsParams
+from quire.grammar import as_lark
 from router.chat.parsers import deepseek, harmony
 from router.chat.parsers.events import ArgumentsDelta, ToolCallBegan
-from router.chat.parsers.forced import forced_call
+from router.chat.parsers.forced import answer_after_reasoning, forced_call
 from router.chat.parsers.formats import TOOL_CALL_PARSERS, OutputFormat
 
 SCHEMA = {
@@ -114,3 +116,29 @@ def test_names_of_arguments_are_no_grammar(tokenizer, name) -> None:
     tools = (Tool("f", parameters=json.dumps(schema)),)
     grammar = forced_call(OutputFormat(name), tools)
     assert not takes(tokenizer, grammar, "It rains.")
+
+
+@pytest.mark.parametrize(
+    ("asked", "right", "wrong"),
+    [
+        (StructuredOutputsParams(json={"type": "integer"}), "12", "x"),
+        (StructuredOutputsParams(json_object=True), '{"a": 1}', "[]"),
+        (StructuredOutputsParams(regex="a/\n[/]\\/\\\\b"), "a/\n//\\b", "a/\n//b"),
+        (StructuredOutputsParams(choice=('"', "é\n")), "é\n", "e"),
+    ],
+)
+def test_an_answer_comes_after_reasoning(tokenizer, asked, right, wrong) -> None:
+    answer = as_lark(asked)
+    assert answer is not None
+    grammar = answer_after_reasoning(OutputFormat("none", "qwen3"), answer)
+    assert takes(tokenizer, grammar, f"Hm\n</think>\n\n{right}")
+    assert not takes(tokenizer, grammar, f"Hm\n</think>\n\n{wrong}")
+    assert not takes(tokenizer, grammar, right)
+    special = {each: tokenizer.token_to_id(each) for each in SPECIAL}
+    harmony_grammar = answer_after_reasoning(
+        OutputFormat("openai", "openai_gptoss"), answer, special
+    )
+    thought = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant"
+    assert takes(tokenizer, harmony_grammar, f"{thought}<|channel|>final<|message|>{right}")
+    assert takes(tokenizer, harmony_grammar, f"<|channel|>final<|message|>{right}")
+    assert not takes(tokenizer, harmony_grammar, f"{thought}<|channel|>final<|message|>{wrong}")

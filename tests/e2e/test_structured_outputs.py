@@ -1,0 +1,179 @@
+"""Answers under a grammar: what was asked for by every API, the same whatever dies on the way."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+
+from launch.cluster.supervisor import Cluster
+from quire import AsyncClient, SamplingParams, StructuredOutputsParams
+from quire.contract.errors import InvalidRequestError
+from quire.contract.outputs import Completion, Delta, FinishReason
+from quire.sdk.collect import Collector
+from tests.e2e.conftest import SharedClusters
+
+PROMPT = "The list class"
+MESSAGES = [{"role": "user", "content": "What does list.sort do?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"sorts": {"type": "boolean"}, "size": {"enum": [1, 20, 300]}},
+    "required": ["sorts", "size"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": SCHEMA}}
+    for name in ("sort", "reverse")
+]
+PARAMS = SamplingParams(max_tokens=200, n=3, seed=3)
+WORDS = StructuredOutputsParams(regex="([a-z]{2,9} ){60}")
+
+
+def is_of_schema(text: str) -> bool:
+    value = json.loads(text)
+    return isinstance(value["sorts"], bool) and value["size"] in (1, 20, 300) and len(value) == 2
+
+
+GRAMMARS: dict[str, tuple[Any, Callable[[str], object]]] = {
+    "json": (SCHEMA, is_of_schema),
+    "regex": (r"\d{3}-[a-f]{4}", re.compile(r"\d{3}-[a-f]{4}").fullmatch),
+    "choice": (["red", "green and blue"], ["red", "green and blue"].__contains__),
+    "grammar": ('start: "a" ("b" | "c")+ "d"', re.compile("a[bc]+d").fullmatch),
+}
+
+
+@pytest.fixture
+def cluster(shared_clusters: SharedClusters) -> Cluster:
+    return shared_clusters.get(http_port=0)
+
+
+@pytest.fixture
+async def http(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
+    base_url = f"http://{cluster.router.http_address}/v1"
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def grpc(cluster: Cluster) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(cluster.router.address) as client:
+        yield client
+
+
+@pytest.mark.parametrize("kind", GRAMMARS)
+async def test_answers_are_what_was_asked_for(
+    http: openai.AsyncOpenAI, grpc: AsyncClient, kind: str
+) -> None:
+    grammar, is_right = GRAMMARS[kind]
+    params = replace(PARAMS, structured_outputs=StructuredOutputsParams(**{kind: grammar}))
+    answers = await grpc.generate_all(PROMPT, params)
+    for answer in answers:
+        assert answer.finish_reason is FinishReason.STOP, answer.text
+        assert is_right(answer.text), answer.text
+    for extras in ({f"guided_{kind}": grammar}, {"structured_outputs": {kind: grammar}}):
+        same = await http.completions.create(
+            model="", prompt=PROMPT, max_tokens=200, n=3, seed=3, extra_body=extras
+        )
+        assert [choice.text for choice in same.choices] == [each.text for each in answers]
+
+
+async def test_openai_s_response_formats(http: openai.AsyncOpenAI) -> None:
+    asked = {"model": "", "max_tokens": 200, "seed": 3, "messages": MESSAGES}
+    schema = {"type": "json_schema", "json_schema": {"name": "sorting", "schema": SCHEMA}}
+    chat = await http.chat.completions.create(**asked, response_format=schema)
+    text = chat.choices[0].message.content
+    assert text is not None
+    assert is_of_schema(text)
+    response = await http.responses.create(
+        model="",
+        input=MESSAGES,
+        max_output_tokens=200,
+        extra_body={"seed": 3},
+        text={"format": {"type": "json_schema", "name": "sorting", "schema": SCHEMA}},
+    )
+    assert response.output_text == text
+    begun = await http.chat.completions.create(**asked, response_format={"type": "json_object"})
+    assert (begun.choices[0].message.content or "").startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"sort", "reverse"}),
+        ({"type": "function", "function": {"name": "sort"}}, {"sort"}),
+    ],
+)
+async def test_a_call_is_forced(
+    http: openai.AsyncOpenAI, grpc: AsyncClient, choice: Any, names: set[str]
+) -> None:
+    # `required` lets the model call on and on, this one does: the first call is whole by then.
+    asked = {"model": "", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
+    asked |= {"max_tokens": 300, "seed": 3}
+    answer = (await http.chat.completions.create(**asked)).choices[0]
+    assert answer.message.tool_calls
+    call = answer.message.tool_calls[0]
+    assert call.function.name in names
+    assert is_of_schema(call.function.arguments)
+    if len(names) == 1:
+        assert (answer.finish_reason, len(answer.message.tool_calls)) == ("tool_calls", 1)
+        assert not answer.message.content
+    params = SamplingParams(max_tokens=300, seed=3, skip_special_tokens=False)
+    same = await grpc.chat(MESSAGES, params, tools=TOOLS, tool_choice=choice)
+    assert call.function.name in same.text
+    texts = ""
+    async for chunk in await http.chat.completions.create(**asked, stream=True):
+        for each in chunk.choices[0].delta.tool_calls or ():
+            texts += each.function.arguments or "" if each.index == 0 else ""
+    assert texts == call.function.arguments
+
+
+async def test_tokens_stay_the_same_when_services_die(cluster: Cluster, grpc: AsyncClient) -> None:
+    params = SamplingParams(max_tokens=400, seed=11, structured_outputs=WORDS)
+    forced = {"tools": TOOLS, "tool_choice": "required"}
+    chat_params = SamplingParams(max_tokens=120, seed=11)
+    whole = await grpc.generate(PROMPT, params)
+    whole_chat = await grpc.chat(MESSAGES, chat_params, **forced)
+    assert re.fullmatch(WORDS.regex or "", whole.text)
+    for name in ("worker", "scheduler", "router"):
+        assert await killed(cluster, name, grpc.stream(PROMPT, params)) == comparable(whole)
+    # Its client sends the grammar back that the conversation has become.
+    stream = grpc.stream_chat(MESSAGES, chat_params, **forced)
+    assert await killed(cluster, "router", stream) == comparable(whole_chat)
+
+
+def comparable(completion: Completion) -> Completion:
+    return replace(completion, request_id="")
+
+
+async def killed(cluster: Cluster, name: str, events: AsyncIterator[Any]) -> Completion:
+    """Read a stream, whose service is killed once there are tokens."""
+    collector, num_tokens = Collector(), 0
+    async for event in events:
+        collector.add(event)
+        if isinstance(event, Delta) and num_tokens <= 20 < num_tokens + len(event.token_ids):
+            [pid] = [each.pid for each in cluster.services if each.name.startswith(name)]
+            os.kill(pid, signal.SIGKILL)
+        num_tokens += len(event.token_ids) if isinstance(event, Delta) else 0
+    [completion] = collector.completions()
+    return comparable(completion)
+
+
+async def test_what_is_no_grammar_is_refused_by_name(
+    http: openai.AsyncOpenAI, grpc: AsyncClient
+) -> None:
+    for wrong, field in (
+        (StructuredOutputsParams(regex="(a"), "structured_outputs.regex"),
+        (StructuredOutputsParams(json={"type": "nothing"}), "structured_outputs.json"),
+        (StructuredOutputsParams(grammar="start: missing"), "structured_outputs.grammar"),
+        (StructuredOutputsParams(json={"type": "integer", "multipleOf": 9_999_991}), "json"),
+    ):
+        with pytest.raises(InvalidRequestError, match=field):
+            await grpc.generate(PROMPT, SamplingParams(structured_outputs=wrong))
+    with pytest.raises(openai.BadRequestError, match="must be a grammar") as refused:
+        await http.completions.create(model="", prompt="a", extra_body={"guided_regex": "(a"})
+    assert refused.value.param == "structured_outputs.regex"
