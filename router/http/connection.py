@@ -20,6 +20,10 @@ MAX_HEAD_BYTES = 16_384
 MAX_CONNECTIONS = 4096
 # For the head of a request to come; for the rest of a body that was refused.
 HEAD_TIMEOUT_S = 10.0
+# What a peer takes of an answer within the time that it has for an event, or is taken for gone.
+MIN_TAKEN_BYTES = 65_536
+# What is parsed at a time: the limit on a head is looked at in between.
+SLICE_BYTES = 16_384
 RETRY_AFTER_MS = 1000
 # After which a peer that answers nothing is taken for gone, about 15 s all together.
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
@@ -27,6 +31,12 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
 
 class Connection(H11Protocol):
     """One connection. Requests find it in the `state` of their scope, as "connection".
+
+    Args:
+        config: of uvicorn.
+        server_state: where all connections and their requests are kept.
+        app_state: of the scopes of its requests.
+        write_timeout_s: how long a client may read next to nothing of an answer.
 
     Attributes:
         roles: that the certificate of its client gives; None where none is asked for.
@@ -37,11 +47,15 @@ class Connection(H11Protocol):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
+        write_timeout_s: float,
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
         self.roles: frozenset[str] | None = None
         self._input_timer: asyncio.TimerHandle | None = None
+        self._write_timeout_s = write_timeout_s
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._num_unread = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, unless there are too many."""
@@ -61,9 +75,22 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what comes; a head that is begun must come to its end in time."""
-        if not self.transport.is_closing():
-            super().data_received(data)
-            self._watch_input()
+        for start in range(0, len(data), SLICE_BYTES):
+            if self.transport.is_closing():
+                return
+            super().data_received(data[start : start + SLICE_BYTES])
+        self._watch_input()
+
+    def pause_writing(self) -> None:
+        """Wait with what else is to be written; the peer must take what is there already."""
+        super().pause_writing()
+        self._num_unread = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self._write_timeout_s, self._look_for_reading)
+
+    def resume_writing(self) -> None:
+        """Write on."""
+        super().resume_writing()
+        self._stop_write_timer()
 
     def on_response_complete(self) -> None:
         """Go on to the next request."""
@@ -73,6 +100,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
         self._stop_watch()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -119,6 +147,19 @@ class Connection(H11Protocol):
                 self._input_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.abort)
         else:
             self._stop_watch()
+
+    def _look_for_reading(self) -> None:
+        num_unread = self.transport.get_write_buffer_size()
+        if num_unread > self._num_unread - MIN_TAKEN_BYTES:
+            self.abort()
+            return
+        self._num_unread = num_unread
+        self._write_timer = self.loop.call_later(self._write_timeout_s, self._look_for_reading)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _stop_watch(self) -> None:
         if self._input_timer is not None:

@@ -48,7 +48,9 @@ class HttpFront:
             cors_origins=config.http_cors_origin,
             num_answers=self.num_answers,
         )
-        self.server = HttpServer(app, config.tls, config.client_certificates)
+        # What watches the events of a request comes first, and says why it ends.
+        write_timeout_s = 2 * config.stalled_reader_timeout_s
+        self.server = HttpServer(app, config.tls, config.client_certificates, write_timeout_s)
 
     @property
     def num_requests(self) -> int:

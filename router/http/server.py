@@ -17,6 +17,10 @@ from router.http.tls import server_context
 # Longer than load balancers keep theirs, so that it is they who close a connection.
 IDLE_TIMEOUT_S = 75
 TLS_HANDSHAKE_TIMEOUT_S = 10.0
+# How long a client may take to read a few events.
+WRITE_TIMEOUT_S = 60.0
+# For requests that are ended to report that, where their clients read it.
+LAST_WORDS_S = 0.5
 
 log = get_logger()
 
@@ -31,10 +35,15 @@ class HttpServer:
         app: to serve.
         tls: certificate to show and authorities to trust; None speaks in the clear.
         client_certificates: whether clients must show one.
+        write_timeout_s: how long a client may read next to nothing of an answer.
     """
 
     def __init__(
-        self, app: ASGIApp, tls: TlsFiles | None = None, client_certificates: bool = True
+        self,
+        app: ASGIApp,
+        tls: TlsFiles | None = None,
+        client_certificates: bool = True,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
         # What a stranger sends must not write into the log; requests have lines of their own.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
@@ -54,6 +63,7 @@ class HttpServer:
         self._config.load()
         self._state = ServerState()
         self._tls = tls
+        self._write_timeout_s = write_timeout_s
         self._client_certificates = client_certificates
         self._server: asyncio.Server | None = None
 
@@ -80,7 +90,7 @@ class HttpServer:
         loop, tls = asyncio.get_running_loop(), self._tls
         try:
             self._server = await loop.create_server(
-                lambda: Connection(self._config, self._state, {}),
+                lambda: Connection(self._config, self._state, {}, self._write_timeout_s),
                 host,
                 port,
                 ssl=server_context(tls, self._client_certificates) if tls else None,
@@ -105,6 +115,9 @@ class HttpServer:
         tasks = set(self._state.tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+        # Before those that are left are awaited: they may wait for a client that reads nothing.
         for connection in list(self._state.connections):
             connection.transport.abort()
+        await asyncio.gather(*tasks, return_exceptions=True)
