@@ -30,6 +30,7 @@ from quire.wire.open_inference import (
     model_metadata_to_proto,
 )
 from router.requests.inference import Inference
+from router.requests.reader import ReaderWatch
 
 # Requests of one stream that run at a time; the next is read when one of them has ended.
 MAX_STREAM_REQUESTS = 64
@@ -112,7 +113,9 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
 
         async def write(message: pb.ModelStreamInferResponse) -> None:
             async with writing:
-                await context.write(message)
+                with ReaderWatch(self._inference.stalled_reader_timeout_s) as watch:
+                    watch.begin()
+                    await context.write(message)
 
         async def answer(request: pb.ModelInferRequest) -> None:
             try:

@@ -24,6 +24,7 @@ from quire.wire.vllm_engine import (
 from router.cells.pool import CellPool
 from router.facades.open_inference import deadline_of
 from router.requests.inference import Inference
+from router.requests.reader import ReaderWatch
 
 MAX_ABORTED_REQUESTS = 1024
 
@@ -76,7 +77,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                     *(completion.finish_reason, completion.stop_str, last, sent.sampling_params)
                 ),
             )
-            await context.write(pb.GenerateResponse(complete=complete))
+            with ReaderWatch(self._inference.stalled_reader_timeout_s) as watch:
+                watch.begin()
+                await context.write(pb.GenerateResponse(complete=complete))
 
     async def HealthCheck(
         self, request: pb.HealthCheckRequest, context: grpc.aio.ServicerContext

@@ -3,6 +3,7 @@
 The same request gives the same tokens through every front, since none of them does more than that.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from router.requests.counters import Counters, RequestCounters
 from router.requests.orphans import Orphans
 from router.requests.reader import ReaderWatch, StreamReader
 from router.requests.resume import check_received
+from router.requests.slices import in_slices
 from router.requests.stream import RequestStream
 from router.requests.time_ledger import TimeLedger
 from router.requests.validate import Validator
@@ -41,6 +43,7 @@ class Inference:
 
     Attributes:
         output_format: as given.
+        stalled_reader_timeout_s: as given.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Inference:
         self._cells = cells
         self._orphans = orphans
         self._counters = counters
-        self._stalled_reader_timeout_s = stalled_reader_timeout_s
+        self.stalled_reader_timeout_s = stalled_reader_timeout_s
 
     @contextmanager
     def refusals(self, caller: Caller) -> Iterator[None]:
@@ -101,13 +104,16 @@ class Inference:
             stream = await self._open(request, caller, deadline_s, record)
             reader = StreamReader(stream)
             try:
-                with ReaderWatch(self._stalled_reader_timeout_s) as watch:
+                with ReaderWatch(self.stalled_reader_timeout_s) as watch:
                     async with aclosing(reader.events()) as events:
-                        async for event in events:
-                            record.count(event)
-                            watch.begin()
-                            yield self._with_texts(event)
-                            watch.end()
+                        async for read in events:
+                            for event in in_slices(read):
+                                record.count(event)
+                                watch.begin()
+                                yield self._with_texts(event)
+                                watch.end()
+                                if event is not read:  # others go on between slices
+                                    await asyncio.sleep(0)
             except ReaderStalledError as error:
                 reader.fail(error)
                 raise
