@@ -26,18 +26,30 @@ class TaggedCalls(Machine):
 
     def __init__(self, ids: CallIds, tools: Sequence[Tool] = ()) -> None:
         self._tools = {tool.name: tool for tool in tools}
+        # Of the tools that were called: a schema is read once, however many arguments there are.
+        self._members: dict[str, Mapping[str, Any]] = {}
         super().__init__(ids)
+
+    def _types(self, tool: str, key: str) -> set[str]:
+        """Return the JSON types that an argument may have, none where they are not known."""
+        if tool in self._tools and tool not in self._members:
+            self._members[tool] = _members(self._tools[tool])
+        schema = self._members.get(tool, {}).get(key)
+        found = schema.get("type") if isinstance(schema, Mapping) else None
+        types = found if isinstance(found, list) else [found]
+        return {each for each in types if isinstance(each, str)}
 
     def _argument(
         self, tool: str, key: str, ends: Sequence[str], is_first: bool
     ) -> Generator[None]:
         """Read a value up to one of `ends`, and report it as a member of the arguments."""
         self._arguments(("" if is_first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
-        if _types(self._tools.get(tool), key) == {"string"}:
+        types = self._types(tool, key)
+        if types == {"string"}:
             yield from self._text_value(ends)
         else:
             text, _ = yield from self._until(ends, MAX_HELD_CHARS)
-            self._arguments(_value(text, _types(self._tools.get(tool), key)))
+            self._arguments(_value(text, types))
 
     def _text_value(self, ends: Sequence[str]) -> Generator[None]:
         """A text goes out as it comes: it may be a whole file."""
@@ -100,19 +112,13 @@ class QwenCoderCalls(TaggedCalls):
         yield from self._expect("</tool_call>")
 
 
-def _types(tool: Tool | None, key: str) -> set[str]:
-    """Return the JSON types that an argument may have, none where they are not known."""
-    schema: Any = None
-    if tool is not None and tool.parameters:
-        try:
-            schema = json.loads(tool.parameters)["properties"][key]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            return set()
-    if not isinstance(schema, Mapping):
-        return set()
-    found = schema.get("type")
-    types = found if isinstance(found, list) else [found]
-    return {each for each in types if isinstance(each, str)}
+def _members(tool: Tool) -> Mapping[str, Any]:
+    """Return the schemas of a tool's arguments by name, none where they cannot be read."""
+    try:
+        members = json.loads(tool.parameters or "{}")["properties"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return {}
+    return members if isinstance(members, Mapping) else {}
 
 
 def _value(text: str, types: set[str]) -> str:
