@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -15,8 +16,10 @@ from router.http.errors import ClientGoneError, HttpError
 MAX_DEPTH = 64
 # Arrays and objects in one body: each costs far more as an object than as text.
 MAX_CONTAINERS = 65_536
-# Of all bodies that are being read.
-MAX_HELD_BYTES = 2**28
+# Members of arrays and objects, of which each but the first follows a comma.
+MAX_COMMAS = 2**18
+# Of all bodies that are being read, or whose objects are kept.
+MAX_HELD_BYTES = 2**27
 RETRY_AFTER_MS = 1000
 
 # A string, or one that lacks its end; it always matches at a quote, so that a scan is linear.
@@ -31,7 +34,7 @@ class Bodies:
     Args:
         max_bytes: of one.
         timeout_s: for one to come.
-        max_held_bytes: of all that are being read at a time.
+        max_held_bytes: of all that are being read, or are not forgotten yet.
     """
 
     def __init__(
@@ -42,8 +45,10 @@ class Bodies:
         self._max_held_bytes = max_held_bytes
         self._num_held = 0
 
-    async def read_object(self, headers: Headers, receive: Receive) -> dict[str, Any]:
-        """Return the JSON object that a request brings.
+    async def read_object(
+        self, headers: Headers, receive: Receive
+    ) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Return the JSON object that a request brings, and what is to be called once it is gone.
 
         Raises:
             HttpError: it is of another media type, too long, or does not come in time.
@@ -62,7 +67,19 @@ class Bodies:
         length = headers.get("content-length", "0")
         if length.isascii() and length.isdigit() and int(length[:16]) > self._max_bytes:
             raise self._too_long()
-        return parse_object(await self._read(receive))
+        body = await self._read(receive)
+        num_bytes = len(body)
+
+        def release() -> None:
+            nonlocal num_bytes
+            self._num_held -= num_bytes
+            num_bytes = 0
+
+        try:
+            return parse_object(body), release
+        except BaseException:
+            release()
+            raise
 
     def _too_long(self) -> HttpError:
         return HttpError(
@@ -88,12 +105,13 @@ class Bodies:
                         raise self._too_long()
                     if self._num_held > self._max_held_bytes:
                         raise OverloadedError("too many bodies are being read", RETRY_AFTER_MS)
-        except TimeoutError:
-            raise HttpError(
-                HTTPStatus.REQUEST_TIMEOUT, f"body: must come within {self._timeout_s:g} s"
-            ) from None
-        finally:
+        except BaseException as error:
             self._num_held -= num_bytes
+            if isinstance(error, TimeoutError):
+                raise HttpError(
+                    HTTPStatus.REQUEST_TIMEOUT, f"body: must come within {self._timeout_s:g} s"
+                ) from None
+            raise
         return b"".join(parts)
 
 
@@ -139,9 +157,12 @@ def kind_of(value: object) -> str:
 
 
 def _check_shape(body: bytes) -> None:
-    """Count brackets outside of strings, before a parser recurses into them."""
+    """Count what stands outside of strings, before a parser makes objects of it."""
     depth = num_containers = 0
-    for found in _BRACKET.finditer(_STRING.sub(b"", body)):
+    outside = _STRING.sub(b"", body)
+    if outside.count(b",") > MAX_COMMAS:
+        raise InvalidRequestError("body", f"must hold at most {MAX_COMMAS} values")
+    for found in _BRACKET.finditer(outside):
         if found.group() in b"[{":
             depth += 1
             num_containers += 1

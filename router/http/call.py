@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from email.utils import formatdate
 from http import HTTPStatus
@@ -52,7 +52,7 @@ class HttpCall:
         path_params: parts of its path, by name.
         query: what follows its path.
         caller: who makes it.
-        body: fields of its body; none where it has no body.
+        body: fields of its body; none where it has no body, or not any more.
         request_id: that it brings; "" for none.
         deadline_s: until when its client waits, on the monotonic clock; None for ever.
         status: of the answer; None before that has begun.
@@ -71,6 +71,7 @@ class HttpCall:
         self.status: HTTPStatus | None = None
         self.is_complete = False
         self.keep_alive_s = keep_alive_s
+        self._release_body: Callable[[], None] | None = None
         self._connection: Breakable = scope["state"]["connection"]
         self._receive = receive
         self._send = send
@@ -95,6 +96,22 @@ class HttpCall:
                     TIMEOUT, f"must be seconds in (0, {MAX_TIMEOUT_S:g}], got another value"
                 )
             self.deadline_s = time.monotonic() + timeout_s
+
+    def keep_body(self, values: Mapping[str, Any], release: Callable[[], None]) -> None:
+        """Take the body.
+
+        Args:
+            values: of its fields.
+            release: is called once it is forgotten.
+        """
+        self.body, self._release_body = Fields(values), release
+
+    def forget_body(self) -> None:
+        """Let the body go, once all that is wanted was read of it: a stream may last for hours."""
+        self.body = Fields({})
+        if self._release_body is not None:
+            self._release_body()
+            self._release_body = None
 
     async def begin(self, status: HTTPStatus, headers: Mapping[str, str]) -> None:
         """Send status and headers of the answer."""

@@ -28,7 +28,6 @@ from router.http.bodies import Bodies
 from router.http.call import HttpCall, to_json
 from router.http.errors import ClientGoneError, headers_of, openai_error, status_of
 from router.http.event_stream import event_bytes
-from router.http.fields import Fields
 from router.requests.inference import Inference
 
 # Of a client that went away before its answer; no such answer is ever sent.
@@ -103,6 +102,7 @@ class Endpoint:
             if call.status is not None and not call.is_complete:
                 call.abort()
         finally:
+            call.forget_body()
             status = call.status if call.status is not None else GONE
             self._around.num_answers[self.route, int(status)] += 1
             span.set("http.response.status_code", int(status))
@@ -121,8 +121,7 @@ class Endpoint:
             # The event loop's clock is the monotonic one.
             async with asyncio.timeout_at(call.deadline_s):
                 if self._has_body:
-                    found = await self._around.bodies.read_object(call.headers, receive)
-                    call.body = Fields(found)
+                    call.keep_body(*await self._around.bodies.read_object(call.headers, receive))
                 async with call.while_connected():
                     await self._handle(call)
         except TimeoutError:

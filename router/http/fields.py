@@ -53,24 +53,26 @@ class Fields:
         """Return a number."""
         return self.as_number(name, self._values[name]) if name in self else default
 
-    def texts(self, name: str) -> tuple[str, ...]:
-        """Return an array of strings; one string counts as one of it."""
+    def texts(self, name: str, max_items: int | None = None) -> tuple[str, ...]:
+        """Return an array of strings, of at most so many; one string counts as one of it."""
         value = self._values.get(name)
         if isinstance(value, str):
             return (value,)
-        items = self.items(name)
+        items = self.items(name, max_items)
         for item in items:
             if not isinstance(item, str):
                 raise self.refuse(name, f"must hold strings, got {kind_of(item)}")
         return tuple(items)
 
-    def integers(self, name: str) -> tuple[int, ...]:
-        """Return an array of integers."""
-        return tuple(self.as_integer(name, item) for item in self.items(name))
+    def integers(self, name: str, max_items: int | None = None) -> tuple[int, ...]:
+        """Return an array of integers, of at most so many."""
+        return tuple(self.as_integer(name, item) for item in self.items(name, max_items))
 
-    def items(self, name: str) -> list[Any]:
-        """Return an array."""
+    def items(self, name: str, max_items: int | None = None) -> list[Any]:
+        """Return an array, of at most so many items."""
         items: list[Any] = self._typed(name, list, "an array") if name in self else []
+        if max_items is not None and len(items) > max_items:
+            raise self.refuse(name, f"must have at most {max_items} items, got {len(items)}")
         return items
 
     def mapping(self, name: str) -> dict[str, Any]:

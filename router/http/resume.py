@@ -79,13 +79,25 @@ def read_resumption(call: HttpCall, num_choices: int) -> Resumption | None:
         check_id("resume.id", answer_id)
         received = _numbers(resume, num_choices)
         fingerprint = resume.text("system_fingerprint")
-        return Resumption(_bare(answer_id), received, resume.integer("seed"), fingerprint)
+        return Resumption(_bare(answer_id), received, read_seed(resume), fingerprint)
     last_id = call.headers.get(LAST_EVENT_ID)
     if not last_id:
         return None
     if not call.request_id:
         raise InvalidRequestError(REQUEST_ID, f"must be that of the stream with {LAST_EVENT_ID}")
     return Resumption(call.request_id, _parse(LAST_EVENT_ID, last_id, num_choices))
+
+
+def read_seed(resume: Fields) -> int | None:
+    """Return the seed that a stream reported; None where its client does not say.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    seed = resume.integer("seed")
+    if seed is not None and not 0 <= seed < 2**64:
+        raise resume.refuse("seed", f"must be in [0, 2**64), got {str(seed)[:32]}")
+    return seed
 
 
 def replay_of(
@@ -108,7 +120,9 @@ def replay_of(
         seed = inference.seed_of(request.request_id, call.caller)
     if seed is None and params.temperature > 0.0:
         raise InvalidRequestError(
-            "seed", "must be that of the stream, which does not run here any more, got none"
+            "seed",
+            "must be that of the stream, which does not run here any more, got none; several "
+            "prompts share one only if their request gives it",
         )
     numerics_id, text_id = _ids(inference, request.model, resumption.fingerprint)
     return ReplayInput(request, seed or 0, numerics_id, text_id)

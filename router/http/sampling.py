@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from quire.contract.sampling_params import MAX_LOGIT_BIAS_TOKENS, SamplingParams
+from quire.contract.sampling_params import MAX_ITEMS, MAX_LOGIT_BIAS_TOKENS, SamplingParams
 from router.http.fields import Fields
 from router.http.structured_outputs import read_structured_outputs
 
@@ -56,11 +56,11 @@ def read_sampling_params(
         frequency_penalty=body.number("frequency_penalty", 0.0),
         repetition_penalty=body.number("repetition_penalty", 1.0),
         logit_bias=_logit_bias(body),
-        allowed_token_ids=body.integers("allowed_token_ids"),
-        bad_words=body.texts("bad_words"),
+        allowed_token_ids=body.integers("allowed_token_ids", MAX_ITEMS["allowed_token_ids"]),
+        bad_words=body.texts("bad_words", MAX_ITEMS["bad_words"]),
         min_tokens=body.integer("min_tokens", 0) or 0,
-        stop=tuple(text for text in body.texts("stop") if text),
-        stop_token_ids=body.integers("stop_token_ids"),
+        stop=tuple(text for text in body.texts("stop", MAX_ITEMS["stop"]) if text),
+        stop_token_ids=body.integers("stop_token_ids", MAX_ITEMS["stop_token_ids"]),
         ignore_eos=body.boolean("ignore_eos"),
         include_stop_str_in_output=body.boolean("include_stop_str_in_output"),
         skip_special_tokens=body.boolean("skip_special_tokens", True),

@@ -1,7 +1,7 @@
 """The grammar of an answer in a JSON body: OpenAI's response_format, vLLM's structured_outputs."""
 
 from quire.contract.errors import InvalidRequestError
-from quire.contract.structured_outputs import StructuredOutputsParams
+from quire.contract.structured_outputs import MAX_CHOICES, StructuredOutputsParams
 from router.http.fields import Fields
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
@@ -81,7 +81,7 @@ def _of(fields: Fields, name: str, kind: str) -> StructuredOutputsParams | None:
         case "json_object":
             return StructuredOutputsParams(json_object=True) if fields.boolean(name) else None
         case "choice":
-            return StructuredOutputsParams(choice=fields.texts(name))
+            return StructuredOutputsParams(choice=fields.texts(name, MAX_CHOICES))
         case "regex":
             return StructuredOutputsParams(regex=fields.text(name))
         case _:

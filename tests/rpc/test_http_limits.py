@@ -206,3 +206,13 @@ async def test_a_draining_router_finishes_streams_and_takes_no_more(tmp_path) ->
         await setup.fake.release()
         assert (await streaming)[-1].data == "[DONE]"
         await draining
+
+
+async def test_what_each_choice_shows_of_a_prompt_is_bounded_by_all_of_them(tmp_path) -> None:
+    fake = FakeScheduler(model=replace(MODEL, max_model_len=2**20))
+    async with http_router(tmp_path, fake) as setup:
+        body = {"prompt": [5] * 1000, "n": 64, "max_tokens": 1, "prompt_logprobs": 20}
+        response = await setup.post(PATH, body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
+        body |= {"n": 1}
+        assert (await setup.post(PATH, body)).status_code == 200

@@ -78,6 +78,9 @@ async def test_a_resumable_stream_runs_on_and_nothing_is_computed_again(tmp_path
         ({"resume": {"id": "a", "starting_after": -1}}, {}, 400, "resume.starting_after"),
         ({"resume": {"id": "a", "starting_after": "1.2"}}, {}, 400, "resume.starting_after"),
         ({"resume": {"id": "a", "starting_after": 1}}, {}, 400, "seed"),
+        ({"resume": {"id": "a", "starting_after": 1, "seed": -1}}, {}, 400, "resume.seed"),
+        # That of one of them.
+        ({"prompt": ["a", "b"], "resume": {"id": "a", "seed": 1}}, {}, 400, "seed"),
         ({"resume": {"id": "a", "seed": 1, "system_fingerprint": "other."}}, {}, 412, None),
         ({}, {"last-event-id": "3"}, 400, "x-request-id"),
         ({}, {"last-event-id": "x", "x-request-id": "a"}, 400, "last-event-id"),

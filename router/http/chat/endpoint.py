@@ -31,6 +31,7 @@ def chat_completions(inference: Inference) -> Handle:
             created = int(time.time())
             if resumption is not None:
                 created = call.body.fields("resume").integer("created", created) or 0
+            call.forget_body()
             # The time that a template asks for is part of its prompt: with `created` it is known.
             chat = replace(request.chat, request_id=call.request_id, now=created)
             chat = with_special_tokens(chat, inference.output_format.of(chat))

@@ -9,9 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started, TokenLogprobs
 from router.http.completions.request import CompletionRequest
 from router.http.logprobs import completion_logprobs, prompt_logprobs
+
+# Tokens and log-probabilities of prompts in one answer, which shows them with each choice.
+MAX_PROMPT_ENTRIES = 2**20
 
 
 @dataclass(slots=True)
@@ -90,9 +94,15 @@ class PromptChoices:
             yield Part(self._first + place, shown, (), logprobs, None, fields)
 
     def take(self, event: Event) -> Iterator[Part]:
-        """Yield the parts that an event brings."""
+        """Yield the parts that an event brings.
+
+        Raises:
+            InvalidRequestError: the prompt's log-probabilities are too many to be shown with each
+                choice.
+        """
         match event:
             case Started():
+                self._check_size(event)
                 self.started = event
             case Delta():
                 self._prompt_logprobs.extend(event.prompt_logprobs)
@@ -101,6 +111,19 @@ class PromptChoices:
             case Finished():
                 text, self._tails[event.index] = self._tails[event.index], ""
                 yield Part(self._first + event.index, text, end=event)
+
+    def _check_size(self, started: Started) -> None:
+        request = self._request
+        num_top = max(request.prompt_logprobs or 0, request.logprobs or 0)
+        if request.prompt_logprobs is None and not (request.echo and request.logprobs is not None):
+            return
+        num_choices = request.n * len(request.inputs)
+        number = num_choices * started.num_prompt_tokens * (2 + num_top)
+        if number > MAX_PROMPT_ENTRIES:
+            raise InvalidRequestError(
+                "prompt_logprobs",
+                f"must be at most {MAX_PROMPT_ENTRIES} entries with all choices, got {number}",
+            )
 
     def _take_delta(self, delta: Delta) -> Iterator[Part]:
         place = delta.index

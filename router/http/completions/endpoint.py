@@ -36,7 +36,11 @@ def completions(inference: Inference) -> Handle:
             request = await _tokenized(inference, request.with_id(call.request_id))
             sent: list[GenerateInput | ReplayInput] = list(request.inputs)
             if resumption is not None:
+                if len(request.inputs) > 1:
+                    # Each has one of its own, so that the one that was reported is not of all.
+                    resumption = replace(resumption, seed=None)
                 sent = [replay_of(inference, call, each, resumption) for each in request.inputs]
+            call.forget_body()
         model = request.inputs[0].model
         if not model:
             model = next((each.name for each in inference.models()), "")

@@ -29,6 +29,7 @@ def create(inference: Inference, held: HeldResponses) -> Handle:
         call.request_id = call.request_id or uuid.uuid4().hex
         with inference.refusals(call.caller):
             request = read_request(call.body, call.request_id)
+            call.forget_body()
         chat = request.chat
         sent: ChatInput | ReplayInput = chat
         if request.resumption is not None:

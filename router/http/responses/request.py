@@ -9,11 +9,12 @@ from quire.contract.chat import ChatInput
 from quire.contract.openai_chat import parse_tool_choice, parse_tools
 from router.http.fields import Fields
 from router.http.responses.items import read_input
-from router.http.resume import Resumption
+from router.http.resume import Resumption, read_seed
 from router.http.sampling import check_served, read_sampling_params
 
 LOGPROBS = "message.output_text.logprobs"
 ID_PREFIX = "resp_"
+MAX_METADATA = 16
 # Fields that would change an answer, and are not obeyed here.
 NOT_SERVED = {
     "previous_response_id": "no response is stored; send the whole conversation as input",
@@ -89,7 +90,7 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
         if not request_id:
             raise resume.refuse("id", "must be that of the response, got none")
         fingerprint = resume.text("system_fingerprint")
-        resumption = Resumption(request_id, (), resume.integer("seed"), fingerprint)
+        resumption = Resumption(request_id, (), read_seed(resume), fingerprint)
     chat = ChatInput(
         read_input(body),
         params,
@@ -123,6 +124,20 @@ def _starting_after(resume: Fields) -> int:
     return number
 
 
+def _metadata(body: Fields) -> dict[str, str]:
+    """Return what a client wants to find in its answer: OpenAI's limits."""
+    fields = body.fields("metadata")
+    names = fields.names()
+    if len(names) > MAX_METADATA:
+        raise body.refuse("metadata", f"must have at most {MAX_METADATA} members, got {len(names)}")
+    found = {name: fields.text(name) for name in names}
+    if any(len(name) > 64 or len(text) > 512 for name, text in found.items()):
+        raise body.refuse(
+            "metadata", "must have names of at most 64, texts of at most 512 characters"
+        )
+    return found
+
+
 def _repeated(body: Fields, background: bool) -> dict[str, Any]:
     tools = body.items("tools") if "tools" in body else []
     return {
@@ -131,7 +146,7 @@ def _repeated(body: Fields, background: bool) -> dict[str, Any]:
         "incomplete_details": None,
         "instructions": body.value("instructions"),
         "max_output_tokens": body.integer("max_output_tokens"),
-        "metadata": body.value("metadata") or {},
+        "metadata": _metadata(body),
         "parallel_tool_calls": body.boolean("parallel_tool_calls", True),
         "previous_response_id": None,
         "reasoning": {"effort": body.fields("reasoning").value("effort"), "summary": None},

@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from starlette.datastructures import Headers
 
-from quire.contract.errors import InvalidRequestError
-from router.http.bodies import MAX_CONTAINERS, MAX_DEPTH, parse_object
+from quire.contract.errors import InvalidRequestError, OverloadedError
+from router.http.bodies import MAX_COMMAS, MAX_CONTAINERS, MAX_DEPTH, Bodies, parse_object
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,7 @@ from router.http.bodies import MAX_CONTAINERS, MAX_DEPTH, parse_object
         (b"[" * 2**20, f"must be at most {MAX_DEPTH} levels deep"),
         (b"]" * 2**20, "must be JSON"),
         (b'{"a": [' + b"[]," * MAX_CONTAINERS, f"must hold at most {MAX_CONTAINERS} arrays"),
+        (b'{"a": [' + b"1," * (MAX_COMMAS + 1), f"must hold at most {MAX_COMMAS} values"),
         # No quote of these may be scanned more than once.
         (b'"' + rb"\"" * 2**20, "must be JSON"),
         (b'"' + b"\\" * (2**20 + 1), "must be JSON"),
@@ -50,3 +52,23 @@ def test_a_body_is_refused_before_it_costs_much(body, message) -> None:
 @pytest.mark.parametrize("ensure_ascii", [True, False])
 def test_what_strings_hold_is_no_structure(value, ensure_ascii) -> None:
     assert parse_object(json.dumps(value, ensure_ascii=ensure_ascii).encode()) == value
+
+
+async def test_a_body_counts_until_it_is_forgotten() -> None:
+    body = json.dumps({"a": "b" * 100}).encode()
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": body}
+
+    headers = Headers({"content-type": "application/json"})
+    bodies = Bodies(1000, 60.0, max_held_bytes=2 * len(body))
+    (first, release), _ = [await bodies.read_object(headers, receive) for _ in range(2)]
+    assert first == json.loads(body)
+    for _ in range(2):  # what is refused counts no more
+        with pytest.raises(OverloadedError):
+            await bodies.read_object(headers, receive)
+    release()
+    release()
+    await bodies.read_object(headers, receive)
+    with pytest.raises(OverloadedError):
+        await bodies.read_object(headers, receive)

@@ -87,6 +87,8 @@ def test_a_prompt_is_text_or_ids_or_several_of_either(prompt, prompts) -> None:
         ({"stop": 5}, "stop"),
         ({"stop": [5]}, "stop"),
         ({"stop": ["a"] * 17}, "stop"),
+        ({"bad_words": ["a"] * 5000}, "bad_words"),
+        ({"allowed_token_ids": [1] * 200_000}, "allowed_token_ids"),
         ({"logit_bias": [1]}, "logit_bias"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
