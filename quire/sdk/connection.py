@@ -1,5 +1,6 @@
 """What both clients are made on: channels to routers, and the call of a stream."""
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -56,7 +57,7 @@ class Connection:
 
         Args:
             target: address of a router, "host:port", or several, also as one text with commas. A
-                host name stands for all its addresses.
+                host name stands for all its addresses. Of several, a client begins with any.
             tls_dir: directory of `ca.crt`, `tls.crt` and `tls.key`, or of `ca.crt` alone where the
                 router asks for no certificate; None takes the environment's QUIRE_TLS_DIR, and
                 speaks in the clear without it.
@@ -80,7 +81,8 @@ class Connection:
         self._stub_of_each = list(map(inference_pb2_grpc.InferenceServiceStub, self._channels))
         self._watches = RouterWatches(self._stub_of_each)
         self._departures = Departures(inference_pb2.AbortRequest)
-        self._current = 0
+        # Clients with one list share its routers out between them.
+        self._current = random.randrange(len(targets))
         self._closed = threading.Event()
         self._resume_timeout = resume_timeout
         self._is_known = False

@@ -57,6 +57,7 @@ async def test_streams_leave_a_router_that_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[AsyncClient] | type[Client]
 ) -> None:
     monkeypatch.setattr("quire.sdk.silence.LIMIT_S", 0.3)
+    monkeypatch.setattr("random.randrange", lambda stop: 0)
     fake = FakeScheduler()
     async with AsyncExitStack() as stack:
         stopped, first = await stack.enter_async_context(stopped_router())
