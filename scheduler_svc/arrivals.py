@@ -13,6 +13,7 @@ from quire.observe.log import failure_of, get_logger
 from scheduler_svc.blocks.reserved import give_back, reserve
 from scheduler_svc.cell import Cell
 from scheduler_svc.config import MoveBlocks, SchedulerConfig
+from scheduler_svc.sequences.fetch_times import FetchTimes
 from scheduler_svc.sessions.session import RouterSession
 from scheduler_svc.workers.client import WorkerFailedError
 from scheduler_svc.workers.worker_set import WorkerSet
@@ -76,7 +77,7 @@ class Arrivals:
         self._taken: dict[_Arrival, tuple[CachedBlock, ...]] = {}
         # Until when, by source.
         self._shunned: dict[tuple[str, ...], float] = {}
-        self._block_us = 0.0
+        self._fetch_times = FetchTimes()
         self.num_fetched = 0
         self.num_missing = 0
         self.num_recomputed = 0
@@ -93,8 +94,7 @@ class Arrivals:
         num_missing = len(hashes) - len(cell.blocks.find_prefix(hashes))
         if not num_missing:
             return False
-        if not self._is_cheaper(cell, num_missing):
-            self.num_recomputed += num_missing
+        if not self._is_worth_it(cell, num_missing):
             return False
         arrival = _Arrival(session, submission, hashes, time.monotonic())
         self._waiting[key] = arrival
@@ -131,7 +131,7 @@ class Arrivals:
             give_back(cell.blocks, blocks, 0)
         self._taken.clear()
         # Other workers take other times.
-        self._block_us = 0.0
+        self._fetch_times = FetchTimes()
         self.queue_all()
 
     async def close(self) -> None:
@@ -167,14 +167,23 @@ class Arrivals:
         extend_block_hashes(hashes, token_ids, block_size, num_blocks, salt)
         return hashes
 
+    def _is_worth_it(self, cell: Cell, num_blocks: int) -> bool:
+        """Return whether to fetch blocks rather than to compute them; those are counted."""
+        is_worth_it = self._is_cheaper(cell, num_blocks)
+        if not is_worth_it:
+            self.num_recomputed += num_blocks
+        return is_worth_it
+
     def _is_cheaper(self, cell: Cell, num_blocks: int) -> bool:
         """Return whether to fetch blocks; until both prices are known they are."""
         if self._config.move_blocks == MoveBlocks.NEVER:
             return False
         token_us = cell.scheduler.preemption_costs.token_us
-        if self._config.move_blocks == MoveBlocks.ALWAYS or not (token_us and self._block_us):
+        fetch_us = self._fetch_times.expected_us(num_blocks, time.monotonic())
+        if self._config.move_blocks == MoveBlocks.ALWAYS or not token_us or fetch_us is None:
             return True
-        return self._block_us < cell.blocks.block_size * token_us
+        # While one comes, so do others.
+        return fetch_us / MAX_FETCHES < num_blocks * cell.blocks.block_size * token_us
 
     # ---------------------------------------------------------------- fetching
 
@@ -198,7 +207,8 @@ class Arrivals:
         hashes, manager = arrival.hashes, cell.blocks
         num_found = len(manager.find_prefix(hashes))
         missing = hashes[num_found:]
-        if not missing:
+        # Of many that come at once, what the first of them took is known by now.
+        if not missing or not self._is_worth_it(cell, len(missing)):
             return
         num_kept = int(self._config.watermark * manager.num_blocks)
         # A block of a move that is yet to be ordered may count as free.
@@ -216,7 +226,8 @@ class Arrivals:
             result = await self._workers.import_blocks(source, blocks, LIMIT_MS)
             num_filled = result.num_blocks
             if num_filled:
-                self._observe(num_filled, time.monotonic() - started_s)
+                ended_s = time.monotonic()
+                self._fetch_times.observe(num_filled, 1e6 * (ended_s - started_s), ended_s)
         except asyncio.CancelledError:
             is_over = False
             raise
@@ -239,10 +250,6 @@ class Arrivals:
         now = time.monotonic()
         self._shunned = {each: until for each, until in self._shunned.items() if until > now}
         return source in self._shunned
-
-    def _observe(self, num_blocks: int, elapsed_s: float) -> None:
-        block_us = 1e6 * elapsed_s / num_blocks / MAX_FETCHES
-        self._block_us = 0.8 * self._block_us + 0.2 * block_us if self._block_us else block_us
 
     def _queue(self, arrival: _Arrival) -> None:
         submission = arrival.submission

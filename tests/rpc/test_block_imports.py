@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from quire.contract.outputs import ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from quire.rpc import open_channel
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from scheduler_svc.sequences.fetch_times import LASTS_S
 from scheduler_svc.server import SchedulerServer
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
 from tests.rpc.router_double import RouterDouble, open_session, running_scheduler
@@ -131,6 +133,44 @@ async def test_what_does_not_come_is_computed(settings: dict[str, object]) -> No
         assert setup.router.tokens[1] == TOKENS[NUM_BEFORE:]
         assert len(setup.worker.imports) == ("num_gpu_blocks_override" in settings)
         await setup.assert_all_is_free()
+
+
+async def test_a_price_that_is_too_high_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of requests that come at once those behind the first are computed, and later one is not."""
+    seconds = 1000.0
+    clock = SimpleNamespace(monotonic=lambda: seconds)
+    monkeypatch.setattr("scheduler_svc.arrivals.time", clock)
+    monkeypatch.setattr("scheduler_svc.arrivals.MAX_FETCHES", 1)
+    other = SamplingParams(seed=2, max_tokens=20, ignore_eos=True)
+
+    async def submit_other(number: int) -> None:
+        before = TOKENS[:NUM_BEFORE]
+        await setup.router.submit(number, [number, *PROMPT], other, before, block_source=SOURCE)
+
+    async with running() as setup:
+        driver = setup.scheduler._driver
+        assert driver.cell is not None
+        costs = driver.cell.scheduler.preemption_costs
+        monkeypatch.setattr(type(costs), "token_us", 100.0)
+        setup.transport.allowed.clear()
+        await setup.submit_moved(1)
+        await submit_other(2)
+        await setup.until_ordered()
+        async with asyncio.timeout(30):
+            while len(driver.arrivals) < 2:
+                await asyncio.sleep(0.005)
+        # It took so long that to compute is cheaper by far.
+        seconds += 60.0
+        setup.transport.allowed.set()
+        await submit_other(3)
+        await setup.router.finish(1, 2, 3)
+        assert len(setup.worker.imports) == 1
+        assert driver.arrivals.num_recomputed == 2 * NUM_FULL
+        seconds += LASTS_S + 1.0
+        setup.transport.num_blocks = 0
+        await submit_other(4)
+        await setup.router.finish(4)
+        assert len(setup.worker.imports) == 2
 
 
 @pytest.mark.parametrize("error", [RuntimeError("planted"), ConfigError("source: planted")])
