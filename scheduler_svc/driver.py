@@ -264,6 +264,8 @@ class Driver:
         if not self._is_draining:
             self._is_draining = True
             log.info("drain_started", num_requests=self.num_unfinished)
+            # What moves is fetched from the workers in use, and what stays ends on them.
+            self._resizing.give_up(UnavailableError("the cell drains: it is not resized any more"))
             await self._on_serving(False)
         if self.cell is not None:
             self.cell.is_draining = True

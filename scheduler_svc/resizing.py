@@ -37,6 +37,8 @@ class Resizing:
         self._arrivals = arrivals
         self._wake = wake
         self._is_under_way = False
+        self._taking: asyncio.Task[int] | None = None
+        self._why_given_up: UnavailableError | None = None
         self._successor: Successor | None = None
         # Of the successor: how many requests ran when it took over.
         self._taken: asyncio.Future[int] | None = None
@@ -72,9 +74,15 @@ class Resizing:
         try:
             yield ResizeProgress(ResizePhase.LOADING)
             log.info("resize_started", tensor_parallel_size=len(addresses))
+            self._why_given_up = None
+            self._taking = asyncio.create_task(self._take_over(config, scheduler_name))
             try:
                 async with asyncio.timeout(timeout_s):
-                    num_moved = await self._take_over(config, scheduler_name)
+                    num_moved = await self._taking
+            except asyncio.CancelledError:
+                if self._why_given_up is None:
+                    raise
+                raise self._why_given_up from None
             except TimeoutError:
                 raise UnavailableError(
                     f"the new workers are not ready within {timeout_s:g} s; those in use go on"
@@ -100,6 +108,12 @@ class Resizing:
             if self._successor is successor or self._taken.cancelled() or self._taken.exception():
                 self._successor = None
                 await successor.close()
+
+    def give_up(self, error: UnavailableError) -> None:
+        """End a resize that is under way, unless its workers have taken over: the cell drains."""
+        if self._taking is not None and not self._taking.done():
+            self._why_given_up = error
+            self._taking.cancel()
 
     def fail(self, error: UnavailableError) -> None:
         """Give up workers that are ready: those in use were lost."""

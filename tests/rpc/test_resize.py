@@ -241,13 +241,36 @@ async def test_without_invariance_only_an_idle_cell_is_resized() -> None:
         assert (await resize(at, new))[-1].phase == scheduler_pb2.RESIZE_PHASE_DONE
 
 
+class SlowFakeWorker(FakeWorker):
+    """Never has the model loaded."""
+
+    async def LoadModel(self, request, context):  # type: ignore[no-untyped-def]
+        self.load_requests.append(request)
+        await asyncio.Event().wait()
+
+
+async def test_a_cell_that_drains_gives_up_workers_that_load() -> None:
+    async with (
+        FakeWorker(model=MODEL) as old,
+        SlowFakeWorker(model=MODEL) as slow,
+        running_scheduler(old.address) as (scheduler, at),
+        open_session(at) as router,
+    ):
+        await submit_all(router)
+        await old.wait_steps(2)
+        resizing = asyncio.create_task(resize(at, slow))
+        async with asyncio.timeout(20):
+            while not slow.load_requests:
+                await asyncio.sleep(0.01)
+        drain = asyncio.create_task(scheduler._driver.drain(move=False))
+        async with refused(grpc.StatusCode.UNAVAILABLE, "the cell drains"):
+            await resizing
+        await check_all(router, max_model_len=120)
+        assert await drain == 0
+        assert slow.num_steps == 0
+
+
 async def test_workers_that_are_not_ready_in_time_are_given_up() -> None:
-    class SlowFakeWorker(FakeWorker):
-        """Never has the model loaded."""
-
-        async def LoadModel(self, request, context):  # type: ignore[no-untyped-def]
-            await asyncio.Event().wait()
-
     async with (
         FakeWorker(model=MODEL) as old,
         SlowFakeWorker(model=MODEL) as slow,
