@@ -17,6 +17,7 @@ from quire.observe.tracing import current_span
 from router.cells.pool import CellPool
 from router.chat.parsers.formats import OutputFormat
 from router.chat.prompts import ChatPrompts
+from router.chat.reader import OutputReader, with_special_tokens
 from router.requests.counters import Counters, RequestCounters
 from router.requests.orphans import Orphans
 from router.requests.reader import ReaderWatch, StreamReader
@@ -42,7 +43,6 @@ class Inference:
         output_format: what the model writes beside plain text.
 
     Attributes:
-        output_format: as given.
         stalled_reader_timeout_s: as given.
     """
 
@@ -57,7 +57,7 @@ class Inference:
         stalled_reader_timeout_s: float,
         output_format: OutputFormat,
     ) -> None:
-        self.output_format = output_format
+        self._output_format = output_format
         self._validator = validator
         self._codec = codec
         self._chats = chats
@@ -181,6 +181,15 @@ class Inference:
     async def generate_input(self, chat: ChatInput) -> GenerateInput:
         """Return the request that a chat is; raises as `ChatPrompts.generate_input`."""
         return await self._chats.generate_input(chat, TimeLedger())
+
+    def readable(self, chat: ChatInput) -> ChatInput:
+        """Return a chat as it is sent where its outputs are read: formats have special tokens."""
+        return with_special_tokens(chat, self._output_format)
+
+    def reader(self, chat: ChatInput) -> OutputReader:
+        """Return what reads the outputs of such a chat, once it has its request id."""
+        eos_token_ids = {each for model in self.models() for each in model.eos_token_ids}
+        return OutputReader(self._output_format, chat, self.token_text, eos_token_ids)
 
     def abort(self, request_id: str, caller: Caller) -> bool:
         """End a request of the same caller; return whether there was one. It ends with ABORT."""

@@ -52,7 +52,7 @@ class StreamedChat:
         if part.token_ids:
             self._last_tokens[part.index] = part.token_ids[-1]
         # Of those that are left out too: what they hold decides what the next ones mean.
-        delta = self._messages.delta(part, choices.started)
+        delta = self._messages.delta(part)
         event_id = self._ids.next(part.index)
         if event_id is None:
             return b""
@@ -139,7 +139,7 @@ class WholeChat:
         stop_ids = self._request.chat.sampling_params.stop_token_ids
         choice: dict[str, Any] = {
             "index": index,
-            "message": self._messages.message(parts, started),
+            "message": self._messages.message(parts),
             "logprobs": joined_logprobs([part.logprobs for part in parts]),
             "finish_reason": self._messages.finish_reason(end),
             "stop_reason": stop_reason(end, token_ids[-1] if token_ids else None, stop_ids),

@@ -1,13 +1,12 @@
 """From the body of /v1/chat/completions to a chat."""
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 from quire.contract.chat import ChatInput
 from quire.contract.openai_chat import parse_messages, parse_tool_choice, parse_tools
 from router.http.fields import Fields
 from router.http.sampling import check_served, read_sampling_params
+from router.http.template_kwargs import read_template_kwargs
 
 # Fields that would change an answer, and are not obeyed here.
 NOT_SERVED = {
@@ -78,7 +77,7 @@ def read_request(body: Fields) -> ChatCompletionRequest:
         parse_tools(body.value("tools")),
         tool_choice,
         tool_choice_name,
-        _template_kwargs(body),
+        read_template_kwargs(body, body.text("reasoning_effort")),
         body.boolean("add_generation_prompt", True),
         body.boolean("continue_final_message"),
         model=body.text("model"),
@@ -105,13 +104,3 @@ def _top_logprobs(body: Fields) -> int | None:
     if number:
         raise body.refuse("top_logprobs", "must be absent unless logprobs is true")
     return None
-
-
-def _template_kwargs(body: Fields) -> str:
-    """Return the variables for the template, as JSON; "" for none."""
-    kwargs: dict[str, Any] = {}
-    if "reasoning_effort" in body:
-        kwargs["reasoning_effort"] = body.text("reasoning_effort")
-    fields = body.fields("chat_template_kwargs")
-    kwargs |= {name: fields.value(name) for name in fields.names()}
-    return json.dumps(kwargs) if kwargs else ""

@@ -1,6 +1,5 @@
 """From the body of /v1/responses to a chat."""
 
-import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from router.http.fields import Fields
 from router.http.responses.items import read_input
 from router.http.resume import Resumption, read_seed
 from router.http.sampling import check_served, read_sampling_params
+from router.http.template_kwargs import read_template_kwargs
 
 LOGPROBS = "message.output_text.logprobs"
 ID_PREFIX = "resp_"
@@ -77,10 +77,6 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
         prompt_logprobs=None,
     )
     tool_choice, tool_choice_name = parse_tool_choice(body.value("tool_choice"))
-    effort = body.fields("reasoning").text("effort")
-    kwargs: dict[str, Any] = {"reasoning_effort": effort} if effort else {}
-    extra = body.fields("chat_template_kwargs")
-    kwargs |= {name: extra.value(name) for name in extra.names()}
     resume = body.fields("resume")
     resumption = None
     if resume.names():
@@ -97,7 +93,7 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
         parse_tools(body.value("tools")),
         tool_choice,
         tool_choice_name,
-        json.dumps(kwargs) if kwargs else "",
+        read_template_kwargs(body, body.fields("reasoning").text("effort")),
         # The time that a template asks for is part of its prompt: with `created_at` it is known.
         now=resume.integer("created_at", int(time.time())),
         request_id=request_id,

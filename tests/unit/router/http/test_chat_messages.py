@@ -8,31 +8,21 @@ import pytest
 
 from quire import SamplingParams
 from quire.contract.chat import ChatInput, ChatMessage, Tool
-from quire.contract.outputs import Finished, Started
+from quire.contract.outputs import Finished
 from router.chat.parsers.formats import OutputFormat
+from router.chat.reader import OutputReader, with_special_tokens
 from router.http.chat.choices import Part
-from router.http.chat.messages import Messages, with_special_tokens
-from router.requests.inference import Inference
+from router.http.chat.messages import Messages
 
 TEXTS = {5: "Yes", 7: "<|im_end|>"}
 CHAT = ChatInput((ChatMessage("user", "x"),), SamplingParams(), (Tool("f"),))
 
 
-class KnownModel:
-    output_format = OutputFormat("hermes")
-
-    def models(self) -> list[SimpleNamespace]:
-        return [SimpleNamespace(eos_token_ids=(7,))]
-
-    def token_text(self, token_id: int) -> str:
-        return TEXTS[token_id]
-
-
 @pytest.mark.parametrize(("ignore_eos", "tail"), [(False, ""), (False, "<|im_end|>"), (True, "")])
 def test_the_last_token_is_no_content(ignore_eos: bool, tail: str) -> None:
     params = SamplingParams(ignore_eos=ignore_eos)
-    messages = Messages(cast(Inference, KnownModel()), replace(CHAT, sampling_params=params))
-    started = cast(Started, SimpleNamespace(prompt_token_ids=()))
+    chat = replace(CHAT, sampling_params=params)
+    messages = Messages(OutputReader(OutputFormat("hermes"), chat, TEXTS.__getitem__, (7,)))
     # A text may wait for the next one, in case that both are a stop string.
     parts = [
         Part(0, is_first=True),
@@ -41,7 +31,7 @@ def test_the_last_token_is_no_content(ignore_eos: bool, tail: str) -> None:
         Part(0, tail, end=cast(Finished, SimpleNamespace())),
     ]
     content = "Yes<|im_end|>" if ignore_eos else "Yes"
-    assert messages.message(parts, started) == {"role": "assistant", "content": content}
+    assert messages.message(parts) == {"role": "assistant", "content": content}
 
 
 def test_special_tokens_are_shown_only_to_parsers() -> None:
@@ -51,5 +41,6 @@ def test_special_tokens_are_shown_only_to_parsers() -> None:
         (OutputFormat("hermes"), replace(CHAT, tool_choice="none"), True),
         (OutputFormat("none", "qwen3"), replace(CHAT, tools=()), False),
         (OutputFormat(), CHAT, True),
+        (OutputFormat(), replace(CHAT, tool_choice="required"), False),
     ):
         assert with_special_tokens(chat, output).sampling_params.skip_special_tokens is is_skipped

@@ -1,0 +1,102 @@
+"""What the outputs of a chat mean, read as they come: the same events through every front."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from quire.contract.chat import ChatInput, Tool
+from router.chat.parsers.events import ContentDelta, ParserEvent, ToolCallBegan
+from router.chat.parsers.formats import NONE, OutputFormat
+from router.chat.parsers.machine import OutputParser
+
+# Of a prompt: they show whether it ends within reasoning.
+_NUM_LAST_TOKENS = 32
+
+
+def with_special_tokens(chat: ChatInput, output: OutputFormat) -> ChatInput:
+    """Return a chat whose outputs can be read: formats are written with special tokens."""
+    output = output.of(chat)
+    if output.reasoning == NONE and (output.tools == NONE or not _tools(chat)):
+        return chat
+    params = replace(chat.sampling_params, skip_special_tokens=False)
+    return replace(chat, sampling_params=params)
+
+
+class OutputReader:
+    """Reads the outputs of a chat, each with a parser of its own.
+
+    Args:
+        output: the model's format.
+        chat: that is answered, with the id of its request.
+        token_text: returns what a token reads as on its own.
+        eos_token_ids: of the model.
+    """
+
+    def __init__(
+        self,
+        output: OutputFormat,
+        chat: ChatInput,
+        token_text: Callable[[int], str],
+        eos_token_ids: Collection[int],
+    ) -> None:
+        self._output = output.of(chat)
+        self._chat = chat
+        self._token_text = token_text
+        self._eos = frozenset(() if chat.sampling_params.ignore_eos else eos_token_ids)
+        self._prompt_end = ""
+        self._parsers: dict[int, OutputParser | None] = {}
+        self._calling: set[int] = set()
+        self._last_tokens: dict[int, int] = {}
+
+    def begin(self, prompt_token_ids: Sequence[int]) -> None:
+        """Take the prompt, before anything is read: outputs may begin within its reasoning."""
+        last = prompt_token_ids[-_NUM_LAST_TOKENS:]
+        self._prompt_end = "".join(map(self._token_text, last))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all text is content."""
+        return self._parser(0) is None
+
+    def read(
+        self, index: int, text: str, token_ids: Sequence[int] = (), is_last: bool = False
+    ) -> list[ParserEvent]:
+        """Return what the next text of an output means.
+
+        Args:
+            index: of the output.
+            text: may be empty.
+            token_ids: of that text.
+            is_last: whether the output ends with it.
+        """
+        parser = self._parser(index)
+        if parser is None:
+            return [] if is_last and not text else [ContentDelta(text)]
+        events = parser.feed(self._without_eos(index, text, token_ids), token_ids)
+        if is_last:
+            events += parser.finish()
+        if any(isinstance(event, ToolCallBegan) for event in events):
+            self._calling.add(index)
+        return events
+
+    def has_called(self, index: int) -> bool:
+        """Return whether an output has called a tool so far."""
+        return index in self._calling
+
+    def _parser(self, index: int) -> OutputParser | None:
+        if index not in self._parsers:
+            chat = self._chat
+            self._parsers[index] = self._output.parser(
+                chat.request_id, index, _tools(chat), self._prompt_end
+            )
+        return self._parsers[index]
+
+    def _without_eos(self, index: int, text: str, token_ids: Sequence[int]) -> str:
+        """Return a text without that of the token that ended it: special tokens have one."""
+        if token_ids:
+            self._last_tokens[index] = token_ids[-1]
+        last = self._last_tokens.get(index)
+        return text.removesuffix(self._token_text(last)) if last in self._eos else text
+
+
+def _tools(chat: ChatInput) -> Sequence[Tool]:
+    return () if chat.tool_choice == "none" else chat.tools

@@ -1,0 +1,65 @@
+"""How conversations over HTTP begin, or are asked for again where their stream broke."""
+
+import time
+import uuid
+from dataclasses import dataclass, replace
+
+from quire.contract.chat import ChatInput
+from quire.contract.inputs import ReplayInput
+from router.http.call import HttpCall
+from router.http.resume import EventIds, read_resumption, replay_of
+from router.requests.inference import Inference
+
+
+@dataclass(frozen=True, slots=True)
+class OpenChat:
+    """A conversation that is about to be answered.
+
+    Attributes:
+        chat: with its id and its time, sent so that its outputs can be read.
+        sent: what is computed: the chat, or what its client lacks of it.
+        created: when, in seconds since the epoch.
+        model: its name.
+        received: of each choice, how many events the client has.
+    """
+
+    chat: ChatInput
+    sent: ChatInput | ReplayInput
+    created: int
+    model: str
+    received: tuple[int, ...] = ()
+
+    def event_ids(self) -> EventIds:
+        """Return what numbers the events of its stream."""
+        return EventIds(self.chat.sampling_params.n, self.received)
+
+
+async def open_chat(
+    inference: Inference, call: HttpCall, chat: ChatInput, is_stream: bool
+) -> OpenChat:
+    """Return what a call asks for; its body is forgotten.
+
+    Args:
+        inference: that will answer.
+        call: with the headers, and a body of which nothing else is needed than `resume`.
+        chat: of the body.
+        is_stream: whether the answer is one; only then it may have broken.
+
+    Raises:
+        QuireError: what is to be resumed is malformed, or cannot be.
+    """
+    resumption = read_resumption(call, chat.sampling_params.n) if is_stream else None
+    request_id = resumption.request_id if resumption else call.request_id
+    call.request_id = request_id or uuid.uuid4().hex
+    created = int(time.time())
+    if resumption is not None:
+        created = call.body.fields("resume").integer("created", created) or 0
+    call.forget_body()
+    # The time that a template asks for is part of its prompt: with `created` it is known.
+    chat = inference.readable(replace(chat, request_id=call.request_id, now=created))
+    model = chat.model or next((each.name for each in inference.models()), "")
+    if resumption is None:
+        return OpenChat(chat, chat, created, model)
+    plain = await inference.generate_input(chat)
+    sent = replay_of(inference, call, plain, resumption)
+    return OpenChat(chat, sent, created, model, resumption.received)

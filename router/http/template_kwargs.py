@@ -1,0 +1,20 @@
+"""Variables for the chat template, of a JSON body."""
+
+import json
+from typing import Any
+
+from router.http.fields import Fields
+
+
+def read_template_kwargs(body: Fields, reasoning_effort: str, **own: Any) -> str:
+    """Return the variables for the template, as JSON; "" for none.
+
+    Args:
+        body: whose `chat_template_kwargs` count more than those of other fields.
+        reasoning_effort: "" for none.
+        own: variables that other fields of an API stand for.
+    """
+    fields = body.fields("chat_template_kwargs")
+    kwargs = {"reasoning_effort": reasoning_effort} if reasoning_effort else {}
+    kwargs |= own | {name: fields.value(name) for name in fields.names()}
+    return json.dumps(kwargs) if kwargs else ""
