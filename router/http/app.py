@@ -15,14 +15,17 @@ from starlette.routing import Route
 from router.http import info, tokens
 from router.http.access import HttpAccess
 from router.http.bodies import Bodies
-from router.http.call import REQUEST_ID
 from router.http.chat import endpoint as chat
 from router.http.completions import endpoint as completions
-from router.http.endpoint import Around, Endpoint, Handle
+from router.http.endpoint import OPENAI, ApiShape, Around, Endpoint, Handle
 from router.http.errors import HttpError, openai_error
+from router.http.messages import endpoint as messages
+from router.http.messages.errors import ANTHROPIC
 from router.http.responses import endpoint as responses
 from router.http.responses.held import HeldResponses
 from router.requests.inference import Inference
+
+RESPONSES = ApiShape(error_event="error")
 
 
 def make_app(
@@ -51,14 +54,12 @@ def make_app(
     counts = Counter() if num_answers is None else num_answers
     around = Around(inference, access, bodies, keep_alive_s, counts)
 
-    def get(path: str, handle: Handle, is_open: bool = False, error_event: str = "") -> Route:
-        endpoint = Endpoint(
-            around, path, handle, has_body=False, is_open=is_open, error_event=error_event
-        )
+    def get(path: str, handle: Handle, is_open: bool = False, shape: ApiShape = OPENAI) -> Route:
+        endpoint = Endpoint(around, path, handle, has_body=False, is_open=is_open, shape=shape)
         return Route(path, endpoint, methods=["GET"])
 
-    def post(path: str, handle: Handle, error_event: str = "", has_body: bool = True) -> Route:
-        endpoint = Endpoint(around, path, handle, has_body=has_body, error_event=error_event)
+    def post(path: str, handle: Handle, shape: ApiShape = OPENAI, has_body: bool = True) -> Route:
+        endpoint = Endpoint(around, path, handle, has_body=has_body, shape=shape)
         return Route(path, endpoint, methods=["POST"])
 
     held = HeldResponses(hold_s)
@@ -70,9 +71,11 @@ def make_app(
         get("/v1/models", info.models(inference)),
         post("/v1/completions", completions.completions(inference)),
         post("/v1/chat/completions", chat.chat_completions(inference)),
-        post("/v1/responses", create, "error"),
-        get(one, retrieve, error_event="error"),
+        post("/v1/responses", create, RESPONSES),
+        get(one, retrieve, shape=RESPONSES),
         post(f"{one}/cancel", responses.cancel(inference, held), has_body=False),
+        post("/v1/messages", messages.create(inference), ANTHROPIC),
+        post("/v1/messages/count_tokens", messages.count_tokens(inference), ANTHROPIC),
         post("/tokenize", tokens.tokenize(inference)),
         post("/detokenize", tokens.detokenize(inference)),
     ]
@@ -101,5 +104,5 @@ def _cors(origins: Sequence[str]) -> Middleware:
         allow_methods=["GET", "POST"],
         # Those of OpenAI's client in a browser are many, and change: any may be sent.
         allow_headers=["*"],
-        expose_headers=[REQUEST_ID, "retry-after", "retry-after-ms"],
+        expose_headers=[*ANTHROPIC.id_headers, "retry-after", "retry-after-ms"],
     )

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from email.utils import formatdate
 from http import HTTPStatus
@@ -60,7 +60,14 @@ class HttpCall:
         keep_alive_s: how long a stream of events may be silent.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, keep_alive_s: float) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        keep_alive_s: float,
+        id_headers: Sequence[str] = (REQUEST_ID,),
+    ) -> None:
         self.headers = Headers(scope=scope)
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.query = QueryParams(scope["query_string"])
@@ -68,9 +75,10 @@ class HttpCall:
         self.body = Fields({})
         self.request_id = ""
         self.deadline_s: float | None = None
-        self.status: HTTPStatus | None = None
+        self.status: int | None = None
         self.is_complete = False
         self.keep_alive_s = keep_alive_s
+        self._id_headers = id_headers
         self._release_body: Callable[[], None] | None = None
         self._connection: Breakable = scope["state"]["connection"]
         self._receive = receive
@@ -113,11 +121,11 @@ class HttpCall:
             self._release_body()
             self._release_body = None
 
-    async def begin(self, status: HTTPStatus, headers: Mapping[str, str]) -> None:
+    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """Send status and headers of the answer."""
         self.status = status
         if self.request_id:
-            headers = {REQUEST_ID: self.request_id, **headers}
+            headers = {**dict.fromkeys(self._id_headers, self.request_id), **headers}
         headers = {"date": formatdate(usegmt=True), **headers}
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
@@ -130,7 +138,7 @@ class HttpCall:
     async def answer(
         self,
         content: Any,
-        status: HTTPStatus = HTTPStatus.OK,
+        status: int = HTTPStatus.OK,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Send the whole answer.

@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -25,7 +25,7 @@ from quire.observe.tracing import (
 )
 from router.http.access import HttpAccess, check_roles
 from router.http.bodies import Bodies
-from router.http.call import HttpCall, to_json
+from router.http.call import REQUEST_ID, HttpCall, to_json
 from router.http.errors import ClientGoneError, headers_of, openai_error, status_of
 from router.http.event_stream import event_bytes
 from router.requests.inference import Inference
@@ -34,9 +34,28 @@ from router.requests.inference import Inference
 GONE = 499
 
 Handle = Callable[[HttpCall], Awaitable[None]]
-RenderError = Callable[[QuireError], dict[str, Any]]
 
 log = get_logger()
+
+
+@dataclass(frozen=True)
+class ApiShape:
+    """How an API reports what is no answer, as its clients expect it.
+
+    Attributes:
+        error_body: returns what reports an error, of the request of an id, "" for none.
+        error_event: type of the event that reports an error in a stream; "" for none.
+        status_of: returns the status of an answer that reports an error.
+        id_headers: of each answer that carry the request's id.
+    """
+
+    error_body: Callable[[QuireError, str], dict[str, Any]] = lambda error, _: openai_error(error)
+    error_event: str = ""
+    status_of: Callable[[QuireError], int] = status_of
+    id_headers: Sequence[str] = (REQUEST_ID,)
+
+
+OPENAI = ApiShape()
 
 
 @dataclass(frozen=True)
@@ -67,8 +86,7 @@ class Endpoint:
         handle: answers a call, with the method `answer` or by an EventStream.
         has_body: whether requests bring a JSON object.
         is_open: whether anyone may call it, without a key.
-        render_error: makes the body that reports an error, as clients of this API expect it.
-        error_event: type of the event that reports an error in a stream; "" for none.
+        shape: of the API.
     """
 
     def __init__(
@@ -79,20 +97,19 @@ class Endpoint:
         *,
         has_body: bool = True,
         is_open: bool = False,
-        render_error: RenderError = openai_error,
-        error_event: str = "",
+        shape: ApiShape = OPENAI,
     ) -> None:
         self._around = around
         self.route = route
         self._handle = handle
         self._has_body = has_body
         self._is_open = is_open
-        self._render_error = render_error
-        self._error_event = error_event
+        self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; whatever it raises becomes an answer, or ends the connection."""
-        call = HttpCall(scope, receive, send, self._around.keep_alive_s)
+        keep_alive_s, id_headers = self._around.keep_alive_s, self._shape.id_headers
+        call = HttpCall(scope, receive, send, keep_alive_s, id_headers)
         span = self._start_span(call, scope)
         try:
             try:
@@ -136,11 +153,12 @@ class Endpoint:
             log.error("unexpected_error", error_id=error_id, **failure_of(error))
             current_span().set("quire.error_id", error_id)
             error = QuireError(f"internal error {error_id}; the server's log has more")
-        body = self._render_error(error)
+        shape = self._shape
+        body = shape.error_body(error, call.request_id)
         if call.status is None:
-            await call.answer(body, status_of(error), headers_of(error))
+            await call.answer(body, shape.status_of(error), headers_of(error))
         elif not isinstance(error, ReaderStalledError):  # who would not read this either
-            event = event_bytes(to_json(body), event=self._error_event)
+            event = event_bytes(to_json(body), event=shape.error_event)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._around.keep_alive_s):
                     await call.write(event, is_last=True)

@@ -40,10 +40,12 @@ class EventStream:
 
     Args:
         call: to answer.
+        keep_alive: what is sent while the answer waits.
     """
 
-    def __init__(self, call: HttpCall) -> None:
+    def __init__(self, call: HttpCall, keep_alive: bytes = KEEP_ALIVE) -> None:
         self._call = call
+        self._keep_alive_event = keep_alive
         self._is_quiet = True
 
     async def send_json(self, content: Any, event_id: str = "", event: str = "") -> None:
@@ -74,7 +76,7 @@ class EventStream:
         while True:
             await asyncio.sleep(self._call.keep_alive_s)
             if self._is_quiet:
-                await self.write(KEEP_ALIVE)
+                await self.write(self._keep_alive_event)
             self._is_quiet = True
 
     async def __aenter__(self) -> Self:

@@ -17,7 +17,7 @@ from router.requests.inference import Inference
 # More of them would make ids longer than the events.
 MAX_CHOICES_WITH_IDS = 64
 # What APIs put before a request id to make the id of an answer.
-ID_PREFIXES = ("cmpl-", "chatcmpl-", "resp_")
+ID_PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "msg_")
 _MAX_ID_CHARS = 1024
 
 

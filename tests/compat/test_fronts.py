@@ -28,6 +28,7 @@ INSTALLED = ROOT / "build/compat"
 CHATS = (
     *("openai_chat", "openai_chat_streamed", "openai_responses"),
     *("langchain_chat", "litellm_chat"),
+    *("anthropic_messages", "anthropic_messages_streamed"),
 )
 TEXTS = (
     *("openai_completions", "openai_completions_streamed", "llama_index_completions", "curl"),

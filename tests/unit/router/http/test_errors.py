@@ -1,4 +1,4 @@
-"""Every error has a status and a body in the shape that OpenAI's clients read."""
+"""Every error has a status and a body in the shape that clients of its API read."""
 
 from http import HTTPStatus
 
@@ -7,6 +7,7 @@ import pytest
 from quire.contract import errors
 from quire.contract.errors import InvalidRequestError, OverloadedError, QuireError
 from router.http.errors import headers_of, openai_error, status_of
+from router.http.messages.errors import OVERLOADED, anthropic_error, anthropic_status
 
 
 def made(kind: type[QuireError]) -> QuireError:
@@ -34,3 +35,33 @@ def test_every_error_has_a_status_and_openais_shape(kind) -> None:
     retry = {"retry-after": "2", "retry-after-ms": "1500"}
     if isinstance(error, OverloadedError):
         assert (status, headers_of(error)) == (HTTPStatus.TOO_MANY_REQUESTS, retry)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_has_anthropics_shape(kind) -> None:
+    error = made(kind)
+    status, body = anthropic_status(error), anthropic_error(error, "mine")
+    assert body["error"].keys() == {"type", "message"}
+    assert (body["type"], body["request_id"]) == ("error", "mine")
+    types = {
+        HTTPStatus.BAD_REQUEST: "invalid_request_error",
+        HTTPStatus.UNAUTHORIZED: "authentication_error",
+        HTTPStatus.FORBIDDEN: "permission_error",
+        HTTPStatus.NOT_FOUND: "not_found_error",
+        HTTPStatus.CONFLICT: "invalid_request_error",
+        HTTPStatus.PRECONDITION_FAILED: "invalid_request_error",
+        HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+        HTTPStatus.INTERNAL_SERVER_ERROR: "api_error",
+        HTTPStatus.SERVICE_UNAVAILABLE: "api_error",
+        HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+        OVERLOADED: "overloaded_error",
+    }
+    assert body["error"]["type"] == types[status]
+    is_full = isinstance(error, OverloadedError) and not isinstance(
+        error, errors.QuotaExceededError
+    )
+    assert (status == OVERLOADED) == is_full
+
+
+def test_without_an_id_anthropics_shape_has_none() -> None:
+    assert anthropic_error(QuireError("why"), "")["request_id"] is None

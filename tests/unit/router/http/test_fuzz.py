@@ -12,6 +12,8 @@ from quire.contract.sampling_params import SamplingParams
 from router.http.bodies import parse_object
 from router.http.completions.request import CompletionRequest, read_request
 from router.http.fields import Fields
+from router.http.messages.request import MessageRequest
+from router.http.messages.request import read_request as read_message
 
 OTHERS = ("prompt", "model", "echo", "suffix", "stream", "stream_options", "priority", "cache_salt")
 MORE = ("resumable", "resume", "response_format", "add_special_tokens", "return_token_ids")
@@ -37,6 +39,32 @@ def test_a_body_is_a_request_or_refused(values) -> None:
     with suppress(QuireError):
         request = read_request(Fields(parse_object(body))).with_id("mine")
         assert isinstance(request, CompletionRequest)
+
+
+PARTS = ("text", "thinking", "id", "name", "input", "tool_use_id", "content")
+BLOCKS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "image"])},
+    optional=dict.fromkeys(
+        ("text", "thinking", "id", "name", "input", "tool_use_id", "content"), VALUES
+    ),
+)
+TURNS = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", ""])},
+    optional={"content": VALUES | st.lists(BLOCKS | SCALARS, max_size=4)},
+)
+ANTHROPICS = ("system", "tools", "tool_choice", "thinking", "output_config", "stop_sequences")
+
+
+@STEADY
+@given(
+    st.lists(TURNS | SCALARS, max_size=4),
+    st.dictionaries(st.sampled_from([*NAMES, *ANTHROPICS]), VALUES, max_size=4),
+)
+def test_a_body_is_a_message_or_refused(messages, values) -> None:
+    whole = {"max_tokens": 1, **values, "messages": messages}
+    body = json.dumps(whole).encode(errors="surrogatepass")
+    with suppress(QuireError):
+        assert isinstance(read_message(Fields(parse_object(body))), MessageRequest)
 
 
 @STEADY

@@ -1,0 +1,1 @@
+"""/v1/messages of Anthropic's API."""

@@ -1,0 +1,51 @@
+"""Errors in the shape in which Anthropic's clients expect them.
+
+https://docs.claude.com/en/api/errors
+"""
+
+from http import HTTPStatus
+from typing import Any
+
+from quire.contract.errors import OverloadedError, QuireError, QuotaExceededError
+from router.http.call import REQUEST_ID
+from router.http.endpoint import ApiShape
+from router.http.errors import status_of
+
+# Not among those of HTTP: the service is full, whoever calls.
+OVERLOADED = 529
+_TYPE_OF_STATUS = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+    OVERLOADED: "overloaded_error",
+}
+
+
+def anthropic_status(error: QuireError) -> int:
+    """Return the status of an answer that reports an error."""
+    if isinstance(error, OverloadedError) and not isinstance(error, QuotaExceededError):
+        return OVERLOADED
+    return status_of(error)
+
+
+def anthropic_error(error: QuireError, request_id: str) -> dict[str, Any]:
+    """Return the body that reports an error.
+
+    Args:
+        error: to report.
+        request_id: of the request; "" for none.
+    """
+    status = anthropic_status(error)
+    is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = _TYPE_OF_STATUS.get(status, "api_error" if is_ours else "invalid_request_error")
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.message},
+        "request_id": request_id or None,
+    }
+
+
+ANTHROPIC = ApiShape(anthropic_error, "error", anthropic_status, (REQUEST_ID, "request-id"))

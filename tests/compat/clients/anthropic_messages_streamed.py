@@ -1,0 +1,24 @@
+"""The stock `anthropic` client, the Messages API, streamed."""
+
+import anthropic
+from harness import run
+
+
+def make(task):
+    client = anthropic.Anthropic(base_url=task["http"], api_key="none")
+
+    def answer(prompt, params):
+        others = {name: params[name] for name in params if name not in ("max_tokens", "stop")}
+        with client.messages.stream(
+            model=task["model"],
+            messages=[{"role": "user", "content": prompt}],
+            max_tokens=params["max_tokens"],
+            stop_sequences=params.get("stop", []),
+            extra_body=others,
+        ) as stream:
+            return "".join(stream.text_stream)
+
+    return answer
+
+
+run(make)

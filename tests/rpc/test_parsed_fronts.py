@@ -1,0 +1,120 @@
+"""One table of outputs: through every front, streamed and not, they mean the same calls.
+
+The fake model says its prompt again, so that a case of the table is what the assistant says.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from quire.contract.chat import Tool
+from router.chat.parsers.formats import OutputFormat
+from tests.fakes.fake_scheduler import MODEL, FakeScheduler
+from tests.output_formats import CASES, TOOLS
+from tests.rpc.http_setup import HttpSetup, http_router
+
+# What no text of the table has.
+END = "~~"
+TEMPLATE = "{{ messages[0].content }}~~{{ prompt_end }}"
+FORMATS = sorted({case[0] for case in CASES}, key=str)
+
+
+@dataclass
+class Read:
+    """What a front has told."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[list[str]] = field(default_factory=list)
+
+    def begin(self, name: str) -> None:
+        self.calls.append([name, ""])
+
+    def add(self, text: str) -> None:
+        self.calls[-1][1] += text
+
+
+async def of_chat(setup: HttpSetup, body: dict[str, Any]) -> list[Read]:
+    asked = {**body, "stop": [END], "tools": [openai_tool(tool) for tool in TOOLS]}
+    found = [Read(), Read()]
+    whole = (await setup.post("/v1/chat/completions", asked)).json()["choices"][0]["message"]
+    deltas = [
+        each.choice["delta"] for each in (await setup.events("/v1/chat/completions", asked))[:-1]
+    ]
+    for read, messages in zip(found, ([whole], deltas), strict=True):
+        for each in messages:
+            read.content += each.get("content") or ""
+            read.reasoning += each.get("reasoning_content") or ""
+            for call in each.get("tool_calls", ()):
+                if "id" in call:
+                    read.begin(call["function"]["name"])
+                read.add(call["function"]["arguments"])
+    return found
+
+
+async def of_messages(setup: HttpSetup, body: dict[str, Any]) -> list[Read]:
+    tools = [
+        {"name": each.name, "input_schema": json.loads(each.parameters or "{}")} for each in TOOLS
+    ]
+    asked = {**body, "stop_sequences": [END], "tools": tools}
+    whole, streamed = Read(), Read()
+    for block in (await setup.post("/v1/messages", asked)).json()["content"]:
+        match block["type"]:
+            case "text":
+                whole.content += block["text"]
+            case "thinking":
+                whole.reasoning += block["thinking"]
+            case "tool_use":
+                whole.begin(block["name"])
+                broken = block["input"].get("INVALID_JSON")
+                whole.add(json.dumps(block["input"]) if broken is None else broken)
+    for event in await setup.events("/v1/messages", asked):
+        if event.event == "content_block_start" and event.data["content_block"].get("name"):
+            streamed.begin(event.data["content_block"]["name"])
+        elif event.event == "content_block_delta":
+            delta = event.data["delta"]
+            streamed.content += delta.get("text", "")
+            streamed.reasoning += delta.get("thinking", "")
+            if "partial_json" in delta:
+                streamed.add(delta["partial_json"])
+    return [whole, streamed]
+
+
+FRONTS = {"chat": of_chat, "messages": of_messages}
+
+
+def openai_tool(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "parameters": json.loads(tool.parameters or "{}")}
+    return {"type": "function", "function": function}
+
+
+def plain(calls: Iterable[list[str]]) -> list[Any]:
+    """Calls whose arguments are compared as JSON, where they are any."""
+    found: list[Any] = []
+    for name, arguments in calls:
+        try:
+            found.append((name, json.loads(arguments)))
+        except ValueError:
+            found.append((name, arguments))
+    return found
+
+
+@pytest.mark.parametrize("output", FORMATS, ids=str)
+async def test_every_front_reads_the_same(tmp_path, output: OutputFormat) -> None:
+    settings = {"tool_call_parser": output.tools, "reasoning_parser": output.reasoning}
+    cases = [case[1:] for case in CASES if case[0] == output]
+    fake = FakeScheduler(model=replace(MODEL, max_model_len=2048))
+    async with http_router(tmp_path, fake, chat_template=TEMPLATE, **settings) as setup:
+        for prompt_end, text, content, reasoning, calls in cases:
+            body = {
+                "messages": [{"role": "user", "content": text}],
+                "chat_template_kwargs": {"prompt_end": prompt_end},
+                "max_tokens": 1000,
+            }
+            for front, answers in FRONTS.items():
+                for read in await answers(setup, body):
+                    shown = (read.content, read.reasoning, plain(read.calls))
+                    assert shown == (content, reasoning, plain(calls)), (front, text)
