@@ -130,6 +130,18 @@ async def test_a_call_is_forced(
         for each in chunk.choices[0].delta.tool_calls or ():
             texts += each.function.arguments or "" if each.index == 0 else ""
     assert texts == call.function.arguments
+    if isinstance(choice, dict):
+        choice = {"type": "function", **choice["function"]}
+    response = await http.responses.create(
+        model="",
+        input=MESSAGES,
+        tools=[{"type": "function", **each["function"]} for each in TOOLS],
+        tool_choice=choice,
+        max_output_tokens=300,
+        extra_body={"seed": 3},
+    )
+    called = next(item for item in response.output if item.type == "function_call")
+    assert (called.name, called.arguments) == (call.function.name, texts)
 
 
 async def test_tokens_stay_the_same_when_services_die(cluster: Cluster, grpc: AsyncClient) -> None:

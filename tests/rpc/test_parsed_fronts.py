@@ -83,7 +83,42 @@ async def of_messages(setup: HttpSetup, body: dict[str, Any]) -> list[Read]:
     return [whole, streamed]
 
 
-FRONTS = {"chat": of_chat, "messages": of_messages}
+async def of_responses(setup: HttpSetup, body: dict[str, Any]) -> list[Read]:
+    tools = [{"type": "function", **openai_tool(each)["function"]} for each in TOOLS]
+    asked = {"input": body["messages"], "max_output_tokens": body["max_tokens"], "stop": [END]}
+    asked |= {"tools": tools, "chat_template_kwargs": body["chat_template_kwargs"]}
+    streamed = Read()
+    events = await setup.events("/v1/responses", asked)
+    for event in events:
+        delta = event.data.get("delta")
+        match event.event:
+            case "response.output_item.added" if "name" in event.data["item"]:
+                streamed.begin(event.data["item"]["name"])
+            case "response.output_text.delta":
+                streamed.content += delta
+            case "response.reasoning_text.delta":
+                streamed.reasoning += delta
+            case "response.function_call_arguments.delta":
+                streamed.add(delta)
+    whole = (await setup.post("/v1/responses", asked)).json()
+    return [of_items(whole["output"]), streamed, of_items(events[-1].data["response"]["output"])]
+
+
+def of_items(items: Iterable[Any]) -> Read:
+    read = Read()
+    for item in items:
+        match item["type"]:
+            case "message":
+                read.content += item["content"][0]["text"]
+            case "reasoning":
+                read.reasoning += item["content"][0]["text"]
+            case "function_call":
+                read.begin(item["name"])
+                read.add(item["arguments"])
+    return read
+
+
+FRONTS = {"chat": of_chat, "messages": of_messages, "responses": of_responses}
 
 
 def openai_tool(tool: Tool) -> dict[str, Any]:

@@ -30,14 +30,16 @@ def create(inference: Inference, held: HeldResponses) -> Handle:
         with inference.refusals(call.caller):
             request = read_request(call.body, call.request_id)
             call.forget_body()
-        chat = request.chat
+        chat = inference.readable(request.chat)
+        request = replace(request, chat=chat)
         sent: ChatInput | ReplayInput = chat
         if request.resumption is not None:
             plain = await inference.generate_input(chat)
             sent = replay_of(inference, call, plain, request.resumption)
         model = chat.model or next((each.name for each in inference.models()), "")
         assert chat.now is not None, "when it was created"
-        state = ResponseState(chat.request_id, model, chat.now, request.own)
+        reader = inference.reader(chat)
+        state = ResponseState(chat.request_id, model, chat.now, request.own, reader)
         choices = ChatChoices(1, request.top_logprobs)
         response = HeldResponse(request, call.caller.name, state)
         events = inference.events(sent, call.caller, call.deadline_s)
@@ -65,8 +67,8 @@ def retrieve(inference: Inference, held: HeldResponses) -> Handle:
         if call.query.get("stream", "true").lower() not in ("true", "1"):
             raise InvalidRequestError("stream", "must be true: no response is stored")
         after = _starting_after(call.query.get("starting_after", "-1"))
-        old = response.state
-        state = ResponseState(old.request_id, old.model, old.created_at, old.own)
+        old, reader = response.state, inference.reader(response.request.chat)
+        state = ResponseState(old.request_id, old.model, old.created_at, old.own, reader)
         choices = ChatChoices(1, response.request.top_logprobs)
         events = inference.events(response.replay(), call.caller, call.deadline_s)
         await _stream(call, replace(response, state=state), held, choices, events, after)
@@ -138,7 +140,7 @@ async def _stream(
 
 def _parts(state: ResponseState, choices: ChatChoices, event: Event) -> list[Part]:
     if isinstance(event, Started):
-        state.started = event
+        state.start(event)
     return list(choices.take(event))
 
 

@@ -1,83 +1,100 @@
-"""What a response shows: a fixed number of events before its text, one for each token, and an end.
+"""What a response shows: events before its items, those of each item as it grows, and an end.
 
 The number of each event is a function of the tokens alone, so a client that comes back names the
 last one that it has received, and gets what follows it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from quire.contract.outputs import Finished, FinishReason, Started
+from router.chat.reader import OutputReader
 from router.http.chat.choices import Part
+from router.http.responses.outputs import OutputItems, ResponseEvent
 from router.http.responses.request import ID_PREFIX
 from router.http.resume import fingerprint
+from router.http.segments import Added, Began, Ended, Kind, Segments
 
-ResponseEvent = dict[str, Any]
 
-
-@dataclass(slots=True)
 class ResponseState:
     """A response so far, and the events that its parts are.
 
-    Attributes:
+    Args:
         request_id: of the request.
         model: its name.
         created_at: in seconds since the epoch.
         own: fields that repeat what was asked for.
+        reader: of its output.
+
+    Attributes:
+        request_id, model, created_at, own: as given.
         started: once it has.
     """
 
-    request_id: str
-    model: str
-    created_at: int
-    own: dict[str, Any]
-    started: Started | None = None
-    _texts: list[str] = field(default_factory=list)
-    _logprobs: list[dict[str, Any]] = field(default_factory=list)
-    _num_tokens: int = 0
-    _num_events: int = 0
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        created_at: int,
+        own: dict[str, Any],
+        reader: OutputReader,
+    ) -> None:
+        self.request_id = request_id
+        self.model = model
+        self.created_at = created_at
+        self.own = own
+        self.started: Started | None = None
+        self._reader = reader
+        self._segments = Segments(reader)
+        self._items = OutputItems(request_id)
+        self._num_tokens = 0
+        self._num_reasoning_tokens = 0
+        self._num_events = 0
+        # Of tokens whose meaning depends on those that follow.
+        self._token_ids: list[int] = []
+        self._logprobs: list[dict[str, Any]] = []
+
+    def start(self, started: Started) -> None:
+        """Take the start of the request, before any part."""
+        self.started = started
+        self._reader.begin(started.prompt_token_ids)
 
     def events(self, part: Part) -> Iterator[ResponseEvent]:
-        """Yield the events that a part of the answer is, numbered."""
-        for event in self._events(part):
+        """Yield the events that a part of the answer is, numbered; the last shows its token ids."""
+        self._num_tokens += len(part.token_ids)
+        self._token_ids += part.token_ids
+        if part.logprobs is not None:
+            self._logprobs.append(part.logprobs)
+        events = list(self._events(part))
+        if events and self._token_ids:
+            events[-1]["token_ids"], self._token_ids = self._token_ids, []
+        for event in events:
             yield {**event, "sequence_number": self._num_events}
             self._num_events += 1
 
     def _events(self, part: Part) -> Iterator[ResponseEvent]:
-        place = {"item_id": f"msg_{self.request_id}", "output_index": 0, "content_index": 0}
         if part.is_first:
             response = self.content()
             yield {"type": "response.created", "response": response}
             yield {"type": "response.in_progress", "response": response}
-            item = {**self._item("in_progress"), "content": []}
-            yield {"type": "response.output_item.added", "output_index": 0, "item": item}
-            yield {"type": "response.content_part.added", **place, "part": self._part()}
-            return
-        self._texts.append(part.text)
-        self._num_tokens += len(part.token_ids)
-        logprobs = [] if part.logprobs is None else [part.logprobs]
-        self._logprobs += logprobs
-        if part.end is None or part.text:
-            yield {
-                "type": "response.output_text.delta",
-                **place,
-                "delta": part.text,
-                "logprobs": logprobs,
-                "token_ids": part.token_ids,
-            }
+        steps = list(self._segments.take(part))
+        if not steps and part.token_ids and self._segments.open is not None:
+            steps.append(Added(self._segments.open, ""))
+        for step in steps:
+            match step:
+                case Began(segment):
+                    yield from self._items.began(segment)
+                case Added(segment, text):
+                    logprobs, self._logprobs = self._logprobs, []
+                    yield from self._items.added(segment, text, logprobs)
+                case Ended(segment):
+                    status = "completed" if part.end is None else _status(part.end)
+                    yield from self._items.ended(segment, status)
+        if steps and steps[-1].segment.kind is Kind.REASONING:
+            self._num_reasoning_tokens += len(self._token_ids)
         if part.end is not None:
-            yield from self._end(part.end, place)
-
-    def _end(self, end: Finished, place: dict[str, Any]) -> Iterator[ResponseEvent]:
-        shown = self._part()
-        text = {"text": shown["text"], "logprobs": shown["logprobs"]}
-        yield {"type": "response.output_text.done", **place, **text}
-        yield {"type": "response.content_part.done", **place, "part": shown}
-        response = self.content(end)
-        item = response["output"][0]
-        yield {"type": "response.output_item.done", "output_index": 0, "item": item}
-        yield {"type": f"response.{response['status']}", "response": response}
+            response = self.content(part.end)
+            yield {"type": f"response.{response['status']}", "response": response}
 
     def content(self, end: Finished | None = None) -> dict[str, Any]:
         """Return the response as an object.
@@ -94,7 +111,7 @@ class ResponseState:
             "status": status,
             "model": self.model,
             **self.own,
-            "output": [] if end is None else [self._item(status)],
+            "output": [] if end is None else self._items.done,
             "usage": None,
             "seed": None if started is None else started.seed,
             "system_fingerprint": (
@@ -110,27 +127,10 @@ class ResponseState:
                 "input_tokens": num_prompt,
                 "input_tokens_details": {"cached_tokens": 0},
                 "output_tokens": self._num_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
                 "total_tokens": num_prompt + self._num_tokens,
             }
         return content
-
-    def _item(self, status: str) -> dict[str, Any]:
-        return {
-            "id": f"msg_{self.request_id}",
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": [self._part()],
-        }
-
-    def _part(self) -> dict[str, Any]:
-        return {
-            "type": "output_text",
-            "text": "".join(self._texts),
-            "annotations": [],
-            "logprobs": list(self._logprobs),
-        }
 
 
 def _status(end: Finished | None) -> str:
