@@ -226,7 +226,9 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        parse_output: bool = False,
     ) -> list[RequestOutput]:
         """Continue conversations, as `generate` does prompts.
 
@@ -238,10 +240,14 @@ class LLM:
             add_generation_prompt: end each conversation where the assistant begins to speak.
             continue_final_message: end each where its last message ends instead.
             tools: that the assistant may call, in OpenAI's shape.
+            tool_choice: "auto", "none", "required", or the tool that has to be called.
             chat_template_kwargs: variables for the template, such as enable_thinking.
+            parse_output: read reasoning and tool calls out of the texts, into `content`,
+                `reasoning` and `tool_calls` of each output.
 
         Raises:
-            ConfigError: `chat_template` is given, and the model's path is not known here.
+            ConfigError: `chat_template` is given, and the model's path is not known here; or beside
+                parse_output or tool_choice, which the router's template goes with.
             InvalidRequestError: the model has no chat template, or it refuses a conversation; else
                 as for `generate`.
         """
@@ -252,7 +258,13 @@ class LLM:
             "chat_template_kwargs": chat_template_kwargs,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
+            "tool_choice": tool_choice,
+            "parse_output": parse_output,
         }
+        if chat_template is not None and (parse_output or tool_choice is not None):
+            raise ConfigError(
+                "chat_template: must be the router's with parse_output and tool_choice, got another"
+            )
         chats = [Conversation(each, options) for each in conversations]
         wanted = chats if chat_template is None else self._rendered(chats, chat_template)
         return self._run_all(wanted, sampling_params, use_tqdm=use_tqdm)

@@ -130,4 +130,7 @@ def _completion_output(completion: Completion, params: SamplingParams) -> Comple
         logprobs=tuple(map(logprobs_by_token, completion.logprobs)) if asked else None,
         finish_reason=completion.finish_reason.value,
         stop_reason=stop_reason,
+        content=completion.content,
+        reasoning=completion.reasoning,
+        tool_calls=completion.tool_calls,
     )

@@ -1,10 +1,10 @@
 """A conversation to be continued, as clients send it: messages, tools, and how to render them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 
 from quire.contract.errors import InvalidRequestError
-from quire.contract.inputs import GenerateInput
+from quire.contract.inputs import GenerateInput, ResumeInput
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.structured_outputs import StructuredOutputsParams
 
@@ -81,6 +81,7 @@ class ChatInput:
         continue_final_message: end it where the last message ends instead, to be continued.
         now: what a template that asks for the time is told, in seconds since the epoch; None for
             the time that it is.
+        parse_output: read reasoning and tool calls out of the text.
         request_id, model, priority, cache_salt, include_time_breakdown, heartbeat_ms, resumable: as
             of GenerateInput.
     """
@@ -101,6 +102,7 @@ class ChatInput:
     include_time_breakdown: bool = False
     heartbeat_ms: int | None = None
     resumable: bool = False
+    parse_output: bool = False
 
     @property
     def forces_call(self) -> bool:
@@ -120,11 +122,23 @@ class ChatInput:
             grammar: that of the output; None for that of the sampling parameters.
         """
         # One that GenerateInput gets and this class lacks fails here, in every test of a chat.
-        names = {field.name for field in fields(GenerateInput)}
+        names = {each.name for each in fields(GenerateInput)}
         own = {name: getattr(self, name) for name in names - {"prompt", "include_prompt_token_ids"}}
         if grammar is not None:
             own["sampling_params"] = replace(self.sampling_params, structured_outputs=grammar)
         return GenerateInput(prompt, include_prompt_token_ids=True, **own)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeChatInput(ResumeInput):
+    """A chat with parse_output whose stream broke.
+
+    Attributes:
+        chat: as it was sent; its messages may be left out.
+    """
+
+    _: KW_ONLY
+    chat: ChatInput
 
 
 def check_numbers(num_messages: int, num_tool_calls: int, num_tools: int) -> None:

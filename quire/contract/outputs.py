@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from quire.contract.chat import ToolCall
 from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.contract.time_breakdown import TimeBreakdown
 from quire.contract.versions import PROTOCOL
@@ -183,6 +184,38 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of a tool call.
+
+    Attributes:
+        index: of the call, from 0, among those of its output.
+        id: that the tool's answer refers to; "" but at the beginning.
+        name: of the tool; "" but at the beginning.
+        arguments: all of them, one after the other, are a JSON object.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedOutput:
+    """What the next text of an output means.
+
+    Attributes:
+        reasoning: before the answer.
+        content: of the answer.
+        tool_calls: in their order.
+    """
+
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What is new since the last one; `text` and `token_ids` need not advance together.
 
@@ -194,6 +227,8 @@ class Delta:
         prompt_logprobs: of the next tokens of the prompt, from its second one on.
         texts: the part of `text` that each token brought, parallel to `token_ids`; what is left of
             `text` came with the end of the output. Known in a router alone.
+        parsed: what is known to be meant since the last one, of a chat with parse_output; None for
+            nothing.
     """
 
     text: str
@@ -202,6 +237,7 @@ class Delta:
     index: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     texts: tuple[str, ...] = field(default=(), compare=False)
+    parsed: ParsedOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +252,7 @@ class Finished:
         cumulative_logprob: sum over the output's tokens, where it is known.
         time_breakdown: of the whole request if it asked for it; with the last of its outputs to be
             told.
+        parsed: as of Delta: what is known to be meant now that no text follows.
     """
 
     finish_reason: FinishReason
@@ -224,6 +261,7 @@ class Finished:
     index: int = 0
     cumulative_logprob: float | None = None
     time_breakdown: TimeBreakdown | None = None
+    parsed: ParsedOutput | None = None
 
 
 Event = Started | Delta | Finished
@@ -249,6 +287,9 @@ class Completion:
         numerics_id: of the cells that computed it, see Started.
         text_id: of the tokenizer in use.
         prompt_token_ids: of a chat, or where the request asked for them.
+        content: of a chat with parse_output, what is neither reasoning nor a call; else None.
+        reasoning: of such a chat, what the assistant thought before it answered.
+        tool_calls: of such a chat, those that it has decided on.
     """
 
     request_id: str
@@ -266,6 +307,9 @@ class Completion:
     numerics_id: str = ""
     text_id: str = ""
     prompt_token_ids: tuple[int, ...] = ()
+    content: str | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +340,7 @@ class CompletionOutput:
         logprobs: of each position, by token id; None if they were not asked for.
         finish_reason: "stop", "length", "abort" or "error"; None while it goes on, in an engine.
         stop_reason: stop string or stop token id that ended it; None for anything else.
+        content, reasoning, tool_calls: of a chat with parse_output, as of Completion.
     """
 
     index: int
@@ -305,6 +350,9 @@ class CompletionOutput:
     logprobs: tuple[dict[int, Logprob], ...] | None
     finish_reason: str | None
     stop_reason: int | str | None
+    content: str | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def finished(self) -> bool:
         """Return whether it has ended."""

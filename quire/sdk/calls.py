@@ -56,6 +56,8 @@ class TemplateOptions(TypedDict, total=False):
         add_generation_prompt: end the prompt where the assistant begins to speak.
         continue_final_message: end it where the last message ends instead, to be continued.
         now: what a template that asks for the time is told, in seconds since the epoch.
+        parse_output: read reasoning and tool calls out of the text, into `parsed` of events, and
+            `content`, `reasoning` and `tool_calls` of completions.
     """
 
     tools: Sequence[Mapping[str, Any] | Tool] | None
@@ -64,6 +66,7 @@ class TemplateOptions(TypedDict, total=False):
     add_generation_prompt: bool
     continue_final_message: bool
     now: int | None
+    parse_output: bool
 
 
 class ChatOptions(GenerateOptions, TemplateOptions, total=False):
@@ -138,6 +141,7 @@ def chat_input(
         options.get("include_time_breakdown", False),
         heartbeat_ms,
         resumable,
+        options.get("parse_output", False),
     )
 
 

@@ -105,7 +105,7 @@ class AsyncClient(Connection):
         **options: Unpack[ChatOptions],
     ) -> list[Completion]:
         """Return all n whole answers; arguments and errors as in `stream_chat`."""
-        collector = Collector()
+        collector = Collector(options.get("parse_output", False))
         async for event in self.stream_chat(messages, sampling_params, **options):
             collector.add(event)
         return collector.completions()
@@ -273,7 +273,7 @@ class Client(Connection):
         **options: Unpack[ChatOptions],
     ) -> list[Completion]:
         """Return all n whole answers; arguments and errors as in `stream_chat`."""
-        collector = Collector()
+        collector = Collector(options.get("parse_output", False))
         for event in self.stream_chat(messages, sampling_params, **options):
             collector.add(event)
         return collector.completions()

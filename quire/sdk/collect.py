@@ -2,8 +2,18 @@
 
 from dataclasses import dataclass, field
 
+from quire.contract.chat import ToolCall
 from quire.contract.errors import UnavailableError
-from quire.contract.outputs import Completion, Delta, Event, Finished, Started, TokenLogprobs
+from quire.contract.outputs import (
+    Completion,
+    Delta,
+    Event,
+    Finished,
+    ParsedOutput,
+    Started,
+    TokenLogprobs,
+    ToolCallDelta,
+)
 from quire.contract.time_breakdown import TimeBreakdown
 
 
@@ -15,12 +25,39 @@ class _Parts:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finished: Finished | None = None
+    reasoning: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    calls: list[ToolCallDelta] = field(default_factory=list)
+
+    def parse(self, parsed: ParsedOutput | None) -> None:
+        """Take what the next text means."""
+        if parsed is not None:
+            self.reasoning.append(parsed.reasoning)
+            self.content.append(parsed.content)
+            self.calls.extend(parsed.tool_calls)
+
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Return the calls so far."""
+        names: dict[int, ToolCallDelta] = {}
+        arguments: dict[int, list[str]] = {}
+        for call in self.calls:
+            names.setdefault(call.index, call)
+            arguments.setdefault(call.index, []).append(call.arguments)
+        return tuple(
+            ToolCall(first.name, "".join(arguments[index]), first.id)
+            for index, first in sorted(names.items())
+        )
 
 
 class Collector:
-    """Takes events in their order and collects them into `completions`."""
+    """Takes events in their order and collects them into `completions`.
 
-    def __init__(self) -> None:
+    Args:
+        is_parsed: events say what their text means.
+    """
+
+    def __init__(self, is_parsed: bool = False) -> None:
+        self._is_parsed = is_parsed
         self._started: Started | None = None
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._parts: dict[int, _Parts] = {}
@@ -38,8 +75,11 @@ class Collector:
                     parts.text.append(event.text)
                     parts.token_ids.extend(event.token_ids)
                     parts.logprobs.extend(event.logprobs)
+                    parts.parse(event.parsed)
             case Finished():
-                self._parts.setdefault(event.index, _Parts()).finished = event
+                parts = self._parts.setdefault(event.index, _Parts())
+                parts.finished = event
+                parts.parse(event.parsed)
                 self._time_breakdown = event.time_breakdown or self._time_breakdown
 
     def completions(self) -> list[Completion]:
@@ -72,6 +112,9 @@ class Collector:
                     numerics_id=self._started.numerics_id,
                     text_id=self._started.text_id,
                     prompt_token_ids=tuple(self._started.prompt_token_ids),
+                    content="".join(parts.content) if self._is_parsed else None,
+                    reasoning="".join(parts.reasoning),
+                    tool_calls=parts.tool_calls(),
                 )
             )
         return completions

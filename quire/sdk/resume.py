@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from quire.contract.chat import ChatInput
+from quire.contract.chat import ChatInput, ResumeChatInput
 from quire.contract.errors import (
     NumericsLostError,
     OverloadedError,
@@ -18,7 +18,7 @@ from quire.contract.errors import (
 )
 from quire.contract.inputs import GenerateInput, ReceivedOutput, ResumeInput
 from quire.contract.outputs import Delta, Event, Finished, Started
-from quire.contract.versions import check_protocol
+from quire.contract.versions import UNVERSIONED, check_protocol
 
 FIRST_BACKOFF_S = 0.05
 LONGEST_BACKOFF_S = 1.0
@@ -53,6 +53,10 @@ class ResumableStream:
     ) -> None:
         # A chat is the request of its prompt once that is known.
         self._request: GenerateInput | ChatInput = request
+        # Whose outputs are parsed: a router that goes on with it does not need its messages.
+        self._parsed_chat: ChatInput | None = None
+        if isinstance(request, ChatInput) and request.parse_output:
+            self._parsed_chat = replace(request, messages=())
         self._num_untried = num_targets - 1
         self._resume_timeout_s = resume_timeout_s
         self._is_known = is_known
@@ -73,17 +77,15 @@ class ResumableStream:
         started = self._started
         if started is None or isinstance(self._request, ChatInput):
             return self._request
-        return ResumeInput(
-            self._request,
-            started.seed,
-            started.numerics_id,
-            started.text_id,
-            tuple(
-                replace(output, token_ids=() if output.ended else tuple(self._token_ids[index]))
-                for index, output in self._received.items()
-            ),
-            self._num_prompt_logprobs,
+        received = tuple(
+            replace(output, token_ids=() if output.ended else tuple(self._token_ids[index]))
+            for index, output in self._received.items()
         )
+        ids = (started.seed, started.numerics_id, started.text_id)
+        resumed = (self._request, *ids, received, self._num_prompt_logprobs)
+        if self._parsed_chat is not None:
+            return ResumeChatInput(*resumed, chat=self._parsed_chat)
+        return ResumeInput(*resumed)
 
     @property
     def request_id(self) -> str:
@@ -114,6 +116,8 @@ class ResumableStream:
         """
         if isinstance(event, Started):
             check_protocol(event.protocol_version, "the router")
+            if self._parsed_chat is not None and event.protocol_version == UNVERSIONED:
+                raise ProtocolDiffersError("parse_output: the router's release does not know it")
         self._num_failures = 0
         match event:
             case Started():

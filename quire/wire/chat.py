@@ -1,6 +1,7 @@
 """To and from the messages of a chat, in inference.proto."""
 
 from quire.contract.chat import ChatInput, ChatMessage, Tool, ToolCall, check_numbers
+from quire.contract.outputs import ParsedOutput, ToolCallDelta
 from quire.v1 import inference_pb2
 from quire.wire.common import sampling_params_from_proto, sampling_params_to_proto
 from quire.wire.fields import fields_of, from_fields
@@ -33,6 +34,20 @@ def chat_input_from_proto(message: inference_pb2.ChatRequest) -> ChatInput:
         now=message.now if message.HasField("now") else None,
         heartbeat_ms=message.heartbeat_ms if message.HasField("heartbeat_ms") else None,
     )
+
+
+def parsed_output_to_proto(parsed: ParsedOutput) -> inference_pb2.ParsedOutput:
+    """Return the message of what the text of an output means."""
+    calls = [inference_pb2.ToolCallDelta(**fields_of(call)) for call in parsed.tool_calls]
+    return inference_pb2.ParsedOutput(
+        reasoning=parsed.reasoning, content=parsed.content, tool_calls=calls
+    )
+
+
+def parsed_output_from_proto(message: inference_pb2.ParsedOutput) -> ParsedOutput:
+    """Return what the text of an output means."""
+    calls = tuple(from_fields(ToolCallDelta, call) for call in message.tool_calls)
+    return ParsedOutput(message.reasoning, message.content, calls)
 
 
 def _message_to_proto(message: ChatMessage) -> inference_pb2.ChatMessage:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from quire.contract.chat import ResumeChatInput
 from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import (
     DetokenizeInput,
@@ -12,6 +13,12 @@ from quire.contract.inputs import (
 )
 from quire.contract.outputs import CellStatus, Delta, Event, Finished, ModelInfo, Started
 from quire.v1 import inference_pb2
+from quire.wire.chat import (
+    chat_input_from_proto,
+    chat_input_to_proto,
+    parsed_output_from_proto,
+    parsed_output_to_proto,
+)
 from quire.wire.common import (
     cell_state_from_proto,
     cell_state_to_proto,
@@ -84,6 +91,8 @@ def generate_input_from_proto(message: inference_pb2.GenerateRequest) -> Generat
 def resume_input_to_proto(resumed: ResumeInput) -> inference_pb2.ResumeRequest:
     """Return the message of a request whose stream broke; raises as `generate_input_to_proto`."""
     fields = fields_of(resumed)
+    if isinstance(resumed, ResumeChatInput):
+        fields["chat"] = chat_input_to_proto(resumed.chat)
     fields["request"] = generate_input_to_proto(resumed.request)
     fields["received"] = [
         inference_pb2.ReceivedOutput(**fields_of(output)) for output in resumed.received
@@ -93,13 +102,15 @@ def resume_input_to_proto(resumed: ResumeInput) -> inference_pb2.ResumeRequest:
 
 def resume_input_from_proto(message: inference_pb2.ResumeRequest) -> ResumeInput:
     """Return the request of a message; raises as `generate_input_from_proto`."""
-    return from_fields(
-        ResumeInput,
-        message,
-        request=generate_input_from_proto(message.request),
-        seed=message.seed if message.HasField("seed") else None,
-        received=tuple(from_fields(ReceivedOutput, output) for output in message.received),
-    )
+    fields = {
+        "request": generate_input_from_proto(message.request),
+        "seed": message.seed if message.HasField("seed") else None,
+        "received": tuple(from_fields(ReceivedOutput, output) for output in message.received),
+    }
+    if message.HasField("chat") and message.chat.parse_output:
+        chat = chat_input_from_proto(message.chat)
+        return from_fields(ResumeChatInput, message, **fields, chat=chat)
+    return from_fields(ResumeInput, message, **fields)
 
 
 def tokenize_input_to_proto(request: TokenizeInput) -> inference_pb2.TokenizeRequest:
@@ -206,6 +217,8 @@ def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
                 delta.logprobs.extend(map(token_logprobs_to_proto, event.logprobs))
             if event.prompt_logprobs:
                 delta.prompt_logprobs.extend(map(token_logprobs_to_proto, event.prompt_logprobs))
+            if event.parsed is not None:
+                delta.parsed.CopyFrom(parsed_output_to_proto(event.parsed))
             return response
         case Finished():
             finished = inference_pb2.GenerateFinished(
@@ -219,6 +232,7 @@ def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
                     if event.time_breakdown is None
                     else time_breakdown_to_proto(event.time_breakdown)
                 ),
+                parsed=None if event.parsed is None else parsed_output_to_proto(event.parsed),
             )
             return inference_pb2.GenerateResponse(finished=finished)
 
@@ -247,6 +261,7 @@ def event_from_proto(message: inference_pb2.GenerateResponse) -> Event:
                 tuple(map(token_logprobs_from_proto, delta.logprobs)),
                 delta.index,
                 tuple(map(token_logprobs_from_proto, delta.prompt_logprobs)),
+                parsed=parsed_output_from_proto(delta.parsed) if delta.HasField("parsed") else None,
             )
         case "finished":
             finished = message.finished
@@ -261,6 +276,7 @@ def event_from_proto(message: inference_pb2.GenerateResponse) -> Event:
                     if finished.HasField("time_breakdown")
                     else None
                 ),
+                parsed_output_from_proto(finished.parsed) if finished.HasField("parsed") else None,
             )
         case other:
             raise ValueError(f"unknown event {other!r} in a GenerateResponse")

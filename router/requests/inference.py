@@ -9,9 +9,15 @@ from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
 from quire.contract.callers import Caller
-from quire.contract.chat import ChatInput
+from quire.contract.chat import ChatInput, ResumeChatInput
 from quire.contract.errors import ReaderStalledError
-from quire.contract.inputs import DetokenizeInput, GenerateInput, ResumeInput, TokenizeInput
+from quire.contract.inputs import (
+    DetokenizeInput,
+    GenerateInput,
+    ReceivedOutput,
+    ResumeInput,
+    TokenizeInput,
+)
 from quire.contract.outputs import Delta, Event, ModelInfo, TokenLogprobs
 from quire.observe.tracing import current_span
 from router.cells.pool import CellPool
@@ -20,12 +26,14 @@ from router.chat.prompts import ChatPrompts
 from router.chat.reader import OutputReader, with_special_tokens
 from router.requests.counters import Counters, RequestCounters
 from router.requests.orphans import Orphans
+from router.requests.parsed import EventParser
 from router.requests.reader import ReaderWatch, StreamReader
 from router.requests.resume import check_received
 from router.requests.slices import in_slices
 from router.requests.stream import RequestStream
 from router.requests.time_ledger import TimeLedger
 from router.requests.validate import Validator
+from router.text.detokenize import Detokenizer
 from router.text.tokenize import TextCodec
 
 
@@ -100,6 +108,7 @@ class Inference:
                 what cancelled the sending of an event.
         """
         record = self._counters.open(caller.name)
+        request, parser = self._parser_of(request)
         try:
             stream = await self._open(request, caller, deadline_s, record)
             reader = StreamReader(stream)
@@ -109,8 +118,11 @@ class Inference:
                         async for read in events:
                             for event in in_slices(read):
                                 record.count(event)
+                                shown = self._with_texts(event)
+                                if parser is not None:
+                                    shown = await parser.take(shown)
                                 watch.begin()
-                                yield self._with_texts(event)
+                                yield shown
                                 watch.end()
                                 if event is not read:  # others go on between slices
                                     await asyncio.sleep(0)
@@ -164,6 +176,30 @@ class Inference:
             return await self._orphans.resume(stream, resumed)
         self._orphans.open(stream)
         return stream
+
+    def _parser_of(
+        self, request: GenerateInput | ChatInput | ResumeInput
+    ) -> tuple[GenerateInput | ChatInput | ResumeInput, EventParser | None]:
+        """Return what is sent, and what says of its events what their text means; None for none."""
+        if isinstance(request, ChatInput) and request.parse_output:
+            chat = self.readable(request)
+            sent: ChatInput | ResumeInput = chat
+            received: Sequence[ReceivedOutput] = ()
+        elif isinstance(request, ResumeChatInput):
+            plain, received = request.request, request.received
+            chat = self.readable(replace(request.chat, sampling_params=plain.sampling_params))
+            params = chat.sampling_params
+            plain = replace(plain, sampling_params=params, include_prompt_token_ids=True)
+            sent = replace(request, request=plain)
+        else:
+            return request, None
+        params = chat.sampling_params
+
+        def detokenizer(prompt: Sequence[int]) -> Detokenizer:
+            spaces = params.spaces_between_special_tokens
+            return self._codec.detokenizer(prompt, params.skip_special_tokens, spaces)
+
+        return sent, EventParser(chat, self.reader, detokenizer, received)
 
     def _with_texts(self, event: Event) -> Event:
         """Say what the tokens of log-probabilities read as."""

@@ -1,5 +1,6 @@
 """The offline API, over a cluster of its own and over one that runs."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -170,6 +171,16 @@ def test_chat(llm: LLM) -> None:
             assert output.outputs == plain.outputs
     # The demo model's own, rendered by the router.
     [own] = llm.chat(conversation, PARAMS, use_tqdm=False)
+    parameters = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
+    parameters["additionalProperties"] = False
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    asked = {"tools": [tool], "tool_choice": tool, "parse_output": True}
+    [called] = llm.chat(conversation, SamplingParams(max_tokens=200), use_tqdm=False, **asked)
+    [call] = called.outputs[0].tool_calls
+    assert (call.name, called.outputs[0].content, called.outputs[0].reasoning) == ("f", "", "")
+    assert json.loads(call.arguments)["x"] in (1, 2)
+    with pytest.raises(ConfigError, match="chat_template: must be the router's"):
+        llm.chat(conversation, chat_template="x", parse_output=True)
     text = f"User: {PROMPTS[0]}\n\nAssistant:"
     assert own.outputs == llm.generate(text, PARAMS, use_tqdm=False)[0].outputs
     assert own.prompt_token_ids == tuple(llm._client.tokenize(text))

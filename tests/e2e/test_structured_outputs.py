@@ -158,13 +158,31 @@ async def test_tokens_stay_the_same_when_services_die(cluster: Cluster, grpc: As
     assert await killed(cluster, "router", stream) == comparable(whole_chat)
 
 
+async def test_a_router_killed_in_mid_call_costs_no_argument(
+    cluster: Cluster, grpc: AsyncClient
+) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^[a-z ]{300}$"}}}
+    schema |= {"required": ["x"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "sort", "parameters": schema}}]
+    asked: dict[str, Any] = {"tools": tools, "tool_choice": tools[0], "parse_output": True}
+    params = SamplingParams(max_tokens=500, seed=11)
+    whole = await grpc.chat(MESSAGES, params, **asked)
+    [call] = whole.tool_calls
+    assert re.fullmatch("[a-z ]{300}", json.loads(call.arguments)["x"])
+    assert (whole.content, whole.reasoning) == ("", "")
+    stream = grpc.stream_chat(MESSAGES, params, **asked, request_id=whole.request_id)
+    assert await killed(cluster, "router", stream, is_parsed=True) == comparable(whole)
+
+
 def comparable(completion: Completion) -> Completion:
     return replace(completion, request_id="")
 
 
-async def killed(cluster: Cluster, name: str, events: AsyncIterator[Any]) -> Completion:
+async def killed(
+    cluster: Cluster, name: str, events: AsyncIterator[Any], is_parsed: bool = False
+) -> Completion:
     """Read a stream, whose service is killed once there are tokens."""
-    collector, num_tokens = Collector(), 0
+    collector, num_tokens = Collector(is_parsed), 0
     async for event in events:
         collector.add(event)
         if isinstance(event, Delta) and num_tokens <= 20 < num_tokens + len(event.token_ids):

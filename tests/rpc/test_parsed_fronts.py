@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from quire import SamplingParams
 from quire.contract.chat import Tool
+from quire.contract.outputs import Delta, Finished
+from quire.sdk.calls import ChatOptions
 from router.chat.parsers.formats import OutputFormat
 from tests.fakes.fake_scheduler import MODEL, FakeScheduler
 from tests.output_formats import CASES, TOOLS
@@ -118,7 +121,28 @@ def of_items(items: Iterable[Any]) -> Read:
     return read
 
 
-FRONTS = {"chat": of_chat, "messages": of_messages, "responses": of_responses}
+async def of_grpc(setup: HttpSetup, body: dict[str, Any]) -> list[Read]:
+    params = SamplingParams(max_tokens=body["max_tokens"], stop=(END,))
+    options: ChatOptions = {
+        "tools": TOOLS,
+        "chat_template_kwargs": body["chat_template_kwargs"],
+        "parse_output": True,
+    }
+    whole = await setup.client.chat(body["messages"], params, **options)
+    calls = [[call.name, call.arguments] for call in whole.tool_calls]
+    streamed = Read()
+    async for event in setup.client.stream_chat(body["messages"], params, **options):
+        if isinstance(event, Delta | Finished) and event.parsed is not None:
+            streamed.content += event.parsed.content
+            streamed.reasoning += event.parsed.reasoning
+            for call in event.parsed.tool_calls:
+                if call.name:
+                    streamed.begin(call.name)
+                streamed.add(call.arguments)
+    return [Read(whole.content or "", whole.reasoning, calls), streamed]
+
+
+FRONTS = {"chat": of_chat, "messages": of_messages, "responses": of_responses, "grpc": of_grpc}
 
 
 def openai_tool(tool: Tool) -> dict[str, Any]:

@@ -1,12 +1,16 @@
 """What a client records of a stream, and when it gives up."""
 
+from dataclasses import replace
+
 import pytest
 
+from quire.contract.chat import ChatInput, ChatMessage, ResumeChatInput
 from quire.contract.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     NumericsLostError,
     OverloadedError,
+    ProtocolDiffersError,
     QuireError,
     ReaderStalledError,
     RequestExistsError,
@@ -16,6 +20,7 @@ from quire.contract.errors import (
 from quire.contract.inputs import GenerateInput, ReceivedOutput, ResumeInput
 from quire.contract.outputs import Delta, Finished, FinishReason, Started, TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.versions import PROTOCOL, UNVERSIONED
 from quire.sdk.resume import LONGEST_BACKOFF_S, ResumableStream
 
 LIMIT_S = 10.0
@@ -72,6 +77,23 @@ def test_a_resumed_request_holds_what_was_received() -> None:
     stream.take(Finished(FinishReason.LENGTH, 9, index=1))
     stream.check_complete()
     assert stream.failed(BROKEN) == 0.0, "what comes after the end does not matter"
+
+
+def test_a_router_that_does_not_parse_is_left() -> None:
+    for parse_output in (True, False):
+        chat = ChatInput((ChatMessage("user", "Hi"),), SamplingParams(), parse_output=parse_output)
+        stream = ResumableStream(chat, 2, LIMIT_S)
+        started = Started("mine", 3, 7, protocol_version=UNVERSIONED, prompt_token_ids=(5,))
+        if parse_output:
+            with pytest.raises(ProtocolDiffersError, match="parse_output"):
+                stream.take(started)
+            assert stream.failed(ProtocolDiffersError("x")) == 0.0, "another router may"
+            assert stream.request == chat
+            stream.take(replace(started, protocol_version=PROTOCOL))
+            assert isinstance(stream.request, ResumeChatInput)
+            assert stream.request.chat == replace(chat, messages=())
+        else:
+            assert stream.take(started)
 
 
 def test_a_break_is_tried_again_until_the_limit_since_the_last_event() -> None:

@@ -1,7 +1,7 @@
 """A domain object for each message of the protos, with which it is sent and read."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from quire.contract.block_shipping import (
     ImportOrder,
     ImportResult,
 )
-from quire.contract.chat import ChatInput, ChatMessage, Tool, ToolCall
+from quire.contract.chat import ChatInput, ChatMessage, ResumeChatInput, Tool, ToolCall
 from quire.contract.engine_options import CacheOptions, LoadOptions
 from quire.contract.errors import (
     DeadlineExceededError,
@@ -39,7 +39,9 @@ from quire.contract.outputs import (
     Delta,
     Finished,
     FinishReason,
+    ParsedOutput,
     Started,
+    ToolCallDelta,
 )
 from quire.contract.recording import EpochHeader, Record
 from quire.contract.resizing import ResizePhase, ResizeProgress
@@ -138,6 +140,9 @@ def _inference() -> list[Example]:
     resume = inference.resume_input_to_proto, inference.resume_input_from_proto
     event = inference.event_to_proto, inference.event_from_proto
     delta = Delta("text", (5, 6), tuple(LOGPROBS), 1, tuple(LOGPROBS))
+    calls = (ToolCallDelta(0, arguments="}"), ToolCallDelta(1, "c1", "f", "{"))
+    parsed = ParsedOutput("why", "so", calls)
+    chat_input = ChatInput((), PARAMS, (Tool("f"),), "none", request_id="mine", parse_output=True)
     return [
         Example(
             GenerateInput("text", PARAMS, "mine", "demo", -3, "salt", True, True, 300, True),
@@ -172,11 +177,14 @@ def _inference() -> list[Example]:
             *resume,
         ),
         Example(ResumeInput(GenerateInput([5], PARAMS), None), *resume),
+        Example(ResumeChatInput(GenerateInput([5], PARAMS, "mine"), 7, chat=chat_input), *resume),
         Example(Started("mine", 3, 2**64 - 1, "5f7a", "ac14", (5, 6, 7), 9, 8), *event),
         Example(Started("mine", 3, 5, structured_outputs=STRUCTURED[2].structured_outputs), *event),
         Example(delta, *event),
         Example(Finished(FinishReason.STOP, 5, "\n", 1, -0.5, TIME), *event),
         Example(Finished(FinishReason.ERROR, 5), *event),
+        Example(replace(delta, parsed=parsed), *event),
+        Example(Finished(FinishReason.STOP, 5, parsed=replace(parsed, tool_calls=())), *event),
         Example(True, lambda _: inference.heartbeat_to_proto(), inference.is_heartbeat),
     ]
 
@@ -205,6 +213,7 @@ def _chat() -> list[Example]:
         include_time_breakdown=True,
         heartbeat_ms=300,
         resumable=True,
+        parse_output=True,
     )
     return [
         Example(full, *functions),
