@@ -1,6 +1,7 @@
 """Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html."""
 
 import asyncio
+from contextlib import AbstractAsyncContextManager, nullcontext
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +30,11 @@ def event_bytes(data: bytes, event_id: str = "", event: str = "") -> bytes:
     if event_id:
         head += f"id: {event_id}\n"
     return b"%bdata: %b\n\n" % (head.encode(), data)
+
+
+def while_waiting(call: HttpCall, is_stream: bool) -> AbstractAsyncContextManager[object]:
+    """Return what sends comments meanwhile, where the answer is going to be a stream."""
+    return EventStream(call) if is_stream else nullcontext()
 
 
 class EventStream:

@@ -100,10 +100,10 @@ def read_seed(resume: Fields) -> int | None:
     return seed
 
 
-def replay_of(
+async def replay_of(
     inference: Inference, call: HttpCall, request: GenerateInput, resumption: Resumption
 ) -> ReplayInput:
-    """Return what computes a request again, or finds it running.
+    """Return what computes a request again, or finds it running; waits a while for a cell.
 
     Args:
         inference: that may have it.
@@ -113,6 +113,7 @@ def replay_of(
 
     Raises:
         InvalidRequestError: without a seed, other tokens might come.
+        QuireError: as `Inference.find_model`.
     """
     params = request.sampling_params
     seed = params.seed if resumption.seed is None else resumption.seed
@@ -124,7 +125,7 @@ def replay_of(
             "must be that of the stream, which does not run here any more, got none; several "
             "prompts share one only if their request gives it",
         )
-    numerics_id, text_id = _ids(inference, request.model, resumption.fingerprint)
+    numerics_id, text_id = await _ids(inference, request.model, resumption.fingerprint)
     return ReplayInput(request, seed or 0, numerics_id, text_id)
 
 
@@ -133,15 +134,13 @@ def fingerprint(numerics_id: str, text_id: str) -> str | None:
     return f"{numerics_id}.{text_id}" if numerics_id else None
 
 
-def _ids(inference: Inference, model: str, known: str) -> tuple[str, str]:
+async def _ids(inference: Inference, model: str, known: str) -> tuple[str, str]:
     """Return the ids of a fingerprint; without one, those of what is served now."""
     if known:
         numerics_id, _, text_id = known.partition(".")
         return numerics_id, text_id
-    for each in inference.models():
-        if model in ("", each.name):
-            return each.numerics_id, each.text_id
-    return "", ""
+    found = await inference.find_model(model)  # a router that has just started knows none yet
+    return found.numerics_id, found.text_id
 
 
 def _bare(answer_id: str) -> str:

@@ -250,3 +250,7 @@ class Inference:
     def models(self) -> list[ModelInfo]:
         """Return the models of the cells that are connected."""
         return self._cells.models()
+
+    async def find_model(self, name: str) -> ModelInfo:
+        """Return the model of a name, "" for the only one; raises as `CellPool.find_model`."""
+        return await self._cells.find_model(name)

@@ -4,11 +4,13 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.fakes.fake_scheduler import MODEL, FakeScheduler
+from tests.chaos.cluster import free_port
+from tests.fakes.fake_scheduler import MODEL, FakeScheduler, running_scheduler
 from tests.rpc.http_setup import HttpSetup, Sent, events_of, http_router
-from tests.rpc.router_setup import PROMPT
+from tests.rpc.router_setup import PROMPT, router_for
 from tests.rpc.test_orphans import until_orphaned
 from tests.rpc.test_resume import scattered
 
@@ -67,6 +69,32 @@ async def test_a_resumable_stream_runs_on_and_nothing_is_computed_again(tmp_path
         assert contents(events + rest) == contents(whole)
         assert len(setup.fake.submitted) == 2
         assert setup.router.orphans.num_attached == 1
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+async def test_a_router_that_has_yet_to_meet_a_cell_resumes_as_any(tmp_path, path) -> None:
+    """As one that was killed: it takes requests before it knows what is served."""
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "seed": 3}
+    if path == PATH:
+        body = {"prompt": PROMPT, "max_tokens": 8, "seed": 3}
+    headers = {"x-request-id": "mine", "last-event-id": "3"}
+    async with http_router(tmp_path, fake(), chat_template=template) as setup:
+        whole = await setup.events(path, body)
+    scheduler = f"127.0.0.1:{free_port()}"
+    settings = {"http_port": 0, "http_keep_alive_s": 0.05}
+    async with router_for(tmp_path, (scheduler,), template, **settings) as (router, _, _):
+        url = f"http://{router.http_address}{path}"
+        async with (
+            httpx.AsyncClient(timeout=60.0) as http,
+            http.stream("POST", url, json={**body, "stream": True}, headers=headers) as response,
+        ):
+            events = events_of(response)
+            assert (await anext(events)).comment == "keep-alive"
+            async with running_scheduler(fake(), int(scheduler.rpartition(":")[2])):
+                rest = [event async for event in events if not event.comment]
+    assert contents(rest) == contents(whole)[3:]
+    assert rest[0].data["model"] == "fake"
 
 
 @pytest.mark.parametrize(

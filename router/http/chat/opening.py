@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from quire.contract.chat import ChatInput
 from quire.contract.inputs import ReplayInput
 from router.http.call import HttpCall
+from router.http.event_stream import while_waiting
 from router.http.resume import EventIds, read_resumption, replay_of
 from router.requests.inference import Inference
 
@@ -57,9 +58,10 @@ async def open_chat(
     call.forget_body()
     # The time that a template asks for is part of its prompt: with `created` it is known.
     chat = inference.readable(replace(chat, request_id=call.request_id, now=created))
-    model = chat.model or next((each.name for each in inference.models()), "")
-    if resumption is None:
-        return OpenChat(chat, chat, created, model)
-    plain = await inference.generate_input(chat)
-    sent = replay_of(inference, call, plain, resumption)
+    async with while_waiting(call, is_stream):
+        model = (await inference.find_model(chat.model)).name
+        if resumption is None:
+            return OpenChat(chat, chat, created, model)
+        plain = await inference.generate_input(chat)
+        sent = await replay_of(inference, call, plain, resumption)
     return OpenChat(chat, sent, created, model, resumption.received)

@@ -14,7 +14,7 @@ from router.http.completions.answers import StreamedAnswer, WholeAnswer
 from router.http.completions.choices import Part, PromptChoices
 from router.http.completions.request import CompletionRequest, read_request
 from router.http.endpoint import Handle
-from router.http.event_stream import EventStream
+from router.http.event_stream import EventStream, while_waiting
 from router.http.resume import EventIds, read_resumption, replay_of
 from router.requests.inference import Inference
 
@@ -34,16 +34,18 @@ def completions(inference: Inference) -> Handle:
             request_id = resumption.request_id if resumption else call.request_id
             call.request_id = request_id or uuid.uuid4().hex
             request = await _tokenized(inference, request.with_id(call.request_id))
-            sent: list[GenerateInput | ReplayInput] = list(request.inputs)
-            if resumption is not None:
-                if len(request.inputs) > 1:
-                    # Each has one of its own, so that the one that was reported is not of all.
-                    resumption = replace(resumption, seed=None)
-                sent = [replay_of(inference, call, each, resumption) for each in request.inputs]
             call.forget_body()
-        model = request.inputs[0].model
-        if not model:
-            model = next((each.name for each in inference.models()), "")
+            sent: list[GenerateInput | ReplayInput] = list(request.inputs)
+            async with while_waiting(call, request.is_stream):
+                if resumption is not None:
+                    if len(sent) > 1:
+                        # Each has one of its own: the one that was reported is not of all.
+                        resumption = replace(resumption, seed=None)
+                    sent = [
+                        await replay_of(inference, call, each, resumption)
+                        for each in request.inputs
+                    ]
+                model = (await inference.find_model(request.inputs[0].model)).name
         own = {"id": f"cmpl-{call.request_id}", "created": int(time.time()), "model": model}
         prompts = [PromptChoices(request, place) for place in range(len(request.inputs))]
 

@@ -14,7 +14,7 @@ from router.http.call import HttpCall, to_json
 from router.http.chat.choices import ChatChoices, Part
 from router.http.endpoint import Handle
 from router.http.errors import HttpError
-from router.http.event_stream import EventStream, event_bytes
+from router.http.event_stream import EventStream, event_bytes, while_waiting
 from router.http.responses.events import ResponseState
 from router.http.responses.held import HeldResponse, HeldResponses
 from router.http.responses.request import ID_PREFIX, read_request
@@ -30,13 +30,14 @@ def create(inference: Inference, held: HeldResponses) -> Handle:
         with inference.refusals(call.caller):
             request = read_request(call.body, call.request_id)
             call.forget_body()
-        chat = inference.readable(request.chat)
-        request = replace(request, chat=chat)
-        sent: ChatInput | ReplayInput = chat
-        if request.resumption is not None:
-            plain = await inference.generate_input(chat)
-            sent = replay_of(inference, call, plain, request.resumption)
-        model = chat.model or next((each.name for each in inference.models()), "")
+            chat = inference.readable(request.chat)
+            request = replace(request, chat=chat)
+            sent: ChatInput | ReplayInput = chat
+            async with while_waiting(call, request.is_stream):
+                if request.resumption is not None:
+                    plain = await inference.generate_input(chat)
+                    sent = await replay_of(inference, call, plain, request.resumption)
+                model = (await inference.find_model(chat.model)).name
         assert chat.now is not None, "when it was created"
         reader = inference.reader(chat)
         state = ResponseState(chat.request_id, model, chat.now, request.own, reader)
