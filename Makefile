@@ -39,9 +39,8 @@ test-deep: .venv/.dev ## Run what takes longer: kernels under sanitizers, bugs p
 SCENARIO ?= cells
 SEED ?= 1
 SECONDS ?= 120
-REQUESTS ?= 100000
-chaos: .venv/.dev ## Kill and freeze processes at random under load, compare every answer; SCENARIO=cells|serve|everything|hostile|soak|moves|roll|resize SEED= SECONDS= REQUESTS=
-	@$(BIN)/python -m tests.chaos $(SCENARIO) --seed $(SEED) --seconds $(SECONDS) --requests $(REQUESTS)
+chaos: .venv/.dev ## Kill and freeze processes at random under load, compare every answer; SCENARIO=cells|serve|everything|hostile|schemas|soak|moves|roll|resize SEED= SECONDS= REQUESTS=
+	@$(BIN)/python -m tests.chaos $(SCENARIO) --seed $(SEED) --seconds $(SECONDS) $(if $(REQUESTS),--requests $(REQUESTS))
 
 test-nightly: .venv/.dev ## Run the kernels in every order of the emulator's threads; writes tests/nightly.md
 	@$(BIN)/python -m tools.lanes nightly --record tests/nightly.md

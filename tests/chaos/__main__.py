@@ -5,10 +5,10 @@ What an answer must be is seen in an undisturbed run before.
 Clusters of the embedded model run on this machine: `cells` has two routers before two cells of two
 ranks, each process started again when it dies; `serve` is what `quire serve` starts and keeps; in
 `everything` all processes are killed at once, and clients go on at a cluster that starts elsewhere;
-`hostile` sends every port what nobody should; `soak` gives requests up in every state, beside
-clients that stop reading, and looks for what is left of them; in `moves` a cell of 64 streams is
-drained, in `roll` every process is replaced in turn, both with notice; in `resize`
-a cell goes from one rank to two, to four and back.
+`hostile` sends every port what nobody should; `schemas` asks for answers of random grammars; `soak`
+gives requests up in every state, beside clients that stop reading, and looks for what is left of
+them; in `moves` a cell of 64 streams is drained, in `roll` every process is replaced in turn, both
+with notice; in `resize` a cell goes from one rank to two, to four and back.
 What is done follows from the seed; when exactly it strikes, from the machine.
 """
 
@@ -26,6 +26,7 @@ from tests.chaos.load import load, references
 from tests.chaos.paths import ResumePaths
 from tests.chaos.resizing import resize
 from tests.chaos.rolling import move, roll
+from tests.chaos.schemas import obey
 from tests.chaos.trouble import Disturbance, Trouble, plans
 from tests.chaos.verdict import judge
 from tests.chaos.workload import JOBS, SILENT, Stream, follow
@@ -138,7 +139,8 @@ async def insult(arguments: argparse.Namespace) -> int:
 
 async def linger(arguments: argparse.Namespace) -> int:
     """Run scenario `soak`; return how much went wrong."""
-    return await soak.run(arguments.requests, arguments.seed, arguments.streams, _print)
+    requests = arguments.requests or soak.NUM_REQUESTS
+    return await soak.run(requests, arguments.seed, arguments.streams, _print)
 
 
 SCENARIOS = {
@@ -146,6 +148,7 @@ SCENARIOS = {
     "serve": strike,
     "everything": end_everything,
     "hostile": insult,
+    "schemas": obey,
     "soak": linger,
     "moves": move,
     "roll": roll,
@@ -171,7 +174,9 @@ def main() -> int:
         "--messages", type=int, default=20_000, help="of scenario hostile, by default 20,000"
     )
     parser.add_argument(
-        "--requests", type=int, default=100_000, help="of scenario soak, by default 100,000"
+        "--requests",
+        type=int,
+        help="of scenarios schemas, by default 1,000, and soak, by default 100,000",
     )
     parser.add_argument(
         "--move-blocks",

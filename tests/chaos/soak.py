@@ -24,6 +24,7 @@ from tests.chaos.cluster import ChaosCluster
 from tests.chaos.visits import SCHEDULER_OPTIONS, SHAPES, Ending, Stage, Tally, send, visits
 from tests.scraping import Scrape, get
 
+NUM_REQUESTS = 100_000
 NUM_ROUNDS = 10
 STALLED_READER_TIMEOUT_S = 10.0
 # Until its stream has ended. One that stops reading has yet to fill what is on the way.

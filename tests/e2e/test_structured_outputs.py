@@ -16,6 +16,8 @@ from quire import AsyncClient, SamplingParams, StructuredOutputsParams
 from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import Completion, Delta, FinishReason
 from quire.sdk.collect import Collector
+from tests import depth
+from tests.chaos import schemas
 from tests.e2e.conftest import SharedClusters
 
 PROMPT = "The list class"
@@ -32,6 +34,7 @@ TOOLS = [
 ]
 PARAMS = SamplingParams(max_tokens=200, n=3, seed=3)
 WORDS = StructuredOutputsParams(regex="([a-z]{2,9} ){60}")
+NUM_DRAWN = depth.budget("random grammars, by three APIs", test=24, deep=300)
 
 
 def is_of_schema(text: str) -> bool:
@@ -191,6 +194,19 @@ async def killed(
         num_tokens += len(event.token_ids) if isinstance(event, Delta) else 0
     [completion] = collector.completions()
     return comparable(completion)
+
+
+@pytest.mark.budget
+async def test_answers_of_random_grammars_that_end_by_themselves_are_of_them(
+    cluster: Cluster,
+) -> None:
+    """A short `make chaos SCENARIO=schemas`."""
+    outcome = await schemas.ask(
+        cluster.router.address, cluster.router.http_address, seed=2, number=NUM_DRAWN
+    )
+    assert not outcome.wrong, "\n".join(outcome.lines())
+    assert outcome.reasons.total() == NUM_DRAWN
+    assert outcome.stop_share >= schemas.MIN_STOP_SHARE, "\n".join(outcome.lines())
 
 
 async def test_what_is_no_grammar_is_refused_by_name(

@@ -15,58 +15,11 @@ from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.tokenizer_files import load_backend
 from router.text.grammars import LIMITS, GrammarChecks
 from tests.fakes import small_tokenizers
+from tests.hostile_grammars import HOSTILE
 from worker_svc.sampling.grammars import STACK_BYTES
 
 MODEL = ModelInfo("demo", "LlamaForCausalLM", "float32", 4096, 1024, (0,), 1, "", "text")
 GOOD = StructuredOutputsParams(regex="[a-z]+")
-
-
-def chain(rule: str, last: str, count: int) -> str:
-    """A grammar of so many rules, each of which is the next one and more."""
-    rules = [rule.format(i, i + 1) for i in range(count)]
-    return "\n".join(["start: r0", *rules, f"r{count}: {last}"])
-
-
-def schemas(count: int) -> dict[str, Any]:
-    return {
-        f"a{i}": {"type": "array", "items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(count)
-    }
-
-
-# What takes a thread seconds or hours, or ends its process, within 64 KiB.
-HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "rules that end the stack": (
-        {"grammar": chain('r{}: r{} "x"', '"y"', 3000)},
-        "at most 4 MiB of stack",
-    ),
-    "references that end the stack": (
-        {"json": {"$ref": "#/$defs/a0", "$defs": {**schemas(1000), "a1000": {"type": "null"}}}},
-        "",
-    ),
-    "a divisor": ({"json": {"type": "integer", "multipleOf": 9_999_991}}, "0.5 s of processor"),
-    "nested quantifiers": ({"regex": "((a{1,100}){1,100}){1,100}"}, "within its limits"),
-    "a long repetition": ({"regex": "a{65000}"}, ""),
-    "a product of choices": (
-        {
-            "json": {
-                "allOf": [
-                    {"anyOf": [{"type": "object", "required": [f"p{i}{j}"]} for j in range(6)]}
-                    for i in range(8)
-                ]
-            }
-        },
-        "",
-    ),
-    "circles": (
-        {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
-        "must allow some text",
-    ),
-    "ambiguity": ({"grammar": 'start: s\ns: s s | s s s | "a" | '}, ""),
-    "many optional properties": (
-        {"json": {"properties": {f"p{i}": {"type": "string"} for i in range(1500)}}},
-        "",
-    ),
-}
 
 
 def status(model: ModelInfo | None, connected: bool = True) -> CellStatus:
