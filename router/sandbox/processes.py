@@ -86,9 +86,14 @@ class Sandbox:
         self._num_queued += 1
         task = asyncio.create_task(self._exchange(message))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         # A client that goes away leaves no answer in a pipe for the next one to read.
         return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # or asyncio reports one that no client is left for
 
     async def _exchange(self, message: bytes) -> Any:
         try:

@@ -1,6 +1,7 @@
 """Grammars that are refused: invalid ones, hostile ones, and all where no cell obeys any."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -73,6 +74,22 @@ async def test_what_is_no_grammar_is_refused_by_name(
     with pytest.raises(InvalidRequestError, match=reason) as caught:
         await checks.check(grammar, MODEL)
     assert caught.value.field == grammar.field
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_nothing_is_reported_of_a_client_that_goes_away(checks: GrammarChecks) -> None:
+    reports: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reports.append(context))
+    others = asyncio.all_tasks()
+    asking = asyncio.create_task(checks.check(StructuredOutputsParams(regex="(gone"), MODEL))
+    await asyncio.sleep(0)  # it begins
+    asking.cancel()
+    await asyncio.wait(asyncio.all_tasks() - others)
+    assert asking.cancelled()
+    gc.collect()
+    loop.set_exception_handler(None)
+    assert not reports
 
 
 @pytest.mark.asyncio(loop_scope="module")
