@@ -22,11 +22,29 @@ MAX_CONNECTIONS = 4096
 HEAD_TIMEOUT_S = 10.0
 # What a peer takes of an answer within the time that it has for an event, or is taken for gone.
 MIN_TAKEN_BYTES = 65_536
-# What is parsed at a time: the limit on a head is looked at in between.
+# Of a body, what is parsed at a time.
 SLICE_BYTES = 16_384
 RETRY_AFTER_MS = 1000
 # After which a peer that answers nothing is taken for gone, about 15 s all together.
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
+
+
+class _Parser(h11.Connection):
+    """Reads requests; one of two lengths is none (RFC 9112, 6.1)."""
+
+    def next_event(self) -> Any:
+        """Return what came next.
+
+        Raises:
+            h11.RemoteProtocolError: it is no HTTP/1.1.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            # Where a proxy takes the other one, what follows would be a request of its making.
+            if names >= {b"content-length", b"transfer-encoding"}:
+                raise h11.RemoteProtocolError("content-length beside transfer-encoding")
+        return event
 
 
 class Connection(H11Protocol):
@@ -51,6 +69,7 @@ class Connection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
+        self.conn = _Parser(h11.SERVER, MAX_HEAD_BYTES)
         self.roles: frozenset[str] | None = None
         self._input_timer: asyncio.TimerHandle | None = None
         self._write_timeout_s = write_timeout_s
@@ -75,11 +94,20 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what comes; a head that is begun must come to its end in time."""
-        for start in range(0, len(data), SLICE_BYTES):
+        start = 0
+        while start < len(data):
             if self.transport.is_closing():
                 return
-            super().data_received(data[start : start + SLICE_BYTES])
+            end = start + self._num_to_parse()
+            super().data_received(data[start:end])
+            start = end
         self._watch_input()
+
+    def _num_to_parse(self) -> int:
+        """Return how many bytes to parse next: of a head, one more than it may have at most."""
+        if self.conn.their_state is not h11.IDLE:
+            return SLICE_BYTES
+        return max(1, MAX_HEAD_BYTES - len(self.conn.trailing_data[0]))
 
     def pause_writing(self) -> None:
         """Wait with what else is to be written; the peer must take what is there already."""

@@ -176,6 +176,8 @@ async def test_what_is_not_held_is_a_404_that_says_what_to_do(setup, client) -> 
         ({"input": 5}, "input"),
         ({"input": [5]}, "input[0]"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": "a"}, {"role": 5}]}, "input[1].role"),
+        ({"input": [{"role": 5}], "instructions": "be brief"}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{}]}]}, "input[0].content[0].type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"truncation": "auto"}, "truncation"),

@@ -1,5 +1,6 @@
 """The items of a response's input, as the messages of a conversation."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,9 @@ from quire.contract.errors import InvalidRequestError
 from quire.contract.openai_chat import parse_content, parse_messages
 from router.http.bodies import kind_of
 from router.http.fields import Fields
+
+# What errors call a message.
+_MESSAGE = re.compile(r"messages\[(\d+)\]")
 
 
 def read_input(body: Fields) -> tuple[ChatMessage, ...]:
@@ -23,14 +27,25 @@ def read_input(body: Fields) -> tuple[ChatMessage, ...]:
     if not isinstance(value, list):
         raise body.refuse("input", f"must be a string or an array, got {kind_of(value)}")
     messages: list[dict[str, Any]] = []
+    # Of each message, where it began.
+    fields: list[str] = []
     if instructions := body.text("instructions"):
         messages.append({"role": "system", "content": instructions})
+        fields.append("instructions")
     for place, item in enumerate(value):
         field = f"input[{place}]"
         if not isinstance(item, dict):
             raise InvalidRequestError(field, f"must be an object, got {kind_of(item)}")
         _add(messages, field, item)
-    return parse_messages(messages)
+        fields += [field] * (len(messages) - len(fields))
+    try:
+        return parse_messages(messages)
+    except InvalidRequestError as error:
+        found = _MESSAGE.match(error.field)
+        if found is None:
+            raise
+        field = fields[int(found[1])] + error.field[found.end() :]
+        raise InvalidRequestError(field, error.description) from None
 
 
 def _add(messages: list[dict[str, Any]], field: str, item: Mapping[str, Any]) -> None:
