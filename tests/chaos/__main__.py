@@ -5,10 +5,12 @@ What an answer must be is seen in an undisturbed run before.
 Clusters of the embedded model run on this machine: `cells` has two routers before two cells of two
 ranks, each process started again when it dies; `serve` is what `quire serve` starts and keeps; in
 `everything` all processes are killed at once, and clients go on at a cluster that starts elsewhere;
-`hostile` sends every port what nobody should; `schemas` asks for answers of random grammars; `soak`
-gives requests up in every state, beside clients that stop reading, and looks for what is left of
-them; in `moves` a cell of 64 streams is drained, in `roll` every process is replaced in turn, both
-with notice; in `resize` a cell goes from one rank to two, to four and back.
+`hostile` sends every gRPC port what nobody should, `http-hostile` the HTTP port; in `http` the
+router of `quire serve` is killed under clients over HTTP, who go on where they stand; `schemas`
+asks for answers of random grammars; `soak` gives requests up in every state, beside clients that
+stop reading, and looks for what is left of them; in `moves` a cell of 64 streams is drained, in
+`roll` every process is replaced in turn, both with notice; in `resize` a cell goes from one rank to
+two, to four and back.
 What is done follows from the seed; when exactly it strikes, from the machine.
 """
 
@@ -22,6 +24,8 @@ from quire import AsyncClient
 from tests.chaos import soak
 from tests.chaos.cluster import ChaosCluster, ServedCluster
 from tests.chaos.hostile import Attack
+from tests.chaos.http_attack import insult_http
+from tests.chaos.http_kills import kill_routers
 from tests.chaos.load import load, references
 from tests.chaos.paths import ResumePaths
 from tests.chaos.resizing import resize
@@ -148,6 +152,8 @@ SCENARIOS = {
     "serve": strike,
     "everything": end_everything,
     "hostile": insult,
+    "http": kill_routers,
+    "http-hostile": insult_http,
     "schemas": obey,
     "soak": linger,
     "moves": move,
@@ -169,6 +175,7 @@ def main() -> int:
         "--seconds", type=float, default=120.0, help="about how long, by default 120"
     )
     parser.add_argument("--disturbances", type=int, help="do so many things instead")
+    parser.add_argument("--kills", type=int, help="of scenario http: so many kills instead")
     parser.add_argument("--streams", type=int, default=24, help="at once, by default 24")
     parser.add_argument(
         "--messages", type=int, default=20_000, help="of scenario hostile, by default 20,000"
@@ -176,7 +183,7 @@ def main() -> int:
     parser.add_argument(
         "--requests",
         type=int,
-        help="of scenarios schemas, by default 1,000, and soak, by default 100,000",
+        help="of scenarios schemas, by default 1,000, http-hostile and soak, by default 100,000",
     )
     parser.add_argument(
         "--move-blocks",

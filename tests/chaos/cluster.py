@@ -198,11 +198,12 @@ class ChaosCluster:
 class ServedCluster:
     """What `quire serve` starts: its children are disturbed, and it starts them again."""
 
-    def __init__(self, tensor_parallel_size: int) -> None:
+    def __init__(self, tensor_parallel_size: int, *options: str) -> None:
         self._port = free_port()
         self._options = [
             *["--port", str(self._port), "--tensor-parallel-size", str(tensor_parallel_size)],
             *["--kv-cache-gib", str(_SCHEDULER_OPTIONS["kv_cache_gib"]), "--num-threads", "1"],
+            *options,
         ]
         self._process: asyncio.subprocess.Process | None = None
 

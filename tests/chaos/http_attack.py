@@ -1,0 +1,198 @@
+"""Scenario `http-hostile`: bad requests at the HTTP port, each answered as it must be.
+
+That is a status of 4xx and an error in the shape of its API, never 5xx and never nothing; the
+processes stay, as does their memory, and streams beside all that get their tokens.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.chaos.cluster import ChaosCluster
+from tests.chaos.hostile_frames import JSON, ROUTE, request_bytes
+from tests.chaos.hostile_http import HostileRequests, Request
+from tests.chaos.http_wire import Answer, HangError, Wire, send_raw
+from tests.chaos.load import load, references
+from tests.chaos.soak import resident_mib
+from tests.chaos.verdict import judge
+from tests.scraping import Scrape, get
+
+NUM_REQUESTS = 100_000
+AT_ONCE = 16
+# Of the router, from a tenth of the requests to their end.
+MAX_GROWTH_MIB = 32.0
+_POLL_S = 0.1
+# Connections that send a byte now and then, and how long they go on if they may.
+_NUM_SLOW = 4
+_NUM_SLOW_BYTES = 60
+_SLOW_PAUSE_S = 1.0
+
+
+def _is_openai_error(content: Any) -> bool:
+    """Return whether a body is an error in OpenAI's shape."""
+    match content:
+        case {"error": {"message": str(), "type": str(), "param": None | str(), "code": str()}}:
+            return len(content) == 1 and len(content["error"]) == 4
+    return False
+
+
+# By the beginning of a route: whether a body is an error in the shape of its API.
+ERROR_SHAPES: dict[str, Callable[[Any], bool]] = {"": _is_openai_error}
+
+
+def is_error_of(route: str, answer: Answer) -> bool:
+    """Return whether an answer reports an error as the clients of its route expect it."""
+    begins = max((each for each in ERROR_SHAPES if route.startswith(each)), key=len)
+    if answer.headers.get("content-type") != "application/json":
+        return False
+    try:
+        return ERROR_SHAPES[begins](json.loads(answer.body))
+    except ValueError:
+        return False
+
+
+def why_wrong(request: Request, answer: Answer | None) -> str:
+    """Return what is wrong with an answer; "" if it is right."""
+    if answer is None:
+        return "no answer"
+    if answer.status >= 500:
+        return f"a status of {answer.status}"
+    if answer.status < 400:
+        return "" if not request.is_wrong and answer.status < 300 else f"taken: {answer.status}"
+    if request.method != "HEAD" and not is_error_of(request.route, answer):
+        return f"another shape: {answer.body[:200]!r}"
+    if request.param:
+        param = json.loads(answer.body)["error"]["param"] or ""
+        if answer.status != 400 or not (
+            param.startswith(request.param) or request.param.startswith(param or "?")
+        ):
+            return f"must be 400 that names {request.param}: {answer.status}, {answer.body[:200]!r}"
+    return ""
+
+
+@dataclass(slots=True)
+class HttpAttack:
+    """Sends bad requests to an HTTP port.
+
+    Attributes:
+        address: of it.
+        counts: of answers so far, by what was wrong and the status.
+        wrong: those that must not be, with what was sent.
+    """
+
+    address: str
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    async def run(self, seed: int, number: int) -> None:
+        """Send so many, some at once, over connections that are kept, and slow ones beside them."""
+        todo = itertools.islice(HostileRequests(seed), number)
+        await asyncio.gather(*(self._work(todo) for _ in range(AT_ONCE)))
+
+    async def _work(self, todo: Iterator[Request]) -> None:
+        wire = Wire(self.address)
+        for request in todo:
+            has_body = request.method != "HEAD"
+            try:
+                if request.num_answers is None:
+                    self._judge(request, [await wire.ask(request.content, has_body)])
+                else:
+                    num, content = request.num_answers, request.content
+                    self._judge(request, await send_raw(self.address, content, num, has_body))
+            except HangError as error:
+                self._note(request, None, str(error))
+        await wire.close()
+
+    async def be_slow(self) -> None:
+        """Send requests a byte at a time until the server has had enough of each."""
+        body = b'{"prompt": "a"}'.ljust(_NUM_SLOW_BYTES)
+        content = request_bytes("POST", ROUTE, JSON, body)
+        head = content.removesuffix(body)
+        await asyncio.gather(
+            *(self._be_slow(content, b"", num_answers=0) for _ in range(_NUM_SLOW)),
+            *(self._be_slow(body, head, num_answers=1) for _ in range(_NUM_SLOW)),
+        )
+
+    async def _be_slow(self, content: bytes, first: bytes, num_answers: int) -> None:
+        request = Request("slow", first + content, ROUTE, num_answers=num_answers)
+        try:
+            pause_s = _SLOW_PAUSE_S
+            self._judge(request, await send_raw(self.address, content, 0, True, pause_s, first))
+        except HangError as error:
+            self._note(request, None, str(error))
+
+    def _judge(self, request: Request, answers: Sequence[Answer | None]) -> None:
+        """Note the answers to a request, and that there are as many as it is due."""
+        for answer in answers:
+            self._note(request, answer, why_wrong(request, answer))
+        num_missing = (request.num_answers or 0) - len(answers)
+        if num_missing > 0:
+            self._note(request, None, f"{num_missing} answers are missing")
+        elif not answers:
+            self._note(request, None, "")  # closed, as what is no request may be
+
+    def _note(self, request: Request, answer: Answer | None, why: str) -> None:
+        self.counts[request.kind, "closed" if answer is None else str(answer.status)] += 1
+        if why:
+            sent = request.content
+            self.wrong.append(f"  {request.kind}: {why}; sent {sent[:300]!r} ... {sent[-200:]!r}")
+
+    def lines(self) -> list[str]:
+        """Return the lines of the report."""
+        lines = ["| what was wrong | answers | by status |", "|---|---|---|"]
+        for kind in sorted({kind for kind, _ in self.counts}):
+            own = {status: n for (each, status), n in self.counts.items() if each == kind}
+            by = ", ".join(f"{status} {number:,}" for status, number in sorted(own.items()))
+            lines.append(f"| {kind} | {sum(own.values()):,} | {by} |")
+        return [*lines, f"{len(self.wrong)} answered wrongly", *self.wrong[:10]]
+
+
+async def until_idle(admin_address: str) -> None:
+    """Return when a router has no open request, and no connection."""
+    while True:
+        page = Scrape((await asyncio.to_thread(get, admin_address, "/metrics"))[1])
+        names = ("open_requests", "http_open_requests", "http_connections")
+        if not any(page(f"quire_router_{name}") for name in names):
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+async def insult_http(arguments: argparse.Namespace) -> int:
+    """Run the scenario; return the number of wrong answers, wrong streams and deaths."""
+    cluster = ChaosCluster(1, 1, 1, router_options={"http_port": 0})
+    number = arguments.requests or NUM_REQUESTS
+    try:
+        await cluster.start()
+        [router], before = cluster.routers, cluster.victims()
+        expected, alone_s = await references(cluster.targets, AT_ONCE)
+        over = asyncio.Event()
+        company = asyncio.create_task(
+            load(cluster.targets, arguments.seed, arguments.streams // 3, over)
+        )
+        attack = HttpAttack(router.service.http_address)
+        await attack.run(arguments.seed, -(-number // 10))
+        warm_mib = resident_mib(router.service.pid)
+        slow = asyncio.create_task(attack.be_slow())
+        await attack.run(arguments.seed + 1, number - -(-number // 10))
+        await slow
+        last_mib = resident_mib(router.service.pid)
+        over.set()
+        streams = await company
+        await until_idle(router.service.admin_address)
+        deaths = len(set(before) - set(cluster.victims()))
+    finally:
+        await cluster.stop()
+    growth_mib = last_mib - warm_mib
+    print("\n".join(attack.lines()))
+    print(
+        f"{deaths} deaths; the router had {warm_mib:.1f} MiB after a tenth, "
+        f"{last_mib:.1f} at the end ({growth_mib:+.1f})\nbeside them:"
+    )
+    verdict = judge(streams, expected, alone_s, [])
+    print("\n".join(verdict.lines[:2]))
+    return len(attack.wrong) + verdict.num_wrong + deaths + (growth_mib > MAX_GROWTH_MIB)
