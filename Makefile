@@ -107,6 +107,9 @@ bench-step: .venv/.ready ## A decode step of a 125M model at 1 to 64 sequences: 
 bench-growth: .venv/.dev ## The cluster at 1 to 256 streams: tokens/s, and the CPU time of each service (REPORT=1 writes the docs)
 	@$(BIN)/python -m bench.growth $(if $(filter 1,$(REPORT)),--report)
 
+bench-http: .venv/.dev ## What HTTP costs beside gRPC: time to the first token, and the router's CPU time a token at 256 streams
+	@$(BIN)/python -m bench.http_streams
+
 bench-sched: .venv/.ready ## Cost of scheduling and of the step message
 	@$(BIN)/python bench/scheduler.py
 
