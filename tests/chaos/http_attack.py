@@ -23,37 +23,43 @@ from tests.chaos.verdict import judge
 from tests.scraping import Scrape, get
 
 NUM_REQUESTS = 100_000
+NUM_PARTS = 10
 AT_ONCE = 16
-# Of the router, from a tenth of the requests to their end.
+# Of the router, after the first part.
 MAX_GROWTH_MIB = 32.0
 _POLL_S = 0.1
-# Connections that send a byte now and then, and how long they go on if they may.
+# Connections of each kind that send a byte now and then.
 _NUM_SLOW = 4
 _NUM_SLOW_BYTES = 60
 _SLOW_PAUSE_S = 1.0
 
 
-def _is_openai_error(content: Any) -> bool:
-    """Return whether a body is an error in OpenAI's shape."""
+def _openai_field(content: Any) -> str | None:
+    """Return the field that an error in OpenAI's shape names, "" for none; None for another."""
     match content:
         case {"error": {"message": str(), "type": str(), "param": None | str(), "code": str()}}:
-            return len(content) == 1 and len(content["error"]) == 4
-    return False
+            if len(content) == 1 and len(content["error"]) == 4:
+                return content["error"]["param"] or ""
+    return None
 
 
-# By the beginning of a route: whether a body is an error in the shape of its API.
-ERROR_SHAPES: dict[str, Callable[[Any], bool]] = {"": _is_openai_error}
+# By the beginning of a route: which field an error names, None for what has another shape.
+ERROR_SHAPES: dict[str, Callable[[Any], str | None]] = {"": _openai_field}
 
 
-def is_error_of(route: str, answer: Answer) -> bool:
-    """Return whether an answer reports an error as the clients of its route expect it."""
+def field_of(route: str, answer: Answer) -> str | None:
+    """Return the field that an error names, as the clients of its route look for it.
+
+    Returns:
+        "" where it names none; None where the answer is no such error.
+    """
     begins = max((each for each in ERROR_SHAPES if route.startswith(each)), key=len)
     if answer.headers.get("content-type") != "application/json":
-        return False
+        return None
     try:
         return ERROR_SHAPES[begins](json.loads(answer.body))
     except ValueError:
-        return False
+        return None
 
 
 def why_wrong(request: Request, answer: Answer | None) -> str:
@@ -64,15 +70,19 @@ def why_wrong(request: Request, answer: Answer | None) -> str:
         return f"a status of {answer.status}"
     if answer.status < 400:
         return "" if not request.is_wrong and answer.status < 300 else f"taken: {answer.status}"
-    if request.method != "HEAD" and not is_error_of(request.route, answer):
+    if request.method == "HEAD":
+        return ""
+    named = field_of(request.route, answer)
+    if named is None:
         return f"another shape: {answer.body[:200]!r}"
-    if request.param:
-        param = json.loads(answer.body)["error"]["param"] or ""
-        if answer.status != 400 or not (
-            param.startswith(request.param) or request.param.startswith(param or "?")
-        ):
-            return f"must be 400 that names {request.param}: {answer.status}, {answer.body[:200]!r}"
+    if request.param and (answer.status != 400 or not _is_within(named, request.param)):
+        return f"must be 400 that names {request.param}: {answer.status}, {answer.body[:200]!r}"
     return ""
+
+
+def _is_within(one: str, other: str) -> bool:
+    """Return whether one field is the other, or one holds the other."""
+    return bool(one) and (one.startswith(other) or other.startswith(one))
 
 
 @dataclass(slots=True)
@@ -90,7 +100,7 @@ class HttpAttack:
     wrong: list[str] = field(default_factory=list)
 
     async def run(self, seed: int, number: int) -> None:
-        """Send so many, some at once, over connections that are kept, and slow ones beside them."""
+        """Send so many, some at once, over connections that are kept."""
         todo = itertools.islice(HostileRequests(seed), number)
         await asyncio.gather(*(self._work(todo) for _ in range(AT_ONCE)))
 
@@ -175,24 +185,23 @@ async def insult_http(arguments: argparse.Namespace) -> int:
             load(cluster.targets, arguments.seed, arguments.streams // 3, over)
         )
         attack = HttpAttack(router.service.http_address)
-        await attack.run(arguments.seed, -(-number // 10))
-        warm_mib = resident_mib(router.service.pid)
+        memory_mib = []
         slow = asyncio.create_task(attack.be_slow())
-        await attack.run(arguments.seed + 1, number - -(-number // 10))
+        for part in range(NUM_PARTS):
+            await attack.run(NUM_PARTS * arguments.seed + part, -(-number // NUM_PARTS))
+            memory_mib.append(resident_mib(router.service.pid))
+            print(f"{part + 1}/{NUM_PARTS}: {memory_mib[-1]:.1f} MiB", flush=True)
         await slow
-        last_mib = resident_mib(router.service.pid)
         over.set()
         streams = await company
         await until_idle(router.service.admin_address)
         deaths = len(set(before) - set(cluster.victims()))
     finally:
         await cluster.stop()
-    growth_mib = last_mib - warm_mib
+    growth_mib = memory_mib[-1] - memory_mib[0]
     print("\n".join(attack.lines()))
-    print(
-        f"{deaths} deaths; the router had {warm_mib:.1f} MiB after a tenth, "
-        f"{last_mib:.1f} at the end ({growth_mib:+.1f})\nbeside them:"
-    )
+    print(f"{deaths} deaths; the router grew by {growth_mib:.1f} MiB after the first tenth")
+    print("beside them:")
     verdict = judge(streams, expected, alone_s, [])
     print("\n".join(verdict.lines[:2]))
     return len(attack.wrong) + verdict.num_wrong + deaths + (growth_mib > MAX_GROWTH_MIB)

@@ -60,11 +60,7 @@ class Wire:
             is_new = self._streams is None
             if self._streams is None:
                 self._streams = await asyncio.open_connection(*self._place, limit=2**20)
-            reader, writer = self._streams
-            with contextlib.suppress(ConnectionError):
-                writer.write(content)
-                await writer.drain()
-            answer = await self._read(reader, has_body)
+            answer = await self._exchange(*self._streams, content, has_body)
             if answer is None or answer.is_stream or answer.headers.get("connection") == "close":
                 await self.close()
             # One that was idle may have been closed before this request came there.
@@ -72,9 +68,16 @@ class Wire:
                 return answer
         raise AssertionError("the second try is the last")
 
-    async def _read(self, reader: asyncio.StreamReader, has_body: bool) -> Answer | None:
+    async def _exchange(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        content: bytes,
+        has_body: bool,
+    ) -> Answer | None:
         try:
             async with asyncio.timeout(HANG_S):
+                await _write(writer, content)
                 return await read_answer(reader, has_body)
         except TimeoutError:
             await self.close()
