@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ CHATS = (
 )
 TEXTS = (
     *("openai_completions", "openai_completions_streamed", "llama_index_completions", "curl"),
-    *("triton_infer", "triton_stream", "vllm_engine"),
+    *("triton_infer", "triton_stream", "vllm_engine", "buf_curl"),
 )
 NODE = ("node_openai", "node_grpc")
 # These answer with token ids.
@@ -70,6 +71,7 @@ async def site() -> AsyncIterator[Site]:
             "http": f"http://{router.http_address}",
             "model": model.name,
             "protos": str(ROOT / "protos"),
+            "buf": str(Path(sys.executable).with_name("buf")),
             "cases": [asdict(case) for case in CASES],
         }
         yield Site(task, list(texts), list(chats))
@@ -111,15 +113,31 @@ async def test_the_table_is_large_and_its_answers_differ(site: Site) -> None:
 
 @pytest.mark.parametrize("name", (*TEXTS, *CHATS))
 async def test_a_python_client_gets_the_same_answers(site: Site, name: str) -> None:
-    python = INSTALLED / "venv/bin/python"
+    python = INSTALLED / "python/bin/python"
     answered = await answers([str(python), str(CLIENTS / f"{name}.py")], site.task, CLIENTS)
     compare(name, answered, site.chats if name in CHATS else site.texts)
 
 
+def skip_without(language: str) -> None:
+    if not (INSTALLED / language / "done").exists():
+        pytest.skip(f"setup.sh found no tools for clients in {language}, and named what to install")
+
+
 @pytest.mark.parametrize("name", NODE)
 async def test_a_node_client_gets_the_same_answers(site: Site, name: str) -> None:
-    if not (INSTALLED / "node/node_modules").exists():
-        pytest.skip("there is no npm")
+    skip_without("node")
     script = shutil.copy(CLIENTS / f"{name}.mjs", INSTALLED / "node")
     answered = await answers(["node", str(script)], site.task, INSTALLED / "node")
     compare(name, answered, site.texts)
+
+
+async def test_a_ruby_client_gets_the_same_answers(site: Site) -> None:
+    skip_without("ruby")
+    command = ["ruby", "-I", str(INSTALLED / "ruby"), str(CLIENTS / "ruby_grpc.rb")]
+    compare("ruby_grpc", await answers(command, site.task, CLIENTS), site.texts)
+
+
+async def test_a_cpp_client_gets_the_same_answers(site: Site) -> None:
+    skip_without("cpp")
+    answered = await answers([str(INSTALLED / "cpp/cpp_grpc")], site.task, CLIENTS)
+    compare("cpp_grpc", answered, site.texts)
