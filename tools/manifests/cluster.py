@@ -24,6 +24,11 @@ EXTENSIONS = {
     "LeaderWorkerSet": ("leaderworkersets.leaderworkerset.x-k8s.io", "LeaderWorkerSet"),
     "RayCluster": ("rayclusters.ray.io", "the KubeRay operator"),
     "GRPCRoute": ("grpcroutes.gateway.networking.k8s.io", "the Gateway API"),
+    "HTTPRoute": ("httproutes.gateway.networking.k8s.io", "the Gateway API"),
+    "InferencePool": (
+        "inferencepools.inference.networking.k8s.io",
+        "the Gateway API Inference Extension 1.0 or later",
+    ),
 }
 
 # Conditions of extensions' objects that say that their pods are ready.

@@ -10,6 +10,7 @@ Object = dict[str, Any]
 NAME_LABEL = "app.kubernetes.io/name"
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 CELL_LABEL = "quire-cell"
+PICKER = "endpoint-picker"
 
 
 class ManifestError(Exception):
@@ -82,6 +83,11 @@ class PodTemplate:
     def runs_quire(self) -> bool:
         """Whether a container of it is started as a command of Quire."""
         return bool(self.main["name"] == "quire")
+
+    @property
+    def is_picker(self) -> bool:
+        """Whether it picks the router of a request for a Gateway: a program of another project."""
+        return self.command == PICKER
 
     @property
     def is_ray(self) -> bool:

@@ -18,6 +18,7 @@ COMPONENTS = {
     "autoscaling/routers": ("cpu", "autoscaling/routers"),
     "gpu": ("cpu", "gpu"),
     "grpcroute": ("cpu", "grpcroute"),
+    "inference-pool": ("cpu", "inference-pool"),
     "leaderworkerset": ("cpu", "model", "mtls"),
     "kuberay": ("ray",),
     "model": ("cpu", "model"),
@@ -29,6 +30,7 @@ COMBINATIONS = (
     *((overlay,) for overlay in OVERLAYS),
     *COMPONENTS.values(),
     ("lws", "gpu", "model", "mtls", "api-keys", "servicemonitor", "autoscaling/cells"),
+    ("lws", "inference-pool", "grpcroute", "servicemonitor", "api-keys", "tracing"),
     ("prod", "servicemonitor", "autoscaling/routers", "grpcroute", "tracing"),
 )
 

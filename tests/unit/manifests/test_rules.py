@@ -16,12 +16,17 @@ ROUTER = "Deployment/quire-router"
 SCHEDULER = "StatefulSet/quire-scheduler-a"
 WORKER = "StatefulSet/quire-worker-a"
 RAY = "RayCluster/quire-ray"
+POOL = "InferencePool/quire"
+PICKER = "Deployment/quire-endpoint-picker"
 HEAD = "spec headGroupSpec template spec containers 1"
 OPTIONS = "ConfigMap/quire-options"
 POD = "spec template spec"
 MAIN = f"{POD} containers 0"
 PROFILE = "pod-security.kubernetes.io/enforce"
 ANY_PEER = {"ports": [{"port": 50052, "protocol": "TCP"}]}
+OF_PICKER = "NetworkPolicy/quire-endpoint-picker"
+FROM_PICKER = "NetworkPolicy/quire-router-from-endpoint-picker"
+ROUTERS_AS_PICKER = {"name": "quire-router", "port": {"number": 50051}}
 CLUSTER_ROLE = {
     "apiVersion": "rbac.authorization.k8s.io/v1",
     "kind": "ClusterRole",
@@ -55,6 +60,7 @@ PROD, LWS = ("prod",), ("lws",)
 MONITORED, ROUTED = ("cpu", "servicemonitor"), ("cpu", "grpcroute")
 TRACED = ("cpu", "tracing")
 SCALED = ("cpu", "autoscaling/routers")
+POOLED = ("cpu", "inference-pool")
 
 MISTAKES = [
     # Security.
@@ -80,6 +86,12 @@ MISTAKES = [
     Mistake("read-only", ROUTER, f"{MAIN} volumeMounts 0 readOnly", True),
     Mistake("capabilities", ROUTER, f"{MAIN} securityContext capabilities", DELETE),
     Mistake("capabilities", ROUTER, f"{MAIN} securityContext capabilities add", ["NET_RAW"]),
+    Mistake("token", PICKER, f"{POD} automountServiceAccountToken", False, POOLED),
+    Mistake("rbac", "Role/quire-endpoint-picker", "rules 0 verbs 0", "delete", POOLED),
+    Mistake("rbac", "Role/quire-endpoint-picker", "rules 0 resources 0", "secrets", POOLED),
+    Mistake("rbac", "RoleBinding/quire-endpoint-picker", "roleRef name", "admin", POOLED),
+    Mistake("rbac", "RoleBinding/quire-endpoint-picker", "subjects 0 name", "quire-router", POOLED),
+    Mistake("rbac", "RoleBinding/quire-endpoint-picker", "subjects 0 kind", "Group", POOLED),
     # What makes pods.
     Mistake("labels", ROUTER, f"{POD[:-5]} metadata labels app.kubernetes.io/name", "quire"),
     Mistake("labels", ROUTER, f"{POD[:-5]} metadata labels app.kubernetes.io/part-of", DELETE),
@@ -137,6 +149,28 @@ MISTAKES = [
     Mistake("route", "GRPCRoute/quire-router", "spec rules 0 backendRefs 0 port", 80, ROUTED),
     Mistake("monitor", "ServiceMonitor/quire", "spec endpoints 0 port", "metrics", MONITORED),
     Mistake("monitor", "ServiceMonitor/quire", "spec endpoints 0 port", "grpc", MONITORED),
+    Mistake("route", "HTTPRoute/quire", "spec rules 0 backendRefs 0 name", "router", POOLED),
+    Mistake("route", "HTTPRoute/quire", "spec rules 0 backendRefs 0 group", DELETE, POOLED),
+    Mistake(
+        "route", "HTTPRoute/quire", "spec hostnames 0", "quire.example.com", (*POOLED, "grpcroute")
+    ),
+    # Pools.
+    Mistake(
+        "pool-selector",
+        POOL,
+        "spec selector matchLabels",
+        {"app.kubernetes.io/part-of": "quire"},
+        POOLED,
+    ),
+    Mistake("pool-selector", POOL, "spec selector matchLabels", {"app": "quire"}, POOLED),
+    Mistake("pool-port", POOL, "spec targetPorts 0 number", 50051, POOLED),
+    Mistake("pool-tls", OPTIONS, "data QUIRE_TLS_DIR", "/etc/quire/tls", POOLED, found_at=POOL),
+    Mistake("pool-picker", POOL, "spec endpointPickerRef name", "picker", POOLED),
+    Mistake("pool-picker", POOL, "spec endpointPickerRef port number", 9003, POOLED),
+    Mistake("pool-picker", POOL, "spec endpointPickerRef", ROUTERS_AS_PICKER, POOLED),
+    Mistake("picker-arguments", PICKER, f"{MAIN} args 0", "--pool-name=pool", POOLED, POOL),
+    Mistake("picker-arguments", PICKER, f"{MAIN} args 2", "--grpc-port=9004", POOLED, POOL),
+    Mistake("picker-arguments", PICKER, f"{MAIN} args 6", DELETE, POOLED, POOL),
     # Network.
     Mistake(
         "network",
@@ -147,6 +181,12 @@ MISTAKES = [
     ),
     Mistake("network", "NetworkPolicy/quire-dns", "", DELETE, found_at=ROUTER),
     Mistake("network", "NetworkPolicy/quire-router", "spec egress", DELETE, found_at=ROUTER),
+    Mistake("network", FROM_PICKER, "", DELETE, POOLED, ROUTER),
+    Mistake("network", FROM_PICKER, "spec ingress 0 ports 0 port", 22, POOLED, ROUTER),
+    Mistake("network", OF_PICKER, "spec egress 0", DELETE, POOLED, PICKER),
+    Mistake("network", OF_PICKER, "spec egress 1", DELETE, POOLED, PICKER),
+    Mistake("network", OF_PICKER, "spec egress 1 to", DELETE, POOLED, PICKER),
+    Mistake("network", OF_PICKER, "spec ingress 0 ports 0 port", 9003, POOLED, PICKER),
     Mistake(
         "network", "NetworkPolicy/quire-scheduler-from-routers", "", DELETE, found_at=SCHEDULER
     ),
@@ -250,6 +290,9 @@ MISTAKES = [
     ),
     Mistake("schema", "GRPCRoute/quire-router", "spec rules 0 backendRefs", [], ROUTED),
     Mistake("schema", "ServiceMonitor/quire", "spec endpoints 0 interval", "often", MONITORED),
+    Mistake("schema", POOL, "spec endpointPickerRef port", DELETE, POOLED),
+    Mistake("schema", POOL, "spec targetPorts 1", {"number": 8000}, POOLED),
+    Mistake("schema", "HTTPRoute/quire", "spec rules 0 timeouts request", "long", POOLED),
 ]
 
 
@@ -308,9 +351,15 @@ def test_autoscalers_ask_for_metrics_that_there_are() -> None:
     assert all(f"`{name}`" in page for name in named), named
 
 
+def test_pickers_ask_for_a_metric_that_there_is() -> None:
+    args = find(fresh(*POOLED), PICKER)["spec"]["template"]["spec"]["containers"][0]["args"]
+    (name,) = (each.partition("=")[2] for each in args if "queued-requests" in each)
+    assert f"| `{name}` | gauge |" in (ROOT / "docs" / "observability.md").read_text()
+
+
 def test_every_rule_has_a_planted_mistake() -> None:
     files = [*Path(rules.__file__).parent.glob("*.py"), Path(schemas.__file__)]
     named = re.compile(r'(?:yield \(?\s*|Finding\([\w.]+(?:\(\w+\))?,\s*)"([a-z-]+)"')
     known = {rule for file in files for rule in named.findall(file.read_text())}
     assert len(known) > 30
-    assert known - {mistake.rule for mistake in MISTAKES} == {"rbac"}
+    assert known <= {mistake.rule for mistake in MISTAKES}

@@ -11,6 +11,8 @@ DNS_PORT = 53
 ADMIN_PORT = 9090
 HTTP_PORT = 8000
 TRACES_PORT = 4317
+# Of the API server, by its Service and by itself.
+API_PORTS = (443, 6443)
 TRACES_OPTION = "OTEL_EXPORTER_OTLP_ENDPOINT"
 # Of workers, from which ranks get the ports on which they meet.
 EPHEMERAL = (54000, 60999)
@@ -23,6 +25,8 @@ HOPS = {
     # They fetch blocks of what moves from one cell to another.
     ("worker", "worker", "grpc"): "any",
     ("worker", "worker", "ephemeral"): "cell",
+    # It reads how many requests each has under way.
+    ("endpoint-picker", "router", "admin"): "any",
 }
 
 
@@ -125,7 +129,8 @@ def _hop(policies: list[Object], source: PodTemplate, target: PodTemplate) -> It
     probes = {
         "grpc": (grpc_port,),
         "ephemeral": EPHEMERAL,
-        "other": (1, 22, 443, HTTP_PORT, ADMIN_PORT, EPHEMERAL[0] - 1, EPHEMERAL[1] + 1, 65535),
+        "admin": (ADMIN_PORT,),
+        "other": (1, 22, 443, HTTP_PORT, EPHEMERAL[0] - 1, EPHEMERAL[1] + 1, 65535),
     }
     for kind, ports in probes.items():
         needed = HOPS.get((source.command, target.command, kind))
@@ -153,6 +158,8 @@ def _hop(policies: list[Object], source: PodTemplate, target: PodTemplate) -> It
 def _outside(manifests: Manifests, policies: list[Object], pod: PodTemplate) -> Iterator[Finding]:
     """Check what a pod may have to do with others than Quire's."""
     called = {DNS_PORT}
+    if pod.is_picker:
+        called |= set(API_PORTS)
     if endpoint := environment(manifests, pod, pod.main).get(TRACES_OPTION):
         called.add(urlsplit(endpoint).port or TRACES_PORT)
     permitted = set()
@@ -165,10 +172,9 @@ def _outside(manifests: Manifests, policies: list[Object], pod: PodTemplate) -> 
                 advice = f"permit no egress at port {low}, but to Quire, DNS and its collector"
                 yield Finding(pod.where, "network", advice)
     for port in sorted(called - permitted):
-        name = "DNS" if port == DNS_PORT else "the collector of traces"
-        yield Finding(pod.where, "network", f"permit egress to {name}, port {port}")
+        yield Finding(pod.where, "network", f"permit egress to {_named(port)}, port {port}")
     open_to_all = {ADMIN_PORT}
-    if pod.command == "router":
+    if pod.command == "router" or pod.is_picker:
         open_to_all |= {pod.ports.get("grpc", 0), pod.ports.get("http", 0)}
     for rule in _rules(policies, pod, "Ingress"):
         if _is_inside(rule):
@@ -177,6 +183,13 @@ def _outside(manifests: Manifests, policies: list[Object], pod: PodTemplate) -> 
             if low != high or low not in open_to_all:
                 advice = f"permit others no ingress at port {low}"
                 yield Finding(pod.where, "network", advice)
+
+
+def _named(port: int) -> str:
+    """Return who is called at a port outside."""
+    if port in API_PORTS:
+        return "the API server"
+    return "DNS" if port == DNS_PORT else "the collector of traces"
 
 
 def _is_inside(rule: Object) -> bool:

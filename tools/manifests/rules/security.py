@@ -11,11 +11,13 @@ VOLUME_TYPES = frozenset(
 )
 SAFE_SYSCTLS = frozenset({"net.ipv4.ip_local_port_range"})
 RBAC_KINDS = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
+READS = frozenset({"get", "list", "watch"})
+PICKER_RESOURCES = frozenset({"pods", "inferencepools", "inferenceobjectives"})
 LEVELS = ("enforce", "audit", "warn")
 
 
 def check_security(manifests: Manifests) -> Iterator[Finding]:
-    """Namespaces enforce "restricted", pods keep to it, and nothing may ask the API server."""
+    """Namespaces enforce "restricted", pods keep to it, and no service may ask the API server."""
     for each in manifests.of_kind("Namespace"):
         labels = each["metadata"].get("labels", {})
         for level in LEVELS:
@@ -23,7 +25,9 @@ def check_security(manifests: Manifests) -> Iterator[Finding]:
             if labels.get(label) != "restricted":
                 yield Finding(where(each), "pod-security", f"label it {label}: restricted")
     for each in manifests.of_kind(*RBAC_KINDS):
-        yield Finding(where(each), "rbac", "remove it: no service asks the API server anything")
+        if not _is_of_picker(manifests, each):
+            advice = "remove it: no service asks the API server anything; a picker reads pods"
+            yield Finding(where(each), "rbac", advice)
     for each in manifests.of_kind("ServiceAccount"):
         if each.get("automountServiceAccountToken") is not False:
             yield Finding(where(each), "token", "set automountServiceAccountToken: false")
@@ -33,6 +37,23 @@ def check_security(manifests: Manifests) -> Iterator[Finding]:
         for container in pod.containers:
             for rule, advice in _container(container):
                 yield Finding(pod.where, rule, f"{container['name']}: {advice}")
+
+
+def _is_of_picker(manifests: Manifests, each: Object) -> bool:
+    """Return whether it lets a picker of endpoints read, and nothing else, in this namespace."""
+    accounts = {True: set[str](), False: set[str]()}
+    for pod in manifests.pods:
+        accounts[pod.is_picker].add(pod.spec.get("serviceAccountName", "default"))
+    if each["kind"] == "Role":
+        return bool(accounts[True]) and all(
+            set(rule["verbs"]) <= READS and set(rule["resources"]) <= PICKER_RESOURCES
+            for rule in each["rules"]
+        )
+    return each["kind"] == "RoleBinding" and (
+        manifests.find(each["roleRef"]["kind"], each["roleRef"]["name"]) is not None
+        and {subject["kind"] for subject in each["subjects"]} == {"ServiceAccount"}
+        and {subject["name"] for subject in each["subjects"]} <= accounts[True] - accounts[False]
+    )
 
 
 def _pod(pod: PodTemplate) -> Iterator[tuple[str, str]]:
@@ -45,8 +66,8 @@ def _pod(pod: PodTemplate) -> Iterator[tuple[str, str]]:
             yield "non-root", f"set securityContext.{field}: {USER}, the images' user"
     if context.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
         yield "seccomp", "set securityContext.seccompProfile.type: RuntimeDefault"
-    if spec.get("automountServiceAccountToken") is not False:
-        yield "token", "set automountServiceAccountToken: false"
+    if spec.get("automountServiceAccountToken") is not pod.is_picker:
+        yield "token", f"set automountServiceAccountToken: {str(pod.is_picker).lower()}"
     if spec.get("serviceAccountName", "default") == "default":
         yield "token", "set serviceAccountName to one of its own"
     for sysctl in context.get("sysctls", []):

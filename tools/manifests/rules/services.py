@@ -1,6 +1,7 @@
 """Services and routes: what they select, and the ports that they lead to."""
 
 from collections.abc import Iterator
+from itertools import product
 
 from tools.manifests.objects import Finding, Manifests, Object, where
 
@@ -43,20 +44,38 @@ def _service(manifests: Manifests, service: Object) -> Iterator[tuple[str, str]]
 
 
 def _routes(manifests: Manifests) -> Iterator[Finding]:
-    for route in manifests.of_kind("GRPCRoute"):
+    kinds: dict[tuple[str, ...], str] = {}
+    for route in manifests.of_kind("GRPCRoute", "HTTPRoute"):
         for rule in route["spec"]["rules"]:
             for backend in rule["backendRefs"]:
-                service = manifests.find("Service", backend["name"])
-                ports = [port["port"] for port in service["spec"]["ports"]] if service else []
-                if backend["port"] not in ports:
-                    advice = f"backend {backend['name']}:{backend['port']} is no Service's port"
+                if advice := _wrong_backend(manifests, backend):
                     yield Finding(where(route), "route", advice)
+        for parent, host in product(
+            route["spec"]["parentRefs"], route["spec"].get("hostnames", [""])
+        ):
+            listener = (parent.get("namespace", ""), parent["name"], parent.get("sectionName", ""))
+            if (kind := kinds.setdefault((*listener, host), route["kind"])) != route["kind"]:
+                advice = f"give it another host name than {host!r}, which is that of a {kind}"
+                yield Finding(where(route), "route", advice)
+
+
+def _wrong_backend(manifests: Manifests, backend: Object) -> str:
+    """Return what to do about where a route leads, "" for nothing."""
+    if backend.get("kind", "Service") != "Service":
+        found = manifests.find(backend["kind"], backend["name"])
+        is_one = found and found["apiVersion"].partition("/")[0] == backend.get("group")
+        return "" if is_one else f"backend {backend['kind']} {backend['name']} is not here"
+    service = manifests.find("Service", backend["name"])
+    ports = [port["port"] for port in service["spec"]["ports"]] if service else []
+    if backend.get("port") in ports:
+        return ""
+    return f"backend {backend['name']}:{backend.get('port')} is no Service's port"
 
 
 def _monitors(manifests: Manifests) -> Iterator[Finding]:
     for monitor in manifests.of_kind("ServiceMonitor"):
         for endpoint in monitor["spec"]["endpoints"]:
-            counts = {pod.where: 0 for pod in manifests.pods}
+            counts = {pod.where: 0 for pod in manifests.pods if not pod.is_picker}
             for service in manifests.of_kind("Service"):
                 wanted = monitor["spec"]["selector"].get("matchLabels", {})
                 labels = service["metadata"].get("labels", {})

@@ -8,6 +8,7 @@ from tools.manifests.objects import (
     CELL_LABEL,
     NAME_LABEL,
     PART_OF_LABEL,
+    PICKER,
     Finding,
     Manifests,
     Object,
@@ -17,6 +18,7 @@ from tools.manifests.objects import (
 )
 
 COMMANDS = ("router", "scheduler", "worker")
+NO_CELL = ("router", PICKER)
 PROBES = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
 # A model is loaded, and CUDA graphs captured, in this time; liveness is not asked before.
 MIN_STARTUP_S = 120
@@ -37,7 +39,7 @@ def check_workloads(manifests: Manifests) -> Iterator[Finding]:
 
 
 def _labels(pod: PodTemplate) -> Iterator[tuple[str, str]]:
-    if pod.command not in COMMANDS:
+    if pod.command not in (*COMMANDS, PICKER):
         yield "labels", f"label its pods {NAME_LABEL}: quire-router, -scheduler or -worker"
     if pod.labels.get(PART_OF_LABEL) != "quire":
         yield "labels", f"label its pods {PART_OF_LABEL}: quire"
@@ -46,7 +48,7 @@ def _labels(pod: PodTemplate) -> Iterator[tuple[str, str]]:
     selector = pod.owner["spec"].get("selector", {})
     if not matches(selector, pod.labels):
         yield "selector", "make its selector match the labels of its template"
-    if pod.command != "router" and CELL_LABEL not in selector.get("matchLabels", {}):
+    if pod.command not in NO_CELL and CELL_LABEL not in selector.get("matchLabels", {}):
         yield "selector", f"select by {CELL_LABEL} too, or it takes the pods of other cells"
 
 
