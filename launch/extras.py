@@ -24,6 +24,7 @@ MODULES = {
     ),
     "simulator": (*_ANY_SERVICE, "numpy"),
     "ray": ("ray",),
+    "bench": (*_ANY_SERVICE, "aiohttp"),
     "pull": (*_ANY_SERVICE, "huggingface_hub"),
 }
 

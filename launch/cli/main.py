@@ -17,6 +17,7 @@ from launch.cli import (
     serve,
     services,
     simulate,
+    torture,
 )
 from quire.version import __version__
 
@@ -47,6 +48,7 @@ app.command("pull")(pull.pull)
 app.command("probe")(probe.probe)
 app.command("replay")(replay.replay)
 app.command("simulate")(simulate.simulate)
+app.command("torture")(torture.torture)
 app.command("doctor")(doctor.doctor)
 
 

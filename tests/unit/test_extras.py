@@ -23,7 +23,8 @@ DISTRIBUTIONS = packages_distributions()
 WHERE_WANTED = {
     # quire-serve[traces]; what router and worker share of tokenizers and grammars
     "quire": {"opentelemetry", "tokenizers", "transformers", "llguidance"},
-    "launch": {"ray", "huggingface_hub"},  # a cache that it filled
+    # a cache that it filled; quire-serve[bench]
+    "launch": {"ray", "huggingface_hub", "aiohttp"},
     "simulator": {"torch"},
 }
 

@@ -1,0 +1,1 @@
+"""`quire torture`: the same questions under every kind of trouble, and which answers change."""
