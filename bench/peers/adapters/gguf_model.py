@@ -1,7 +1,9 @@
-"""A model directory as one GGUF file, which llama.cpp reads."""
+"""A model directory as one GGUF file, which llama.cpp reads: `gguf_model.py DIRECTORY FILE`."""
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -34,13 +36,14 @@ def gguf_name(name: str) -> str:
     return f"{_NAMES['.'.join(parts)]}.weight"
 
 
-def write_gguf(model: Path, target: Path, dtype: str) -> None:
+def write_gguf(model: Path, target: Path, dtype: str, *, with_text: bool = False) -> None:
     """Write a Llama.
 
     Args:
         model: Hugging Face directory, one file of weights.
         target: file to write.
         dtype: of the matrices; norms are float32.
+        with_text: with the model's own tokenizer, of GPT-2's kind. Else prompts are token ids.
     """
     config = json.loads((model / "config.json").read_text())
     kind = gguf.GGMLQuantizationType[FORMATS[dtype]]
@@ -54,9 +57,13 @@ def write_gguf(model: Path, target: Path, dtype: str) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    rope = config.get("rope_parameters", config)
+    writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
-    _add_tokenizer(writer, config["vocab_size"])
+    if with_text:
+        _add_tokenizer(writer, json.loads((model / "tokenizer.json").read_text()), config)
+    else:
+        _add_no_tokenizer(writer, config["vocab_size"])
     with safe_open(model / "model.safetensors", "pt") as weights:
         for name in weights.keys():  # noqa: SIM118 - not a mapping
             weight = weights.get_tensor(name).to(torch.float32).numpy()
@@ -79,7 +86,27 @@ def _interleave(weight: NDArray[np.float32], size: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows, columns)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+def _add_tokenizer(
+    writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]
+) -> None:
+    """Add a model's own: pairs of bytes, split as GPT-2 does, with no token before a text."""
+    vocab, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+    special = {each["content"] for each in tokenizer["added_tokens"] if each["special"]}
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    kinds = [
+        gguf.TokenType.CONTROL if each in special else gguf.TokenType.NORMAL for each in tokens
+    ]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
+
+
+def _add_no_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     """Add one of special tokens, bytes and made-up words; prompts are token ids."""
     special = ["<unk>", "<s>", "</s>"]
     tokens = special + [f"<0x{byte:02X}>" for byte in range(256)]
@@ -93,3 +120,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
+
+
+if __name__ == "__main__":
+    write_gguf(Path(sys.argv[1]), Path(sys.argv[2]), "bfloat16", with_text=True)
