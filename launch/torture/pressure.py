@@ -12,7 +12,8 @@ from launch.torture.workbench import Result, Workbench
 
 _NUM_LONG = 4
 _FIRST_LOAD = 8
-MAX_LOAD = 128
+MAX_LOAD = 128  # that doubling comes to
+_MOST_LOAD = 512
 
 
 @dataclass(slots=True)
@@ -32,8 +33,8 @@ async def pressure(bench: Workbench, num_tokens: int) -> Result:
 
     Args:
         bench: to work at.
-        num_tokens: of the long ones, prompts and answers together; 0 to begin with a few and
-            double them, until one waits for another's end or there are MAX_LOAD.
+        num_tokens: of the long ones, prompts and answers together; 512 requests at most. 0 to begin
+            with a few and double them, until one waits for another's end or there are MAX_LOAD.
     """
     result = Result("pressure")
     long = long_questions(bench.rng, _NUM_LONG, bench.long_words, bench.long_tokens)
@@ -43,7 +44,7 @@ async def pressure(bench: Workbench, num_tokens: int) -> Result:
         result.notes.append("no long question was answered alone: nothing else was asked")
         return result
     size = _size(bench)
-    load = _FIRST_LOAD if num_tokens == 0 else max(1, min(MAX_LOAD, -(-num_tokens // size)))
+    load = _FIRST_LOAD if num_tokens == 0 else max(1, min(_MOST_LOAD, -(-num_tokens // size)))
     while True:
         began = time.monotonic()
         outcomes, is_queued = await _press(bench, [long[i % len(long)] for i in range(load)])

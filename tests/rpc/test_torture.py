@@ -114,7 +114,7 @@ async def test_load_is_doubled_until_requests_queue() -> None:
     fake = FakeServer(most_streams=20)
     results = await tortured(fake, pressure_tokens=0, scenarios=("pressure",))
     [note] = results["pressure"].notes
-    assert note.startswith(("16 ", "32 "))  # of 20 streams some are questions
+    assert note.startswith(("8 ", "16 ", "32 "))
     assert note.endswith("some waited for others' end")
 
 
