@@ -121,10 +121,11 @@ class Received:
         if token_ids is not None:
             self.has_ids = True
             self._ids += map(int, token_ids)
-        for token, logprob in _logprobs(choice.get("logprobs") or {}):
+        pairs = _logprobs(choice.get("logprobs") or {})
+        for token, logprob in pairs:
             self._texts.append(token)
             self._logprobs.append(logprob)
-        self.num_events += bool(text or token_ids)
+        self.num_events += bool(text or token_ids or pairs)
         self._text += text
         self.seed = choice.get("seed", self.seed)
         self._finish_reason = str(choice.get("finish_reason") or self._finish_reason)

@@ -5,7 +5,7 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from enum import StrEnum
@@ -69,12 +69,16 @@ class Comeback:
         """Measure gaps from now on, the one under way included."""
         self.longest_gap_s = self.longest_gap_s or 0.0
 
-    async def ask(self) -> None:
-        """Ask, and come back until the answer has come to its end.
+    async def ask(self, reference: Answer) -> Outcome:
+        """Ask, come back until the answer has come to its end, and compare.
 
         Raises:
             AskError: it did not in time, or was refused.
         """
+        await self._ask()
+        return self._compare(reference)
+
+    async def _ask(self) -> None:
         last_error: AskError | None = None
         try:
             async with within(self._server.timeout_s):
@@ -132,7 +136,7 @@ class Comeback:
             "id": received.answer_id,
             "seed": received.seed,
             "starting_after": received.event_id,
-            "system_fingerprint": received.fingerprint,
+            "system_fingerprint": received.fingerprint or "",
         }
         return fields, {}
 
@@ -145,7 +149,7 @@ class Comeback:
         has_seed = received.seed is not None and received.answer_id
         return self._rng.choice((Way.RESUME, Way.LAST_EVENT_ID)) if has_seed else Way.LAST_EVENT_ID
 
-    def compare(self, reference: Answer) -> Outcome:
+    def _compare(self, reference: Answer) -> Outcome:
         """Compare what has come, in one piece or in several, with the reference."""
         name = self.question.name
         outcome = compare(name, reference, self.received.answer(), self.received.cuts)
@@ -163,3 +167,11 @@ class Comeback:
             if before.verdict is not Verdict.EQUAL:
                 return replace(before, detail=f"before it broke, {before.detail}")
         return outcome
+
+
+def ways_text(streams: Iterable[Comeback]) -> str:
+    """Return by which ways streams went on, and how often; "" if none did."""
+    ways: Counter[Way] = Counter()
+    for stream in streams:
+        ways += stream.ways
+    return ", ".join(f"{way} {number}" for way, number in sorted(ways.items()))

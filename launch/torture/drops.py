@@ -5,19 +5,19 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from launch.torture.answers import Received
-from launch.torture.comeback import Comeback
-from launch.torture.comparison import Outcome, Verdict
+from launch.torture.comeback import Comeback, ways_text
 from launch.torture.errors import AskError, BrokenError
 from launch.torture.questions import Question
 from launch.torture.workbench import Result, Workbench
 
 _DROPS_EACH = 8
 _MOST_DROPPERS = 16
+_MOST_ROUNDS = 3
 _COMEBACKS_EACH = 2
 
 
 async def drops(bench: Workbench) -> Result:
-    """Ask all at once while others disconnect, and once more when they are gone."""
+    """Ask all at once, a few times, while others disconnect, and once more when they are gone."""
     result = Result("clients that drop")
     if not bench.known:
         return result
@@ -32,7 +32,10 @@ async def drops(bench: Workbench) -> Result:
         for _ in range(min(_MOST_DROPPERS, len(bench.known)))
     ]
     try:
-        result.outcomes += await bench.ask_all(bench.known)
+        for _ in range(_MOST_ROUNDS):
+            result.outcomes += await bench.ask_all(bench.known)
+            if all(dropper.done() for dropper in droppers):
+                break
     finally:
         for dropper in droppers:
             dropper.cancel()
@@ -72,34 +75,20 @@ async def _drop(bench: Workbench, question: Question, num_events: int) -> None:
 
 async def comebacks(bench: Workbench) -> Result:
     """Have every client disconnect at random events, and come back for the rest."""
-    result = Result("drop and come back")
-    streams = [_Leaver(bench, question) for question in bench.known]
-    result.outcomes += await asyncio.gather(*(stream.ask() for stream in streams))
-    ways = sum((stream.comeback.ways for stream in streams), start=type(streams[0].comeback.ways)())
-    result.notes.append(", ".join(f"{way}: {number}" for way, number in sorted(ways.items())))
-    return result
+    streams = [_leaver(bench, question) for question in bench.known]
+    asked = (bench.settle(stream.question, stream.ask) for stream in streams)
+    outcomes = await asyncio.gather(*asked)
+    return Result("drop and come back", outcomes, [f"went on: {ways_text(streams)}"])
 
 
-class _Leaver:
-    """A client that disconnects a few times."""
+def _leaver(bench: Workbench, question: Question) -> Comeback:
+    """Return a client that disconnects a few times."""
+    most = max(1, question.max_tokens - 1)
+    leaves_at = sorted({bench.rng.randint(1, most) for _ in range(_COMEBACKS_EACH)})
 
-    def __init__(self, bench: Workbench, question: Question) -> None:
-        self._bench = bench
-        self.comeback = Comeback(bench.server, question, bench.rng, self._leave)
-        most = max(1, question.max_tokens - 1)
-        self._leaves_at = sorted({bench.rng.randint(1, most) for _ in range(_COMEBACKS_EACH)})
-
-    def _leave(self, comeback: Comeback) -> None:
-        if self._leaves_at and comeback.received.num_events >= self._leaves_at[0]:
-            del self._leaves_at[0]
+    def leave(comeback: Comeback) -> None:
+        if leaves_at and comeback.received.num_events >= leaves_at[0]:
+            del leaves_at[0]
             raise BrokenError("the client disconnected")
 
-    async def ask(self) -> Outcome:
-        question = self.comeback.question
-        try:
-            await self.comeback.ask()
-        except AskError as error:
-            return Outcome(question.name, Verdict.ERROR, detail=str(error))
-        finally:
-            self._bench.advance()
-        return self.comeback.compare(self._bench.references[question])
+    return Comeback(bench.server, question, bench.rng, leave)

@@ -3,11 +3,9 @@
 import asyncio
 import statistics
 import time
-from collections import Counter
 
-from launch.torture.comeback import Comeback, Way
-from launch.torture.comparison import Outcome, Verdict
-from launch.torture.errors import AskError
+from launch.torture.comeback import Comeback, ways_text
+from launch.torture.comparison import Outcome
 from launch.torture.processes import Victims
 from launch.torture.questions import Question
 from launch.torture.workbench import Result, Workbench
@@ -90,13 +88,9 @@ class _Waves:
         self._streams.append(stream)
         self._open.add(stream)
         try:
-            await stream.ask()
-        except AskError as error:
-            return Outcome(question.name, Verdict.ERROR, detail=str(error))
+            return await self._bench.settle(question, stream.ask)
         finally:
             self._open.remove(stream)
-            self._bench.advance()
-        return stream.compare(self._bench.references[question])
 
     def _on_event(self, _: Comeback) -> None:
         self._events_to_go -= 1
@@ -123,11 +117,8 @@ class _Waves:
         """Return what was killed, how streams went on, and for how long they stood still."""
         notes = list(self._notes)
         broken = sum(1 for stream in self._streams if stream.num_breaks)
-        ways: Counter[Way] = Counter()
-        for stream in self._streams:
-            ways += stream.ways
-        went_on = ", ".join(f"{way} {number}" for way, number in sorted(ways.items()))
-        notes.append(f"{broken} streams broke" + (f"; went on by {went_on}" if went_on else ""))
+        went_on = ways_text(self._streams)
+        notes.append(f"{broken} streams broke" + (f"; went on: {went_on}" if went_on else ""))
         gaps = [each.longest_gap_s for each in self._streams if each.longest_gap_s is not None]
         if gaps:
             notes.append(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launch.torture.answers import Answer, Received
+from launch.torture.answers import Received
 from launch.torture.comparison import Outcome
 from launch.torture.questions import Question, long_questions
 from launch.torture.workbench import Result, Workbench
@@ -71,14 +71,7 @@ async def _press(bench: Workbench, load: Sequence[Question]) -> tuple[list[Outco
         Outcomes, and whether one of the load began after another had ended: it was queued.
     """
     times = [_Times() for _ in load]
-
-    async def press(question: Question, own: _Times) -> Outcome:
-        async def asked() -> Answer:
-            return await bench.server.ask(question, own.note)
-
-        return await bench.outcome(question, asked)
-
-    pressed = [press(question, own) for question, own in zip(load, times, strict=True)]
+    pressed = (bench.ask(question, own.note) for question, own in zip(load, times, strict=True))
     outcomes = await asyncio.gather(*pressed, *map(bench.ask, bench.known))
     begun = [own for own in times if own.first]
     is_queued = bool(begun) and max(own.first for own in begun) > min(own.last for own in begun)

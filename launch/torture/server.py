@@ -19,6 +19,9 @@ _MAX_PAUSE_S = 2.0
 _MAX_PROBE_S = 10.0
 
 
+Watch = Callable[[Received], None]
+
+
 class Api(StrEnum):
     """How questions are put."""
 
@@ -143,9 +146,7 @@ class Server:
         if not received.is_whole:
             raise BrokenError("the stream ended before its answer did")
 
-    async def ask(
-        self, question: Question, watch: Callable[[Received], None] | None = None
-    ) -> Answer:
+    async def ask(self, question: Question, watch: Watch | None = None) -> Answer:
         """Ask until there is an answer; comes again where the server is too busy.
 
         Args:

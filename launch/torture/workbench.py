@@ -9,7 +9,7 @@ from launch.torture.answers import Answer
 from launch.torture.comparison import Outcome, Verdict, compare
 from launch.torture.errors import AskError
 from launch.torture.questions import Question
-from launch.torture.server import Server
+from launch.torture.server import Server, Watch
 
 
 @dataclass(slots=True)
@@ -62,19 +62,24 @@ class Workbench:
         """The questions that have a reference."""
         return [question for question in self.questions if question in self.references]
 
-    async def ask(self, question: Question) -> Outcome:
-        """Ask a question that has a reference, and compare."""
-        return await self.outcome(question, lambda: self.server.ask(question))
+    async def ask(self, question: Question, watch: Watch | None = None) -> Outcome:
+        """Ask a question that has a reference, and compare; arguments as of `Server.ask`."""
 
-    async def outcome(self, question: Question, asking: Callable[[], Awaitable[Answer]]) -> Outcome:
-        """Compare what is returned with the reference; an error is an outcome, too."""
+        async def compared(reference: Answer) -> Outcome:
+            return compare(question.name, reference, await self.server.ask(question, watch))
+
+        return await self.settle(question, compared)
+
+    async def settle(
+        self, question: Question, asked: Callable[[Answer], Awaitable[Outcome]]
+    ) -> Outcome:
+        """Return what comes of asking, given the reference; an error is an outcome, too."""
         try:
-            answer = await asking()
+            return await asked(self.references[question])
         except AskError as error:
             return Outcome(question.name, Verdict.ERROR, detail=str(error))
         finally:
             self.advance()
-        return compare(question.name, self.references[question], answer)
 
     async def ask_all(self, questions: Sequence[Question]) -> list[Outcome]:
         """Ask questions at once."""

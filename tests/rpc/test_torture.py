@@ -185,7 +185,7 @@ async def test_streams_that_go_on_after_a_kill(
         killed = (await tortured(fake, victims, max_tokens=48, scenarios=("kill",)))["kill"]
     assert victim.poll() is not None
     assert any(f"{victim.pid} was killed" in note for note in killed.notes)
-    assert any("went on by Last-Event-ID" in note for note in killed.notes)
+    assert any("went on: Last-Event-ID" in note for note in killed.notes)
     assert any(note.startswith("stall: ") for note in killed.notes)
     found = [each for each in killed.outcomes if each.verdict is verdict]
     assert found
@@ -200,7 +200,7 @@ async def test_a_server_that_cannot_go_on_is_asked_again(
     fake = FakeServer(victim=victim, has_event_ids=False)
     with Victims([victim.pid], signal_named("SIGTERM")) as victims:
         results = await tortured(fake, victims, max_tokens=48, scenarios=("kill",))
-    assert any("went on by asked again" in note for note in results["kill"].notes)
+    assert any("went on: asked again" in note for note in results["kill"].notes)
     assert changed(results) == set()
 
 
