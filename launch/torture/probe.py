@@ -83,7 +83,7 @@ def _entry(listed: Any, model: str) -> dict[str, Any]:
         entries = [entry for entry in listed["data"] if isinstance(entry["id"], str)]
     except (TypeError, KeyError):
         entries = []
-    if not entries:
+    if not entries and not model:
         raise UnavailableError(f"/v1/models: must list models, got {str(listed)[:80]}")
     for entry in entries:
         if model in ("", entry["id"]):

@@ -38,6 +38,7 @@ class FakeServer:
         forgets_who_left: answers change once a client has disconnected.
         victim: process whose end breaks every stream that is open then.
         after_kill: what is wrong with streams that go on: "repeats", "loses", "changes" or "down".
+        lists_model: whether it does; it answers for any name.
     """
 
     extras: frozenset[str] = EXTRAS
@@ -51,6 +52,7 @@ class FakeServer:
     forgets_who_left: bool = False
     victim: "subprocess.Popen[bytes] | None" = None
     after_kill: str = ""
+    lists_model: bool = True
     url: str = ""
     paths: set[str] = field(default_factory=set)
     num_left: int = 0
@@ -64,7 +66,8 @@ class FakeServer:
     async def models(self, _: Request) -> Response:
         if self._was_killed and self.after_kill == "down":
             return Response(status_code=502)
-        return JSONResponse({"data": [{"id": MODEL, "max_model_len": 512}]})
+        listed = [{"id": MODEL, "max_model_len": 512}] if self.lists_model else []
+        return JSONResponse({"object": "list", "data": listed})
 
     async def answer(self, request: Request) -> Response:
         body = await request.json()

@@ -80,6 +80,17 @@ async def test_extras_are_found_by_what_they_do(missing: str, is_strict: bool) -
     assert (found.server.model, found.max_model_len) == (MODEL, 512)
 
 
+async def test_a_model_that_is_not_listed_is_asked_by_its_name() -> None:
+    async with (
+        serve(FakeServer(lists_model=False)) as fake,
+        Transport(f"{fake.url}/v1") as transport,
+    ):
+        found = await probe(transport, Api.COMPLETIONS, "other", 20.0, 256)
+        assert (found.server.model, found.max_model_len) == ("other", 256)
+        with pytest.raises(UnavailableError, match=r"must list models, got {'object': 'list'"):
+            await probe(transport, Api.COMPLETIONS, "", 20.0, 0)
+
+
 async def test_without_seeds_no_sampled_question_is_asked() -> None:
     for extras in (EXTRAS, EXTRAS - {"seed"}):
         report = await reported(FakeServer(extras), scenarios=("in company",))
