@@ -4,6 +4,7 @@ Quire alone is the SDK. What each service needs beyond it is an extra: pyproject
 """
 
 import importlib.util
+from pathlib import Path
 
 from quire.contract.errors import ConfigError
 
@@ -12,6 +13,7 @@ _ANY_SERVICE = (
     *("cryptography", "grpc_health", "grpc_reflection"),
     *("prometheus_client", "rich", "structlog", "typer"),
 )
+PICTURES = (".svg", ".png", ".pdf")
 MODULES = {
     "scheduler": _ANY_SERVICE,
     "router": (
@@ -24,7 +26,7 @@ MODULES = {
     ),
     "simulator": (*_ANY_SERVICE, "numpy"),
     "ray": ("ray",),
-    "bench": (*_ANY_SERVICE, "aiohttp"),
+    "bench": (*_ANY_SERVICE, "aiohttp", "numpy", "tokenizers"),
     "pull": (*_ANY_SERVICE, "huggingface_hub"),
 }
 
@@ -52,6 +54,24 @@ def require(what: str, *extras: str, bring: str | None = None) -> None:
             f"{what}: needs packages that are not installed ({', '.join(missing)}): "
             f"pip install 'quire-serve[{bring or ','.join(lacking)}]'"
         )
+
+
+def require_plot(path: Path, extra: str) -> None:
+    """Return if a picture of this name can be drawn.
+
+    Args:
+        path: to write.
+        extra: that brings matplotlib.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the name has no ending of a format for it.
+    """
+    if not _is_installed("matplotlib"):
+        raise ConfigError(
+            f"--plot: matplotlib is not installed: pip install 'quire-serve[{extra}]'"
+        )
+    if path.suffix not in PICTURES:
+        raise ConfigError(f"--plot: must end in {', '.join(PICTURES)}, got {path.name}")
 
 
 def _is_installed(name: str) -> bool:

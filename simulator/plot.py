@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.contract.errors import ConfigError
 from simulator.metrics import Metrics
 
 _PANELS = (
@@ -16,22 +15,6 @@ _PANELS = (
     ("prefix hit rate", ("hit_rate",), False),
 )
 _STYLES = ("-", ":")
-
-
-def check_plottable(path: Path) -> None:
-    """Raise ConfigError unless a picture of this name can be drawn.
-
-    Raises:
-        ConfigError: matplotlib is missing, or it cannot write files with this ending.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "--plot: matplotlib is not installed: pip install 'quire-serve[simulator]'"
-        ) from None
-    if path.suffix not in (".svg", ".png", ".pdf"):
-        raise ConfigError(f"--plot: must end in .svg, .png or .pdf, got {path.name}")
 
 
 def plot(runs: Sequence[Metrics], path: Path) -> None:

@@ -3,6 +3,7 @@
 import typer
 
 from launch.cli import (
+    bench,
     certs,
     doctor,
     drain,
@@ -49,6 +50,7 @@ app.command("probe")(probe.probe)
 app.command("replay")(replay.replay)
 app.command("simulate")(simulate.simulate)
 app.command("torture")(torture.torture)
+app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
 
 

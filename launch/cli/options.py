@@ -85,7 +85,7 @@ def _parameter(group: type, name: str, known: Option) -> inspect.Parameter:
     if known.choices:
         make_enum: Any = StrEnum
         annotation = make_enum(name, {each: each for each in known.choices})
-        default = annotation(default)
+        default = None if default is None else annotation(default)
     elif annotation is tuple:
         item, *_ = get_args(get_type_hints(group)[name])
         annotation, default = GenericAlias(list, (item,)), None

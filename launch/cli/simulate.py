@@ -109,7 +109,7 @@ def simulate(
     """
     from dataclasses import replace
 
-    from launch.extras import require
+    from launch.extras import require, require_plot
     from quire.contract.errors import QuireError
 
     try:
@@ -119,11 +119,10 @@ def simulate(
             _fit(fit_model, fit_file)
             return
         from simulator.config import OutageKind, SimulationConfig, TrafficConfig
-        from simulator.plot import check_plottable
         from simulator.presets import find_preset
 
         if plot_file is not None:
-            check_plottable(plot_file)
+            require_plot(plot_file, "simulator")
         preset = find_preset(cost_model)
         cell = replace(
             preset.cell,

@@ -24,7 +24,7 @@ WHERE_WANTED = {
     # quire-serve[traces]; what router and worker share of tokenizers and grammars
     "quire": {"opentelemetry", "tokenizers", "transformers", "llguidance"},
     # a cache that it filled; quire-serve[bench]
-    "launch": {"ray", "huggingface_hub", "aiohttp"},
+    "launch": {"ray", "huggingface_hub", "aiohttp", "matplotlib"},
     "simulator": {"torch"},
 }
 
@@ -111,6 +111,7 @@ def test_the_sdk_imports_grpc_and_protobuf_alone() -> None:
         ("router.server", "router"),
         ("worker_svc.service.server", "worker"),
         ("launch.cluster.supervisor", "scheduler"),
+        ("launch.bench.serving", "bench"),
         ("simulator.simulation", "simulator"),
     ],
 )

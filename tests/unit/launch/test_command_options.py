@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from launch.bench.arguments import ServeOptions
 from launch.cli.main import app
 from launch.cluster.config import ClusterConfig, embedded_model
 from quire import LLM
@@ -293,7 +294,7 @@ def test_a_child_takes_its_parents_values_before_its_own(
 
 
 def test_every_option_has_help_and_a_limit_if_it_is_a_number() -> None:
-    for group in (ClusterConfig, SchedulerConfig, RouterConfig):
+    for group in (ClusterConfig, SchedulerConfig, RouterConfig, ServeOptions):
         for name, each in options_of(group).items():
             assert each.help.endswith("."), name
             if types_of(group)[name] in (int, float):

@@ -1,0 +1,1 @@
+"""One client for each API that is measured."""
