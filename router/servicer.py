@@ -1,6 +1,5 @@
 """InferenceService: from proto, call the router, to proto."""
 
-import time
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import TypeVar
@@ -12,6 +11,7 @@ from quire.contract.inputs import GenerateInput, ResumeInput
 from quire.rpc.access import current_caller
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire.chat import chat_input_from_proto
+from quire.wire.embeddings import embed_input_from_proto, embeddings_to_proto
 from quire.wire.inference import (
     cluster_to_proto,
     detokenize_input_from_proto,
@@ -23,6 +23,8 @@ from quire.wire.inference import (
     tokenize_input_from_proto,
 )
 from router.cells.pool import CellPool
+from router.requests.deadline import deadline_of
+from router.requests.embeddings import Embedder
 from router.requests.heartbeats import check_interval, heartbeats
 from router.requests.inference import Inference
 
@@ -49,6 +51,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             cells: whose state WatchCluster reports.
         """
         self._inference = inference
+        self._embedder = Embedder(inference)
         self._cells = cells
 
     async def Generate(  # type: ignore[override]
@@ -75,8 +78,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         message: MessageT,
         context: grpc.aio.ServicerContext,
     ) -> None:
-        caller, remaining_s = current_caller(), context.time_remaining()
-        deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
+        caller, deadline_s = current_caller(), deadline_of(context)
         with self._inference.refusals(caller):
             request = read(message)
             sent = request.request if isinstance(request, ResumeInput) else request
@@ -87,6 +89,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         ):
             async for event in events:
                 await write(event_to_proto(event))
+
+    async def Embed(
+        self, request: inference_pb2.EmbedRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.EmbedResponse:
+        """Return a vector for each input."""
+        caller = current_caller()
+        with self._inference.refusals(caller):
+            sent = embed_input_from_proto(request)
+        found = await self._embedder.embed(sent, caller, deadline_of(context))
+        return embeddings_to_proto(found)
 
     async def Abort(
         self, request: inference_pb2.AbortRequest, context: grpc.aio.ServicerContext

@@ -122,8 +122,9 @@ class ChatInput:
             grammar: that of the output; None for that of the sampling parameters.
         """
         # One that GenerateInput gets and this class lacks fails here, in every test of a chat.
-        names = {each.name for each in fields(GenerateInput)}
-        own = {name: getattr(self, name) for name in names - {"prompt", "include_prompt_token_ids"}}
+        names = {field.name for field in fields(GenerateInput)}
+        names -= {"prompt", "include_prompt_token_ids", "pooling_params"}
+        own = {name: getattr(self, name) for name in names}
         if grammar is not None:
             own["sampling_params"] = replace(self.sampling_params, structured_outputs=grammar)
         return GenerateInput(prompt, include_prompt_token_ids=True, **own)

@@ -132,6 +132,19 @@ class DeadlineExceededError(QuireError):
     reason = "DEADLINE_EXCEEDED"
 
 
+class AbortedError(QuireError):
+    """The request was ended by an Abort."""
+
+    code = "ABORTED"
+    reason = "ABORTED"
+
+
+class NotFiniteError(QuireError):
+    """A model's numbers for a request overflow, or are none."""
+
+    reason = "NOT_FINITE"
+
+
 class QuarantinedError(QuireError):
     """A request was computed, the last time alone, whenever workers were lost twice in a row."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import SamplingParams
 
 
@@ -21,6 +22,7 @@ class GenerateInput:
         include_prompt_token_ids: report the prompt's token ids at the start.
         heartbeat_ms: send a heartbeat when nothing else was sent for so long; None sends none.
         resumable: run on for a grace time where the stream breaks.
+        pooling_params: where a vector is wanted, and no text; set by routers alone.
     """
 
     prompt: str | Sequence[int]
@@ -33,6 +35,7 @@ class GenerateInput:
     include_prompt_token_ids: bool = False
     heartbeat_ms: int | None = None
     resumable: bool = False
+    pooling_params: PoolingParams | None = None
 
 
 @dataclass(frozen=True, slots=True)

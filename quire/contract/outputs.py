@@ -40,6 +40,8 @@ class ModelInfo:
             "" if it has none; from routers those in use.
         quantization: how attention and MLPs hold their weights; "none", "w8a8", "w8" or
             "w4".
+        embedding_size: elements of a vector that a request for one gets; 0 where none is computed,
+            by workers of an earlier release.
     """
 
     name: str
@@ -52,6 +54,7 @@ class ModelInfo:
     numerics_id: str = ""
     text_id: str = ""
     quantization: str = "none"
+    embedding_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +256,7 @@ class Finished:
         time_breakdown: of the whole request if it asked for it; with the last of its outputs to be
             told.
         parsed: as of Delta: what is known to be meant now that no text follows.
+        vector: of a request for one, as little-endian float32. Known in a router alone.
     """
 
     finish_reason: FinishReason
@@ -262,6 +266,7 @@ class Finished:
     cumulative_logprob: float | None = None
     time_breakdown: TimeBreakdown | None = None
     parsed: ParsedOutput | None = None
+    vector: bytes | None = None
 
 
 Event = Started | Delta | Finished

@@ -17,6 +17,7 @@ from quire.contract.outputs import (
     ModelInfo,
     TokenLogprobs,
 )
+from quire.contract.pooling_params import PoolingParams
 from quire.contract.quotas import UNLIMITED, Quotas
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import PromptLogprobs
@@ -52,9 +53,11 @@ class Submission:
         num_cells: that serve the model; each grants the tenant its part of the quotas.
         block_source: addresses of the workers of the cell that it was moved from, as of
             BlockSource; () where there is none to be asked.
+        pooling_params: of a request for a vector; None where it is for tokens.
 
     Raises:
-        InvalidRequestError: there are outputs without a seed, or the weight is out of bounds.
+        InvalidRequestError: there are outputs without a seed, or beside a request for a vector, or
+            the weight is out of bounds.
     """
 
     prompt_token_ids: Sequence[int]
@@ -74,10 +77,15 @@ class Submission:
     quotas: Quotas = UNLIMITED
     num_cells: int = 1
     block_source: tuple[str, ...] = ()
+    pooling_params: PoolingParams | None = None
 
     def __post_init__(self) -> None:
         if self.outputs and self.sampling_params.seed is None:
             raise InvalidRequestError("seed", "must be given with output_token_ids, got none")
+        if self.pooling_params is not None and (self.outputs or self.sampling_params.width > 1):
+            raise InvalidRequestError(
+                "pooling_params", "must be absent with output_token_ids and with several outputs"
+            )
         if not MIN_WEIGHT <= self.tenant_weight <= MAX_WEIGHT:
             raise InvalidRequestError(
                 "tenant_weight",
@@ -165,6 +173,8 @@ class StepOutputs:
         hypotheses: (request number, texts) of the beam searches that ended, best first.
         prompt_logprobs: (request number, what was computed of its prompt).
         time_breakdowns: (request number, its time so far) of those who asked for it.
+        vectors: (request number, vector as little-endian float32) of requests for one, which have
+            ended with it.
     """
 
     request_numbers: list[int] = field(default_factory=list)
@@ -177,6 +187,7 @@ class StepOutputs:
     hypotheses: list[tuple[int, list[Hypothesis]]] = field(default_factory=list)
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
     time_breakdowns: list[tuple[int, TimeBreakdown]] = field(default_factory=list)
+    vectors: list[tuple[int, bytes]] = field(default_factory=list)
 
     def add_finished(self, number: int, sequence_index: int, reason: FinishReason) -> None:
         """A sequence of a request ended."""

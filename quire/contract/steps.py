@@ -4,6 +4,7 @@ from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 
 from quire.contract.outputs import TokenLogprobs
+from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import SamplingParams
 
 
@@ -22,6 +23,8 @@ class SequenceState:
         num_candidates: most probable tokens to report of a beam; 0 where a token is sampled.
         traceparent: W3C Trace Context of its request, for logs; "" for none.
         cache_salt: part of the hashes of its blocks.
+        pooling_params: of a sequence that gets a vector once its last token is computed; None where
+            it samples.
     """
 
     sequence_id: int
@@ -34,6 +37,7 @@ class SequenceState:
     num_candidates: int = 0
     traceparent: str = ""
     cache_salt: bytes = b""
+    pooling_params: PoolingParams | None = None
 
 
 @dataclass(slots=True)
@@ -101,11 +105,13 @@ class StepResult:
         sequence_ids: sequences that got a token, in batch order; parallel to `token_ids`. One whose
             drafts were right got several, one after the other.
         token_ids: the tokens.
-        failed_sequence_ids: sequences whose logits were not finite; they got no token, or
-            only those before the row that was not.
+        failed_sequence_ids: sequences whose logits or vector were not finite; they got nothing, or
+            only the tokens before the row that was not.
         logprobs: parallel to `token_ids` if any of the sequences asked for them, else empty.
         prompt_logprobs: (sequence, what was computed of its prompt) of those that asked for it.
         num_draft_tokens: tokens drafted for each sequence that had slots for them, in batch order.
+        vectors: (sequence, vector as little-endian float32) of those that asked for one and had
+            their last token computed.
         epoch: as ordered.
         step_id: as ordered.
         model_us: time of the forward pass.
@@ -120,6 +126,7 @@ class StepResult:
     logprobs: Sequence[TokenLogprobs] = ()
     prompt_logprobs: Sequence[tuple[int, PromptLogprobs]] = ()
     num_draft_tokens: Sequence[int] = ()
+    vectors: Sequence[tuple[int, bytes]] = ()
     epoch: int = 0
     step_id: int = 0
     model_us: int = 0

@@ -10,8 +10,10 @@ from typing import Any, TypedDict
 import grpc
 
 from quire.contract.chat import ChatInput, ChatMessage, Tool
+from quire.contract.embeddings import EmbedInput
 from quire.contract.inputs import GenerateInput
 from quire.contract.openai_chat import parse_messages, parse_tool_choice, parse_tools
+from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import TRACEPARENT
 from quire.rpc import Role, TlsFiles
@@ -41,6 +43,35 @@ class GenerateOptions(TypedDict, total=False):
     priority: int
     cache_salt: str
     include_time_breakdown: bool
+    include_prompt_token_ids: bool
+    timeout: float | None
+    traceparent: str
+
+
+class EmbedOptions(TypedDict, total=False):
+    """What a request for vectors may carry beside its prompts.
+
+    Attributes:
+        normalize: scale each vector to a Euclidean length of 1; True if absent.
+        truncate_prompt_tokens: use only so many tokens of each prompt, its last ones.
+        add_special_tokens: whether texts get the tokens that the model expects around a prompt;
+            True if absent.
+        request_id: unique among your running requests; "" has the router make one.
+        model: "" for the only one that is served.
+        priority: smaller goes first, in [-100, 100].
+        cache_salt: share cached prefixes with requests of the same salt only.
+        include_prompt_token_ids: return the token ids of each prompt.
+        timeout: seconds for the whole answer; None for no limit.
+        traceparent: your span, as W3C Trace Context; the spans of the request become part of it.
+    """
+
+    normalize: bool
+    truncate_prompt_tokens: int | None
+    add_special_tokens: bool
+    request_id: str
+    model: str
+    priority: int
+    cache_salt: str
     include_prompt_token_ids: bool
     timeout: float | None
     traceparent: str
@@ -145,7 +176,32 @@ def chat_input(
     )
 
 
-def trace_metadata(options: GenerateOptions) -> tuple[tuple[str, str], ...]:
+def embed_input(prompts: Prompt | Sequence[Prompt], options: EmbedOptions) -> EmbedInput:
+    """Return the request for vectors that a call of the SDK asks for.
+
+    Args:
+        prompts: one, or a sequence of several.
+        options: of the call.
+
+    Raises:
+        InvalidRequestError: there are no prompts, or too many.
+    """
+    is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    each: Any = [prompts] if is_one else prompts
+    return EmbedInput(
+        each,
+        PoolingParams(options.get("normalize", True)),
+        options.get("request_id", ""),
+        options.get("model", ""),
+        options.get("truncate_prompt_tokens"),
+        options.get("add_special_tokens", True),
+        options.get("priority", 0),
+        options.get("cache_salt", ""),
+        options.get("include_prompt_token_ids", False),
+    )
+
+
+def trace_metadata(options: GenerateOptions | EmbedOptions) -> tuple[tuple[str, str], ...]:
     """Return the metadata that makes a request part of the caller's trace."""
     traceparent = options.get("traceparent")
     return ((TRACEPARENT, traceparent),) if traceparent else ()

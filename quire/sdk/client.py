@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from quire.contract.embeddings import Embeddings
 from quire.contract.errors import QuireError
 from quire.contract.inputs import DetokenizeInput, TokenizeInput
 from quire.contract.outputs import CellStatus, Completion, Event, ModelInfo
@@ -18,15 +19,18 @@ from quire.contract.sampling_params import SamplingParams
 from quire.rpc import open_channel, open_sync_channel
 from quire.sdk.calls import (
     ChatOptions,
+    EmbedOptions,
     GenerateOptions,
     Messages,
     Prompt,
+    embed_input,
     own_errors,
 )
 from quire.sdk.collect import Collector
-from quire.sdk.connection import PASSED_OVER, Connection
+from quire.sdk.connection import NO_OPTIONS, PASSED_OVER, Connection
 from quire.sdk.resume import ResumableStream
 from quire.v1 import inference_pb2
+from quire.wire.embeddings import embed_input_to_proto, embeddings_from_proto
 from quire.wire.inference import (
     cluster_from_proto,
     detokenize_input_to_proto,
@@ -154,6 +158,21 @@ class AsyncClient(Connection):
                     # Since grpc 1.83 a stream that is merely dropped would run on.
                     call.cancel()
 
+    async def embed(
+        self, prompts: Prompt | Sequence[Prompt], **options: Unpack[EmbedOptions]
+    ) -> Embeddings:
+        """Return a vector for each prompt: the hidden state of its last token.
+
+        Args:
+            prompts: a text or token ids, or a sequence of them; at most 2,048.
+            options: see EmbedOptions.
+
+        Raises:
+            QuireError: those of `stream`.
+        """
+        request = embed_input_to_proto(embed_input(prompts, options))
+        return embeddings_from_proto(await self._unary("Embed", request, options))
+
     async def abort(self, request_id: str) -> bool:
         """End a running request; its stream finishes with ABORT. Returns whether there was one."""
         request = inference_pb2.AbortRequest(request_id=request_id)
@@ -168,21 +187,18 @@ class AsyncClient(Connection):
     ) -> list[int]:
         """Return the token ids of a text."""
         request = tokenize_input_to_proto(TokenizeInput(text, model, add_special_tokens))
-        with own_errors():
-            return list((await self._unary("Tokenize", request)).token_ids)
+        return list((await self._unary("Tokenize", request)).token_ids)
 
     async def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = ""
     ) -> str:
         """Return the text of token ids."""
         request = detokenize_input_to_proto(DetokenizeInput(token_ids, model, skip_special_tokens))
-        with own_errors():
-            return str((await self._unary("Detokenize", request)).text)
+        return str((await self._unary("Detokenize", request)).text)
 
     async def list_models(self) -> list[ModelInfo]:
         """Return the models that are served now."""
-        with own_errors():
-            response = await self._unary("ListModels", inference_pb2.ListModelsRequest())
+        response = await self._unary("ListModels", inference_pb2.ListModelsRequest())
         return models_from_proto(response)
 
     async def watch_cluster(self) -> AsyncGenerator[list[CellStatus], None]:
@@ -195,15 +211,16 @@ class AsyncClient(Connection):
         finally:
             call.cancel()
 
-    async def _unary(self, method: str, request: Any) -> Any:
+    async def _unary(self, method: str, request: Any, options: EmbedOptions = NO_OPTIONS) -> Any:
         """Call the routers in turn until one answers."""
+        arguments = self._unary_arguments(options)
         for _ in self._stub_of_each[1:]:
             stub = self._stub
             with suppress(*PASSED_OVER), own_errors():
-                return await getattr(stub, method)(request, metadata=self._metadata)
+                return await getattr(stub, method)(request, **arguments())
             self._leave(stub)
         with own_errors():
-            return await getattr(self._stub, method)(request, metadata=self._metadata)
+            return await getattr(self._stub, method)(request, **arguments())
 
     async def close(self) -> None:
         """Close the connection; running calls are cancelled."""
@@ -310,6 +327,13 @@ class Client(Connection):
                 finally:
                     call.cancel()
 
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], **options: Unpack[EmbedOptions]
+    ) -> Embeddings:
+        """Return a vector for each prompt; arguments and errors as in `AsyncClient.embed`."""
+        request = embed_input_to_proto(embed_input(prompts, options))
+        return embeddings_from_proto(self._unary("Embed", request, options))
+
     def abort(self, request_id: str) -> bool:
         """End a running request; its stream finishes with ABORT. Returns whether there was one."""
         request = inference_pb2.AbortRequest(request_id=request_id)
@@ -322,21 +346,18 @@ class Client(Connection):
     def tokenize(self, text: str, *, add_special_tokens: bool = True, model: str = "") -> list[int]:
         """Return the token ids of a text."""
         request = tokenize_input_to_proto(TokenizeInput(text, model, add_special_tokens))
-        with own_errors():
-            return list(self._unary("Tokenize", request).token_ids)
+        return list(self._unary("Tokenize", request).token_ids)
 
     def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = ""
     ) -> str:
         """Return the text of token ids."""
         request = detokenize_input_to_proto(DetokenizeInput(token_ids, model, skip_special_tokens))
-        with own_errors():
-            return str(self._unary("Detokenize", request).text)
+        return str(self._unary("Detokenize", request).text)
 
     def list_models(self) -> list[ModelInfo]:
         """Return the models that are served now."""
-        with own_errors():
-            response = self._unary("ListModels", inference_pb2.ListModelsRequest())
+        response = self._unary("ListModels", inference_pb2.ListModelsRequest())
         return models_from_proto(response)
 
     def watch_cluster(self) -> Iterator[list[CellStatus]]:
@@ -349,15 +370,16 @@ class Client(Connection):
         finally:
             call.cancel()
 
-    def _unary(self, method: str, request: Any) -> Any:
+    def _unary(self, method: str, request: Any, options: EmbedOptions = NO_OPTIONS) -> Any:
         """Call the routers in turn until one answers."""
+        arguments = self._unary_arguments(options)
         for _ in self._stub_of_each[1:]:
             stub = self._stub
             with suppress(*PASSED_OVER), own_errors():
-                return getattr(stub, method)(request, metadata=self._metadata)
+                return getattr(stub, method)(request, **arguments())
             self._leave(stub)
         with own_errors():
-            return getattr(self._stub, method)(request, metadata=self._metadata)
+            return getattr(self._stub, method)(request, **arguments())
 
     def close(self) -> None:
         """Close the connection; running calls are cancelled."""

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from quire.rpc import Role, TlsFiles
 from quire.rpc.call_metadata import PROTOCOL_METADATA, call_metadata
 from quire.sdk.calls import (
     ChatOptions,
+    EmbedOptions,
     GenerateOptions,
     Messages,
     Prompt,
@@ -35,6 +37,7 @@ from quire.wire.inference import (
 
 # Of a router, where there are others: during an upgrade they are of different releases.
 PASSED_OVER = (UnavailableError, ProtocolDiffersError)
+NO_OPTIONS = EmbedOptions()
 
 
 class Connection:
@@ -141,6 +144,19 @@ class Connection:
             self._is_known,
             options.get("timeout"),
         )
+
+    def _unary_arguments(self, options: EmbedOptions) -> Callable[[], dict[str, Any]]:
+        """Return what makes the arguments of each attempt at a call that has one answer."""
+        metadata, timeout_s = (*self._metadata, *trace_metadata(options)), options.get("timeout")
+        began_s = time.monotonic()
+
+        def arguments() -> dict[str, Any]:
+            left_s = None
+            if timeout_s is not None:
+                left_s = max(0.0, timeout_s - (time.monotonic() - began_s))
+            return {"timeout": left_s, "metadata": metadata}
+
+        return arguments
 
     def _call(self, stub: Any, stream: ResumableStream, options: GenerateOptions) -> Any:
         """Generate or chat, or resume what was received of it already."""

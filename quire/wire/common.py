@@ -1,9 +1,11 @@
 """To and from the messages of common.proto."""
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import CellState, FinishReason, ModelInfo, TokenLogprobs
+from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import MAX_TOKENS, SamplingParams, check_counts
 from quire.contract.structured_outputs import (
     StructuredOutputsParams,
@@ -13,6 +15,9 @@ from quire.contract.structured_outputs import (
 from quire.contract.time_breakdown import TimeBreakdown
 from quire.v1 import common_pb2, inference_pb2
 from quire.wire.fields import fields_of, from_fields
+
+if TYPE_CHECKING:
+    from quire.v1 import scheduler_pb2, worker_pb2
 
 _FINISH_TO_PROTO: dict[FinishReason, common_pb2.FinishReason.ValueType] = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -92,6 +97,20 @@ def structured_outputs_from_proto(
     check_num_choices(len(grammar.choice))  # before they are copied
     check_num_chars("structured_outputs.choice", sum(map(len, grammar.choice)))
     return from_fields(StructuredOutputsParams, grammar)
+
+
+def pooling_params_to_proto(params: PoolingParams | None) -> common_pb2.PoolingParams | None:
+    """Return the message of what a request for a vector asks for, None where it is for tokens."""
+    return None if params is None else common_pb2.PoolingParams(**fields_of(params))
+
+
+def pooling_params_from_proto(
+    message: "scheduler_pb2.Submission | worker_pb2.SequenceState",
+) -> PoolingParams | None:
+    """Return what a request for a vector asks for, None where it is for tokens."""
+    if not message.HasField("pooling_params"):
+        return None
+    return PoolingParams(normalize=message.pooling_params.normalize)
 
 
 def token_sequences_to_proto(

@@ -60,7 +60,7 @@ def generate_input_to_proto(request: GenerateInput) -> inference_pb2.GenerateReq
     if isinstance(request.prompt, str):
         message.text = request.prompt
     else:
-        _check_ids("prompt", request.prompt)
+        check_ids("prompt", request.prompt)
         message.token_ids.ids.extend(request.prompt)
     return message
 
@@ -129,7 +129,7 @@ def detokenize_input_to_proto(request: DetokenizeInput) -> inference_pb2.Detoken
     Raises:
         InvalidRequestError: a token id is negative or absurdly large: no message can hold it.
     """
-    _check_ids("token_ids", request.token_ids)
+    check_ids("token_ids", request.token_ids)
     return inference_pb2.DetokenizeRequest(**fields_of(request))
 
 
@@ -138,7 +138,12 @@ def detokenize_input_from_proto(message: inference_pb2.DetokenizeRequest) -> Det
     return from_fields(DetokenizeInput, message, token_ids=message.token_ids)
 
 
-def _check_ids(field: str, token_ids: Sequence[int]) -> None:
+def check_ids(field: str, token_ids: Sequence[int]) -> None:
+    """Check that a message can hold token ids.
+
+    Raises:
+        InvalidRequestError: one is negative or absurdly large.
+    """
     for token_id in token_ids:
         if not 0 <= token_id < 2**32:
             raise InvalidRequestError(field, f"token ids must be in [0, 2**32), got {token_id}")

@@ -64,7 +64,7 @@ def serialize_record(record: Record, *, with_tokens: bool) -> bytes:
 
     Args:
         record: the record.
-        with_tokens: whether to keep tokens, sampling parameters and log-probabilities.
+        with_tokens: whether to keep tokens, sampling parameters, log-probabilities and vectors.
     """
     message = record_to_proto(record)
     for state in message.scheduler_outputs.new_sequences:
@@ -105,7 +105,7 @@ def _strip_tokens(message: recording_pb2.Record) -> None:
     elif message.WhichOneof("content") == "result":
         result = message.result
         result.token_ids[:] = [0] * len(result.token_ids)
-        del result.logprobs[:], result.prompt_logprobs[:]
+        del result.logprobs[:], result.prompt_logprobs[:], result.vectors[:]
 
 
 def _header_to_proto(header: EpochHeader) -> recording_pb2.EpochHeader:

@@ -37,6 +37,8 @@ from quire.wire.common import (
     finish_reason_to_proto,
     model_info_from_proto,
     model_info_to_proto,
+    pooling_params_from_proto,
+    pooling_params_to_proto,
     sampling_params_from_proto,
     sampling_params_to_proto,
     time_breakdown_from_proto,
@@ -88,6 +90,7 @@ def submission_to_proto(submission: Submission) -> scheduler_pb2.Submission:
     """Return the message of a submission."""
     fields = fields_of(submission)
     fields["sampling_params"] = sampling_params_to_proto(submission.sampling_params)
+    fields["pooling_params"] = pooling_params_to_proto(submission.pooling_params)
     fields["quotas"] = (
         scheduler_pb2.Quotas(**fields_of(submission.quotas)) if submission.quotas else None
     )
@@ -102,7 +105,8 @@ def submission_from_proto(message: scheduler_pb2.Submission) -> Submission:
     """Return the submission of a message.
 
     Raises:
-        InvalidRequestError: a sampling parameter is out of bounds, or the seed is missing.
+        InvalidRequestError: a sampling parameter is out of bounds, the seed is missing, or what is
+            asked for does not go together.
     """
     has_quotas = message.HasField("quotas")
     return from_fields(
@@ -111,6 +115,7 @@ def submission_from_proto(message: scheduler_pb2.Submission) -> Submission:
         prompt_token_ids=list(message.prompt_token_ids),
         outputs={each.sequence_index: list(each.token_ids) for each in message.outputs} or None,
         sampling_params=sampling_params_from_proto(message.sampling_params),
+        pooling_params=pooling_params_from_proto(message),
         quotas=from_fields(Quotas, message.quotas) if has_quotas else UNLIMITED,
     )
 
@@ -214,6 +219,10 @@ def step_outputs_to_proto(outputs: StepOutputs) -> scheduler_pb2.StepOutputs:
             )
             for number, breakdown in outputs.time_breakdowns
         ],
+        vectors=[
+            scheduler_pb2.RequestVector(request_number=number, vector=vector)
+            for number, vector in outputs.vectors
+        ],
     )
 
 
@@ -245,6 +254,7 @@ def step_outputs_from_proto(message: scheduler_pb2.StepOutputs) -> StepOutputs:
             (each.request_number, time_breakdown_from_proto(each.time_breakdown))
             for each in message.time_breakdowns
         ],
+        vectors=[(each.request_number, each.vector) for each in message.vectors],
     )
 
 

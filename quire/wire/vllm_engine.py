@@ -6,6 +6,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from quire.contract.embeddings import Embeddings, EmbedInput
 from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import GenerateInput
 from quire.contract.outputs import CellStatus, FinishReason, ModelInfo, TokenLogprobs
@@ -44,6 +45,19 @@ def generate_input_from_proto(message: pb.GenerateRequest) -> GenerateInput:
     if message.WhichOneof("input") == "tokenized":
         prompt = message.tokenized.input_ids
     return GenerateInput(prompt, _sampling_params(message.sampling_params), message.request_id)
+
+
+def embed_input_from_proto(message: pb.EmbedRequest) -> EmbedInput:
+    """Return the request of a message."""
+    return EmbedInput([message.tokenized.input_ids], request_id=message.request_id)
+
+
+def embedding_to_proto(found: Embeddings) -> pb.EmbedResponse:
+    """Return the message of the only vector of a request."""
+    (vector,), (num_prompt_tokens,) = found.vectors, found.num_prompt_tokens
+    return pb.EmbedResponse(
+        embedding=vector, prompt_tokens=num_prompt_tokens, embedding_dim=len(vector)
+    )
 
 
 def _present(message: Message) -> set[str]:

@@ -30,6 +30,8 @@ from quire.v1 import common_pb2, worker_pb2
 from quire.wire.common import (
     model_info_from_proto,
     model_info_to_proto,
+    pooling_params_from_proto,
+    pooling_params_to_proto,
     sampling_params_from_proto,
     structured_outputs_to_proto,
     token_logprobs_from_proto,
@@ -275,8 +277,10 @@ def check_parallel(field: str, *columns: Sized) -> None:
 
 def sequence_state_to_proto(state: SequenceState) -> worker_pb2.SequenceState:
     """Return the message of a sequence, with what a sampler reads of its parameters."""
-    params = _worker_params_to_proto(state.sampling_params)
-    return worker_pb2.SequenceState(**fields_of(state) | {"sampling_params": params})
+    fields = fields_of(state)
+    fields["sampling_params"] = _worker_params_to_proto(state.sampling_params)
+    fields["pooling_params"] = pooling_params_to_proto(state.pooling_params)
+    return worker_pb2.SequenceState(**fields)
 
 
 def sequence_state_from_proto(message: worker_pb2.SequenceState) -> SequenceState:
@@ -287,6 +291,7 @@ def sequence_state_from_proto(message: worker_pb2.SequenceState) -> SequenceStat
         token_ids=message.token_ids,
         block_ids=message.block_ids,
         sampling_params=sampling_params_from_proto(message.sampling_params),
+        pooling_params=pooling_params_from_proto(message),
     )
 
 
@@ -361,6 +366,10 @@ def step_result_to_proto(result: StepResult) -> worker_pb2.StepResult:
             for sequence_id, part in result.prompt_logprobs
         ],
         num_draft_tokens=result.num_draft_tokens,
+        vectors=[
+            worker_pb2.SequenceVector(sequence_id=sequence_id, vector=vector)
+            for sequence_id, vector in result.vectors
+        ],
     )
 
 
@@ -381,6 +390,7 @@ def step_result_from_proto(message: worker_pb2.StepResult) -> StepResult:
             for each in message.prompt_logprobs
         ],
         num_draft_tokens=list(message.num_draft_tokens),
+        vectors=[(each.sequence_id, each.vector) for each in message.vectors],
         epoch=message.epoch,
         step_id=message.step_id,
         model_us=message.model_us,

@@ -258,7 +258,7 @@ class CellPool:
         return choice.place(
             stream.tokens_to_compute,
             request.cache_salt.encode(),
-            request.sampling_params.width,
+            0 if request.pooling_params is not None else request.sampling_params.width,
             self._excluded(stream),
         )
 
@@ -273,7 +273,7 @@ class CellPool:
         assignment.cell.submit(stream, assignment)
 
     def _excluded(self, stream: RequestStream) -> Collection[CellSession]:
-        """Return the cells that lack room, would change tokens, or do not obey a grammar."""
+        """Return the cells that lack room, would change tokens, or ignore what is asked for."""
         full = self._refused_by.get(stream, ())
         return {*full, *unfit(self._cells.values(), stream, self._text_id)}
 

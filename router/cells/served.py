@@ -34,9 +34,9 @@ CellT = TypeVar("CellT", bound=ServingCell)
 def largest(models: Iterable[ModelInfo]) -> Collection[ModelInfo]:
     """Return one model of each name and numerics id, of the largest max_model_len.
 
-    A request goes where it fits.
+    A request goes where it fits; one for a vector to cells that give any.
     """
-    longest_last = sorted(models, key=lambda model: model.max_model_len)
+    longest_last = sorted(models, key=lambda model: (model.max_model_len, model.embedding_size))
     return {(model.name, model.numerics_id): model for model in longest_last}.values()
 
 
@@ -90,7 +90,7 @@ def may_continue(cell: ServingCell, stream: RequestStream) -> bool:
 
 
 def unfit(cells: Iterable[CellT], stream: RequestStream, text_id: str) -> Collection[CellT]:
-    """Return the cells that would change the tokens of a stream, or not obey its grammar.
+    """Return the cells that would change the tokens of a stream, or ignore what it asks for.
 
     Args:
         cells: with or without a session.
@@ -98,13 +98,16 @@ def unfit(cells: Iterable[CellT], stream: RequestStream, text_id: str) -> Collec
         text_id: of this router.
     """
     has_grammar = stream.sampling_params.structured_outputs is not None
-    if not stream.has_begun and not has_grammar:
+    has_vector = stream.request.pooling_params is not None
+    if not (stream.has_begun or has_grammar or has_vector):
         return ()
     return [
         cell
         for cell in cells
         if (stream.has_begun and not may_continue(cell, stream))
         or (has_grammar and not _obeys_grammars(cell, text_id))
+        # Of an earlier release, which would send tokens.
+        or (has_vector and not (cell.model and cell.model.embedding_size))
     ]
 
 

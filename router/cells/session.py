@@ -325,6 +325,9 @@ class CellSession:
                     self.cancel(stream)
                 else:
                     self._cancel_sequence(number, sequence_index)
+        for number, vector in outputs.vectors:
+            if number in streams:
+                streams[number].push_vector(vector)
         ends = zip(
             outputs.finished_request_numbers,
             outputs.finished_sequence_indices,

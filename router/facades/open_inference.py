@@ -1,7 +1,6 @@
 """The Open Inference Protocol: from proto, call the router, to proto."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
@@ -29,17 +28,12 @@ from quire.wire.open_inference import (
     infer_output_to_proto,
     model_metadata_to_proto,
 )
+from router.requests.deadline import deadline_of
 from router.requests.inference import Inference
 from router.requests.reader import ReaderWatch
 
 # Requests of one stream that run at a time; the next is read when one of them has ended.
 MAX_STREAM_REQUESTS = 64
-
-
-def deadline_of(context: grpc.aio.ServicerContext) -> float | None:
-    """Return until when the client of a call waits, on the monotonic clock; None for ever."""
-    remaining_s = context.time_remaining()
-    return None if remaining_s is None else time.monotonic() + remaining_s
 
 
 class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):

@@ -14,6 +14,8 @@ from quire.facades import vllm_engine_pb2_grpc
 from quire.rpc.access import current_caller
 from quire.sdk.collect import Collector
 from quire.wire.vllm_engine import (
+    embed_input_from_proto,
+    embedding_to_proto,
     finish_to_proto,
     generate_input_from_proto,
     input_logprobs_to_proto,
@@ -22,7 +24,8 @@ from quire.wire.vllm_engine import (
     output_logprobs_to_proto,
 )
 from router.cells.pool import CellPool
-from router.facades.open_inference import deadline_of
+from router.requests.deadline import deadline_of
+from router.requests.embeddings import Embedder
 from router.requests.inference import Inference
 from router.requests.reader import ReaderWatch
 
@@ -42,6 +45,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         self, inference: Inference, cells: CellPool, is_serving: Callable[[], bool]
     ) -> None:
         self._inference = inference
+        self._embedder = Embedder(inference)
         self._cells = cells
         self._is_serving = is_serving
         self._started_at = time.monotonic()
@@ -80,6 +84,16 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             with ReaderWatch(self._inference.stalled_reader_timeout_s) as watch:
                 watch.begin()
                 await context.write(pb.GenerateResponse(complete=complete))
+
+    async def Embed(
+        self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext
+    ) -> pb.EmbedResponse:
+        """Return the vector of a prompt."""
+        sent = embed_input_from_proto(request)
+        found = await self._embedder.embed(
+            sent, current_caller(), deadline_of(context), lambda _: "tokenized"
+        )
+        return embedding_to_proto(found)
 
     async def HealthCheck(
         self, request: pb.HealthCheckRequest, context: grpc.aio.ServicerContext

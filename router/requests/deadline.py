@@ -3,6 +3,8 @@
 import math
 import time
 
+import grpc
+
 # By how much a client may tell its deadline later when it calls again: what the way takes.
 _SLACK_S = 1.0
 
@@ -32,3 +34,9 @@ class Deadline:
     def is_later_than(self, other: "Deadline") -> bool:
         """Return whether a request that is to end by the other one ends too early for this."""
         return self._at_s > other._at_s + _SLACK_S
+
+
+def deadline_of(context: grpc.aio.ServicerContext) -> float | None:
+    """Return until when the client of a call waits, on the monotonic clock; None for ever."""
+    remaining_s = context.time_remaining()
+    return None if remaining_s is None else time.monotonic() + remaining_s

@@ -42,6 +42,7 @@ class Output:
         token_ids: so far.
         finish_reason: None while it goes on.
         cumulative_logprob: sum over the tokens; None where they are not known.
+        vector: of the prompt, where one is wanted, once it has come.
     """
 
     def __init__(self, params: SamplingParams, detokenizer: Detokenizer, keeps: bool = False):
@@ -55,6 +56,7 @@ class Output:
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.cumulative_logprob: float | None = None
+        self.vector: bytes | None = None
         self._min_tokens = params.min_tokens
         self._reports_logprobs = params.logprobs is not None
         self._detokenizer = detokenizer
@@ -176,6 +178,7 @@ class Output:
                     self._stop_str,
                     index,
                     self.cumulative_logprob,
+                    vector=self.vector,
                 )
             )
         return events

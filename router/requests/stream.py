@@ -105,7 +105,9 @@ class RequestStream:
     @property
     def max_num_tokens(self) -> int:
         """Length, prompt included, at which its sequences end."""
-        return len(self.request.prompt_token_ids) + (self.sampling_params.max_tokens or 0)
+        has_tokens = self.request.pooling_params is None
+        num_more = (self.sampling_params.max_tokens or 0) if has_tokens else 0
+        return len(self.request.prompt_token_ids) + num_more
 
     @property
     def unfinished_outputs(self) -> dict[int, Sequence[int]]:
@@ -231,6 +233,7 @@ class RequestStream:
             quotas=self.caller.quotas,
             num_cells=num_cells,
             block_source=self.block_source,
+            pooling_params=self.request.pooling_params,
         )
 
     def mark_queued(self, seed: int, numerics_id: str = "") -> None:
@@ -286,6 +289,10 @@ class RequestStream:
         if self._backlog.add() and not self.ended:
             self.owner.pause(self)
         return stopped
+
+    def push_vector(self, vector: bytes) -> None:
+        """Take the vector of the prompt, with which the request ends."""
+        self._outputs[0].vector = vector
 
     def push_prompt_logprobs(self, first_position: int, logprobs: Sequence[TokenLogprobs]) -> None:
         """Take log-probabilities of the prompt; positions that are known already are ignored."""
@@ -345,7 +352,9 @@ class RequestStream:
             self.error = error
         self.unread.set()
         reasons = dict.fromkeys(output.finish_reason for _, output in self._visible_outputs())
-        self._tell_end(*(reason.value for reason in reasons if reason))
+        self.trail.ended(
+            tuple(reason.value for reason in reasons if reason), self.num_output_tokens
+        )
 
     def fail(self, error: QuireError) -> None:
         """End the request with an error, which the client gets after what it has not read yet."""
@@ -354,18 +363,13 @@ class RequestStream:
         self.ended = True
         self.error = error
         self.unread.set()
-        self._tell_end(error.reason.lower())
+        self.trail.ended((error.reason.lower(),), self.num_output_tokens)
 
     def drop(self) -> None:
         """The client has gone: end the request without a word to it."""
-        if self.ended:
-            return
-        self.ended = True
-        self._tell_end("client_gone")
-
-    def _tell_end(self, *finish_reasons: str) -> None:
-        """Say in log and span what came of the request."""
-        self.trail.ended(finish_reasons, self.num_output_tokens)
+        if not self.ended:
+            self.ended = True
+            self.trail.ended(("client_gone",), self.num_output_tokens)
 
     def _visible_outputs(self) -> list[tuple[int, Output]]:
         """Return what the client may read now, with the index it knows each output by."""

@@ -18,6 +18,7 @@ from quire.contract.inputs import (
     TokenizeInput,
 )
 from quire.contract.outputs import ModelInfo
+from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.observe.tracing import child
@@ -40,13 +41,14 @@ class ValidGenerateRequest:
     Attributes:
         request_id: not empty.
         model: the model it runs on.
-        prompt_token_ids: 1 to max_model_len - 1 ids, each in the vocabulary.
+        prompt_token_ids: 1 to max_model_len - 1 ids, each in the vocabulary; one more for a vector.
         sampling_params: with max_tokens set, so that prompt and output fit the model's length.
         priority: smaller goes first.
         cache_salt: cached prefixes are shared within a salt only.
         include_time_breakdown: say in the end where the time went.
         include_prompt_token_ids: report the prompt's token ids at the start.
         resumable: run on for a grace time where its stream breaks.
+        pooling_params: where a vector is wanted; None where a text is.
         has_max_tokens: whether its client gave max_tokens.
     """
 
@@ -59,6 +61,7 @@ class ValidGenerateRequest:
     include_time_breakdown: bool = False
     include_prompt_token_ids: bool = False
     resumable: bool = False
+    pooling_params: PoolingParams | None = None
     has_max_tokens: bool = field(default=True, compare=False)
 
     def explain(self, error: TooLargeError) -> TooLargeError:
@@ -176,8 +179,10 @@ class Validator:
             token_ids = token_ids[-params.truncate_prompt_tokens :]
         room = model.max_model_len - len(token_ids)
         capped = params.max_tokens or room
+        if request.pooling_params is not None:
+            _check_vector(token_ids, model)
         # What is resumed with the max_tokens that it began with goes to cells where that fits.
-        if not has_begun or params.max_tokens is None:
+        elif not has_begun or params.max_tokens is None:
             _check_prompt_length(token_ids, model)
             capped = min(capped, room)
         # Checked for text too: a tokenizer may know tokens that the model has no row for.
@@ -205,6 +210,7 @@ class Validator:
             request.include_time_breakdown,
             request.include_prompt_token_ids,
             request.resumable,
+            request.pooling_params,
             request.sampling_params.max_tokens is not None,
         )
 
@@ -257,6 +263,18 @@ def _check_prompt_length(token_ids: Sequence[int], model: ModelInfo) -> None:
             "prompt",
             f"at most {limit} tokens (model length {model.max_model_len}, less one to generate), "
             f"got {len(token_ids)}",
+        )
+
+
+def _check_vector(token_ids: Sequence[int], model: ModelInfo) -> None:
+    if not model.embedding_size:
+        raise InvalidRequestError(
+            "model", f"must be one that gives vectors, got {model.name}, of an earlier release"
+        )
+    if len(token_ids) > model.max_model_len:
+        raise InvalidRequestError(
+            "prompt",
+            f"at most {model.max_model_len} tokens (the model's length), got {len(token_ids)}",
         )
 
 

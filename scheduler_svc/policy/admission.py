@@ -68,7 +68,10 @@ class Admission:
             group_id,
             queue_order(now, submission.priority, self._priority_ageing_s, group_id),
             [
-                Sequence(self.next_sequence_id(), index, submission.prompt_token_ids, output)
+                Sequence(
+                    *(self.next_sequence_id(), index, submission.prompt_token_ids, output),
+                    samples=submission.pooling_params is None,
+                )
                 for index, output in first_sequences(submission)
             ],
             params,
@@ -80,6 +83,7 @@ class Admission:
             submission.tenant_weight,
             submission.was_queued,
             submission.suspect_until,
+            submission.pooling_params,
         )
 
 
@@ -139,6 +143,13 @@ def check_submission(
     params, num_prompt_tokens = submission.sampling_params, len(submission.prompt_token_ids)
     if not num_prompt_tokens:
         raise InvalidRequestError("prompt", "must hold at least 1 token, got 0")
+    if submission.pooling_params is not None:
+        limit = min(max_model_len, blocks.num_slots)
+        if num_prompt_tokens > limit:
+            raise TooLargeError(
+                "prompt", f"must hold at most {limit} tokens, got {num_prompt_tokens}"
+            )
+        return
     if num_prompt_tokens >= max_model_len:
         raise TooLargeError(
             "prompt",
@@ -244,7 +255,12 @@ def check_vocabulary(submission: Submission, vocab_size: int) -> None:
 
 
 def max_num_tokens(submission: Submission, max_model_len: int) -> int:
-    """Return the length, prompt included, at which the sequences of a request end."""
+    """Return the length, prompt included, at which the sequences of a request end.
+
+    One that gets a vector ends before: it has no token beyond its prompt.
+    """
+    if submission.pooling_params is not None:
+        return len(submission.prompt_token_ids) + 1
     max_tokens = submission.sampling_params.max_tokens
     if max_tokens is None:
         return max_model_len

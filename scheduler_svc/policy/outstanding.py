@@ -2,7 +2,6 @@
 
 from itertools import islice
 
-from quire.contract.outputs import TOKENS_OF_DECODING
 from scheduler_svc.blocks.prefix_cache import PrefixCache
 from scheduler_svc.policy.queues import Queues
 from scheduler_svc.sequences.sequence import SequenceGroup, SequenceStatus
@@ -12,7 +11,7 @@ MAX_WAITING_LOOKED_AT = 64
 
 
 def outstanding_tokens(queues: Queues, prefix_cache: PrefixCache) -> int:
-    """Return the tokens that are not computed yet, and TOKENS_OF_DECODING for each sequence.
+    """Return the tokens that are not computed yet, and TOKENS_OF_DECODING for each that decodes.
 
     Waiting groups are counted without the prefixes that they will find in the cache: because these
     are there now, or because a group before computes them. Else a cell with a burst of requests for
@@ -31,7 +30,7 @@ def outstanding_tokens(queues: Queues, prefix_cache: PrefixCache) -> int:
                 if num_left > 1:
                     total += num_left
                     coming.update(sequence.block_hashes)
-        total += group.num_seqs * TOKENS_OF_DECODING
+        total += group.tokens_of_decoding
     num_looked_at = waiting_tokens = 0
     for group in islice(queues.waiting, MAX_WAITING_LOOKED_AT):
         num_looked_at += 1
@@ -46,7 +45,7 @@ def _waiting_tokens(group: SequenceGroup, prefix_cache: PrefixCache, coming: set
 
     Mutates: coming, the hashes that groups before it will have published; its own are added.
     """
-    total = group.num_seqs * TOKENS_OF_DECODING
+    total = group.tokens_of_decoding
     waiting = group.in_status(SequenceStatus.WAITING)
     if not waiting:
         return total  # all of it is in the host's memory

@@ -75,6 +75,7 @@ class Progress:
         ended_group_ids: groups none of whose sequences goes on.
         times: of the groups that ended, by their ids.
         time_breakdowns: of the groups that asked for one and got a token or ended, by their ids.
+        vectors: (group, vector) of those that asked for one, which have ended.
     """
 
     group_ids: list[int] = field(default_factory=list)
@@ -87,3 +88,4 @@ class Progress:
     ended_group_ids: list[int] = field(default_factory=list)
     times: dict[int, GroupTime] = field(default_factory=dict)
     time_breakdowns: dict[int, TimeBreakdown] = field(default_factory=dict)
+    vectors: list[tuple[int, bytes]] = field(default_factory=list)

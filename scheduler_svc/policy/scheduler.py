@@ -3,7 +3,6 @@
 from collections.abc import Collection
 
 from quire.contract.engine_options import PreemptionMode
-from quire.contract.outputs import FinishReason
 from quire.contract.sessions import Submission
 from quire.contract.steps import SchedulerOutputs, StepResult
 from scheduler_svc.blocks.manager import BlockSpaceManager
@@ -12,14 +11,15 @@ from scheduler_svc.blocks.residency import Residency
 from scheduler_svc.policy.admission import Admission
 from scheduler_svc.policy.beam_forks import BeamForks
 from scheduler_svc.policy.draft_slots import DraftSlots
+from scheduler_svc.policy.ends import Ends
 from scheduler_svc.policy.preemptor import Preemptor
-from scheduler_svc.policy.progress import FinishedSequence, GroupTime, Progress
+from scheduler_svc.policy.progress import GroupTime, Progress
 from scheduler_svc.policy.queues import Queues
 from scheduler_svc.policy.step_builder import StepBuilder, wait_reason
 from scheduler_svc.policy.time_ledger import WaitReason
 from scheduler_svc.policy.trials import Trials, Verdict
 from scheduler_svc.sequences.preemption import PreemptionCosts, PreemptionCounters
-from scheduler_svc.sequences.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.sequences.sequence import SequenceGroup, SequenceStatus
 
 
 class Scheduler:
@@ -48,6 +48,9 @@ class Scheduler:
 
     A group of several sequences computes its prompt once, as the first of them; the others are
     forked from it as soon as its computation is scheduled, and share its blocks.
+
+    A group that asks for a vector ends with the step that computes the last token of its prompt;
+    nothing of it is pending meanwhile.
 
     Args:
         block_manager: of the workers' cache.
@@ -110,6 +113,7 @@ class Scheduler:
             block_manager, self.queues, max_num_batched_tokens, max_draft_tokens
         )
         self.speculation = self._draft_slots.speculation
+        self._ends = Ends(self.queues, self.residency, self.speculation)
         self._beam_forks = BeamForks(self.queues, self.residency, self._admission.next_sequence_id)
 
     @property
@@ -179,7 +183,7 @@ class Scheduler:
                 has_all = group.beam_search.report(sequence_id, result.logprobs[index])
                 if has_all and not self._beam_forks.advance(group):
                     progress.hypotheses.append((group.group_id, group.beam_search.hypotheses()))
-                    self._end_group(group, progress)
+                    self._ends.end_group(group, progress)
                 continue
             sequence.token_ids.append(token_id)
             group_ids.append(group.group_id)
@@ -189,10 +193,13 @@ class Scheduler:
                 progress.logprobs.append(result.logprobs[index])
             reason = group.finish_reason(sequence)
             if reason is not None:
-                self._finish_sequence(group, sequence, reason, progress)
+                self._ends.finish_sequence(group, sequence, reason, progress)
+        for sequence_id, vector in result.vectors:
+            if (group := groups.get(sequence_id)) is not None:
+                self._ends.finish_with_vector(group, vector, progress)
         for sequence_id in result.failed_sequence_ids:
             if (group := groups.get(sequence_id)) is not None:
-                self._fail_group(group, progress)
+                self._ends.fail_group(group, progress)
         self._trials.completed()
         self.queues.report_times(progress)
         return progress
@@ -295,7 +302,7 @@ class Scheduler:
         self.queues.advance(now)
         for sequence in list(group.sequences.values()):
             if sequence.num_output_tokens and (reason := group.finish_reason(sequence)):
-                self._finish_sequence(group, sequence, reason, progress)
+                self._ends.finish_sequence(group, sequence, reason, progress)
         if group.sequences:
             self.queues.queue(group, submission.include_time_breakdown)
         else:
@@ -316,7 +323,7 @@ class Scheduler:
             return None
         self.queues.advance(now)
         progress = Progress()
-        self._end_group(group, progress)
+        self._ends.end_group(group, progress)
         return progress.times[group_id]
 
     def abort_sequence(
@@ -336,7 +343,7 @@ class Scheduler:
             return None
         for sequence in list(group.sequences.values()):
             if sequence.sequence_index == sequence_index:
-                self._end_sequence(group, sequence)
+                self._ends.end_sequence(group, sequence)
         if not group.sequences:
             return self.abort(group_id, now)
         if group_id in self.queues.running and not group.in_status(SequenceStatus.RUNNING):
@@ -362,36 +369,6 @@ class Scheduler:
         self._draft_slots.in_flight = {}
         self.residency.forget_workers()
         return verdict
-
-    # ------------------------------------------------------------------ ends
-
-    def _finish_sequence(
-        self, group: SequenceGroup, sequence: Sequence, reason: FinishReason, progress: Progress
-    ) -> None:
-        self._end_sequence(group, sequence)
-        progress.finished.append(FinishedSequence(group.group_id, sequence.sequence_index, reason))
-        if not group.sequences and self.queues.find(group.group_id) is not None:
-            self._end_group(group, progress)
-
-    def _fail_group(self, group: SequenceGroup, progress: Progress) -> None:
-        beams = range(group.sampling_params.n if group.beam_search else 0)
-        indices = beams or [each.sequence_index for each in group.sequences.values()]
-        self.residency.withdraw(group)
-        progress.finished.extend(
-            FinishedSequence(group.group_id, index, FinishReason.ERROR) for index in indices
-        )
-        self._end_group(group, progress)
-
-    def _end_group(self, group: SequenceGroup, progress: Progress) -> None:
-        for sequence in list(group.sequences.values()):
-            self._end_sequence(group, sequence)
-        self.queues.end(group, progress)
-
-    def _end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """End a sequence; its blocks are free unless others share them."""
-        self.residency.free(group, sequence)
-        self.queues.end_sequence(group, sequence)
-        self.speculation.forget(sequence.sequence_id)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless queues, statuses, block tables and counts agree."""

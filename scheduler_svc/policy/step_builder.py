@@ -48,7 +48,7 @@ class StepBuilder:
         """
         if num_tokens > self.token_budget:
             num_tokens = self.token_budget
-        else:
+        elif sequence.samples:
             sequence.num_pending_tokens += 1
         if num_draft_slots:
             self.draft_slots[sequence.sequence_id] = num_draft_slots
@@ -142,6 +142,7 @@ def _state(group: SequenceGroup, sequence: Sequence, block_table: tuple[int, ...
         num_candidates=0 if group.beam_search is None else group.beam_search.num_candidates,
         traceparent=group.traceparent,
         cache_salt=group.cache_salt,
+        pooling_params=group.pooling_params,
     )
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from enum import Enum, auto
 
-from quire.contract.outputs import FinishReason
+from quire.contract.outputs import TOKENS_OF_DECODING, FinishReason
+from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import SamplingParams
 from scheduler_svc.sequences.beam_search import BeamSearch
 
@@ -43,6 +44,7 @@ class Sequence:
         block_hashes: of its first full blocks, as far as they have been needed.
         status: see SequenceStatus.
         is_mirrored: whether the workers hold it, once the orders given so far are carried out.
+        samples: whether its last token is computed to sample the next, not to get a vector.
     """
 
     __slots__ = (
@@ -53,6 +55,7 @@ class Sequence:
         "num_pending_tokens",
         "num_prompt_tokens",
         "num_published_blocks",
+        "samples",
         "sequence_id",
         "sequence_index",
         "status",
@@ -65,6 +68,7 @@ class Sequence:
         sequence_index: int,
         prompt_token_ids: Iterable[int],
         output_token_ids: Iterable[int] = (),
+        samples: bool = True,
     ) -> None:
         self.sequence_id = sequence_id
         self.sequence_index = sequence_index
@@ -78,6 +82,7 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         self.status = SequenceStatus.WAITING
         self.is_mirrored = False
+        self.samples = samples
 
     @property
     def num_tokens(self) -> int:
@@ -117,6 +122,7 @@ class SequenceGroup:
         is_charged: whether the tenant was charged for the prompt.
         suspect_until: tokens that it had, computed or in flight, when workers were lost that it may
             have cost; 0 if it is no suspect.
+        pooling_params: of a request for a vector; None where it is for tokens.
         beam_search: decides which sequences live; None where each samples for itself.
     """
 
@@ -129,6 +135,7 @@ class SequenceGroup:
         "max_num_tokens",
         "num_prompt_tokens",
         "order",
+        "pooling_params",
         "sampling_params",
         "sequences",
         "stop_token_ids",
@@ -152,6 +159,7 @@ class SequenceGroup:
         weight: float = 1.0,
         is_charged: bool = False,
         suspect_until: int = 0,
+        pooling_params: PoolingParams | None = None,
     ) -> None:
         self.group_id = group_id
         self.order = order
@@ -169,6 +177,7 @@ class SequenceGroup:
         self.weight = weight
         self.is_charged = is_charged
         self.suspect_until = suspect_until
+        self.pooling_params = pooling_params
         self.beam_search: BeamSearch | None = None
         if sampling_params.use_beam_search:
             (first,) = self.sequences.values()
@@ -180,6 +189,11 @@ class SequenceGroup:
     def num_seqs(self) -> int:
         """Sequences that run at once, or will: beams are forked as the search goes on."""
         return len(self.sequences) if self.beam_search is None else self.sampling_params.width
+
+    @property
+    def tokens_of_decoding(self) -> int:
+        """Tokens for which what it will decode counts as work, see TOKENS_OF_DECODING."""
+        return 0 if self.pooling_params is not None else self.num_seqs * TOKENS_OF_DECODING
 
     def in_status(self, status: SequenceStatus) -> list[Sequence]:
         """Return the sequences of a status, in order of their ids."""

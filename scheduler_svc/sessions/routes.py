@@ -85,6 +85,10 @@ class Routes:
             if found := step_of(group_id):
                 number, step = found
                 step.prompt_logprobs.append((number, prompt_logprobs))
+        for group_id, vector in progress.vectors:
+            if found := step_of(group_id):
+                number, step = found
+                step.vectors.append((number, vector))
         for finished in progress.finished:
             if found := step_of(finished.group_id):
                 number, step = found

@@ -134,8 +134,9 @@ class Formation:
                 is_invariant=self._is_invariant,
             )
         elif (
-            _without_text(loaded) != _without_text(self._loaded_model)
-            or digest != self._formed.checkpoint_digest
+            digest != self._formed.checkpoint_digest
+            or self._loaded_model is None
+            or not _is_same(loaded, self._loaded_model)
         ):
             raise ModelLoadError(f"model {self._config.model} changed while it was served")
         else:
@@ -254,7 +255,7 @@ class Formation:
 
         first, *others = await on_all(self.workers, load)
         for worker, response in zip(self.workers[1:], others, strict=True):
-            is_same = _without_text(response.model) == _without_text(first.model)
+            is_same = _is_same(response.model, first.model)
             if not is_same or response.checkpoint_digest != first.checkpoint_digest:
                 raise ModelLoadError(
                     f"workers {self.workers[0].address} and {worker.address} have different models "
@@ -303,7 +304,7 @@ class Formation:
                 f"got {numerics_id or 'none'}: tokens would change"
             )
         same_length = replace(loaded, max_model_len=predecessor.model.max_model_len)
-        is_same = _without_text(same_length) == _without_text(predecessor.model)
+        is_same = _is_same(same_length, predecessor.model)
         if not is_same or digest != predecessor.checkpoint_digest:
             raise ModelLoadError(f"model {self._config.model} changed while it was served")
 
@@ -333,6 +334,12 @@ class Formation:
         return replace(model, max_model_len=num_slots)
 
 
-def _without_text(model: ModelInfo | None) -> ModelInfo | None:
-    """Return what ranks must agree on: files of the tokenizer are the routers' affair."""
-    return None if model is None else replace(model, text_id="")
+def _is_same(model: ModelInfo, before: ModelInfo) -> bool:
+    """Return whether workers go on with the model that others, or another rank, have loaded.
+
+    Files of the tokenizer are the routers' affair. Workers of an earlier release report no
+    embedding_size: later ones may take their place, but not the other way round, since those would
+    send tokens where vectors are asked for.
+    """
+    size = model.embedding_size if before.embedding_size else 0
+    return replace(model, text_id="", embedding_size=size) == replace(before, text_id="")

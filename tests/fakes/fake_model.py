@@ -4,6 +4,8 @@ It stores token ids where a real worker stores keys and values, and predicts fro
 through the block table. So a wrong block, slot, copy or delta changes the tokens or fails at once.
 """
 
+import math
+import struct
 import zlib
 from array import array
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from quire.contract.block_hashes import extend_block_hashes
 from quire.contract.outputs import TokenLogprobs
+from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import PromptLogprobs, SchedulerOutputs, SequenceState, StepResult
 from quire.contract.workers import CachedBlock
@@ -40,6 +43,14 @@ def fake_candidates(
     }
     best = sorted(logprobs, key=lambda token: -logprobs[token])[:num_candidates]
     return TokenLogprobs((0, *best), (0.0, *(logprobs[token] for token in best)), 1)
+
+
+def fake_vector(token_ids: Sequence[int], pooling: PoolingParams, size: int = 4) -> bytes:
+    """Return a made-up vector of a prompt, as little-endian float32."""
+    state = zlib.crc32(array("Q", token_ids).tobytes())
+    values = [1.0 + zlib.crc32(bytes([each]), state) % 97 for each in range(size)]
+    length = math.sqrt(sum(each * each for each in values)) if pooling.normalize else 1.0
+    return struct.pack(f"<{size}f", *(each / length for each in values))
 
 
 def fake_generate(
@@ -219,7 +230,7 @@ class FakeModel:
                     raise WrongOrderError(f"block {block_id} belongs to different prefixes")
 
     def _run(self, outputs: SchedulerOutputs) -> StepResult:
-        result = StepResult([], [], [], [], [], [])
+        result = StepResult([], [], [], [], [], [], [])
         slots = outputs.num_draft_slots or [0] * len(outputs.sequence_ids)
         for sequence_id, num_tokens, num_slots in zip(
             outputs.sequence_ids, outputs.num_scheduled_tokens, slots, strict=True
@@ -239,7 +250,7 @@ class FakeModel:
             if num_slots:
                 self._speculate(sequence_id, sequence, num_slots, result)
             elif end == len(sequence.token_ids):
-                self._sample(sequence_id, sequence, result)
+                self._end_prompt(sequence_id, sequence, result)
         if not any(logprobs.token_ids for logprobs in result.logprobs):
             result.logprobs.clear()
         return result
@@ -286,13 +297,27 @@ class FakeModel:
             sequence.num_computed_tokens += 1
             self._sample(sequence_id, sequence, result)
 
-    def _sample(self, sequence_id: int, sequence: MirroredSequence, result: StepResult) -> None:
+    def _end_prompt(self, sequence_id: int, sequence: MirroredSequence, result: StepResult) -> None:
+        """Sample, or report the vector that is asked for instead."""
+        pooling = sequence.state.pooling_params
+        if pooling is None:
+            self._sample(sequence_id, sequence, result)
+        else:
+            vector = fake_vector(self._context(sequence_id, sequence), pooling)
+            result.vectors.append((sequence_id, vector))
+
+    def _context(self, sequence_id: int, sequence: MirroredSequence) -> list[int]:
+        """Return the tokens of a sequence as the cache has them."""
         context = [
             self._cache[sequence.block_ids[i // self.block_size]][i % self.block_size]
             for i in range(len(sequence.token_ids))
         ]
         if context != sequence.token_ids:
             raise WrongOrderError(f"the cache of sequence {sequence_id} was overwritten")
+        return context
+
+    def _sample(self, sequence_id: int, sequence: MirroredSequence, result: StepResult) -> None:
+        context = self._context(sequence_id, sequence)
         state, candidates = sequence.state, TokenLogprobs()
         token_id = fake_next_token(
             context, state.sampling_params, self.vocab_size, state.sequence_index

@@ -14,10 +14,16 @@ from dataclasses import dataclass, field
 import grpc
 
 from quire.contract.outputs import CellState, ModelInfo
+from quire.contract.pooling_params import PoolingParams
 from quire.contract.versions import PROTOCOL
 from quire.rpc import Server, TlsFiles
 from quire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from quire.wire.common import cell_state_to_proto, model_info_to_proto
+from quire.wire.common import (
+    cell_state_to_proto,
+    model_info_to_proto,
+    pooling_params_from_proto,
+)
+from tests.fakes.fake_model import fake_vector
 
 MODEL = ModelInfo(
     name="fake",
@@ -27,6 +33,7 @@ MODEL = ModelInfo(
     max_model_len=256,
     eos_token_ids=(1,),
     num_parameters=0,
+    embedding_size=4,
 )
 
 # (prompt token ids, seed, number of output tokens so far) -> next token id
@@ -55,6 +62,7 @@ class FakeRequest:
     suspect_until: int
     quotas: scheduler_pb2.Quotas | None
     num_cells: int
+    pooling: PoolingParams | None
 
 
 @dataclass(eq=False)
@@ -233,6 +241,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             submit.suspect_until,
             submit.quotas if submit.HasField("quotas") else None,
             submit.num_cells,
+            pooling_params_from_proto(submit),
         )
         assert not request.output or params.HasField("seed"), "resumed without a seed"
         self.submitted.append(request)
@@ -263,6 +272,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         outputs = scheduler_pb2.StepOutputs()
         has_logprobs = any(each.params.HasField("logprobs") for each in session.running.values())
         for request in list(session.running.values()):
+            if request.pooling is not None:
+                vector = fake_vector(request.prompt, request.pooling)
+                outputs.vectors.add(request_number=request.number, vector=vector)
+                outputs.finished_request_numbers.append(request.number)
+                outputs.finish_reasons.append(common_pb2.FINISH_REASON_STOP)
+                del session.running[request.number]
+                continue
             token_id = self._next_token(request.prompt, request.seed, len(request.output))
             request.output.append(token_id)
             outputs.request_numbers.append(request.number)

@@ -43,6 +43,7 @@ FAKE_MODEL = ModelInfo(
     max_model_len=256,
     eos_token_ids=(2,),
     num_parameters=1,
+    embedding_size=4,
 )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from quire.contract.engine_options import LoadOptions
 from quire.contract.outputs import TokenLogprobs
+from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import PromptLogprobs, SchedulerOutputs, SequenceState
 from quire.contract.workers import LoadSpec
@@ -77,6 +78,7 @@ class Driver:
         logits: of the last step, by sequence.
         logprobs: of the last step, by sequence that asked.
         prompt_logprobs: of the last step.
+        vectors: of the last step, by sequence that asked, as bytes.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -85,11 +87,13 @@ class Driver:
         self.logits: dict[int, torch.Tensor] = {}
         self.logprobs: dict[int, TokenLogprobs] = {}
         self.prompt_logprobs: Sequence[tuple[int, PromptLogprobs]] = ()
+        self.vectors: dict[int, bytes] = {}
         self._computed: dict[int, int] = {}
         self._blocks: dict[int, list[int]] = {}
         self._new: list[SequenceState] = []
         self._released: list[int] = []
         self._params: dict[int, SamplingParams] = {}
+        self._pooling: dict[int, PoolingParams | None] = {}
         self._swapped_out: list[tuple[int, int]] = []
         self._swapped_in: list[tuple[int, int]] = []
         order = np.random.default_rng(0).permutation(runner.cache_engine.num_blocks)
@@ -119,6 +123,7 @@ class Driver:
         tokens: Sequence[int],
         params: SamplingParams = GREEDY,
         num_prompt_tokens: int | None = None,
+        pooling: PoolingParams | None = None,
     ) -> None:
         """Hand a sequence over in full, with nothing computed, at the next step.
 
@@ -127,11 +132,13 @@ class Driver:
             tokens: prompt and output.
             params: of its request.
             num_prompt_tokens: how many of `tokens` are the prompt; None for all.
+            pooling: of one that gets a vector.
         """
         self.tokens[sequence_id] = list(tokens)
         self._computed[sequence_id] = 0
         self._blocks[sequence_id] = []
         self._params[sequence_id] = params
+        self._pooling[sequence_id] = pooling
         self._hand_over(sequence_id, num_prompt_tokens or len(tokens))
 
     def release(self, sequence_id: int) -> list[int]:
@@ -162,6 +169,7 @@ class Driver:
                 self._computed[sequence_id],
                 tuple(self._blocks[sequence_id]),
                 self._params[sequence_id],
+                pooling_params=self._pooling[sequence_id],
             )
         )
 
@@ -216,7 +224,8 @@ class Driver:
         self._new, self._released = [], []
         self._swapped_out, self._swapped_in = [], []
         for sequence_id in scheduled:
-            if self._computed[sequence_id] == len(self.tokens[sequence_id]):
+            is_last = self._computed[sequence_id] == len(self.tokens[sequence_id])
+            if is_last and self._pooling[sequence_id] is None:
                 self.tokens[sequence_id].append(PENDING)
         return self.runner.execute(outputs)
 
@@ -226,6 +235,7 @@ class Driver:
         self.runner.mirror.check_invariants()
         assert not result.failed_sequence_ids
         self.prompt_logprobs = result.prompt_logprobs
+        self.vectors = dict(result.vectors)
         logprobs = zip(result.sequence_ids, result.logprobs, strict=False)
         self.logprobs = {each: found for each, found in logprobs if found.token_ids}
         # Not the result's, which ranks above 0 leave empty.

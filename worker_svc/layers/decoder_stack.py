@@ -107,6 +107,7 @@ class DecoderStack:
         is_capturable: bool = True,
     ) -> None:
         self.vocab_size = config.vocab_size
+        self.hidden_size = (embedding_size if project_out else None) or config.hidden_size
         self.num_layers = config.num_layers
         self.is_capturable = is_capturable
         self.heads = config.head_share(parallel)

@@ -131,6 +131,7 @@ def load_model(
         num_parameters=tally.num_parameters,
         quantization=spec.options.quantization,
         text_id=text_id(model_path),
+        embedding_size=model.hidden_size,
     )
     numerics = numerics_id(
         info, config, checkpoint_digest, kv_cache_dtype, device, invariant=spec.options.invariant

@@ -137,6 +137,7 @@ class FallbackForCausalLM:
         self._interface = attention_interface
         self._config = config
         self.vocab_size = config.vocab_size
+        self.hidden_size = 0  # until the probe
         self.num_layers = config.num_layers
         self.is_capturable = False
         self._device = weights.device
@@ -196,13 +197,15 @@ class FallbackForCausalLM:
     def _probe_heads(self, parallel: ParallelGroup) -> HeadShare:
         """Return the heads that the layers attend with.
 
+        Mutates: hidden_size.
+
         Raises:
             ModelLoadError: a layer does not attend exactly once, differs from the others, or needs
                 what the kernels do not support.
         """
         ids, positions = probe_inputs(self.vocab_size, self._device)
         with self._interface.recording() as calls:
-            self._run_body(ids, positions)
+            self.hidden_size = self._run_body(ids, positions).shape[-1]
         layers = [call.layer_index for call in calls]
         if layers != list(range(self.num_layers)):
             raise self._refusal(

@@ -29,6 +29,7 @@ class CausalLM(Protocol):
 
     Attributes:
         vocab_size: number of token ids.
+        hidden_size: features that the head reads.
         num_layers: number of key/value caches.
         heads: of every layer, and this rank's share of them.
         is_capturable: whether the kernels it starts depend on the batch's shape alone, so that a
@@ -36,6 +37,7 @@ class CausalLM(Protocol):
     """
 
     vocab_size: int
+    hidden_size: int
     num_layers: int
     heads: HeadShare
     is_capturable: bool
@@ -43,7 +45,7 @@ class CausalLM(Protocol):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        """Return the last hidden states, [rows, features that the head reads].
+        """Return the last hidden states, [rows, hidden_size], behind the final norm.
 
         Mutates: the caches of `metadata`.
 

@@ -1,7 +1,8 @@
-"""What few requests ask for: rules for their logits, log-probabilities, candidates of beams."""
+"""What few requests ask for: rules for their logits, log-probabilities, candidates, vectors."""
 
 from dataclasses import dataclass, replace
 
+from quire.contract.pooling_params import PoolingParams
 from quire.contract.steps import SequenceState
 from worker_svc.sampling.grammars import Grammars, GrammarState
 from worker_svc.sampling.rules import LogitRules
@@ -18,6 +19,7 @@ class RowOptions:
         num_candidates: most probable tokens to report of a beam; 0 where a token is sampled.
         num_prompt_logprobs: most probable tokens to report with each of the prompt; None for none.
         num_prompt_tokens: tokens of its prompt.
+        pooling: how its vector is made; None where it samples.
     """
 
     rules: LogitRules | None
@@ -26,6 +28,7 @@ class RowOptions:
     num_candidates: int
     num_prompt_logprobs: int | None
     num_prompt_tokens: int
+    pooling: PoolingParams | None = None
 
     @classmethod
     def of(
@@ -38,9 +41,9 @@ class RowOptions:
             eos_token_ids: end-of-text ids of the model.
             grammars: opens its grammar; None where nothing is sampled.
         """
-        params = state.sampling_params
+        params, pooling = state.sampling_params, state.pooling_params
         rules = LogitRules.of(params, state.num_prompt_tokens, eos_token_ids)
-        asked = (rules, params.logprobs, params.prompt_logprobs)
+        asked = (rules, params.logprobs, params.prompt_logprobs, pooling)
         if all(each is None for each in asked) and not state.num_candidates:
             return None
         grammar = None
@@ -53,6 +56,7 @@ class RowOptions:
             state.num_candidates,
             params.prompt_logprobs,
             state.num_prompt_tokens,
+            pooling,
         )
 
     def fork(self) -> "RowOptions":

@@ -6,12 +6,28 @@ milliseconds.
 """
 
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
 
 from worker_svc.arrays import IntArray
 from worker_svc.steps.rows import SequenceRows
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRows:
+    """The sequences of a batch that get a vector.
+
+    Attributes:
+        sequence_ids: [n] of them.
+        batch_rows: [n] int64, the batch rows of their last tokens.
+        rows: [n] int64 rows of the mirror.
+    """
+
+    sequence_ids: tuple[int, ...]
+    batch_rows: IntArray
+    rows: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +56,7 @@ class Batch:
         mark: negative number that stands for the tokens of this step in the mirror.
         num_drafted: drafts of each sequence that had slots for them.
         expected_ids: [num_sampling] int64, see `rows_that_count`; None if nothing was drafted.
+        pooled: sequences whose last token is computed to get a vector; None where there are none.
     """
 
     sequence_ids: tuple[int, ...]
@@ -60,6 +77,7 @@ class Batch:
     mark: int
     num_drafted: tuple[int, ...] = ()
     expected_ids: IntArray | None = None
+    pooled: PooledRows | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -116,6 +134,12 @@ def gather_batch(
 
     num_known = held.num_tokens[rows]
     samples = (seq_lens if num_drafts is None else seq_lens - num_drafts) == num_known
+    is_pooled, pooled = held.is_pooled[rows], None
+    if is_pooled.any():
+        pools, samples = samples & is_pooled, samples & ~is_pooled
+        if pools.any():
+            last_rows = query_start_loc[1:][pools].astype(np.int64) - 1
+            pooled = PooledRows(tuple(compress(sequence_ids, pools)), last_rows, rows[pools])
     if samples.all():
         sampling_rows, sampling_ids, sampled_positions = rows, sequence_ids, num_known
     else:
@@ -150,4 +174,5 @@ def gather_batch(
         mark=mark,
         num_drafted=num_drafted,
         expected_ids=expected_ids,
+        pooled=pooled,
     )

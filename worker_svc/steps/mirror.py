@@ -158,7 +158,13 @@ class SequenceMirror:
         held.num_tokens[batch.sampling_rows] += 1
         return batch
 
-    def settle(self, batch: Batch, token_ids: IntArray, ok: npt.NDArray[np.bool_]) -> None:
+    def settle(
+        self,
+        batch: Batch,
+        token_ids: IntArray,
+        ok: npt.NDArray[np.bool_],
+        failed_ids: Sequence[int] = (),
+    ) -> None:
         """Write the tokens of a batch in the place of its mark, where this still stands.
 
         Where there were drafts, all tokens are written that count. Blocks that have become full
@@ -172,10 +178,11 @@ class SequenceMirror:
             token_ids: [num_sampling] int64.
             ok: [num_sampling] False marks a sequence that failed: its token means nothing, and it
                 is not computed again.
+            failed_ids: sequences that failed and sample nothing.
         """
         held, rows, positions = self.held, batch.sampling_rows, batch.sampled_positions
-        # A sequence may have been released since. Its row may hold another one, with known tokens
-        # or with the mark of a later step at the same position.
+        # A row may hold another sequence by now: with known tokens, or with the mark of a later
+        # step at the same position.
         waits = held.token_ids[rows, positions] == batch.mark
         if batch.expected_ids is not None:
             # No other step was applied since.
@@ -190,6 +197,9 @@ class SequenceMirror:
         held.token_ids[rows, positions] = token_ids
         if not ok.all():
             held.has_failed[rows[~ok]] = True
+        for sequence_id in failed_ids:
+            if (row := self._row_of.get(sequence_id)) is not None:
+                held.has_failed[row] = True
         self._record(batch.rows)
 
     def _record(self, rows: IntArray) -> None:
@@ -262,9 +272,8 @@ class SequenceMirror:
             self.held.token_ids[rows, self.held.num_tokens[rows] - 1] = chosen
         for sequence_id in outputs.released_sequence_ids:
             if sequence_id not in self._row_of:
-                raise InvalidRequestError(
-                    "released_sequence_ids", f"must be held by this worker, got {sequence_id}"
-                )
+                problem = f"must be held by this worker, got {sequence_id}"
+                raise InvalidRequestError("released_sequence_ids", problem)
             row = self._row_of.pop(sequence_id)
             self._touch(row)
             self._salt_of_row.pop(row, None)
@@ -278,9 +287,8 @@ class SequenceMirror:
 
     def _add(self, state: SequenceState) -> None:
         if state.sequence_id in self._row_of:
-            raise InvalidRequestError(
-                "new_sequences", f"must not be held by this worker, got {state.sequence_id}"
-            )
+            problem = f"must not be held by this worker, got {state.sequence_id}"
+            raise InvalidRequestError("new_sequences", problem)
         num_tokens, num_blocks = len(state.token_ids), len(state.block_ids)
         if not 1 <= num_tokens <= self._max_model_len:
             raise InvalidRequestError(
@@ -309,11 +317,8 @@ class SequenceMirror:
 
     def _fork(self, parent_id: int, child_id: int) -> None:
         if parent_id not in self._row_of or child_id in self._row_of:
-            raise InvalidRequestError(
-                "forks",
-                "parent must be held by this worker and child must not, "
-                f"got {parent_id} and {child_id}",
-            )
+            problem = "parent must be held by this worker and child must not"
+            raise InvalidRequestError("forks", f"{problem}, got {parent_id} and {child_id}")
         parent = self._row_of[parent_id]
         child = self._row_of[child_id] = self.held.copy(parent)
         if parent in self._salt_of_row:
@@ -362,11 +367,10 @@ class SequenceMirror:
         self.held.append_blocks(rows, counts, block_ids)
 
     def _check_token_ids(self, field: str, token_ids: IntArray) -> None:
-        largest = int(token_ids.max())
-        if largest >= self._vocab_size:
-            raise InvalidRequestError(
-                field, f"must be below {self._vocab_size}, the vocabulary size, got {largest}"
-            )
+        largest, limit = int(token_ids.max()), self._vocab_size
+        if largest >= limit:
+            problem = f"must be below {limit}, the vocabulary size, got {largest}"
+            raise InvalidRequestError(field, problem)
 
     def _check_blocks(self, field: str, block_ids: IntArray) -> None:
         if block_ids.size > 0 and block_ids.max() >= self._cache_blocks:
@@ -376,9 +380,8 @@ class SequenceMirror:
 
     def _check_batch(self, sequence_ids: tuple[int, ...], rows: IntArray, counts: IntArray) -> None:
         if len(counts) != len(rows):
-            raise InvalidRequestError(
-                "num_scheduled_tokens", f"length must be {len(rows)}, got {len(counts)}"
-            )
+            problem = f"length must be {len(rows)}, got {len(counts)}"
+            raise InvalidRequestError("num_scheduled_tokens", problem)
         held = self.held
         room = np.minimum(held.num_tokens[rows], held.num_blocks[rows] * held.block_size)
         end = held.num_computed[rows] + counts

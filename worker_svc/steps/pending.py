@@ -12,6 +12,7 @@ import numpy.typing as npt
 from quire.contract.steps import StepResult
 from worker_svc.arrays import IntArray
 from worker_svc.device.base import Device, Fetched
+from worker_svc.sampling.pooling import Pooled
 from worker_svc.sampling.sampler import Sampled
 from worker_svc.steps.batch import Batch
 from worker_svc.steps.drafts import rows_that_count
@@ -40,7 +41,9 @@ class PendingStep:
         device: the device that computes it.
         batch: its batch.
         sampled: its tokens, on the device.
-        fetched: token_ids, ok and reported of `sampled`, on their way to the host.
+        pooled: its vectors, on the device.
+        fetched: token_ids, ok and reported of `sampled` and the tensors of `pooled`, on their way
+            to the host.
         marks: moments from which its times are taken.
         swap_us: returns the microseconds that moving its blocks took, once the step is done.
 
@@ -53,6 +56,7 @@ class PendingStep:
         device: Device,
         batch: Batch,
         sampled: Sampled,
+        pooled: Pooled,
         fetched: Fetched,
         marks: Marks,
         swap_us: Callable[[], int],
@@ -60,6 +64,7 @@ class PendingStep:
         self.batch = batch
         self._device = device
         self._sampled = sampled
+        self._pooled = pooled
         self._fetched = fetched
         self._marks = marks
         self._swap_us = swap_us
@@ -77,12 +82,22 @@ class PendingStep:
         token_ids, ok, *_ = self._fetched.wait()
         return token_ids, ok
 
+    def failed_vectors(self) -> list[int]:
+        """Wait for the step; return the sequences whose vector is not finite, on rank 0."""
+        return self._vectors()[1]
+
+    def _vectors(self) -> tuple[list[tuple[int, bytes]], list[int]]:
+        if not self._pooled.sequence_ids:
+            return [], []
+        return self._pooled.read(self._fetched.wait()[-len(self._pooled.tensors) :])
+
     def result(self) -> StepResult:
         """Wait for the step; may be called in another thread than it was started in.
 
         The caller adds epoch, number and `worker_us`.
         """
         token_ids, ok, *reported = self._fetched.wait()
+        del reported[len(self._sampled.reported) :]  # vectors
         marks, elapsed_us = self._marks, self._device.elapsed_us
         result = StepResult(
             (),
@@ -93,7 +108,9 @@ class PendingStep:
         )
         if self._sampled.logprobs is None:
             return result
-        failed_ids, sampling_ids = self.batch.failed_ids, self.batch.sampling_ids
+        vectors, failed_vectors = self._vectors()
+        sampling_ids = self.batch.sampling_ids
+        failed_ids = (*self.batch.failed_ids, *failed_vectors)
         logprobs = self._sampled.logprobs.read(token_ids, reported)
         is_reported = ok
         if self.batch.expected_ids is not None:
@@ -112,6 +129,7 @@ class PendingStep:
             logprobs=logprobs,
             prompt_logprobs=self._sampled.prompt_logprobs,
             num_draft_tokens=self.batch.num_drafted,
+            vectors=vectors,
         )
 
     def num_failed(self, result: StepResult) -> tuple[int, int]:
@@ -152,4 +170,4 @@ class PendingSteps:
             leave = 0
         while len(self._steps) > leave:
             step = self._steps.popleft()
-            self._mirror.settle(step.batch, *step.sampled())
+            self._mirror.settle(step.batch, *step.sampled(), step.failed_vectors())

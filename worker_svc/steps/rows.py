@@ -16,6 +16,7 @@ _ARRAYS = (
     "num_blocks",
     "num_recorded",
     "has_failed",
+    "is_pooled",
 )
 
 
@@ -44,6 +45,7 @@ class SequenceRows:
         num_blocks: [rows] int64, length of the block table.
         num_recorded: [rows] int64, full blocks whose contents were recorded.
         has_failed: [rows] bool, whether an earlier step failed for the sequence.
+        is_pooled: [rows] bool, whether the sequence gets a vector and samples nothing.
         sampling: sampling parameters.
     """
 
@@ -64,6 +66,7 @@ class SequenceRows:
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.num_recorded = np.zeros(num_rows, np.int64)
         self.has_failed = np.zeros(num_rows, np.bool_)
+        self.is_pooled = np.zeros(num_rows, np.bool_)
         self.sampling = SamplingTable(num_rows, eos_token_ids)
         self._free = list(range(num_rows))
         # Places in `block_tables`, flattened, written since the last call of take_written; None
@@ -107,6 +110,7 @@ class SequenceRows:
         self.num_blocks[row] = num_blocks
         self.num_recorded[row] = 0
         self.has_failed[row] = False
+        self.is_pooled[row] = state.pooling_params is not None
         self.sampling.write(row, state)
         return row
 

@@ -13,6 +13,7 @@ from worker_svc.cache.engine import CacheEngine
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.loading.grammars import grammars_of
 from worker_svc.loading.loader import LoadedModel
+from worker_svc.sampling.pooling import Pooler
 from worker_svc.sampling.sampler import Sampler
 from worker_svc.steps.batch import Batch
 from worker_svc.steps.draft_model import DraftModel, drafts_of_rank_0
@@ -44,6 +45,7 @@ class ModelRunner:
         inputs: brings batches to the device.
         grammars: of the sequences; None on ranks above 0, which sample nothing.
         sampler: chooses tokens.
+        pooler: makes vectors.
         last_step_id: the last step that was started without an error since sequences were
             forgotten; 0 for none.
     """
@@ -93,6 +95,7 @@ class ModelRunner:
             self._pending.settle,
             self.grammars,
         )
+        self.pooler = Pooler(loaded.parallel, device, held)
 
     def _draft_model(self, loaded: LoadedModel, *, enforce_eager: bool) -> Drafter:
         """Return what drafts with the draft model that rank 0 holds."""
@@ -166,11 +169,14 @@ class ModelRunner:
         computed = self._device.mark()
         sampled = self.sampler.sample(batch, hidden, logits, placed.sampling_columns)
         self.inputs.keep_sampled(placed, sampled.token_ids)
+        pooled = self.pooler.pool(batch, hidden)
         marks = Marks(started, computed, self._device.mark())
 
         # Fetched after the last mark: when the tokens have come, the mark has passed.
-        fetched = self._device.fetch((sampled.token_ids, sampled.ok, *sampled.reported))
-        return PendingStep(self._device, batch, sampled, fetched, marks, mover.finish())
+        fetched = self._device.fetch(
+            (sampled.token_ids, sampled.ok, *sampled.reported, *pooled.tensors)
+        )
+        return PendingStep(self._device, batch, sampled, pooled, fetched, marks, mover.finish())
 
     def read_mirror(self) -> WorkerMirror:
         """Wait for the steps under way and return what is held, but the size of the cache."""

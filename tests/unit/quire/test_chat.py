@@ -18,4 +18,5 @@ def test_a_chat_whose_prompt_is_known_is_a_generate_request() -> None:
     }
     request = ChatInput([ChatMessage("user", "Hi")], **others).generate_input([1, 2])
     assert request == GenerateInput([1, 2], include_prompt_token_ids=True, **others)
-    assert len(fields(GenerateInput)) == len(others) + 2
+    # The prompt, its token ids with Started, and pooling_params, which clients do not set.
+    assert len(fields(GenerateInput)) == len(others) + 3

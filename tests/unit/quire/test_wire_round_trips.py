@@ -9,7 +9,8 @@ from google.protobuf.message import Message
 from quire.contract.errors import QuireError
 from quire.contract.sessions import Refused
 from quire.v1 import common_pb2, inference_pb2, recording_pb2, scheduler_pb2, worker_pb2
-from tests.unit.quire.wire_examples import EXAMPLES, Example
+from tests.unit.quire.wire_example import Example
+from tests.unit.quire.wire_examples import EXAMPLES
 
 FILES = (common_pb2, inference_pb2, recording_pb2, scheduler_pb2, worker_pb2)
 # Nothing, or a scalar or two beside the epoch: servicer and caller name them in the call itself.

@@ -1,11 +1,7 @@
 """A domain object for each message of the protos, with which it is sent and read."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
-
-from google.protobuf.message import Message
 
 from quire.contract.block_shipping import (
     BlockLayout,
@@ -88,6 +84,7 @@ from quire.wire import (
     scheduler,
     worker,
 )
+from tests.unit.quire.wire_example import Example
 from tests.unit.quire.wire_values import (
     BEAMS,
     EPOCH,
@@ -102,24 +99,7 @@ from tests.unit.quire.wire_values import (
     SUBMISSION,
     TIME,
 )
-
-
-@dataclass(frozen=True)
-class Example:
-    """A domain object, and the two functions that its message stands between.
-
-    Attributes:
-        value: every field of it differs from what an absent field is read as.
-        write: returns its message.
-        read: returns the domain object of a message.
-    """
-
-    value: Any
-    write: Callable[[Any], Message]
-    read: Callable[[Any], Any] = field(repr=False)
-
-    def __str__(self) -> str:
-        return f"{self.write(self.value).DESCRIPTOR.name}-{type(self.value).__name__}"
+from tests.unit.quire.wire_vectors import vector_examples
 
 
 def _common() -> list[Example]:
@@ -404,4 +384,5 @@ EXAMPLES = [
     *_worker(),
     *_recording(),
     *_resizing(),
+    *vector_examples(),
 ]

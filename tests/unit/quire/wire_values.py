@@ -9,6 +9,7 @@ from quire.contract.outputs import (
     ModelInfo,
     TokenLogprobs,
 )
+from quire.contract.pooling_params import PoolingParams
 from quire.contract.quotas import Quotas
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import (
@@ -27,7 +28,7 @@ from quire.contract.time_breakdown import TimeBreakdown
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 EPOCH = 2**40
 MODEL = ModelInfo(
-    "demo", "LlamaForCausalLM", "bfloat16", 2**17, 2**15, (1, 2), 2**40, "5f7a", "ac14", "w8a8"
+    "demo", "LlamaForCausalLM", "bfloat16", 2**17, 2**15, (1, 2), 2**40, "5f7a", "ac14", "w8a8", 64
 )
 STATE = CellState(
     **{each.name: 2 + index for index, each in enumerate(fields(CellState))}
@@ -111,6 +112,10 @@ ORDERS = SchedulerOutputs(
     new_sequences=[
         SequenceState(5, 1, [7, 8, 9], 2, 2, [4, 3], SAMPLED, 8, TRACEPARENT, b"salt"),
         *(SequenceState(6, 1, [7, 8], 2, 1, [5], params) for params in STRUCTURED),
+        *(
+            SequenceState(7, 0, [7, 8], 2, 1, [5], SAMPLED, pooling_params=pooling)
+            for pooling in (PoolingParams(), PoolingParams(normalize=False))
+        ),
     ],
     blocks_to_swap_out=[(3, 0)],
     blocks_to_swap_in=[(1, 7), (2, 8)],
@@ -132,6 +137,7 @@ RESULT = StepResult(
     logprobs=LOGPROBS,
     prompt_logprobs=[(5, PROMPT_LOGPROBS)],
     num_draft_tokens=[3, 0],
+    vectors=[(9, bytes(8)), (2**63, b"")],
     epoch=EPOCH,
     step_id=17,
     model_us=10,
@@ -150,4 +156,5 @@ STEP_OUTPUTS = StepOutputs(
     hypotheses=[(6, [HYPOTHESIS])],
     prompt_logprobs=[(7, PROMPT_LOGPROBS)],
     time_breakdowns=[(2, TIME)],
+    vectors=[(5, bytes(8)), (2, b"")],
 )

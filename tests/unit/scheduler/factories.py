@@ -65,6 +65,7 @@ class Cell:
         ends: of the sequences that have ended.
         hypotheses: of the beam searches that have ended, by group.
         reported_prompts: tokens of each prompt that log-probabilities came for, from its second on.
+        vectors: of the groups that asked for one and have ended.
         ended: groups that have ended.
         now: time that is given to the scheduler, in seconds.
         times: of the groups that have ended.
@@ -108,6 +109,7 @@ class Cell:
         self.ends: dict[tuple[int, int], FinishReason] = {}
         self.hypotheses: dict[int, list[Hypothesis]] = {}
         self.reported_prompts: dict[int, list[int]] = {}
+        self.vectors: dict[int, bytes] = {}
         self.ended: set[int] = set()
         self.now = 0.0
         self.times: dict[int, GroupTime] = {}
@@ -196,6 +198,8 @@ class Cell:
             assert key not in self.ends
             self.ends[key] = finished.finish_reason
         self.hypotheses.update(progress.hypotheses)
+        assert self.vectors.keys().isdisjoint(group_id for group_id, _ in progress.vectors)
+        self.vectors.update(progress.vectors)
         assert self.ended.isdisjoint(progress.ended_group_ids)
         self.ended.update(progress.ended_group_ids)
         self.times.update(progress.times)

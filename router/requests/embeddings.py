@@ -1,0 +1,170 @@
+"""Vectors of many prompts, each a request of its own."""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from quire.contract.callers import Caller
+from quire.contract.embeddings import Embeddings, EmbedInput, vector_of
+from quire.contract.errors import AbortedError, InvalidRequestError, NotFiniteError
+from quire.contract.inputs import GenerateInput, TokenizeInput
+from quire.contract.outputs import Finished, FinishReason, Started
+from quire.contract.sampling_params import SamplingParams
+from router.requests.inference import Inference
+
+# Of one call, so that it leaves room in queues.
+MAX_AT_ONCE = 64
+# Of one call: they must fit a message.
+MAX_VECTOR_BYTES = 48 * 2**20
+
+T = TypeVar("T")
+Name = Callable[[int], str]
+"""From the place of a prompt to what its caller knows it by, in messages."""
+
+
+def numbered(field: str) -> Name:
+    """Return what names the items of a field by their places."""
+    return lambda place: f"{field}[{place}]"
+
+
+class Embedder:
+    """Has the vectors of prompts computed.
+
+    Args:
+        inference: runs the requests.
+    """
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+
+    async def embed(
+        self,
+        request: EmbedInput,
+        caller: Caller,
+        deadline_s: float | None = None,
+        name: Name = numbered("inputs"),  # noqa: B008
+    ) -> Embeddings:
+        """Return the vector of each prompt; the first prompt that fails fails them all.
+
+        Args:
+            request: what is asked for.
+            caller: whose API key it came with.
+            deadline_s: until when its client waits, on the monotonic clock; None for ever.
+            name: of each prompt, in messages.
+
+        Raises:
+            QuireError: as `Inference.events`; AbortedError, if a prompt's request was ended by
+                Abort; NotFiniteError, if its vector is not finite.
+        """
+        with self._inference.refusals(caller):
+            self._check_size(request, name)
+            params = SamplingParams(
+                max_tokens=1,
+                temperature=0.0,
+                seed=0,
+                truncate_prompt_tokens=request.truncate_prompt_tokens,
+            )
+        request_id = request.request_id or uuid.uuid4().hex
+
+        async def compute(place: int) -> tuple[Started, Finished]:
+            sent = GenerateInput(
+                await self._prompt(request, place, caller, name),
+                params,
+                f"{request_id}-{place}" if place else request_id,
+                request.model,
+                request.priority,
+                request.cache_salt,
+                include_prompt_token_ids=request.include_prompt_token_ids,
+                pooling_params=request.pooling_params,
+            )
+            return await self._one(sent, caller, deadline_s, name(place))
+
+        found = await _all_of([compute(place) for place in range(len(request.prompts))])
+        numerics_ids = {started.numerics_id for started, _ in found}
+        return Embeddings(
+            tuple(vector_of(finished.vector or b"") for _, finished in found),
+            tuple(started.num_prompt_tokens for started, _ in found),
+            request.model or next((each.name for each in self._inference.models()), ""),
+            request_id,
+            numerics_ids.pop() if len(numerics_ids) == 1 else "",
+            tuple(started.prompt_token_ids for started, _ in found)
+            if request.include_prompt_token_ids
+            else (),
+        )
+
+    def _check_size(self, request: EmbedInput, name: Name) -> None:
+        """Check that all vectors fit an answer.
+
+        Raises:
+            InvalidRequestError: they do not.
+        """
+        models = [each for each in self._inference.models() if request.model in ("", each.name)]
+        num_bytes = 4 * max((each.embedding_size for each in models), default=0)
+        number, most = len(request.prompts), MAX_VECTOR_BYTES // (num_bytes or 1)
+        if number > most:
+            raise InvalidRequestError(
+                name(most), f"must be one of at most {most} with this model, got {number}"
+            )
+
+    async def _prompt(
+        self, request: EmbedInput, place: int, caller: Caller, name: Name
+    ) -> str | Sequence[int]:
+        """Return a prompt, as token ids where it gets nothing around it."""
+        prompt = request.prompts[place]
+        if request.add_special_tokens or not isinstance(prompt, str):
+            return prompt
+        text = TokenizeInput(prompt, request.model, add_special_tokens=False)
+        with self._inference.refusals(caller):
+            try:
+                return await self._inference.tokenize(text)
+            except InvalidRequestError as error:
+                raise _named(error, name(place)) from error
+
+    async def _one(
+        self, sent: GenerateInput, caller: Caller, deadline_s: float | None, name: str
+    ) -> tuple[Started, Finished]:
+        """Return the beginning of a request, and its end, which brings the vector."""
+        started: Started | None = None
+        try:
+            async with aclosing(self._inference.events(sent, caller, deadline_s)) as events:
+                async for event in events:
+                    if isinstance(event, Started):
+                        started = event
+                    elif isinstance(event, Finished):
+                        finished = event
+        except InvalidRequestError as error:
+            raise _named(error, name) from error
+        assert started is not None, "the first event"
+        if finished.vector is None:
+            if finished.finish_reason is FinishReason.ABORT:
+                raise AbortedError(f"{name}: its request was aborted")
+            raise NotFiniteError(f"{name}: the model computes no finite numbers for it")
+        return started, finished
+
+
+def _named(error: InvalidRequestError, name: str) -> InvalidRequestError:
+    """Return an error that names a prompt as its caller does."""
+    if error.field not in ("prompt", "text"):
+        return error
+    return type(error)(name, error.description)
+
+
+async def _all_of(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return what comes of works, so many of which go on at once; the first failure ends all."""
+    turns = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def in_turn(work: Coroutine[Any, Any, T]) -> T:
+        async with turns:
+            return await work
+
+    tasks = [asyncio.create_task(in_turn(work)) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for work in works:
+            work.close()  # those whose turn never came
