@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import zip_longest
 from typing import Any
 
@@ -174,6 +175,7 @@ def _values(orders: SchedulerOutputs, result: StepResult) -> list[tuple[int, str
         *((each, "token", token) for each, token in _parallel(result, result.token_ids)),
         *((each, "logprobs", entry) for each, entry in _parallel(result, result.logprobs)),
         *((each, "prompt logprobs", part) for each, part in result.prompt_logprobs),
+        *((each, "vector", sha256(vector).hexdigest()) for each, vector in result.vectors),
     ]
 
 

@@ -85,7 +85,8 @@ class Recorder:
         for _, part in result.prompt_logprobs:
             reported += part.logprobs
         num_tokens = len(result.token_ids) + sum(len(each.token_ids) for each in reported)
-        self._put(result, _BYTES_OF_A_TOKEN * num_tokens)
+        num_bytes = sum(len(vector) for _, vector in result.vectors)
+        self._put(result, _BYTES_OF_A_TOKEN * num_tokens + num_bytes)
 
     def _put(self, content: Content, num_bytes: int) -> None:
         """Queue a record, which takes so many bytes in memory."""

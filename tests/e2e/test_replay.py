@@ -62,6 +62,7 @@ def recording(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ):
             await answers(client, together=True)
             await client.generate_all([9] * 20, REPEATING)
+            await client.embed([[9] * 20, [5, 6, 7] * 15])
             async for cells in client.watch_cluster():
                 # What was reported before the last request had ended shows less.
                 if cells[0].state.accepted_draft_tokens_total > 0:
@@ -82,6 +83,7 @@ def test_a_recorded_run_is_replayed_to_the_same_values(recording: Path) -> None:
     contents = [each.content for path in record_paths(recording) for each in read_records(path)]
     num_results = sum(isinstance(each, StepResult) for each in contents)
     assert f"same: {num_results} steps" in text
+    assert any(each.vectors for each in contents if isinstance(each, StepResult))
     headers = [each for each in contents if isinstance(each, EpochHeader)]
     assert len(headers) == 2
     assert headers[1].cache.keeps_contents

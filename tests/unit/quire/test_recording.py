@@ -144,10 +144,14 @@ def test_what_a_token_was_is_written_only_where_it_is_asked_for() -> None:
     )
     orders.chosen_tokens = [(7, SECRET)]
     entry = TokenLogprobs((SECRET, 5), (-1.5, -2.5), 1)
-    answer = StepResult(
-        [7], [SECRET], logprobs=[entry], prompt_logprobs=[(7, PromptLogprobs(0, [entry]))]
-    )
     varint = bytes([0xD1, 0xDF, 0x04])  # of SECRET
+    answer = StepResult(
+        [7],
+        [SECRET],
+        logprobs=[entry],
+        prompt_logprobs=[(7, PromptLogprobs(0, [entry]))],
+        vectors=[(7, varint * 4)],
+    )
     for content in (orders, execute_request_to_proto(orders).SerializeToString(), answer):
         record = Record(1, 0, content)
         kept, stripped = (
