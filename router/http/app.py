@@ -17,6 +17,7 @@ from router.http.access import HttpAccess
 from router.http.bodies import Bodies
 from router.http.chat import endpoint as chat
 from router.http.completions import endpoint as completions
+from router.http.embeddings import endpoint as vectors
 from router.http.endpoint import OPENAI, ApiShape, Around, Endpoint, Handle
 from router.http.errors import HttpError, openai_error
 from router.http.messages import endpoint as messages
@@ -76,6 +77,9 @@ def make_app(
         post(f"{one}/cancel", responses.cancel(inference, held), has_body=False),
         post("/v1/messages", messages.create(inference), ANTHROPIC),
         post("/v1/messages/count_tokens", messages.count_tokens(inference), ANTHROPIC),
+        post("/v1/embeddings", vectors.embeddings(inference)),
+        *(post(f"{version}/score", vectors.score(inference)) for version in ("", "/v1")),
+        *(post(f"{version}/rerank", vectors.rerank(inference)) for version in ("", "/v1", "/v2")),
         post("/tokenize", tokens.tokenize(inference)),
         post("/detokenize", tokens.detokenize(inference)),
     ]

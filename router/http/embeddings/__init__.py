@@ -1,0 +1,1 @@
+"""/v1/embeddings, /score and /rerank: vectors of prompts, and how alike they are."""
