@@ -9,12 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+from launch import llm_vectors
 from launch.cluster.config import ClusterConfig, embedded_model
 from launch.extras import require
 from launch.keywords import documents_keywords
 from launch.llm_requests import Conversation, run
 from launch.model_names import find_model
 from launch.vllm_keywords import translate
+from quire.contract.embeddings import EmbeddingRequestOutput, ScoringRequestOutput
 from quire.contract.engine_options import EngineKeywords
 from quire.contract.errors import ConfigError, InvalidRequestError
 from quire.contract.outputs import (
@@ -23,8 +25,9 @@ from quire.contract.outputs import (
     CompletionOutput,
     RequestOutput,
 )
+from quire.contract.pooling_params import NORMALIZED, PoolingParams
 from quire.contract.sampling_params import MAX_SEED, BeamSearchParams, SamplingParams
-from quire.sdk.calls import ChatOptions, Messages, TemplateOptions, chat_input
+from quire.sdk.calls import ChatOptions, EmbedOptions, Messages, TemplateOptions, chat_input
 from quire.sdk.client import AsyncClient, Client
 from quire.sdk.progress import progress_bar
 from quire.sdk.prompts import ParsedPrompt, Prompt, parse_prompts
@@ -327,6 +330,63 @@ class LLM:
             cum_logprob=output.cumulative_logprob or 0.0,
             finish_reason=output.finish_reason or "",
         )
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the vector of each prompt: the hidden state of its last token.
+
+        Args:
+            prompts: as for `generate`.
+            truncate_prompt_tokens: use only so many tokens of each prompt, its last ones.
+            use_tqdm: show a progress bar on the terminal.
+            pooling_params: of all; None for vectors of length 1.
+
+        Raises:
+            InvalidRequestError: as for `generate`.
+            UnavailableError: as for `generate`.
+        """
+        wanted = parse_prompts(prompts)
+        options: EmbedOptions = {
+            "truncate_prompt_tokens": truncate_prompt_tokens,
+            "normalize": (pooling_params or NORMALIZED).normalize,
+        }
+        with progress_bar(len(wanted), use_tqdm) as advance:
+            return llm_vectors.embed(self._client, wanted, options, advance)
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """Return how alike pairs of texts are: the cosine of their vectors.
+
+        Args:
+            data_1: one text for all of `data_2`, or one for each.
+            data_2: texts.
+            truncate_prompt_tokens: as for `embed`.
+            use_tqdm: show a progress bar on the terminal.
+
+        Raises:
+            InvalidRequestError: the numbers of texts make no pairs; else as for `embed`.
+            UnavailableError: as for `embed`.
+        """
+        first, second = (
+            [each] if isinstance(each, str) else list(each) for each in (data_1, data_2)
+        )
+        llm_vectors.check_pairs(first, second)
+        found = self.embed(
+            [*first, *second], truncate_prompt_tokens=truncate_prompt_tokens, use_tqdm=use_tqdm
+        )
+        return llm_vectors.scores(found[: len(first)], found[len(first) :])
 
     def close(self) -> None:
         """Disconnect, and stop the cluster if it is this object's own. May be called again."""

@@ -12,10 +12,13 @@ __all__ = [
     "BeamSearchParams",
     "Client",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "LLMEngine",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "__version__",
 ]
@@ -23,7 +26,9 @@ __all__ = [
 if TYPE_CHECKING:
     from launch.engine import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine
     from launch.llm import LLM
+    from quire.contract.embeddings import EmbeddingRequestOutput, ScoringRequestOutput
     from quire.contract.outputs import CompletionOutput, RequestOutput
+    from quire.contract.pooling_params import PoolingParams
     from quire.contract.sampling_params import BeamSearchParams, SamplingParams
     from quire.contract.structured_outputs import StructuredOutputsParams
     from quire.sdk.client import AsyncClient, Client
@@ -51,6 +56,14 @@ def __getattr__(name: str) -> Any:
         from quire.contract import sampling_params
 
         return getattr(sampling_params, name)
+    if name in ("EmbeddingRequestOutput", "ScoringRequestOutput"):
+        from quire.contract import embeddings
+
+        return getattr(embeddings, name)
+    if name == "PoolingParams":
+        from quire.contract.pooling_params import PoolingParams
+
+        return PoolingParams
     if name == "StructuredOutputsParams":
         from quire.contract.structured_outputs import StructuredOutputsParams
 

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launch.cli.options import ApiKey, Values, takes_options
+from launch.cli.options import (
+    ApiKey,
+    CacheSalt,
+    Insecure,
+    Priority,
+    RouterName,
+    Routers,
+    ServedModel,
+    Values,
+    takes_options,
+)
 from launch.cli.stream_printer import StreamPrinter
 from quire.contract.options import Options, option, same_option
 from quire.contract.service_options import ServiceOptions
@@ -75,25 +85,12 @@ class GenerateOptions(Options):
 def generate(
     options: Values,
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
-    target: Annotated[
-        str, typer.Option(metavar="HOST:PORT,...", help="Where the router listens, or several.")
-    ] = "127.0.0.1:50051",
+    target: Routers = "127.0.0.1:50051",
     api_key: ApiKey = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            envvar="QUIRE_INSECURE",
-            help="Let the key go over a network in the clear.",
-        ),
-    ] = False,
-    model: Annotated[
-        str, typer.Option(help="Served model to use.", show_default="the only one")
-    ] = "",
-    priority: Annotated[int, typer.Option(help="Smaller goes first, -100 to 100.")] = 0,
-    cache_salt: Annotated[
-        str, typer.Option(help="Share cached prefixes within this salt only.")
-    ] = "",
+    insecure: Insecure = False,
+    model: ServedModel = "",
+    priority: Priority = 0,
+    cache_salt: CacheSalt = "",
     time_breakdown: Annotated[
         bool, typer.Option("--time-breakdown", help="Print where the time went, in the end.")
     ] = False,
@@ -103,12 +100,7 @@ def generate(
             metavar="SECONDS", min=0.0, help="How long to resume a stream that broke; 0: not."
         ),
     ] = 60.0,
-    server_name: Annotated[
-        str | None,
-        typer.Option(
-            help="Name that the router's certificate must have.", show_default="quire-router"
-        ),
-    ] = None,
+    server_name: RouterName = None,
 ) -> None:
     """Stream the continuation of a prompt. Text goes to stdout, figures to stderr."""
     from quire.contract.errors import QuireError

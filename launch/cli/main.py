@@ -7,6 +7,7 @@ from launch.cli import (
     certs,
     doctor,
     drain,
+    embed,
     generate,
     keys,
     probe,
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("run")(run.run)
 app.command("generate")(generate.generate)
+app.command("embed")(embed.embed)
 app.command("router")(services.router)
 app.command("scheduler")(services.scheduler)
 app.command("worker")(services.worker)

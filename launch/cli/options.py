@@ -39,6 +39,25 @@ ApiKey = Annotated[
     ),
 ]
 
+Routers = Annotated[
+    str, typer.Option(metavar="HOST:PORT,...", help="Where the router listens, or several.")
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        envvar="QUIRE_INSECURE",
+        help="Let the key go over a network in the clear.",
+    ),
+]
+ServedModel = Annotated[str, typer.Option(help="Served model to use.", show_default="the only one")]
+Priority = Annotated[int, typer.Option(help="Smaller goes first, -100 to 100.")]
+CacheSalt = Annotated[str, typer.Option(help="Share cached prefixes within this salt only.")]
+RouterName = Annotated[
+    str | None,
+    typer.Option(help="Name that the router's certificate must have.", show_default="quire-router"),
+]
+
 
 def takes_options(
     group: type, *, only: Collection[str] = ()

@@ -1,5 +1,7 @@
 """The command line as a user types it."""
 
+import json
+import math
 import re
 import signal
 import subprocess
@@ -75,6 +77,17 @@ def test_serve_generate_and_ctrl_c() -> None:
         assert first.stdout.strip()
         assert re.search(r"\[\d+ tokens, .* seed 5\]", first.stderr)
         assert quire(*arguments, "The list class").stdout == first.stdout
+
+        vectors = quire("embed", "--target", target[1], "The list class", "x")
+        assert vectors.returncode == 0, vectors.stderr
+        first, second = map(json.loads, vectors.stdout.splitlines())
+        assert math.isclose(math.hypot(*first), 1.0, abs_tol=1e-6)
+        assert len(first) == len(second)
+        raw = quire("embed", "--target", target[1], "--no-normalize", "The list class")
+        assert not math.isclose(math.hypot(*json.loads(raw.stdout)), 1.0, abs_tol=1e-3)
+        refused = quire("embed", "--target", target[1], "x", "")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert refused.stderr == "error: inputs[1]: at least 1 token, got 0\n"
 
         check_every_mode(target[1])
 

@@ -1,6 +1,8 @@
 """The offline API, over a cluster of its own and over one that runs."""
 
 import json
+import math
+import operator
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from quire import LLM, BeamSearchParams, Client, SamplingParams
+from quire import (
+    LLM,
+    BeamSearchParams,
+    Client,
+    EmbeddingRequestOutput,
+    PoolingParams,
+    SamplingParams,
+    ScoringRequestOutput,
+)
 from quire.contract.errors import ConfigError, InvalidRequestError
 
 PROMPTS = ["The list class", "Return a copy of the string", "A function definition"]
@@ -160,6 +170,51 @@ def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     assert "3/3" in shown.err
     assert "tokens/s" in shown.err
     assert shown.out == ""
+
+
+def test_embed(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    found = llm.embed(PROMPTS, use_tqdm=False)
+    assert [type(each) for each in found] == [EmbeddingRequestOutput] * 3
+    token_ids = [each.prompt_token_ids for each in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+    assert [each.prompt_token_ids for each in found] == token_ids
+    (model,) = llm._client.list_models()
+    for prompt, each in zip(PROMPTS, found, strict=True):
+        assert each.finished
+        assert each.outputs.hidden_size == len(each.outputs.embedding) == model.embedding_size
+        assert math.isclose(math.hypot(*each.outputs.embedding), 1.0, abs_tol=1e-6)
+        [alone] = llm.embed(prompt, use_tqdm=False)
+        [salted] = llm.embed({"prompt": prompt, "cache_salt": "s"}, use_tqdm=False)
+        assert alone.outputs == salted.outputs == each.outputs
+    [raw] = llm.embed(PROMPTS[0], use_tqdm=False, pooling_params=PoolingParams(normalize=False))
+    length = math.hypot(*raw.outputs.embedding)
+    scaled = [each / length for each in raw.outputs.embedding]
+    assert scaled == pytest.approx(found[0].outputs.embedding, abs=1e-6)
+    [cut] = llm.embed(PROMPTS[0], truncate_prompt_tokens=2)
+    assert cut.prompt_token_ids == token_ids[0][-2:]
+    assert "1/1" in capsys.readouterr().err
+    many = [[5 + place % 300] for place in range(300)]
+    assert [each.prompt_token_ids for each in llm.embed(many, use_tqdm=False)] == [
+        tuple(each) for each in many
+    ]
+    assert llm.embed([], use_tqdm=False) == []
+    with pytest.raises(InvalidRequestError, match=r"prompts\[200\]: token ids must be in"):
+        llm.embed([*many[:200], [10**6]], use_tqdm=False)
+
+
+def test_score(llm: LLM) -> None:
+    found = llm.score(PROMPTS[0], PROMPTS, use_tqdm=False)
+    assert [type(each) for each in found] == [ScoringRequestOutput] * 3
+    assert found[0].outputs.score == pytest.approx(1.0)
+    vectors = [each.outputs.embedding for each in llm.embed(PROMPTS, use_tqdm=False)]
+    for vector, each in zip(vectors, found, strict=True):
+        assert each.outputs.score == pytest.approx(sum(map(operator.mul, vectors[0], vector)))
+    pairs = llm.score(PROMPTS, PROMPTS[::-1], use_tqdm=False)
+    assert pairs[0].outputs.score == pairs[2].outputs.score == found[2].outputs.score
+    assert pairs[0].prompt_token_ids == found[2].prompt_token_ids
+    with pytest.raises(InvalidRequestError, match="data_1: must have 1 item, or as many as data_2"):
+        llm.score(PROMPTS[:2], PROMPTS)
+    with pytest.raises(InvalidRequestError, match="data_2: must have at least 1 item, got 0"):
+        llm.score("x", [])
 
 
 def test_chat(llm: LLM) -> None:

@@ -81,9 +81,11 @@ def read_fallback(hf: HfConfig) -> FallbackConfig:
         raise ModelLoadError(f"{hf.directory}: config.json: {one_line(error)}") from error
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     if causal != architecture or getattr(config, "is_encoder_decoder", False):
+        is_other = not architecture.endswith("ForCausalLM")
         raise ModelLoadError(
             f"architectures: {architecture} is not served: model_type {config.model_type} has no "
             "causal decoder of that name"
+            + (", and vectors are those of a decoder's last token" if is_other else "")
         )
     if not model_class._supports_attention_backend:
         raise ModelLoadError(

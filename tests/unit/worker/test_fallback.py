@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GptOssConfig, MambaConfig, PreTrainedConfig, T5Config
+from transformers import (
+    BertConfig,
+    GptOssConfig,
+    MambaConfig,
+    ModernBertConfig,
+    PreTrainedConfig,
+    T5Config,
+    XLMRobertaConfig,
+)
 
 from quire.contract.errors import ModelLoadError
 from tests.factories import (
@@ -82,6 +90,20 @@ def test_what_is_no_decoder_is_refused_by_name(tmp_path: Path) -> None:
     edit_config(tmp_path, architectures=["HomeGrownForCausalLM"])
     with pytest.raises(ModelLoadError, match="HomeGrownForCausalLM is not served: transformers"):
         load_runner(tmp_path)
+
+
+@pytest.mark.parametrize("config", [BertConfig, XLMRobertaConfig, ModernBertConfig])
+def test_an_encoder_is_refused_by_name(config: Any, tmp_path: Path) -> None:
+    save_model(tmp_path, llama_config())
+    name = config.__name__.replace("Config", "Model")
+    config(architectures=[name]).save_pretrained(tmp_path)
+    words = (
+        f"architectures: {name} is not served: model_type {config.model_type} has no causal decoder"
+        " of that name, and vectors are those of a decoder's last token"
+    )
+    with pytest.raises(ModelLoadError) as caught:
+        load_runner(tmp_path)
+    assert caught.value.message == words
 
 
 def test_a_model_that_computes_differently_is_refused(
