@@ -1,10 +1,17 @@
 """What the outputs of a chat mean, read as they come: the same events through every front."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from quire.contract.chat import ChatInput, Tool
-from router.chat.parsers.events import ContentDelta, ParserEvent, ToolCallBegan
+from quire.contract.outputs import ParsedOutput, ToolCallDelta
+from router.chat.parsers.events import (
+    ArgumentsDelta,
+    ContentDelta,
+    ParserEvent,
+    ReasoningDelta,
+    ToolCallBegan,
+)
 from router.chat.parsers.formats import NONE, OutputFormat
 from router.chat.parsers.machine import OutputParser
 
@@ -96,6 +103,36 @@ class OutputReader:
             self._last_tokens[index] = token_ids[-1]
         last = self._last_tokens.get(index)
         return text.removesuffix(self._token_text(last)) if last in self._eos else text
+
+
+def parsed_output(events: Iterable[ParserEvent]) -> ParsedOutput:
+    """Return what events of an output tell together."""
+    reasoning: list[str] = []
+    content: list[str] = []
+    calls: list[ToolCallDelta] = []
+    arguments: list[list[str]] = []
+    for event in events:
+        match event:
+            case ContentDelta(text):
+                content.append(text)
+            case ReasoningDelta(text):
+                reasoning.append(text)
+            case ToolCallBegan(index, call_id, name):
+                calls.append(ToolCallDelta(index, call_id, name))
+                arguments.append([])
+            case ArgumentsDelta(index, text):
+                if not calls or calls[-1].index != index:
+                    calls.append(ToolCallDelta(index))
+                    arguments.append([])
+                arguments[-1].append(text)
+    return ParsedOutput(
+        "".join(reasoning),
+        "".join(content),
+        tuple(
+            replace(call, arguments="".join(texts))
+            for call, texts in zip(calls, arguments, strict=True)
+        ),
+    )
 
 
 def _tools(chat: ChatInput) -> Sequence[Tool]:

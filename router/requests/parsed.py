@@ -1,20 +1,13 @@
 """Chats whose events say what their text means: read once more where they are resumed."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from quire.contract.chat import ChatInput
 from quire.contract.inputs import ReceivedOutput
-from quire.contract.outputs import Delta, Event, Finished, ParsedOutput, Started, ToolCallDelta
-from router.chat.parsers.events import (
-    ArgumentsDelta,
-    ContentDelta,
-    ParserEvent,
-    ReasoningDelta,
-    ToolCallBegan,
-)
-from router.chat.reader import OutputReader
+from quire.contract.outputs import Delta, Event, Finished, ParsedOutput, Started
+from router.chat.reader import OutputReader, parsed_output
 from router.requests.resume import TOKENS_AT_ONCE
 from router.text.detokenize import Detokenizer
 
@@ -50,10 +43,10 @@ class EventParser:
                 return event
             case Delta():
                 read = self._reader.read(event.index, event.text, event.token_ids)
-                return replace(event, parsed=_parsed(read))
             case Finished():
                 read = self._reader.read(event.index, "", is_last=True)
-                return replace(event, parsed=_parsed(read))
+        parsed = parsed_output(read)
+        return replace(event, parsed=None if parsed == ParsedOutput() else parsed)
 
     async def _start(self, started: Started) -> None:
         prompt = started.prompt_token_ids
@@ -75,23 +68,3 @@ async def _text(received: ReceivedOutput, detokenizer: Detokenizer) -> str:
     text = "".join((*pieces, detokenizer.flush()))
     # Whether a character ends there is checked where the stream goes on.
     return text.encode()[: received.num_text_bytes].decode(errors="ignore")
-
-
-def _parsed(events: Iterable[ParserEvent]) -> ParsedOutput | None:
-    reasoning, content = "", ""
-    calls: list[ToolCallDelta] = []
-    for event in events:
-        match event:
-            case ContentDelta(text):
-                content += text
-            case ReasoningDelta(text):
-                reasoning += text
-            case ToolCallBegan(index, call_id, name):
-                calls.append(ToolCallDelta(index, call_id, name))
-            case ArgumentsDelta(index, text):
-                if not calls or calls[-1].index != index:
-                    calls.append(ToolCallDelta(index))
-                calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + text)
-    if not (reasoning or content or calls):
-        return None
-    return ParsedOutput(reasoning, content, tuple(calls))

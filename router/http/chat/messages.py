@@ -1,17 +1,12 @@
 """What the texts of choices mean, in OpenAI's shape: content, reasoning, and calls of tools."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
-from quire.contract.outputs import Finished, FinishReason
-from router.chat.parsers.events import (
-    ArgumentsDelta,
-    ContentDelta,
-    ParserEvent,
-    ReasoningDelta,
-    ToolCallBegan,
-)
-from router.chat.reader import OutputReader
+from quire.contract.outputs import Finished, FinishReason, ToolCallDelta
+from router.chat.parsers.events import ParserEvent
+from router.chat.reader import OutputReader, parsed_output
 from router.http.chat.choices import Part
 
 
@@ -29,26 +24,28 @@ class Messages:
         """Return what a part adds to its choice; each part is read once, in its order."""
         if part.is_first:
             return {"role": "assistant", "content": ""}
-        return _fields(read_part(self._reader, part))
+        parsed = parsed_output(read_part(self._reader, part))
+        delta: dict[str, Any] = {}
+        if parsed.content or (self._reader.is_plain and part.end is None):
+            delta["content"] = parsed.content
+        if parsed.reasoning:
+            delta["reasoning_content"] = parsed.reasoning
+        if parsed.tool_calls:
+            delta["tool_calls"] = [
+                {"index": call.index, **_call(call)} for call in parsed.tool_calls
+            ]
+        return delta
 
     def message(self, parts: Sequence[Part]) -> dict[str, Any]:
         """Return the message of a whole choice; its parts are read now."""
-        texts = {"content": "", "reasoning_content": ""}
-        calls: list[dict[str, Any]] = []
-        for part in parts:
-            fields = {} if part.is_first else _fields(read_part(self._reader, part))
-            for name in texts:
-                texts[name] += fields.get(name, "")
-            for call in fields.get("tool_calls", ()):
-                if "id" in call:
-                    calls.append({name: call[name] for name in ("id", "type", "function")})
-                else:
-                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
-        message: dict[str, Any] = {"role": "assistant", "content": texts["content"]}
-        if texts["reasoning_content"]:
-            message["reasoning_content"] = texts["reasoning_content"]
-        if calls:
-            message |= {"content": texts["content"] or None, "tool_calls": calls}
+        events = (read_part(self._reader, part) for part in parts if not part.is_first)
+        parsed = parsed_output(chain.from_iterable(events))
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+        if parsed.reasoning:
+            message["reasoning_content"] = parsed.reasoning
+        if parsed.tool_calls:
+            message["content"] = parsed.content or None
+            message["tool_calls"] = list(map(_call, parsed.tool_calls))
         return message
 
     def finish_reason(self, end: Finished) -> str:
@@ -63,22 +60,9 @@ def read_part(reader: OutputReader, part: Part) -> list[ParserEvent]:
     return reader.read(part.index, part.text, part.token_ids, part.end is not None)
 
 
-def _fields(events: Iterable[ParserEvent]) -> dict[str, Any]:
-    """Return the fields of a delta."""
-    fields: dict[str, Any] = {}
-    calls: list[dict[str, Any]] = []
-    for event in events:
-        match event:
-            case ContentDelta(text):
-                fields["content"] = fields.get("content", "") + text
-            case ReasoningDelta(text):
-                fields["reasoning_content"] = fields.get("reasoning_content", "") + text
-            case ToolCallBegan(index, call_id, name):
-                function = {"name": name, "arguments": ""}
-                call = {"index": index, "id": call_id, "type": "function", "function": function}
-                calls.append(call)
-            case ArgumentsDelta(index, text):
-                if not calls or calls[-1]["index"] != index:
-                    calls.append({"index": index, "function": {"arguments": ""}})
-                calls[-1]["function"]["arguments"] += text
-    return {**fields, "tool_calls": calls} if calls else fields
+def _call(call: ToolCallDelta) -> dict[str, Any]:
+    """Return a call, or what is added to one that has begun."""
+    if not call.id:
+        return {"function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
