@@ -141,6 +141,8 @@ async def test_keys_are_those_of_the_grpc_port(keyed: Keyed, tmp_path) -> None:
             response = await setup.post(PATH, body, **headers)
             assert shown(response) == (401, "invalid_api_key"), headers
             assert response.headers["www-authenticate"] == "Bearer"
+            response = await setup.post("/v1/messages", body, **headers)
+            assert response.json()["error"]["type"] == "authentication_error"
         for headers in ({"authorization": "bearer alice"}, {"x-api-key": "alice"}):
             assert (await setup.post(PATH, body, **headers)).status_code == 200
         response = await setup.post(PATH, {**body, "priority": -2}, **{"x-api-key": "dave"})

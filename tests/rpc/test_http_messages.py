@@ -12,6 +12,7 @@ import pytest_asyncio
 from anthropic import AsyncAnthropic
 
 from quire import SamplingParams
+from quire.v1 import scheduler_pb2
 from tests.rpc.http_setup import HttpSetup, Sent, events_of, http_router
 from tests.rpc.router_setup import BACKEND
 
@@ -258,6 +259,30 @@ async def test_a_bad_field_is_named_in_anthropics_shape(setup, body, field) -> N
     assert (answer["type"], answer["request_id"]) == ("error", "mine")
     assert answer["error"]["type"] == "invalid_request_error"
     assert answer["error"]["message"].startswith(f"{field}: ")
+
+
+async def test_a_full_queue_is_an_overload(setup, client) -> None:
+    setup.fake.refuse_next(
+        scheduler_pb2.Refused(
+            reason=scheduler_pb2.REFUSAL_REASON_QUEUE_FULL, message="full", retry_after_ms=1500
+        )
+    )
+    with pytest.raises(anthropic.OverloadedError) as full:
+        await client.messages.create(model="fake", **BODY)
+    assert full.value.body["error"]["type"] == "overloaded_error"
+    assert full.value.response.headers["retry-after"] == "2"
+
+
+async def test_a_stream_that_waits_pings_and_ends_with_an_error_as_an_event(tmp_path) -> None:
+    async with http_router(tmp_path, chat_template=TEMPLATE, http_keep_alive_s=0.05) as setup:
+        setup.fake.hold()
+        headers = {"x-request-timeout-s": "0.3", "x-request-id": "mine"}
+        *pings, error = await setup.events(PATH, BODY, **headers)
+        assert {(each.event, each.id) for each in pings} == {("ping", "")}
+        assert (error.event, error.data["type"]) == ("error", "error")
+        assert error.data["request_id"] == "mine"
+        assert error.data["error"]["type"] == "timeout_error"
+        await setup.fake.until(lambda: setup.fake.num_running() == 0)
 
 
 async def test_errors_are_the_clients_own(setup, client) -> None:
