@@ -3,11 +3,11 @@
 import ssl
 from typing import Any
 
-from launch.bench.arguments import BackendName, ServeOptions
 from launch.bench.clients.base import BenchClient
 from launch.bench.clients.grpc import QuireClient
 from launch.bench.clients.http import HttpClient
 from launch.bench.clients.openai import APIS, OpenAiClient
+from launch.bench.serve_options import BackendName, ServeOptions
 from quire.contract.errors import ConfigError
 from quire.rpc import Role, TlsFiles
 from quire.security.tls import CERTIFICATE, KEY, ROOTS

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from launch.bench.arguments import DatasetName, DatasetOptions
+from launch.bench.dataset_options import DatasetName, DatasetOptions
 from launch.bench.tokens import Tokens
 from quire.contract.errors import ConfigError
 

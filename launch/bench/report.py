@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from launch.bench.arguments import ServeOptions
 from launch.bench.datasets import Sample
 from launch.bench.load import Run
 from launch.bench.metrics import Metrics
+from launch.bench.serve_options import ServeOptions
 
 WIDTH = 50
 # More than this, and times are those at which the client came to read, not those of the answer.

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from launch.bench.arguments import ServeOptions
 from launch.bench.arrivals import arrival_times, ramp_up_times
 from launch.bench.clients.base import BenchClient
 from launch.bench.connect import open_client, server_of, takes_token_ids
@@ -21,6 +20,7 @@ from launch.bench.datasets import Sample, load_samples
 from launch.bench.load import Run, run_load
 from launch.bench.metrics import Metrics, measure
 from launch.bench.report import remarks_on, result_of, result_path, save, table_of
+from launch.bench.serve_options import ServeOptions
 from launch.bench.tokens import find_tokenizer
 from quire.contract.errors import ConfigError, UnavailableError
 from quire.sdk.progress import progress_bar

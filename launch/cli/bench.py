@@ -1,12 +1,15 @@
 """`quire bench`: servers, and the engine without one, under load."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from launch.bench.arguments import ServeOptions
-from launch.cli.options import Values, takes_options
+from launch.bench.offline_options import LatencyOptions, ThroughputOptions
+from launch.bench.serve_options import ServeOptions
+from launch.cli.options import Values, resolve_draft_model, takes_options
 
 app = typer.Typer(
     help="Measure throughput and latency, with the options and results of `vllm bench`.",
@@ -52,9 +55,8 @@ def serve(
     Ends with status 1 if every request failed.
     """
     from launch.extras import require, require_plot
-    from quire.contract.errors import QuireError
 
-    try:
+    with _reported():
         require("quire bench serve", "bench")
         if options["plot"] is not None:
             require_plot(options["plot"], "bench")
@@ -62,6 +64,43 @@ def serve(
 
         if not bench_serve(ServeOptions(**options), api_key):
             raise typer.Exit(1)
+
+
+@app.command("throughput")
+@takes_options(ThroughputOptions)
+def throughput(options: Values) -> None:
+    """Start a cluster, and measure how fast it answers a list of prompts."""
+    from launch.extras import require
+
+    with _reported():
+        require("quire bench throughput", "router", "worker", bring="all")
+        from launch.bench.offline import bench_throughput
+
+        resolve_draft_model(options)
+        bench_throughput(ThroughputOptions(**options))
+
+
+@app.command("latency")
+@takes_options(LatencyOptions)
+def latency(options: Values) -> None:
+    """Start a cluster, and measure how long it takes to answer one batch of prompts."""
+    from launch.extras import require
+
+    with _reported():
+        require("quire bench latency", "router", "worker", bring="all")
+        from launch.bench.offline import bench_latency
+
+        resolve_draft_model(options)
+        bench_latency(LatencyOptions(**options))
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """End with a line for what is expected to go wrong."""
+    from quire.contract.errors import QuireError
+
+    try:
+        yield
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None

@@ -6,12 +6,15 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
+def progress_bar(
+    total: int, show: bool, title: str = "Processed prompts"
+) -> Iterator[Callable[[int], None]]:
     """Yield what is called with the number of output tokens whenever a prompt is done.
 
     Args:
         total: prompts.
         show: False shows nothing.
+        title: what stands before the bar.
     """
     if not show:
         yield lambda _: None
@@ -26,7 +29,7 @@ def progress_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
     )
 
     columns = (
-        TextColumn("Processed prompts"),
+        TextColumn(title),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),

@@ -121,6 +121,46 @@ def test_a_run_of_shared_prefixes_is_written_again_and_again(
         assert run["total_output_tokens"] == 18
 
 
+ENGINE = ("--num-threads", "1", "--kv-cache-gib", "0.03125")
+
+
+def test_throughput_counts_the_tokens_of_all_outputs(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    result = bench(
+        "throughput",
+        *("--num-prompts", "6", "--input-len", "20", "--output-len", "5", "--n", "2"),
+        *(*ENGINE, "--output-json", path),
+    )
+    found = json.loads(path.read_text())
+    assert (found["total_prompt_tokens"], found["total_output_tokens"]) == (120, 60)
+    assert (found["num_requests"], found["total_num_tokens"]) == (6, 180)
+    assert found["tokens_per_second"] * found["elapsed_time"] == pytest.approx(180)
+    assert found["requests_per_second"] * found["elapsed_time"] == pytest.approx(6)
+    assert f"{found['output_tokens_per_second']:.2f} output tokens/s" in result.stdout
+    refused = bench("throughput", "--num-prompts", "1", *ENGINE, expected=1)
+    assert refused.stderr == (
+        "error: input_len, output_len: must be at most 1,024 tokens together, which is "
+        "max_model_len, got 1,152\n"
+    )
+
+
+@pytest.mark.parametrize("search", [(), ("--use-beam-search", "--n", "2")])
+def test_latency_is_of_whole_batches(search: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    result = bench(
+        "latency",
+        *("--batch-size", "3", "--input-len", "8", "--output-len", "4", *search),
+        *("--num-iters-warmup", "1", "--num-iters", "5", *ENGINE, "--output-json", path),
+    )
+    found = json.loads(path.read_text())
+    assert list(found) == ["avg_latency", "std_latency", "latencies", "percentiles"]
+    assert len(found["latencies"]) == 5
+    assert found["avg_latency"] == pytest.approx(sum(found["latencies"]) / 5)
+    assert list(found["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
+    assert found["percentiles"]["50"] == sorted(found["latencies"])[2]
+    assert f"Avg latency: {found['avg_latency']:.4f} seconds" in result.stdout
+
+
 class FailingServer:
     """Answers completions of three tokens; each third request it fails, in one way or another."""
 

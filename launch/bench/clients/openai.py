@@ -5,11 +5,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from launch.bench.arguments import BackendName
 from launch.bench.clients.base import RequestFailedError
 from launch.bench.clients.http import HttpClient, message_of
 from launch.bench.datasets import Sample
 from launch.bench.outcome import Outcome
+from launch.bench.serve_options import BackendName
 
 
 class Api(Protocol):

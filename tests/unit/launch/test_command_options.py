@@ -10,11 +10,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from launch.bench.arguments import ServeOptions
+from launch.bench.offline_options import LatencyOptions, ThroughputOptions
+from launch.bench.serve_options import ServeOptions
 from launch.cli.main import app
 from launch.cluster.config import ClusterConfig, embedded_model
 from quire import LLM
 from quire.contract.engine_options import DeviceOptions, EngineKeywords, EngineOptions
+from quire.contract.errors import ConfigError
 from quire.contract.options import options_of, types_of
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
@@ -228,6 +230,26 @@ def test_llm_documents_its_keywords_and_refuses_others() -> None:
         LLM(target="127.0.0.1:1", admin_port=1)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("command", ["throughput", "latency"])
+def test_what_measures_an_engine_takes_the_options_of_serve(command: str) -> None:
+    def flags(of: Any) -> dict[str, tuple[str, ...]]:
+        return {each.name: (*each.opts, *each.secondary_opts) for each in of.params}
+
+    found, those_of_serve = flags(commands()["bench"].commands[command]), flags(commands()["serve"])
+    for name in EngineKeywords.__annotations__:
+        if (command, name) != ("latency", "enable_prefix_caching"):
+            assert found[name] == those_of_serve[name]
+    assert found["model"] == ("--model",)
+
+
+def test_an_engine_is_given_what_is_not_its_default() -> None:
+    options = ThroughputOptions(model="a", num_threads=1, dtype="float32", num_prompts=3)
+    assert options.keywords == {"num_threads": 1, "dtype": "float32"}
+    assert LatencyOptions().keywords == {"enable_prefix_caching": False}
+    with pytest.raises(ConfigError, match=r"^max_num_seqs: must be in \[1, 65536\], got 0$"):
+        LatencyOptions(max_num_seqs=0)
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The settings with which services would have been started."""
@@ -294,7 +316,8 @@ def test_a_child_takes_its_parents_values_before_its_own(
 
 
 def test_every_option_has_help_and_a_limit_if_it_is_a_number() -> None:
-    for group in (ClusterConfig, SchedulerConfig, RouterConfig, ServeOptions):
+    groups = (ClusterConfig, SchedulerConfig, RouterConfig)
+    for group in (*groups, ServeOptions, ThroughputOptions, LatencyOptions):
         for name, each in options_of(group).items():
             assert each.help.endswith("."), name
             if types_of(group)[name] in (int, float):

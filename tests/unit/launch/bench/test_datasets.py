@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch.bench.arguments import DatasetOptions
+from launch.bench.dataset_options import DatasetOptions
 from launch.bench.datasets import Sample, load_samples
 from launch.bench.tokens import Tokens, find_tokenizer
 from quire.contract.errors import ConfigError

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from launch.bench.arguments import ServeOptions
 from launch.bench.datasets import Sample
 from launch.bench.load import Run
 from launch.bench.metrics import measure
 from launch.bench.report import remarks_on, result_of, result_path, save, table_of
+from launch.bench.serve_options import ServeOptions
 from tests.unit.launch.bench.outcomes import outcome
 
 NOW = datetime(2026, 11, 24, 9, 30, 5)

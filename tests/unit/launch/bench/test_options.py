@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from launch.bench.arguments import ServeOptions
 from launch.bench.connect import server_of, takes_token_ids
+from launch.bench.serve_options import ServeOptions
 from launch.cli.main import app
 from quire.contract.errors import ConfigError
 
