@@ -71,7 +71,7 @@ def require_plot(path: Path, extra: str) -> None:
             f"--plot: matplotlib is not installed: pip install 'quire-serve[{extra}]'"
         )
     if path.suffix not in PICTURES:
-        raise ConfigError(f"--plot: must end in {', '.join(PICTURES)}, got {path.name}")
+        raise ConfigError(f"--plot: must end in .svg, .png or .pdf, got {path.name}")
 
 
 def _is_installed(name: str) -> bool:

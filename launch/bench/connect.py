@@ -48,9 +48,10 @@ def open_client(options: ServeOptions, api_key: str | None) -> BenchClient:
     if options.backend == BackendName.QUIRE:
         if options.header or options.endpoint:
             raise ConfigError("header, endpoint: must not be given with backend quire")
+        fields |= options.more_fields
         return QuireClient(
             server_of(options),
-            fields={**fields, **options.more_fields},
+            fields={name: each for name, each in fields.items() if each is not None},
             tls_dir=options.tls_dir,
             api_key=api_key,
             insecure=options.insecure,

@@ -46,9 +46,9 @@ class DatasetOptions(Options):
     )
     input_len: int | None = option(
         None,
-        "Tokens of a prompt, for any dataset that makes them up.",
+        "Tokens of a random prompt; the same as --random-input-len.",
         bounds=LENGTHS,
-        shown_default="that of the dataset",
+        shown_default="that of --random-input-len",
     )
     output_len: int | None = option(
         None,

@@ -50,12 +50,9 @@ def load_samples(
         ConfigError: the file is not of the format, or the tokens of the model are needed.
     """
     name = options.dataset_name
-    if tokens is None and (
-        name != DatasetName.CUSTOM or options.dataset_path is None  # what counts nothing
-    ):
+    if tokens is None and name != DatasetName.CUSTOM:
         raise ConfigError(
-            f"tokenizer: must name a model that is on this machine with {name}, "
-            f"got {options.tokenizer or 'none'}"
+            f"tokenizer: must name a model that is on this machine with {name}, got none"
         )
     if name == DatasetName.CUSTOM:
         return _of_file(options, list(_custom(options, tokens)), rng)

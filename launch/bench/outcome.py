@@ -84,7 +84,7 @@ class Outcome:
         num_output_tokens: as the server counts them; None if it does not.
         arrivals: of its tokens.
         texts: of the answer, piece by piece.
-        is_complete: whether the server has said that the answer ends.
+        is_complete: whether the server has sent its end.
         error: why it failed; "" if it did not.
     """
 

@@ -128,7 +128,8 @@ class ServeOptions(DatasetOptions):
     )
     extra_body: str | None = option(
         None,
-        "More fields of each request, as a JSON object; they go before all others.",
+        "More fields of each request, as a JSON object; they go before all others, and null leaves "
+        "one out.",
         metavar="JSON",
         shown_default="none",
     )

@@ -54,6 +54,8 @@ async def _bench(options: ServeOptions, api_key: str | None) -> bool:
         client.model = options.served_model_name or model
         wanted = options.tokenizer or model
         tokens = find_tokenizer(wanted)
+        if tokens is None and options.tokenizer is not None:
+            raise ConfigError(f"tokenizer: must be of a model on this machine, got {wanted}")
         samples = load_samples(options, tokens, prompts_rng, as_text=not takes_token_ids(options))
         _print_setting(options, client.model, len(samples))
         await _warm_up(options, client, samples[0])
@@ -166,7 +168,10 @@ def _report(
     if options.plot is not None:
         from launch.bench.plot import plot
 
-        plot(metrics, options.percentiles, options.plot)
+        try:
+            plot(metrics, options.percentiles, options.plot)
+        except OSError as error:
+            raise ConfigError(f"plot: cannot write {options.plot}: {error}") from None
 
 
 def _allow_many_connections() -> None:

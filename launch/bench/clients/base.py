@@ -8,7 +8,7 @@ from quire.contract.errors import QuireError
 
 
 class RequestFailedError(QuireError):
-    """A request that is measured failed; its server says why."""
+    """A request that is measured failed, for the reason that its server reports."""
 
     code = "UNKNOWN"
     reason = "REQUEST_FAILED"

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import aclosing
 from functools import cache
 from typing import Any
 
@@ -9,7 +10,7 @@ from launch.bench.clients.base import RequestFailedError
 from launch.bench.datasets import Sample
 from launch.bench.outcome import Outcome
 from quire.contract.errors import ConfigError, InvalidRequestError, UnavailableError
-from quire.contract.outputs import Delta, Finished, FinishReason, Started
+from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started
 from quire.contract.sampling_params import SamplingParams
 from quire.sdk.client import AsyncClient
 
@@ -66,26 +67,31 @@ class QuireClient:
         params = self._params(sample.num_output_tokens)
         clock = time.perf_counter
         outcome.started = outcome.ended = clock()
-        async for event in self._client.stream(sample.prompt, params, model=self.model):
-            at = clock()
-            match event:
-                case Delta():
-                    if event.token_ids:
-                        outcome.arrivals.add(at, len(event.token_ids))
-                    if event.text:
-                        outcome.texts.append(event.text)
-                case Started():
-                    outcome.num_prompt_tokens = event.num_prompt_tokens
-                    continue
-                case Finished():
-                    if event.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-                        raise RequestFailedError(f"finish_reason: {event.finish_reason.value}")
-                    outcome.num_output_tokens = event.num_output_tokens + (
-                        outcome.num_output_tokens or 0
-                    )
-                    outcome.is_complete = True
-            outcome.ended = at
+        stream = self._client.stream(sample.prompt, params, model=self.model)
+        async with aclosing(stream):
+            async for event in stream:
+                _take(clock(), event, outcome)
 
     async def close(self) -> None:
         """Close the connection."""
         await self._client.close()
+
+
+def _take(at: float, event: Event, outcome: Outcome) -> None:
+    """Note an event of an answer, of one output or of several."""
+    match event:
+        case Delta():
+            if event.token_ids:
+                outcome.arrivals.add(at, len(event.token_ids))
+            if event.text:
+                outcome.texts.append(event.text)
+        case Started():
+            outcome.num_prompt_tokens = event.num_prompt_tokens
+            return
+        case Finished():
+            if event.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+                raise RequestFailedError(f"finish_reason: {event.finish_reason.value}")
+            others = outcome.num_output_tokens or 0
+            outcome.num_output_tokens = others + event.num_output_tokens
+            outcome.is_complete = True
+    outcome.ended = at

@@ -65,7 +65,8 @@ class HttpClient:
                 self._base_url + path, server_hostname=self._server_name
             ) as response:
                 if response.status != 200:
-                    raise RequestFailedError(await _fault(response))
+                    fault = await _fault(response)
+                    raise RequestFailedError(f"GET {self._base_url}{path}: {fault}")
                 return await response.json(content_type=None)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise RequestFailedError(f"GET {self._base_url}{path}: {_describe(error)}") from None
@@ -102,31 +103,38 @@ async def _read_events(content: aiohttp.StreamReader, take: TakeEvent) -> bool:
     """Read lines of `data:`, each of which is an event of its own in every API measured here."""
     rest = b""
     is_done = False
-    clock = time.perf_counter
+    at = 0.0
     async for piece in content.iter_any():
-        at = clock()
+        at = time.perf_counter()
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            payload = line[5:].strip()
-            if payload == b"[DONE]":
-                is_done = True
-                continue
-            try:
-                event = json.loads(payload)
-            except ValueError:
-                raise RequestFailedError(f"event: must be JSON, got {payload[:200]!r}") from None
-            if not isinstance(event, dict):
-                raise RequestFailedError(f"event: must be an object, got {payload[:200]!r}")
-            take(at, event)
+            is_done |= _take_line(at, line, take)
         if len(rest) > MOST_OF_A_LINE:
-            raise RequestFailedError(f"event: must be at most {MOST_OF_A_LINE} bytes long")
-    return is_done
+            raise RequestFailedError(
+                f"event: must be at most {MOST_OF_A_LINE} bytes long, got {len(rest)} and no end"
+            )
+    return _take_line(at, rest, take) or is_done
+
+
+def _take_line(at: float, line: bytes, take: TakeEvent) -> bool:
+    """Hand over the event of a line, if it is one; return whether it was the last of the stream."""
+    if not line.startswith(b"data:"):
+        return False
+    payload = line[5:].strip()
+    if payload == b"[DONE]":
+        return True
+    try:
+        event = json.loads(payload)
+    except ValueError:
+        raise RequestFailedError(f"event: must be JSON, got {payload[:200]!r}") from None
+    if not isinstance(event, dict):
+        raise RequestFailedError(f"event: must be an object, got {payload[:200]!r}")
+    take(at, event)
+    return False
 
 
 async def _fault(response: aiohttp.ClientResponse) -> str:
-    """Return what a refusal says, in one line."""
+    """Return the reason of a refusal, in one line."""
     text = (await response.content.read(MOST_OF_AN_ERROR)).decode(errors="replace")
     with suppress(ValueError):
         text = message_of(json.loads(text)) or text

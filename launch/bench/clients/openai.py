@@ -164,7 +164,7 @@ class OpenAiClient:
         api: which of them.
         path: where it is; None for the usual place.
         fields: of each request: sampling parameters, and others.
-        more_fields: that go before all others.
+        more_fields: that go before all others; None leaves one out.
     """
 
     def __init__(
@@ -193,16 +193,22 @@ class OpenAiClient:
         """Send a request and read its answer; as BenchClient."""
         model = {"model": self.model} if self.model else {}
         fields = {**model, **self._api.body(sample), "stream": True, **self._fields}
-        body = json.dumps({**fields, **self._more_fields}).encode()
+        fields |= self._more_fields
+        body = json.dumps({name: each for name, each in fields.items() if each is not None})
 
         def take(at: float, event: dict[str, Any]) -> None:
             fault = message_of(event)
             if fault is not None:
                 raise RequestFailedError(fault)
-            self._api.take(at, event, outcome)
+            try:
+                self._api.take(at, event, outcome)
+            except (AttributeError, LookupError, TypeError, ValueError):
+                raise RequestFailedError(
+                    f"event: must be one of {self._path}, got {str(event)[:200]}"
+                ) from None
 
         outcome.started = outcome.ended = time.perf_counter()
-        is_done = await self._http.stream(self._path, body, take)
+        is_done = await self._http.stream(self._path, body.encode(), take)
         if not (is_done or outcome.is_complete):
             raise RequestFailedError("stream: must end with a finish_reason or [DONE], got neither")
 

@@ -9,7 +9,7 @@ import pytest
 
 from launch.bench.clients import http
 from launch.bench.clients.base import RequestFailedError
-from launch.bench.clients.openai import Api, Chat, Completions, Responses
+from launch.bench.clients.openai import Api, Chat, Completions, OpenAiClient, Responses
 from launch.bench.datasets import Sample
 from launch.bench.outcome import Outcome
 
@@ -146,6 +146,50 @@ def test_a_request_asks_for_what_its_api_calls_it() -> None:
     assert Responses().body(SAMPLE) == {"input": SAMPLE.prompt, "max_output_tokens": 5}
 
 
+class FakeHttp:
+    """Answers each request with these events."""
+
+    def __init__(self, *events: dict[str, Any], is_done: bool = True) -> None:
+        self.events, self.is_done = events, is_done
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    async def stream(self, path: str, body: bytes, take: http.TakeEvent) -> bool:
+        self.sent.append((path, json.loads(body)))
+        for event in self.events:
+            take(1.0, event)
+        return self.is_done
+
+
+def client(fake: FakeHttp, path: str | None = None, **more_fields: Any) -> OpenAiClient:
+    fields = {"ignore_eos": True, "top_k": 5}
+    return OpenAiClient(cast(http.HttpClient, fake), Completions(), path, fields, more_fields)
+
+
+async def test_more_fields_go_before_others_and_none_leaves_one_out() -> None:
+    fake = FakeHttp(choice("a", "length"))
+    await client(fake, "/other", ignore_eos=None, stream_options=None, top_k=7, user="me").send(
+        SAMPLE, Outcome(0.0, 3)
+    )
+    fields = {"prompt": SAMPLE.prompt, "max_tokens": 5, "stream": True, "top_k": 7, "user": "me"}
+    assert fake.sent == [("/other", fields)]
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([choice("a"), {"error": {"message": "broken"}}], "broken"),
+        ([choice("a")], "stream: must end with a finish_reason or [DONE], got neither"),
+        ([{"choices": ["a"]}], "event: must be one of /v1/completions, got {'choices': ['a']}"),
+        ([{"choices": 5}], "event: must be one of /v1/completions, got {'choices': 5}"),
+        ([{"usage": {"prompt_tokens": "x"}}], "event: must be one of /v1/completions, got "),
+    ],
+)
+async def test_a_stream_that_is_none_fails_its_request(events: list[Any], message: str) -> None:
+    with pytest.raises(RequestFailedError) as caught:
+        await client(FakeHttp(*events, is_done=False)).send(SAMPLE, Outcome(0.0, 3))
+    assert caught.value.message.startswith(message)
+
+
 class Content:
     """A body that is read in these pieces."""
 
@@ -173,6 +217,7 @@ async def test_events_are_read_however_they_are_cut() -> None:
         events, is_done = await read(*pieces)
         assert [event for _, event in events] == [{"a": 1}, {"a": "é"}]
         assert is_done
+    assert await read(b"data: [DONE]") == ([], True)
     # Those of one read have one time.
     [(first, _), (second, _)], _ = await read(stream)
     assert first == second

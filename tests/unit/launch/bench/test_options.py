@@ -119,4 +119,4 @@ def test_several_values_behind_a_flag_are_all_its_own(
 def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_sent() -> None:
     result = CliRunner().invoke(app, ["bench", "serve", "--port", "1", "--plot", "run.txt"])
     assert result.exit_code == 1
-    assert result.stderr == "error: --plot: must end in .svg, .png, .pdf, got run.txt\n"
+    assert result.stderr == "error: --plot: must end in .svg, .png or .pdf, got run.txt\n"

@@ -41,7 +41,7 @@ def test_text_is_divided_by_its_length_where_tokens_are_not_counted_one_by_one()
 
 
 def test_a_token_without_an_event_of_its_own_came_with_the_last() -> None:
-    # An end-of-text token, say: it has no text.
+    # Such as an end-of-text token, which has no text.
     assert token_times([(0.0, 1), (1.0, 1), (2.0, 1)], 4) == [0.0, 1.0, 1.5, 2.0]
     assert token_times([(0.0, 5), (1.0, 9), (2.0, 5)], 4) == [0.0, 1.0, 1.5, 2.0]
 
