@@ -351,10 +351,11 @@ class LLM:
             InvalidRequestError: as for `generate`.
             UnavailableError: as for `generate`.
         """
-        wanted = parse_prompts(prompts)
+        wanted, params = parse_prompts(prompts), pooling_params or NORMALIZED
         options: EmbedOptions = {
             "truncate_prompt_tokens": truncate_prompt_tokens,
-            "normalize": (pooling_params or NORMALIZED).normalize,
+            "normalize": params.normalize,
+            "dimensions": params.dimensions,
         }
         with progress_bar(len(wanted), use_tqdm) as advance:
             return llm_vectors.embed(self._client, wanted, options, advance)

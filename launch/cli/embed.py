@@ -29,6 +29,9 @@ class EmbedOptions(Options):
     truncate_prompt_tokens: int | None = option(
         None, "Use only the last so many tokens of each text."
     )
+    dimensions: int | None = option(
+        None, "Only so many elements, where the model was trained for that."
+    )
     tls_dir: str | None = same_option(ServiceOptions, "tls_dir")
 
 

@@ -42,6 +42,9 @@ class ModelInfo:
             "w4".
         embedding_size: elements of a vector that a request for one gets; 0 where none is computed,
             by workers of an earlier release.
+        is_matryoshka: whether the first elements of a vector are one, too: as many as
+            matryoshka_dimensions say, or any number if there are none.
+        matryoshka_dimensions: see there.
     """
 
     name: str
@@ -55,6 +58,8 @@ class ModelInfo:
     text_id: str = ""
     quantization: str = "none"
     embedding_size: int = 0
+    is_matryoshka: bool = False
+    matryoshka_dimensions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ class EmbedOptions(TypedDict, total=False):
 
     Attributes:
         normalize: scale each vector to a Euclidean length of 1; True if absent.
+        dimensions: return so many elements of each vector, of a model with is_matryoshka.
         truncate_prompt_tokens: use only so many tokens of each prompt, its last ones.
         add_special_tokens: whether texts get the tokens that the model expects around a prompt;
             True if absent.
@@ -66,6 +67,7 @@ class EmbedOptions(TypedDict, total=False):
     """
 
     normalize: bool
+    dimensions: int | None
     truncate_prompt_tokens: int | None
     add_special_tokens: bool
     request_id: str
@@ -190,7 +192,7 @@ def embed_input(prompts: Prompt | Sequence[Prompt], options: EmbedOptions) -> Em
     each: Any = [prompts] if is_one else prompts
     return EmbedInput(
         each,
-        PoolingParams(options.get("normalize", True)),
+        PoolingParams(options.get("normalize", True), options.get("dimensions")),
         options.get("request_id", ""),
         options.get("model", ""),
         options.get("truncate_prompt_tokens"),

@@ -110,7 +110,10 @@ def pooling_params_from_proto(
     """Return what a request for a vector asks for, None where it is for tokens."""
     if not message.HasField("pooling_params"):
         return None
-    return PoolingParams(normalize=message.pooling_params.normalize)
+    params = message.pooling_params
+    return PoolingParams(
+        params.normalize, params.dimensions if params.HasField("dimensions") else None
+    )
 
 
 def token_sequences_to_proto(

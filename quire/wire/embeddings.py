@@ -25,6 +25,7 @@ def embed_input_to_proto(request: EmbedInput) -> inference_pb2.EmbedRequest:
         model=request.model,
         inputs=[_prompt_to_proto(place, each) for place, each in enumerate(request.prompts)],
         normalize=request.pooling_params.normalize,
+        dimensions=request.pooling_params.dimensions,
         truncate_prompt_tokens=request.truncate_prompt_tokens,
         add_special_tokens=request.add_special_tokens,
         priority=request.priority,
@@ -44,7 +45,7 @@ def embed_input_from_proto(message: inference_pb2.EmbedRequest) -> EmbedInput:
     """Return the request of a message; its token ids stay the message's own.
 
     Raises:
-        InvalidRequestError: there are no inputs, or too many.
+        InvalidRequestError: there are no inputs, or too many, or dimensions are out of bounds.
     """
     check_num_inputs("inputs", len(message.inputs))
     is_given = message.HasField
@@ -53,7 +54,10 @@ def embed_input_from_proto(message: inference_pb2.EmbedRequest) -> EmbedInput:
             each.token_ids.ids if each.WhichOneof("prompt") == "token_ids" else each.text
             for each in message.inputs
         ],
-        PoolingParams(message.normalize if is_given("normalize") else True),
+        PoolingParams(
+            message.normalize if is_given("normalize") else True,
+            message.dimensions if is_given("dimensions") else None,
+        ),
         message.request_id,
         message.model,
         message.truncate_prompt_tokens if is_given("truncate_prompt_tokens") else None,

@@ -140,7 +140,7 @@ class Embedder:
         if finished.vector is None:
             if finished.finish_reason is FinishReason.ABORT:
                 raise AbortedError(f"{name}: its request was aborted")
-            raise NotFiniteError(f"{name}: the model computes no finite numbers for it")
+            raise NotFiniteError(f"{name}: no finite vector was computed for it")
         return started, finished
 
 

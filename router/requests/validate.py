@@ -180,7 +180,7 @@ class Validator:
         room = model.max_model_len - len(token_ids)
         capped = params.max_tokens or room
         if request.pooling_params is not None:
-            _check_vector(token_ids, model)
+            _check_vector(token_ids, model, request.pooling_params)
         # What is resumed with the max_tokens that it began with goes to cells where that fits.
         elif not has_begun or params.max_tokens is None:
             _check_prompt_length(token_ids, model)
@@ -266,7 +266,7 @@ def _check_prompt_length(token_ids: Sequence[int], model: ModelInfo) -> None:
         )
 
 
-def _check_vector(token_ids: Sequence[int], model: ModelInfo) -> None:
+def _check_vector(token_ids: Sequence[int], model: ModelInfo, params: PoolingParams) -> None:
     if not model.embedding_size:
         raise InvalidRequestError(
             "model", f"must be one that gives vectors, got {model.name}, of an earlier release"
@@ -276,6 +276,16 @@ def _check_vector(token_ids: Sequence[int], model: ModelInfo) -> None:
             "prompt",
             f"at most {model.max_model_len} tokens (the model's length), got {len(token_ids)}",
         )
+    if params.dimensions is None:
+        return
+    if not model.is_matryoshka:
+        raise InvalidRequestError(
+            "dimensions", "must be absent: config.json of the model has no is_matryoshka"
+        )
+    sizes = model.matryoshka_dimensions or range(1, model.embedding_size + 1)
+    if params.dimensions not in sizes:
+        shown = ", ".join(map(str, model.matryoshka_dimensions)) or f"1 to {model.embedding_size}"
+        raise InvalidRequestError("dimensions", f"must be one of {shown}, got {params.dimensions}")
 
 
 def _check_beam_entries(params: SamplingParams, max_tokens: int) -> None:

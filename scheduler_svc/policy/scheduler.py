@@ -178,6 +178,9 @@ class Scheduler:
                 sequence.num_pending_tokens -= 1
                 last_id = sequence_id
             if prefilling and group.group_id in prefilling:
+                if not sequence.samples:  # of workers of a release that knows no vectors
+                    self._ends.fail_group(group, progress)
+                    continue
                 self.queues.start_decode(group)
             if group.beam_search is not None:
                 has_all = group.beam_search.report(sequence_id, result.logprobs[index])

@@ -337,9 +337,10 @@ class Formation:
 def _is_same(model: ModelInfo, before: ModelInfo) -> bool:
     """Return whether workers go on with the model that others, or another rank, have loaded.
 
-    Files of the tokenizer are the routers' affair. Workers of an earlier release report no
-    embedding_size: later ones may take their place, but not the other way round, since those would
-    send tokens where vectors are asked for.
+    Files of the tokenizer are the routers' affair, and workers of an earlier release report nothing
+    of vectors: during an upgrade, or one that is taken back, they meet later ones.
     """
-    size = model.embedding_size if before.embedding_size else 0
-    return replace(model, text_id="", embedding_size=size) == replace(before, text_id="")
+    others: dict[str, Any] = {"text_id": ""}
+    if not (model.embedding_size and before.embedding_size):
+        others |= {"embedding_size": 0, "is_matryoshka": False, "matryoshka_dimensions": ()}
+    return replace(model, **others) == replace(before, **others)

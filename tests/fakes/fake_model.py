@@ -49,8 +49,9 @@ def fake_vector(token_ids: Sequence[int], pooling: PoolingParams, size: int = 4)
     """Return a made-up vector of a prompt, as little-endian float32."""
     state = zlib.crc32(array("Q", token_ids).tobytes())
     values = [1.0 + zlib.crc32(bytes([each]), state) % 97 for each in range(size)]
+    values = values[: pooling.dimensions]
     length = math.sqrt(sum(each * each for each in values)) if pooling.normalize else 1.0
-    return struct.pack(f"<{size}f", *(each / length for each in values))
+    return struct.pack(f"<{len(values)}f", *(each / length for each in values))
 
 
 def fake_generate(

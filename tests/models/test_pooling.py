@@ -6,11 +6,22 @@ import numpy as np
 import pytest
 import torch
 
+from quire.contract.errors import ModelLoadError
+from quire.contract.outputs import ModelInfo
 from quire.contract.pooling_params import PoolingParams
-from tests.factories import FALLBACKS, VOCAB_SIZE, llama_config, random_model, save_model
+from quire.contract.workers import LoadSpec
+from tests.factories import (
+    FALLBACKS,
+    VOCAB_SIZE,
+    edit_config,
+    llama_config,
+    random_model,
+    save_model,
+)
 from tests.models.driver import GREEDY, Driver, load_runner
 from tests.models.linked_ranks import run_ranks
 from tests.variants import VARIANTS
+from worker_svc.loading.loader import load_model
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.sampling.pooling import normalize
 
@@ -173,6 +184,33 @@ def test_a_vector_that_is_not_finite_fails_alone(model: Path) -> None:
     runner.settle()
     num_full = LENGTH // runner.cache_engine.block_size
     assert len(runner.mirror.contents.blocks) == num_full, "nothing of what failed is kept"
+
+
+def test_the_first_elements_are_scaled_by_themselves(model: Path) -> None:
+    driver = Driver(load_runner(model))
+    driver.add(0, make_prompt(), pooling=RAW)
+    driver.add(1, make_prompt(), pooling=PoolingParams(normalize=False, dimensions=5))
+    driver.add(2, make_prompt(), pooling=PoolingParams(dimensions=5))
+    driver.add(3, make_prompt(), pooling=SCALED)
+    driver.step()
+    whole, first, scaled, _ = (read(driver.vectors[each]) for each in range(4))
+    assert torch.equal(first, whole[:5])
+    assert torch.allclose(scaled, first / first.norm(), atol=1e-6)
+
+
+def test_what_a_model_says_of_its_vectors(model: Path) -> None:
+    def info(**changes: object) -> ModelInfo:
+        edit_config(model, **changes)
+        return load_model(LoadSpec(str(model)), "test", ParallelGroup()).info
+
+    assert info().embedding_size == 64
+    assert (info().is_matryoshka, info().matryoshka_dimensions) == (False, ())
+    found = info(is_matryoshka=True)
+    assert (found.is_matryoshka, found.matryoshka_dimensions) == (True, ())
+    found = info(is_matryoshka=None, matryoshka_dimensions=[16, 32])
+    assert (found.is_matryoshka, found.matryoshka_dimensions) == (True, (16, 32))
+    with pytest.raises(ModelLoadError, match=r"matryoshka_dimensions: must be in \[1, 64\], got"):
+        info(matryoshka_dimensions=[16, 65])
 
 
 def test_lengths_are_summed_in_an_order_of_their_own() -> None:

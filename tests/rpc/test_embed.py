@@ -1,6 +1,7 @@
 """Embed of a real router before a fake scheduler: one vector for each input, whatever happens."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,29 @@ async def test_vectors_that_no_message_holds_are_refused(
         await setup.client.embed(TEXTS)
         with pytest.raises(InvalidRequestError, match=r"inputs\[3\]: must be one of at most 3 "):
             await setup.client.embed([*TEXTS, "x"])
+
+
+@pytest.mark.parametrize(
+    ("named", "served", "refused"),
+    [
+        ({}, (), (1, 4)),
+        ({"is_matryoshka": True}, (1, 3, 4), (5,)),
+        ({"is_matryoshka": True, "matryoshka_dimensions": (2, 4)}, (2, 4), (1, 3)),
+    ],
+)
+async def test_dimensions_are_those_that_the_model_names(
+    tmp_path: Path, named: dict, served: tuple[int, ...], refused: tuple[int, ...]
+) -> None:
+    fake = FakeScheduler(model=replace(MODEL, **named))
+    async with running_router(tmp_path, fake) as setup:
+        for size in served:
+            [vector] = (await setup.client.embed(PROMPT, dimensions=size)).vectors
+            assert vector.tobytes() == fake_vector(PROMPT_IDS, PoolingParams(dimensions=size))
+            assert len(vector) == size
+        for size in refused:
+            with pytest.raises(InvalidRequestError, match="dimensions: must be "):
+                await setup.client.embed(PROMPT, dimensions=size)
+        assert len(fake.submitted) == len(served)
 
 
 async def test_the_first_that_fails_ends_the_others(tmp_path: Path) -> None:

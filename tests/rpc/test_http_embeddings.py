@@ -109,7 +109,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (PATH, {"input": [7] * 257}, "input: at most 256 tokens (the model's length), got 257"),
     (PATH, {"input": "x", "encoding_format": "bytes"}, "encoding_format: must be one of float,"),
     (PATH, {"input": "x", "embed_dtype": "float16"}, "embed_dtype: must be float32"),
-    (PATH, {"input": "x", "dimensions": 64}, "dimensions: must be absent: the model's vectors"),
+    (PATH, {"input": "x", "dimensions": 64}, "dimensions: must be absent: config.json of"),
     (PATH, {"input": "x", "lora_request": {}}, "lora_request: must be absent"),
     (PATH, {"input": "x", "normalize": "yes"}, "normalize: must be true or false, got a string"),
     (PATH, {"input": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens: must be in"),

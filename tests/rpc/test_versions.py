@@ -1,6 +1,7 @@
 """Services of different releases meet: one protocol version apart they work, two they refuse."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -22,7 +23,7 @@ from quire.v1 import (
 )
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_scheduler import running_scheduler as running_fake
-from tests.fakes.fake_worker import FakeWorker
+from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
 from tests.fakes.previous_release import SpeaksPreviousRelease
 from tests.rpc.router_double import open_session, running_scheduler
 from tests.rpc.router_setup import PROMPT, echoed, router_for, running_router
@@ -215,6 +216,23 @@ async def test_a_client_passes_over_a_router_that_it_does_not_understand(
         async with AsyncClient(first.address) as client:
             with pytest.raises(ProtocolDiffersError, match="got 4"):
                 await client.generate(PROMPT, params)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 4), (4, 0)])
+async def test_workers_that_know_of_vectors_and_others_take_turns(before: int, after: int) -> None:
+    """In an upgrade, and in one that is taken back."""
+    models = [
+        replace(FAKE_MODEL, embedding_size=size, is_matryoshka=bool(size))
+        for size in (before, after)
+    ]
+    async with FakeWorker(model=models[0]) as worker:
+        port = int(worker.address.rpartition(":")[2])
+        async with running_scheduler(worker.address) as (_, at), open_session(at) as router:
+            await worker.kill()
+            await router.submit(1, [5, 6, 7], SHORT)
+            async with FakeWorker(model=models[1], port=port):
+                await router.finish(1)
+            assert router.tokens[1] == reference([5, 6, 7], SHORT)
 
 
 async def test_a_scheduler_of_the_previous_release_serves_a_router_of_this(tmp_path: Path) -> None:

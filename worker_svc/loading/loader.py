@@ -132,6 +132,8 @@ def load_model(
         quantization=spec.options.quantization,
         text_id=text_id(model_path),
         embedding_size=model.hidden_size,
+        is_matryoshka=hf.flag("is_matryoshka", False) or "matryoshka_dimensions" in hf,
+        matryoshka_dimensions=_matryoshka_dimensions(hf, model.hidden_size),
     )
     numerics = numerics_id(
         info, config, checkpoint_digest, kv_cache_dtype, device, invariant=spec.options.invariant
@@ -152,6 +154,20 @@ def load_model(
         checkpoint_digest,
         draft,
     )
+
+
+def _matryoshka_dimensions(hf: HfConfig, size: int) -> tuple[int, ...]:
+    """Return how many elements the vectors of a model may be cut to; empty where it names none.
+
+    Raises:
+        ModelLoadError: they are out of bounds.
+    """
+    if "matryoshka_dimensions" not in hf:
+        return ()
+    numbers = tuple(map(int, hf.numbers("matryoshka_dimensions")))
+    if not all(1 <= number <= size for number in numbers):
+        raise hf.error("matryoshka_dimensions", f"must be in [1, {size}], got {list(numbers)}")
+    return numbers
 
 
 def _load_draft_model(options: LoadOptions, target: ModelInfo, device: Device) -> LoadedModel:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from quire.contract.pooling_params import PoolingParams
 from worker_svc.device.base import Array, Device
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps.batch import Batch
@@ -19,10 +20,12 @@ class Pooled:
 
     Attributes:
         sequence_ids: [n] of which they are.
+        sizes: [n] elements that each is to have, its first ones; those behind are 0.
         tensors: what is to be fetched: vectors [n, hidden_size] float32, or nothing where n is 0.
     """
 
     sequence_ids: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
     tensors: tuple[torch.Tensor, ...] = ()
 
     def read(self, arrays: Sequence[Array]) -> tuple[list[tuple[int, bytes]], list[int]]:
@@ -33,9 +36,10 @@ class Pooled:
         """
         found, failed = list[tuple[int, bytes]](), list[int]()
         for vectors in arrays:
-            for sequence_id, vector in zip(self.sequence_ids, vectors, strict=True):
+            each = zip(self.sequence_ids, self.sizes, vectors, strict=True)
+            for sequence_id, size, vector in each:
                 if np.isfinite(vector).all():
-                    found.append((sequence_id, vector.astype("<f4").tobytes()))
+                    found.append((sequence_id, vector[:size].astype("<f4").tobytes()))
                 else:
                     failed.append(sequence_id)
         return found, failed
@@ -64,15 +68,24 @@ class Pooler:
         """
         if (pooled := batch.pooled) is None or not self._is_first_rank:
             return Pooled()
-        is_normalized = np.array([self._normalizes(row) for row in pooled.rows.tolist()], np.bool_)
-        placed = self._device.place({"rows": pooled.batch_rows, "is_normalized": is_normalized})
+        size = hidden.shape[1]
+        asked = list(map(self._asked, pooled.rows.tolist()))
+        sizes = np.array([each.dimensions or size for each in asked])
+        placed = self._device.place(
+            {
+                "rows": pooled.batch_rows,
+                "is_normalized": np.array([each.normalize for each in asked]),
+                "is_kept": np.arange(size) < sizes[:, None],
+            }
+        )
         vectors = hidden.index_select(0, placed["rows"]).float()
-        return Pooled(pooled.sequence_ids, (normalize(vectors, placed["is_normalized"]),))
+        vectors = normalize(torch.where(placed["is_kept"], vectors, 0.0), placed["is_normalized"])
+        return Pooled(pooled.sequence_ids, tuple(sizes.tolist()), (vectors,))
 
-    def _normalizes(self, row: int) -> bool:
+    def _asked(self, row: int) -> PoolingParams:
         pooling = self._held.sampling.options[row].pooling
         assert pooling is not None, "its row is one of a vector"
-        return pooling.normalize
+        return pooling
 
 
 def normalize(vectors: torch.Tensor, is_normalized: torch.Tensor) -> torch.Tensor:

@@ -85,8 +85,6 @@ def read_embeddings(body: Fields, longest: int) -> EmbeddingsRequest:
         InvalidRequestError: a field is of another type, out of bounds, or not served here.
     """
     check_served(body)
-    if "dimensions" in body:
-        raise body.refuse("dimensions", "must be absent: the model's vectors have one size")
     if body.text("embed_dtype", "float32") != "float32":
         raise body.refuse("embed_dtype", "must be float32")
     encoding = body.text("encoding_format", "float")
@@ -95,7 +93,9 @@ def read_embeddings(body: Fields, longest: int) -> EmbeddingsRequest:
     inputs, is_list = _inputs(body)
     normalize = body.boolean("normalize", body.boolean("use_activation", True))
     return EmbeddingsRequest(
-        EmbedInput(inputs, PoolingParams(normalize), **_options(body, longest)),
+        EmbedInput(
+            inputs, PoolingParams(normalize, body.integer("dimensions")), **_options(body, longest)
+        ),
         numbered("input") if is_list else lambda _: "input",
         encoding == "base64",
     )

@@ -28,7 +28,19 @@ from quire.contract.time_breakdown import TimeBreakdown
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 EPOCH = 2**40
 MODEL = ModelInfo(
-    "demo", "LlamaForCausalLM", "bfloat16", 2**17, 2**15, (1, 2), 2**40, "5f7a", "ac14", "w8a8", 64
+    "demo",
+    "LlamaForCausalLM",
+    "bfloat16",
+    2**17,
+    2**15,
+    (1, 2),
+    2**40,
+    "5f7a",
+    "ac14",
+    "w8a8",
+    64,
+    True,
+    (16, 32),
 )
 STATE = CellState(
     **{each.name: 2 + index for index, each in enumerate(fields(CellState))}
@@ -114,7 +126,7 @@ ORDERS = SchedulerOutputs(
         *(SequenceState(6, 1, [7, 8], 2, 1, [5], params) for params in STRUCTURED),
         *(
             SequenceState(7, 0, [7, 8], 2, 1, [5], SAMPLED, pooling_params=pooling)
-            for pooling in (PoolingParams(), PoolingParams(normalize=False))
+            for pooling in (PoolingParams(), PoolingParams(False, 7))
         ),
     ],
     blocks_to_swap_out=[(3, 0)],

@@ -13,7 +13,7 @@ from tests.unit.quire.wire_example import Example
 def vector_examples() -> list[Example]:
     request = embeddings.embed_input_to_proto, embeddings.embed_input_from_proto
     submission = scheduler.session_request_to_proto, scheduler.session_request_from_proto
-    raw = PoolingParams(normalize=False)
+    raw = PoolingParams(normalize=False, dimensions=7)
     return [
         Example(
             EmbedInput(["Hi", "you"], raw, "mine", "demo", 7, False, -3, "salt", True), *request

@@ -1,6 +1,7 @@
 """Requests for vectors: they end with their prompt, sample nothing, and disturb no other."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -134,6 +135,21 @@ def test_one_that_fails_ends_alone() -> None:
     cell.take(cell.scheduler.update(result))
     assert cell.finished == {first: FinishReason.ERROR, second: FinishReason.STOP}
     assert cell.vectors.keys() == {second}
+
+
+def test_a_token_in_the_place_of_a_vector_is_no_answer() -> None:
+    """Of workers of a release that ignores what is asked for."""
+    cell = Cell()
+    group_id, text = ask(cell, make_prompt(5)), cell.add(make_prompt(9), make_params(max_tokens=2))
+    outputs = cell.scheduler.schedule()
+    assert outputs is not None
+    outputs.new_sequences[0] = replace(outputs.new_sequences[0], pooling_params=None)
+    cell.take(cell.scheduler.update(cell.model.step(outputs)))
+    cell.scheduler.check_invariants()
+    assert cell.finished == {group_id: FinishReason.ERROR}
+    assert (cell.tokens[group_id], cell.vectors) == ([], {})
+    cell.run()
+    assert cell.tokens[text] == reference(make_prompt(9), max_tokens=2)
 
 
 @pytest.mark.parametrize("mode", PreemptionMode)
