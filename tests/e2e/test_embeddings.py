@@ -112,6 +112,8 @@ async def test_preempted_in_a_cache_of_two_prompts(
         text = asyncio.create_task(small.generate(TEXTS[0], params))
         found = await small.embed(MANY[:6], priority=1)
         await text
+        [cell] = await anext(aiter(small.watch_cluster()))
+        assert cell.state.preemptions_total > 0
     assert vectors_of(found) == vectors_of(expected)
 
 

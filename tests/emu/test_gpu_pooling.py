@@ -1,4 +1,4 @@
-"""Vectors from a worker on an emulated GPU: the CPU's, beside graphs, ahead of results, in chunks."""
+"""Vectors from a worker on an emulated GPU: near the CPU's, and the same bits beside graphs."""
 
 from pathlib import Path
 

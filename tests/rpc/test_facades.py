@@ -241,6 +241,20 @@ async def test_the_engine_service_names_the_token_that_stopped_it(tmp_path) -> N
     assert by_token.complete.matched_token_id == stop
 
 
+async def test_the_engine_service_gives_the_vector_of_a_prompt(tmp_path) -> None:
+    async with running_router(tmp_path) as setup, open_channel(setup.address) as channel:
+        stub = engine_grpc.VllmEngineStub(channel)
+        prompt = engine.TokenizedInput(original_text=PROMPT, input_ids=PROMPT_IDS)
+        answer = await stub.Embed(engine.EmbedRequest(request_id="mine", tokenized=prompt))
+        [vector] = (await setup.client.embed(PROMPT)).vectors
+        assert answer.embedding == vector.tolist()
+        assert answer.prompt_tokens == len(PROMPT_IDS)
+        assert answer.embedding_dim == MODEL.embedding_size
+        assert setup.fake.submitted[0].request_id == "mine"
+        with pytest.raises(grpc.aio.AioRpcError, match="tokenized: at least 1 token, got 0"):
+            await stub.Embed(engine.EmbedRequest())
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("mm_inputs", b"\x0a\x00"), ("kv_transfer_params_json", "{}"), ("data_parallel_rank", 0)],

@@ -11,6 +11,7 @@ from quire.contract.errors import QuireError
 from quire.contract.sampling_params import SamplingParams
 from router.http.bodies import parse_object
 from router.http.completions.request import CompletionRequest, read_request
+from router.http.embeddings.request import read_embeddings, read_rerank, read_score
 from router.http.fields import Fields
 from router.http.messages.request import MessageRequest
 from router.http.messages.request import read_request as read_message
@@ -74,3 +75,19 @@ def test_a_body_is_a_message_or_refused(messages, values) -> None:
 def test_bytes_are_an_object_or_refused(body) -> None:
     with suppress(QuireError):
         assert isinstance(parse_object(body), dict)
+
+
+SIDES = ("input", "text_1", "text_2", "queries", "documents", "query")
+ASKED = (*SIDES, "top_n", "encoding_format", "dimensions", "normalize", "truncate_prompt_tokens")
+ITEMS = st.lists(st.text(max_size=4) | st.integers(-1, 9) | VALUES, max_size=4)
+
+
+@STEADY
+@given(
+    st.sampled_from([read_embeddings, read_score, read_rerank]),
+    st.dictionaries(st.sampled_from(ASKED), ITEMS | VALUES, max_size=6),
+)
+def test_a_body_asks_for_vectors_or_is_refused(read, values) -> None:
+    body = json.dumps(values).encode(errors="surrogatepass")
+    with suppress(QuireError):
+        read(Fields(parse_object(body)), 16)
