@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from quire.contract.callers import Caller
 from quire.contract.chat import ChatInput, ResumeChatInput
-from quire.contract.errors import ReaderStalledError
+from quire.contract.errors import InvalidRequestError, ReaderStalledError
 from quire.contract.inputs import (
     DetokenizeInput,
     GenerateInput,
@@ -246,6 +246,24 @@ class Inference:
     def token_text(self, token_id: int) -> str:
         """Return what a token reads as on its own, U+FFFD for part of a character."""
         return self._codec.token_text(token_id)
+
+    def infill(self, request: GenerateInput, after: str) -> GenerateInput:
+        """Return the request of what stands between a prompt, which is a text, and another text.
+
+        Raises:
+            InvalidRequestError: the model has no tokens for it.
+        """
+        infill = self._codec.infill
+        if infill is None:
+            raise InvalidRequestError(
+                "suffix", "must be absent: the model's tokenizer has no tokens to fill in a middle"
+            )
+        assert isinstance(request.prompt, str)
+        return replace(
+            request,
+            prompt=infill.prompt(request.prompt, after),
+            sampling_params=infill.params(request.sampling_params),
+        )
 
     def models(self) -> list[ModelInfo]:
         """Return the models of the cells that are connected."""

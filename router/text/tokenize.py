@@ -10,6 +10,7 @@ from quire.contract.errors import OverloadedError
 from quire.text_id import text_id
 from quire.tokenizer_files import load_backend
 from router.text.detokenize import Detokenizer, DetokenizerFactory
+from router.text.infill import Infill, infill_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -45,6 +46,11 @@ class TextCodec(Protocol):
         """Ids of the special tokens by their text."""
         ...
 
+    @property
+    def infill(self) -> Infill | None:
+        """Asks for what stands between two texts; None where the model has no tokens for it."""
+        ...
+
 
 class Tokenizer:
     """A model's tokenizer, behind a few threads and a bounded queue.
@@ -56,6 +62,7 @@ class Tokenizer:
     Attributes:
         text_id: of the files that it was read from.
         special_tokens: ids of the special tokens by their text.
+        infill: asks for what stands between two texts; None where there are no tokens for it.
     """
 
     def __init__(
@@ -74,6 +81,9 @@ class Tokenizer:
         backend.no_padding()
         added = backend.get_added_tokens_decoder().items()
         self.special_tokens = {each.content: token_id for token_id, each in added if each.special}
+        self.infill = infill_of(
+            {each.content: each.special for _, each in added}, self.special_tokens
+        )
         self._backend = backend
         self._detokenizers = DetokenizerFactory(backend)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")

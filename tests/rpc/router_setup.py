@@ -5,6 +5,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenizers import Tokenizer as Backend
+
 from quire import AsyncClient
 from quire.contract.outputs import Event
 from router.chat.template import ChatTemplate
@@ -34,7 +36,11 @@ class Setup:
 
 @asynccontextmanager
 async def router_for(
-    directory: Path, schedulers: tuple[str, ...], chat_template: str = "", **settings: object
+    directory: Path,
+    schedulers: tuple[str, ...],
+    chat_template: str = "",
+    backend: Backend = BACKEND,
+    **settings: object,
 ) -> AsyncIterator[tuple[Router, AsyncClient, str]]:
     """A router of these schedulers, a client of it, and its address."""
     sources = {"default": chat_template} if chat_template else {}
@@ -46,7 +52,7 @@ async def router_for(
     async with AsyncExitStack() as stack:
         router = Router(
             config,
-            Tokenizer(BACKEND, num_threads=1, text_id=TEXT_ID),
+            Tokenizer(backend, num_threads=1, text_id=TEXT_ID),
             ChatTemplate(ChatTemplates(sources), config.max_prompt_bytes),
         )
         address = await router.start()

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from quire import SamplingParams
+from tests.fakes.small_tokenizers import byte_level
 from tests.rpc.http_setup import events_of, http_router
 from tests.rpc.router_setup import PROMPT, PROMPT_IDS, echoed, text_of
 
@@ -112,3 +113,25 @@ async def test_a_deadline_that_passes_is_a_504_or_an_event(tmp_path) -> None:
         events = await setup.events(PATH, BODY, **headers)
         assert events[-1].data["error"]["code"] == "deadline_exceeded"
         await setup.fake.until(lambda: setup.fake.num_running() == 0)
+
+
+async def test_a_suffix_asks_for_what_stands_before_it(tmp_path) -> None:
+    backend = byte_level()
+    backend.add_special_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"])
+    body = {"prompt": ["def f(", "a"], "suffix": "):", "return_token_ids": True, "max_tokens": 9}
+    async with http_router(tmp_path, backend=backend) as setup:
+        choices = (await setup.post(PATH, body)).json()["choices"]
+        for before, choice in zip(body["prompt"], choices, strict=True):
+            prompt = f"<fim_prefix>{before}<fim_suffix>):<fim_middle>"
+            assert choice["prompt_token_ids"] == backend.encode(prompt).ids
+            # The fake model begins the prompt again, and its first token ends a middle.
+            assert (choice["text"], choice["finish_reason"]) == ("", "stop")
+        assert (await setup.post(PATH, {**body, "suffix": ""})).json()["choices"][0]["text"]
+
+
+async def test_a_suffix_is_refused_where_the_model_has_no_tokens_for_it(tmp_path) -> None:
+    async with http_router(tmp_path) as setup:
+        response = await setup.post(PATH, {**BODY, "suffix": "):"})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "suffix"
+        assert "no tokens to fill in a middle" in response.json()["error"]["message"]

@@ -33,7 +33,8 @@ def completions(inference: Inference) -> Handle:
                 resumption = read_resumption(call, num_choices)
             request_id = resumption.request_id if resumption else call.request_id
             call.request_id = request_id or uuid.uuid4().hex
-            request = await _tokenized(inference, request.with_id(call.request_id))
+            request = _infilled(inference, request.with_id(call.request_id))
+            request = await _tokenized(inference, request)
             call.forget_body()
             sent: list[GenerateInput | ReplayInput] = list(request.inputs)
             async with while_waiting(call, request.is_stream):
@@ -68,6 +69,14 @@ def completions(inference: Inference) -> Handle:
             await call.answer(whole.content())
 
     return handle
+
+
+def _infilled(inference: Inference, request: CompletionRequest) -> CompletionRequest:
+    """Return a request whose prompts hold what stands behind the outputs, if anything does."""
+    if not request.suffix:
+        return request
+    inputs = (inference.infill(each, request.suffix) for each in request.inputs)
+    return replace(request, inputs=tuple(inputs))
 
 
 async def _tokenized(inference: Inference, request: CompletionRequest) -> CompletionRequest:

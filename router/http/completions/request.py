@@ -24,6 +24,7 @@ class CompletionRequest:
 
     Attributes:
         inputs: a request for each prompt.
+        suffix: what stands behind the output; "" where nothing does.
         n: outputs of each.
         add_special_tokens: whether a prompt's text gets what the model expects around it.
         echo: show the prompt before its output.
@@ -37,6 +38,7 @@ class CompletionRequest:
     """
 
     inputs: tuple[GenerateInput, ...]
+    suffix: str
     n: int
     add_special_tokens: bool
     echo: bool
@@ -64,10 +66,10 @@ def read_request(body: Fields) -> CompletionRequest:
         InvalidRequestError: a field is of another type, out of bounds, or not served here.
     """
     check_served(body)
-    if body.text("suffix"):
-        raise body.refuse("suffix", "must be absent: the models here only continue a text")
-    prompts = _prompts(body)
+    prompts, suffix = _prompts(body), body.text("suffix")
     echo, is_stream = body.boolean("echo"), body.boolean("stream")
+    if suffix:
+        _check_infill(body, prompts, echo)
     logprobs, prompt_logprobs = body.integer("logprobs"), body.integer("prompt_logprobs")
     max_tokens = body.integer("max_tokens", DEFAULT_MAX_TOKENS)
     no_output = max_tokens == 0 and (echo or prompt_logprobs is not None)
@@ -98,6 +100,7 @@ def read_request(body: Fields) -> CompletionRequest:
     )
     return CompletionRequest(
         inputs=inputs,
+        suffix=suffix,
         n=params.n,
         add_special_tokens=body.boolean("add_special_tokens", True),
         echo=echo,
@@ -109,6 +112,15 @@ def read_request(body: Fields) -> CompletionRequest:
         continuous_usage=options.boolean("continuous_usage_stats"),
         return_token_ids=body.boolean("return_token_ids", is_stream),
     )
+
+
+def _check_infill(body: Fields, prompts: Sequence[str | Sequence[int]], echo: bool) -> None:
+    if not isinstance(prompts[0], str):
+        raise body.refuse("prompt", "must be a string where suffix is given, got token ids")
+    if echo:
+        raise body.refuse("echo", "must be false where suffix is given")
+    if "truncate_prompt_tokens" in body:
+        raise body.refuse("truncate_prompt_tokens", "must be absent where suffix is given")
 
 
 def _prompts(body: Fields) -> Sequence[str | Sequence[int]]:
