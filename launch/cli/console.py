@@ -107,11 +107,18 @@ def _precision(model: ModelInfo) -> str:
     return model.dtype if model.quantization == "none" else f"{model.dtype} {model.quantization}"
 
 
-def _lines_to_paste(config: ClusterConfig, target: str) -> list[str]:
-    """Return commands that send a request; where a key is wanted, with QUIRE_API_KEY's."""
+def _lines_to_paste(config: ClusterConfig, target: str, http_address: str) -> list[str]:
+    """Return commands that send a request; where a key is wanted, with QUIRE_API_KEY's.
+
+    Args:
+        config: of the cluster.
+        target: address of its router.
+        http_address: of the router's HTTP port; empty if it has none.
+    """
     body = json.dumps({"text": "The list class", "samplingParams": {"maxTokens": 32}})
     method = "quire.v1.InferenceService/Generate"
     generate, grpcurl, buf, scheme = "", "-plaintext ", "--http2-prior-knowledge ", "http"
+    curl, url = "", f"http://{http_address}"
     if config.tls_dir is not None:
         directory = TlsFiles(config.tls_dir, Role.CLIENT).directory
         generate = f"--tls-dir {config.tls_dir} "
@@ -123,11 +130,17 @@ def _lines_to_paste(config: ClusterConfig, target: str) -> list[str]:
         }
         grpcurl = "".join(f"-{name} {value} " for name, value in options.items())
         buf, scheme = "".join(f"--{name} {value} " for name, value in options.items()), "https"
+        del options["servername"]
+        curl = "".join(f"--{name} {value} " for name, value in options.items())
+        curl, url = f"{curl}--connect-to ::{http_address} ", f"https://{Role.ROUTER}"
     if config.api_keys is not None:
         header = '-H "authorization: Bearer $QUIRE_API_KEY" '
-        grpcurl, buf = grpcurl + header, buf + header
+        grpcurl, buf, curl = grpcurl + header, buf + header, curl + header
+    over_http = json.dumps({"prompt": "The list class", "max_tokens": 32})
+    curl += f"-H 'content-type: application/json' -d '{over_http}' {url}/v1/completions"
     return [
         f"  quire generate {generate}--target {target} 'The list class'",
+        *([f"  curl {curl}"] if http_address else []),
         f"  grpcurl {grpcurl}-d '{body}' {target} {method}",
         f"  buf curl --protocol grpc {buf}-d '{body}' {scheme}://{target}/{method}",
     ]
@@ -155,7 +168,7 @@ async def print_ready(cluster: Cluster, control: str = "") -> None:
         *_http_lines(cluster),
         *_metrics_lines(cluster),
         "Try:" if config.api_keys is None else "Try, with a key in QUIRE_API_KEY:",
-        *_lines_to_paste(config, target),
+        *_lines_to_paste(config, target, cluster.router.http_address),
         "Ctrl-C stops everything.",
     ]
     Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
