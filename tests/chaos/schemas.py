@@ -32,7 +32,7 @@ NUM_REQUESTS = 1_000
 MAX_TOKENS = 700
 MIN_STOP_SHARE = 0.9
 AT_ONCE = 16
-WAYS = ("grpc", "completions", "chat")
+WAYS = ("grpc", "completions", "chat", "responses")
 _PROMPT = "Describe a person."
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -113,24 +113,41 @@ async def _ask(
         params = SamplingParams(max_tokens=MAX_TOKENS, seed=own_seed, structured_outputs=grammar)
         answer = await grpc.generate(_PROMPT, params)
         return answer.text, answer.finish_reason.value, len(answer.token_ids)
-    body: dict[str, Any] = {"max_tokens": MAX_TOKENS, "seed": own_seed}
-    if way == "completions":
-        body |= {"prompt": _PROMPT, f"guided_{each.kind}": each.grammar}
-    elif each.kind == "json":
-        schema = {"name": "drawn", "schema": each.grammar}
-        body["response_format"] = {"type": "json_schema", "json_schema": schema}
-    else:
-        body["structured_outputs"] = {each.kind: each.grammar}
-    path = "/completions"
-    if way == "chat":
-        body["messages"], path = [{"role": "user", "content": _PROMPT}], "/chat/completions"
+    body: dict[str, Any] = {"seed": own_seed}
+    messages = [{"role": "user", "content": _PROMPT}]
+    schema = {"name": "drawn", "schema": each.grammar}
+    match way, each.kind:
+        case "completions", _:
+            body |= {"prompt": _PROMPT, f"guided_{each.kind}": each.grammar}
+        case "chat", "json":
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        case "responses", "json":
+            body["text"] = {"format": {"type": "json_schema", **schema}}
+        case _:
+            body["structured_outputs"] = {each.kind: each.grammar}
+    match way:
+        case "completions":
+            content = await _post(http, "/completions", {**body, "max_tokens": MAX_TOKENS})
+            text = content["choices"][0]["text"]
+        case "chat":
+            body |= {"messages": messages, "max_tokens": MAX_TOKENS}
+            content = await _post(http, "/chat/completions", body)
+            text = content["choices"][0]["message"]["content"]
+        case _:
+            body |= {"input": messages, "max_output_tokens": MAX_TOKENS}
+            content = await _post(http, "/responses", body)
+            text = content["output"][0]["content"][0]["text"]
+            reason = "stop" if content["status"] == "completed" else "length"
+            return text, reason, content["usage"]["output_tokens"]
+    return text, content["choices"][0]["finish_reason"], content["usage"]["completion_tokens"]
+
+
+async def _post(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
     response = await http.post(path, json=body)
     if response.is_error:
         raise RuntimeError(f"{response.status_code}: {response.text[:300]}")
-    content = response.json()
-    [choice] = content["choices"]
-    text = choice["text"] if way == "completions" else choice["message"]["content"]
-    return text, choice["finish_reason"], content["usage"]["completion_tokens"]
+    content: dict[str, Any] = response.json()
+    return content
 
 
 def processor_s(pid: int) -> float:

@@ -34,7 +34,7 @@ TOOLS = [
 ]
 PARAMS = SamplingParams(max_tokens=200, n=3, seed=3)
 WORDS = StructuredOutputsParams(regex="([a-z]{2,9} ){60}")
-NUM_DRAWN = depth.budget("random grammars, by three APIs", test=24, deep=300)
+NUM_DRAWN = depth.budget("random grammars, by four APIs", test=24, deep=300)
 
 
 def is_of_schema(text: str) -> bool:
