@@ -1,4 +1,4 @@
-"""OpenAI's stock client, with ten lines around it that go on where a stream broke.
+"""OpenAI's stock client, with a few lines around it that go on where a stream broke.
 
 A router that is killed, replaced or cut off costs time: nothing comes twice, nothing is lost.
 
@@ -15,8 +15,6 @@ from typing import Any
 
 import httpx
 import openai
-
-PAUSE_S = 0.2
 
 
 def resuming(create: Callable[..., Iterable[Any]], **request: Any) -> Iterator[Any]:
@@ -45,7 +43,7 @@ def resuming(create: Callable[..., Iterable[Any]], **request: Any) -> Iterator[A
                 yield chunk
             return
         except (openai.APIConnectionError, httpx.TransportError):
-            time.sleep(PAUSE_S)
+            time.sleep(0.2)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 
-from examples.resuming_openai_client import PAUSE_S, resuming
+from examples.resuming_openai_client import resuming
 from tests.chaos.http_jobs import Job, Way
 
 _BROKEN = (openai.APIConnectionError, httpx.TransportError)
@@ -19,6 +19,7 @@ _BROKEN = (openai.APIConnectionError, httpx.TransportError)
 _LATER = frozenset((409, 429, 503))
 _PATHS = {Way.COMPLETIONS_BY_ID: "/completions", Way.CHAT_BY_ID: "/chat/completions"}
 _TIMEOUT_S = 120.0
+_PAUSE_S = 0.2
 # Ids and times: those of tool calls are a function of the request's id.
 _VOLATILE = frozenset(("id", "created_at", "item_id"))
 
@@ -174,7 +175,7 @@ def _by_last_event_id(client: httpx.Client, stream: HttpStream) -> None:
                 return
         except _BROKEN:
             pass
-        time.sleep(PAUSE_S)
+        time.sleep(_PAUSE_S)
 
 
 def _read_by_id(client: httpx.Client, headers: dict[str, str], stream: HttpStream) -> bool:
@@ -241,7 +242,7 @@ def _by_starting_after(client: openai.OpenAI, stream: HttpStream) -> None:
                 stream.take(0, _lasting(fields))
             return
         except _BROKEN:
-            time.sleep(PAUSE_S)
+            time.sleep(_PAUSE_S)
 
 
 def _lasting(value: Any) -> Any:
