@@ -26,6 +26,7 @@ from bench.peers.report import replace_section
 from bench.peers.shapes import SHAPES, write_model
 from bench.peers.statistics import roof_seconds
 from bench.peers.workloads import Request
+from bench.processor_time import cpu_s_of
 from launch.cluster.supervisor import Cluster, ClusterConfig
 from quire.observe import log
 from quire.rpc.options import MAX_MESSAGE_BYTES, server_options
@@ -64,12 +65,6 @@ class Point:
     def control_share(self) -> float:
         """CPU time of router and scheduler for a step, over the time of a step."""
         return (self.router_us + self.scheduler_us) * self.streams / (1e3 * self.tpot_ms)
-
-
-def cpu_s_of(pid: int) -> float:
-    """Return the CPU time of a process's threads, to the nanosecond unlike that of /proc/stat."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
 
 
 async def read_streams(address: str, streams: int, tokens: int) -> dict[str, float]:

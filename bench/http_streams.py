@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bench.growth import cpu_s_of
 from bench.peers.environments import ROOT
 from bench.peers.probes import processor
+from bench.processor_time import cpu_s_of
 from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
 from quire.observe import log
 
@@ -56,8 +56,9 @@ async def measure(arguments: argparse.Namespace) -> list[str]:
     await cluster.start()
     try:
         addresses = cluster.router.address, cluster.router.http_address
-        await ask("first", *addresses, 50)  # imports, caches
-        first = await ask("first", *addresses, arguments.requests)
+        pid = cluster.router.pid
+        await ask("first", *addresses, pid, 50)  # imports, caches
+        first = await ask("first", *addresses, pid, arguments.requests)
         rounds: list[dict[str, tuple[float, float]]] = []
         for number in range(arguments.rounds + 1):
             # Each goes first in turn; the first round warms up.
@@ -75,16 +76,19 @@ async def measure(arguments: argparse.Namespace) -> list[str]:
 
 
 def report(
-    first: dict[str, list[float]],
+    first: dict[str, list[tuple[float, float]]],
     rounds: Sequence[dict[str, tuple[float, float]]],
     arguments: argparse.Namespace,
 ) -> list[str]:
     """Return the lines that are printed."""
-    added = [http - grpc for grpc, http in zip(first["grpc"], first["http"], strict=True)]
+    ms = {front: [each[0] for each in first[front]] for front in FRONTS}
+    cpu_ms = {front: [each[1] for each in first[front]] for front in FRONTS}
+    added = [http - grpc for grpc, http in zip(ms["grpc"], ms["http"], strict=True)]
     median = statistics.median
 
     def row(name: str, values: Sequence[float], digits: int) -> str:
-        low, *_, high = statistics.quantiles(values, n=10)
+        ordered = sorted(values)
+        low, high = (ordered[int(share * (len(ordered) - 1))] for share in (0.1, 0.9))
         return f"| {name} | {median(values):.{digits}f} | {low:.{digits}f} to {high:.{digits}f} |"
 
     us = {front: [found[front][0] for found in rounds] for front in FRONTS}
@@ -95,9 +99,11 @@ def report(
         "",
         "| | median | 10 % to 90 % |",
         "|---|---|---|",
-        row("ms to the first token, gRPC", first["grpc"], 2),
-        row("ms to the first token, HTTP", first["http"], 2),
+        row("ms to the first token, gRPC", ms["grpc"], 2),
+        row("ms to the first token, HTTP", ms["http"], 2),
         row("ms that HTTP added to the request before it over gRPC", added, 2),
+        row("ms of the router's CPU for such a request, gRPC", cpu_ms["grpc"], 2),
+        row("ms of the router's CPU for such a request, HTTP", cpu_ms["http"], 2),
         row("us of the router's CPU a token, gRPC", us["grpc"], 0),
         row("us of the router's CPU a token, HTTP", us["http"], 0),
         row("HTTP over gRPC, of each round", ratios, 2),

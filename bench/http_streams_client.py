@@ -1,8 +1,8 @@
 """Reads streams for bench.http_streams in a process of its own, with as little work as can be.
 
 Usage: python -m bench.http_streams_client streams grpc|http ADDRESS NUM_STREAMS NUM_TOKENS, or
-first GRPC_ADDRESS HTTP_ADDRESS NUM_REQUESTS. Messages are counted and not parsed. Prints one line
-of JSON.
+first GRPC_ADDRESS HTTP_ADDRESS ROUTER_PID NUM_REQUESTS. Messages are counted and not parsed. Prints
+one line of JSON.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from bench.growth_client import METHOD, prompt_of, request, run, sampling_params
+from bench.processor_time import cpu_s_of
 
 PATH = "/v1/completions"
 _END = b"data: [DONE]\n\n\r\n0\r\n\r\n"
@@ -99,25 +100,31 @@ async def run_http(address: str, num_streams: int, num_tokens: int) -> dict[str,
 
 
 async def first_tokens(
-    grpc_address: str, http_address: str, num_requests: int
-) -> dict[str, list[float]]:
-    """Return the milliseconds to the only token of requests, gRPC and HTTP in turn."""
-    found: dict[str, list[float]] = {"grpc": [], "http": []}
+    grpc_address: str, http_address: str, router_pid: int, num_requests: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Send requests of one token, over gRPC and HTTP in turn.
+
+    Returns:
+        of each, milliseconds to its token, and of the router's CPU time.
+    """
+    found: dict[str, list[tuple[float, float]]] = {"grpc": [], "http": []}
     reader = await connect(http_address)
     async with grpc.aio.insecure_channel(grpc_address) as channel:
         await channel.channel_ready()
         generate = channel.unary_stream(METHOD)
         for index in range(num_requests):
-            content = request(index, 1)
+            content, cpu = request(index, 1), cpu_s_of(router_pid)
             began = time.perf_counter()
             # Started, then the token.
             times = [time.perf_counter() async for _ in generate(content)]
-            found["grpc"].append(1e3 * (times[1] - began))
-            content = http_request(index, 1)
+            spent = cpu_s_of(router_pid) - cpu
+            found["grpc"].append((1e3 * (times[1] - began), 1e3 * spent))
+            content, cpu = http_request(index, 1), cpu_s_of(router_pid)
             began = time.perf_counter()
             reader.send(content)
             await reader.ended
-            found["http"].append(1e3 * (reader.first_at - began))
+            spent = cpu_s_of(router_pid) - cpu
+            found["http"].append((1e3 * (reader.first_at - began), 1e3 * spent))
     reader.transport.close()
     return found
 
@@ -125,8 +132,8 @@ async def first_tokens(
 async def main(arguments: list[str]) -> dict[str, Any]:
     """Do what the command line asks for."""
     match arguments:
-        case ["first", grpc_address, http_address, number]:
-            return await first_tokens(grpc_address, http_address, int(number))
+        case ["first", grpc_address, http_address, pid, number]:
+            return await first_tokens(grpc_address, http_address, int(pid), int(number))
         case ["streams", "grpc", address, streams, tokens]:
             return await run(address, int(streams), int(tokens))
         case ["streams", "http", address, streams, tokens]:
