@@ -104,7 +104,7 @@ class Connection(H11Protocol):
         self._watch_input()
 
     def _num_to_parse(self) -> int:
-        """Return how many bytes to parse next: of a head, one more than it may have at most."""
+        """Return how many bytes to parse next: of a head, no more than show that it is too long."""
         if self.conn.their_state is not h11.IDLE:
             return SLICE_BYTES
         return max(1, MAX_HEAD_BYTES - len(self.conn.trailing_data[0]))
