@@ -53,7 +53,7 @@ class Collector:
     """Takes events in their order and collects them into `completions`.
 
     Args:
-        is_parsed: events say what their text means.
+        is_parsed: events report what their text means.
     """
 
     def __init__(self, is_parsed: bool = False) -> None:

@@ -106,7 +106,7 @@ class OutputReader:
 
 
 def parsed_output(events: Iterable[ParserEvent]) -> ParsedOutput:
-    """Return what events of an output tell together."""
+    """Return what the events of an output mean together."""
     reasoning: list[str] = []
     content: list[str] = []
     calls: list[ToolCallDelta] = []

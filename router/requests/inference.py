@@ -180,7 +180,7 @@ class Inference:
     def _parser_of(
         self, request: GenerateInput | ChatInput | ResumeInput
     ) -> tuple[GenerateInput | ChatInput | ResumeInput, EventParser | None]:
-        """Return what is sent, and what says of its events what their text means; None for none."""
+        """Return what is sent, and what adds to its events what their text means; None for none."""
         if isinstance(request, ChatInput) and request.parse_output:
             chat = self.readable(request)
             sent: ChatInput | ResumeInput = chat

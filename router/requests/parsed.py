@@ -1,4 +1,4 @@
-"""Chats whose events say what their text means: read once more where they are resumed."""
+"""Chats whose events report what their text means: read once more where they are resumed."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -95,7 +95,7 @@ async def test_a_router_killed_in_mid_call_costs_no_event(
     http: anthropic.AsyncAnthropic, cluster: Cluster
 ) -> None:
     patient = http.with_options(max_retries=30)  # until the next router listens at the same port
-    whole = [told(event) for event in await read(patient, {"seed": 5})]
+    whole = [shown(event) for event in await read(patient, {"seed": 5})]
     extras: dict[str, Any] = {"seed": 5}
     events: list[Sent] = []
     num_calls = 0
@@ -113,7 +113,7 @@ async def test_a_router_killed_in_mid_call_costs_no_event(
         with suppress(httpx2.HTTPError, anthropic.APIConnectionError):
             await read(patient, extras, events, None if num_calls > 1 else cluster.router.pid)
     assert num_calls > 1
-    assert [told(event) for event in events] == whole
+    assert [shown(event) for event in events] == whole
 
 
 async def read(
@@ -134,8 +134,8 @@ async def read(
     return events
 
 
-def told(event: Sent) -> tuple[str, Any]:
-    """What an event tells, but for the ids of its request."""
+def shown(event: Sent) -> tuple[str, Any]:
+    """What an event shows, but for the ids of its request."""
     data = {name: value for name, value in event.data.items() if name != "message"}
     if "content_block" in data:
         data["content_block"] = {**data["content_block"], "id": ""}

@@ -1,6 +1,6 @@
 """/v1/messages of a real router, asked by Anthropic's own client.
 
-The fake model says its prompt again, so that a message of a test is what the assistant says.
+The fake model repeats its prompt, so that a message of a test is what the assistant answers.
 """
 
 from collections.abc import AsyncIterator
@@ -132,7 +132,7 @@ async def test_each_token_is_in_one_event_numbered_by_the_tokens(setup) -> None:
 @pytest.mark.parametrize("resumable", [True, False])
 async def test_a_stream_that_broke_goes_on_after_any_event(setup, resumable) -> None:
     body = {**BODY, "seed": 4, "stream": True, "resumable": resumable}
-    whole = told(await setup.events(PATH, body))
+    whole = shown(await setup.events(PATH, body))
     for num in range(1, len(whole), 5):
         async with setup.http.stream("POST", PATH, json=body) as response:
             events = events_of(response)
@@ -141,13 +141,13 @@ async def test_a_stream_that_broke_goes_on_after_any_event(setup, resumable) -> 
         resume = {"id": message["id"], "seed": 4, "starting_after": num}
         resume["created"] = message["created"]
         rest = await setup.events(PATH, {**body, "resume": resume})
-        assert told(rest) == whole[num:]
+        assert shown(rest) == whole[num:]
         headers = {"x-request-id": message["id"].removeprefix("msg_"), "last-event-id": str(num)}
-        assert told(await setup.events(PATH, body, **headers)) == whole[num:]
+        assert shown(await setup.events(PATH, body, **headers)) == whole[num:]
 
 
-def told(events: list[Sent]) -> list[Any]:
-    """What events tell, but for the ids and times of their request."""
+def shown(events: list[Sent]) -> list[Any]:
+    """What events show, but for the ids and times of their request."""
     found = []
     for event in events:
         data = {name: value for name, value in event.data.items() if name != "message"}
@@ -180,14 +180,14 @@ async def test_blocks_become_messages(setup, client) -> None:
             ],
         },
     ]
-    said = '<system>sab\n\nc<assistant>td[{"name": "f", "arguments": {"x": "é"}}]<tool>abe'
+    head = '<system>sab\n\nc<assistant>td[{"name": "f", "arguments": {"x": "é"}}]<tool>abe'
     for more, prompt in (
-        ({}, said),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, f"{said}True"),
-        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, f"{said}Falselow"),
+        ({}, head),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, f"{head}True"),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, f"{head}Falselow"),
         ({"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": 1}},
-         f"{said}1"),
-        ({"thinking": {"type": "adaptive"}, "tool_choice": {"type": "none"}}, said),
+         f"{head}1"),
+        ({"thinking": {"type": "adaptive"}, "tool_choice": {"type": "none"}}, head),
     ):  # fmt: skip
         body = {"messages": messages, "max_tokens": 1, "return_token_ids": True, **more}
         body["system"] = [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}]

@@ -1,6 +1,6 @@
 """Tool calls and reasoning of /v1/responses, asked for by OpenAI's own client.
 
-The fake model says its prompt again, so that a message of a test is what the assistant says.
+The fake model repeats its prompt, so that a message of a test is what the assistant answers.
 """
 
 import json
@@ -126,17 +126,17 @@ async def take(response, num: int | None = None) -> list[Sent]:
 
 async def test_a_stream_that_broke_goes_on_within_a_call(setup) -> None:
     whole = await read(setup)
-    told = [without_times(event) for event in whole]
+    shown = [without_times(event) for event in whole]
     assert [event.data["sequence_number"] for event in whole] == list(range(len(whole)))
     for num in range(1, len(whole), 4):
         first = await read(setup, num)
         own = first[0].data["response"]
         query = {"starting_after": num - 1, "stream": "true"}
         async with setup.http.stream("GET", f"{PATH}/{own['id']}", params=query) as response:
-            assert [without_times(each) for each in await take(response)] == told[num:]
+            assert [without_times(each) for each in await take(response)] == shown[num:]
         resume = {"id": own["id"], "created_at": own["created_at"], "starting_after": num - 1}
         again = await read(setup, resume={**resume, "seed": 4})
-        assert [without_times(each) for each in again] == told[num:]
+        assert [without_times(each) for each in again] == shown[num:]
 
 
 def without_times(event: Sent) -> Any:

@@ -1,4 +1,4 @@
-"""What chats with parse_output say of their text: the same wherever their stream breaks."""
+"""What chats with parse_output report of their text: the same wherever their stream breaks."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEMPLATE = "{# <tool_call> </think> #}{{ messages[0].content }}"
 CALL = '<tool_call>{"name": "f", "arguments": {"x": "中"}}</tool_call>'
 TEXT = f"<think>Hm</think>Yes 😀{CALL}\n<tool_ca"
-# The fake says its prompt again: once.
+# The fake repeats its prompt: once.
 PARAMS = SamplingParams(max_tokens=len(BACKEND.encode(TEXT).ids), seed=5)
 REQUEST = ChatInput(
     [ChatMessage("user", TEXT)], PARAMS, (Tool("f"),), parse_output=True, resumable=True

@@ -1,6 +1,6 @@
 """One table of outputs: through every front, streamed and not, they mean the same calls.
 
-The fake model says its prompt again, so that a case of the table is what the assistant says.
+The fake model repeats its prompt, so that a case of the table is what the assistant answers.
 """
 
 import json
@@ -27,7 +27,7 @@ FORMATS = sorted({case[0] for case in CASES}, key=str)
 
 @dataclass
 class Read:
-    """What a front has told."""
+    """What a front has sent."""
 
     content: str = ""
     reasoning: str = ""

@@ -27,7 +27,7 @@ _MAX_TOLD_CHARS = 32
 
 @dataclass(slots=True)
 class _Turn:
-    """What one side has said, until the other does.
+    """What one side writes, until the other does.
 
     Attributes:
         role: of the side; "tool" for a result.

@@ -1,4 +1,4 @@
-"""/v1/messages: a conversation in Anthropic's shape, and what the assistant says next."""
+"""/v1/messages: a conversation in Anthropic's shape, and what the assistant answers."""
 
 from contextlib import aclosing
 
@@ -54,7 +54,7 @@ def create(inference: Inference) -> Handle:
                     reader.begin(event.prompt_token_ids)
                 for part in choices.take(event):
                     for _ in answer.events(part):
-                        pass  # they are told whole
+                        pass  # they are returned whole
         await call.answer(answer.message())
 
     return handle

@@ -53,7 +53,7 @@ def create(inference: Inference, held: HeldResponses) -> Handle:
                 for part in _parts(state, choices, event):
                     end = part
                     for _ in state.events(part):
-                        pass  # they are told whole
+                        pass  # they are returned whole
         assert end is not None, "its request has come to its end"
         await call.answer(state.content(end.end))
 

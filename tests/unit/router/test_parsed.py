@@ -1,4 +1,4 @@
-"""What events say of their text, of several outputs, and again where their stream was cut."""
+"""What events report of their text, of several outputs, and again where their stream was cut."""
 
 import pytest
 
