@@ -3,16 +3,22 @@
 import itertools
 from pathlib import Path
 
+import gguf
 import pytest
+from safetensors import safe_open
+from transformers import AutoTokenizer
 
 from bench.guard import fallen
 from bench.peers import record, report
+from bench.peers.adapters.gguf_model import gguf_name, write_gguf
 from bench.peers.environments import OURS, missing, recipes
 from bench.peers.probes import Probe
 from bench.peers.record import Key, Results, Row
 from bench.peers.shapes import SHAPES, Shape
 from bench.peers.statistics import Figures, figures, medians, percentile, roof_seconds
 from bench.peers.workloads import PACES, WORKLOADS, Pace, Request, warm_up
+from launch.cluster.config import embedded_model
+from quire.gguf_tokenizer import load_gguf_tokenizer
 
 PACE = Pace(1.0, ttft_s=0.5, tpot_s=0.1)
 
@@ -223,3 +229,14 @@ def test_every_engine_pins_its_versions_and_has_an_adapter() -> None:
         assert all("==" in each for each in recipe["packages"])
         adapter = f"bench/peers/adapters/{engine.replace('-', '_')}.py"
         assert (Path(__file__).parents[2] / adapter).is_file()
+
+
+def test_a_gguf_file_with_text_has_the_tokens_and_weights_of_its_model(tmp_path: Path) -> None:
+    model, path = embedded_model(), tmp_path / "model.gguf"
+    write_gguf(model, path, "bfloat16", with_text=True)
+    text = "def f(x):  # naïve\n\treturn [each for each in x]<|endoftext|>"
+    own = AutoTokenizer.from_pretrained(model)
+    assert load_gguf_tokenizer(path)(text).input_ids == own(text).input_ids
+    with safe_open(model / "model.safetensors", "pt") as weights:
+        expected = {gguf_name(name) for name in weights.keys()}  # noqa: SIM118 - not a mapping
+    assert {each.name for each in gguf.GGUFReader(path).tensors} == expected
