@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launch.torture.answers import Received
-from launch.torture.comparison import Outcome
+from launch.torture.comparison import Outcome, Verdict
 from launch.torture.questions import Question, long_questions
 from launch.torture.workbench import Result, Workbench
 
@@ -50,12 +50,15 @@ async def pressure(bench: Workbench, num_tokens: int) -> Result:
         outcomes, is_queued = await _press(bench, [long[i % len(long)] for i in range(load)])
         result.outcomes += outcomes
         took_s = time.monotonic() - began
-        is_last = num_tokens or is_queued or load == MAX_LOAD
+        errors = sum(outcome.verdict is Verdict.ERROR for outcome in outcomes)
+        is_last = num_tokens or is_queued or errors or load == MAX_LOAD
         if is_last or took_s > bench.server.timeout_s / 3:
             break
         load *= 2
-    waited = "some waited for others' end" if is_queued else "none waited for another's end"
-    result.notes.append(f"{load} long requests at once, about {load * size:,} tokens: {waited}")
+    seen = "some waited for others' end" if is_queued else "none waited for another's end"
+    if errors:
+        seen += f", {errors} answers did not come"
+    result.notes.append(f"{load} long requests at once, about {load * size:,} tokens: {seen}")
     return result
 
 

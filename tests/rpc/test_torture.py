@@ -129,6 +129,14 @@ async def test_load_is_doubled_until_requests_queue() -> None:
     assert note.endswith("some waited for others' end")
 
 
+async def test_load_is_not_doubled_once_answers_do_not_come() -> None:
+    fake = FakeServer(fault="drop")
+    results = await tortured(fake, pressure_tokens=0, scenarios=("pressure",))
+    [note] = results["pressure"].notes
+    assert note.startswith("8 long requests at once, ")
+    assert note.endswith(" answers did not come")
+
+
 async def test_answers_that_depend_on_what_is_cached() -> None:
     results = await tortured(FakeServer(has_stale_cache=True))
     assert "warm prefix" in changed(results)
