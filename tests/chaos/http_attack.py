@@ -43,8 +43,21 @@ def _openai_field(content: Any) -> str | None:
     return None
 
 
+def _anthropic_field(content: Any) -> str | None:
+    """Return as `_openai_field` of Anthropic's shape, whose message begins with the field."""
+    match content:
+        case {"type": "error", "error": {"type": str(), "message": str()}, "request_id": _}:
+            if len(content) == 3 and len(content["error"]) == 2:
+                name, separator, _ = content["error"]["message"].partition(": ")
+                return name if separator else ""
+    return None
+
+
 # By the beginning of a route: which field an error names, None for what has another shape.
-ERROR_SHAPES: dict[str, Callable[[Any], str | None]] = {"": _openai_field}
+ERROR_SHAPES: dict[str, Callable[[Any], str | None]] = {
+    "": _openai_field,
+    "/v1/messages": _anthropic_field,
+}
 
 
 def field_of(route: str, answer: Answer) -> str | None:

@@ -6,13 +6,17 @@ from typing import Any
 
 from router.http.chat import request as chat
 from router.http.completions import request as completions
+from router.http.embeddings import request as vectors
 from router.http.fields import Fields
+from router.http.messages import request as messages
 from router.http.responses import request as responses
 
 _MESSAGES = [{"role": "user", "content": "hi"}]
 _RESUME = {"id": "a", "seed": 1, "starting_after": 0}
 _SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
 _TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+# Anthropic's.
+_OWN_TOOLS = [{"name": "f", "input_schema": {"type": "object"}}]
 
 
 class Recorder(Fields):
@@ -104,6 +108,28 @@ ROUTES: dict[str, tuple[Callable[[Fields], object] | None, tuple[dict[str, Any],
             {"input": "hi", "max_output_tokens": 2, "metadata": {"a": "b"}, "instructions": "be"},
         ),
     ),
+    "/v1/messages": (
+        messages.read_request,
+        (
+            {"messages": _MESSAGES, "max_tokens": 2},
+            {"messages": _MESSAGES, "max_tokens": 2, "stream": True, "resume": _RESUME},
+            {"messages": _MESSAGES, "max_tokens": 2, "system": "be", "tools": _OWN_TOOLS},
+        ),
+    ),
+    "/v1/messages/count_tokens": (messages.read_chat, ({"messages": _MESSAGES},)),
+    "/v1/embeddings": (
+        lambda body: vectors.read_embeddings(body, 0),
+        ({"input": "The list"}, {"input": [[5, 6], [7]]}, {"input": ["a"], "normalize": False}),
+    ),
+    "/v1/score": (
+        lambda body: vectors.read_score(body, 0),
+        # One pair of names: those of another pair beside it are not looked at.
+        ({"text_1": "a", "text_2": ["b", "c"]},),
+    ),
+    "/v1/rerank": (
+        lambda body: vectors.read_rerank(body, 0),
+        ({"query": "a", "documents": ["b", {"text": "c"}]},),
+    ),
     "/tokenize": (None, ({"prompt": "The list"}, {"messages": _MESSAGES})),
     "/detokenize": (None, ({"tokens": [5, 6, 7]},)),
 }
@@ -127,6 +153,9 @@ _KINDS = {
     "/v1/completions": {"prompt": "prompt", **_RESUMED, **_GRAMMARS},
     "/v1/chat/completions": {"messages": "messages", **_RESUMED, **_GRAMMARS, **_TOOLS_TOO},
     "/v1/responses": {"input": "messages", **_GRAMMARS, **_TOOLS_TOO},
+    "/v1/messages": {"messages": "messages", **_RESUMED, **_GRAMMARS},
+    "/v1/messages/count_tokens": {"messages": "messages", **_GRAMMARS},
+    "/v1/embeddings": {"input": "prompt"},
     "/tokenize": {"add_special_tokens": "boolean", "return_token_strs": "boolean", "model": "text"},
     "/detokenize": {"tokens": "integers", "skip_special_tokens": "boolean", "model": "text"},
 }

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
 
 # Longer than any limit of the server: what is not answered by then hangs.
 HANG_S = 90.0
@@ -106,11 +106,28 @@ async def read_answer(reader: asyncio.StreamReader, has_body: bool = True) -> An
     headers = {name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
     length = int(headers.get("content-length", "0"))
     assert length <= _MAX_ANSWER_BYTES, f"an answer of {length} bytes"
+    answer = Answer(status, headers, b"")
+    if not has_body or answer.is_stream:
+        return answer
     try:
-        body = await reader.readexactly(length) if has_body else b""
+        if headers.get("transfer-encoding") == "chunked":
+            body = b"".join([each async for each in _chunks(reader)])
+        else:
+            body = await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    return Answer(status, headers, body)
+    return replace(answer, body=body)
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the parts of a body whose length its head does not have."""
+    left = _MAX_ANSWER_BYTES
+    while length := int(await reader.readuntil(b"\r\n"), 16):
+        left -= length
+        assert left >= 0, f"an answer of more than {_MAX_ANSWER_BYTES} bytes"
+        yield await reader.readexactly(length)
+        await reader.readexactly(2)
+    await reader.readuntil(b"\r\n")
 
 
 async def send_raw(
