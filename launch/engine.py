@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from launch.engine_requests import OutputSoFar
 from launch.llm import LLM
 from quire.contract.errors import InvalidRequestError, OverloadedError, RequestExistsError
-from quire.contract.outputs import RequestOutput
+from quire.contract.request_outputs import RequestOutput
 from quire.contract.sampling_params import SamplingParams
 from quire.sdk.client import AsyncClient
 from quire.sdk.prompts import Prompt, parse_prompts

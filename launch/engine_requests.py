@@ -2,16 +2,8 @@
 
 from launch.llm_requests import logprobs_by_token
 from quire.contract.errors import UnavailableError
-from quire.contract.outputs import (
-    CompletionOutput,
-    Delta,
-    Event,
-    Finished,
-    FinishReason,
-    Logprob,
-    RequestOutput,
-    Started,
-)
+from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started
+from quire.contract.request_outputs import CompletionOutput, Logprob, RequestOutput
 from quire.contract.sampling_params import SamplingParams
 
 

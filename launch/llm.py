@@ -13,21 +13,21 @@ from launch import llm_vectors
 from launch.cluster.config import ClusterConfig, embedded_model
 from launch.extras import require
 from launch.keywords import documents_keywords
-from launch.llm_requests import Conversation, run
+from launch.llm_requests import Conversation, rendered, run
 from launch.model_names import find_model
 from launch.vllm_keywords import translate
 from quire.contract.embeddings import EmbeddingRequestOutput, ScoringRequestOutput
 from quire.contract.engine_options import EngineKeywords
 from quire.contract.errors import ConfigError, InvalidRequestError
-from quire.contract.outputs import (
+from quire.contract.pooling_params import NORMALIZED, PoolingParams
+from quire.contract.request_outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
     CompletionOutput,
     RequestOutput,
 )
-from quire.contract.pooling_params import NORMALIZED, PoolingParams
 from quire.contract.sampling_params import MAX_SEED, BeamSearchParams, SamplingParams
-from quire.sdk.calls import ChatOptions, EmbedOptions, Messages, TemplateOptions, chat_input
+from quire.sdk.calls import EmbedOptions, Messages, TemplateOptions
 from quire.sdk.client import AsyncClient, Client
 from quire.sdk.progress import progress_bar
 from quire.sdk.prompts import ParsedPrompt, Prompt, parse_prompts
@@ -269,31 +269,10 @@ class LLM:
                 "chat_template: must be the router's with parse_output and tool_choice, got another"
             )
         chats = [Conversation(each, options) for each in conversations]
-        wanted = chats if chat_template is None else self._rendered(chats, chat_template)
-        return self._run_all(wanted, sampling_params, use_tqdm=use_tqdm)
-
-    def _rendered(self, conversations: Sequence[Conversation], source: str) -> list[ParsedPrompt]:
-        """Make prompts of conversations here, with a template of this process's own."""
-        if self._model is None:
-            raise ConfigError(
-                "chat_template: needs the model's path: LLM(model=..., target=...), got none"
-            )
-        require("chat_template", "router")
-        from router.chat.template_files import load_chat_templates
-        from router.chat.template_render import render_chat
-
-        special_tokens = load_chat_templates(self._model).special_tokens
-        texts = [
-            render_chat(
-                source,
-                special_tokens,
-                chat_input(each.messages, None, cast("ChatOptions", each.options)),
-            )
-            for each in conversations
-        ]
-        return [
-            ParsedPrompt(self._client.tokenize(text, add_special_tokens=False)) for text in texts
-        ]
+        if chat_template is None:
+            return self._run_all(chats, sampling_params, use_tqdm=use_tqdm)
+        prompts = rendered(self._client, self._model, chats, chat_template)
+        return self._run_all(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(
         self,

@@ -1,19 +1,17 @@
 """One request of the offline API, from its prompt to its output."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
-from quire.contract.errors import OverloadedError
-from quire.contract.outputs import (
-    Completion,
-    CompletionOutput,
-    FinishReason,
-    Logprob,
-    RequestOutput,
-    TokenLogprobs,
-)
+from launch.extras import require
+from quire.contract.errors import ConfigError, OverloadedError
+from quire.contract.outputs import Completion, FinishReason, TokenLogprobs
+from quire.contract.request_outputs import CompletionOutput, Logprob, RequestOutput
 from quire.contract.sampling_params import SamplingParams
-from quire.sdk.calls import Messages, TemplateOptions
+from quire.sdk.calls import ChatOptions, Messages, TemplateOptions, chat_input
 from quire.sdk.client import Client
 from quire.sdk.prompts import ParsedPrompt
 
@@ -29,6 +27,41 @@ class Conversation:
 
     messages: Messages
     options: TemplateOptions
+
+
+def rendered(
+    client: Client, model: Path | None, conversations: Sequence[Conversation], source: str
+) -> list[ParsedPrompt]:
+    """Make prompts of conversations here, with a template of this process's own.
+
+    Args:
+        client: of the cluster.
+        model: path of the model, whose special tokens the template may name.
+        conversations: to be continued.
+        source: the template.
+
+    Raises:
+        ConfigError: the model's path is not known.
+        InvalidRequestError: the template refuses a conversation.
+    """
+    if model is None:
+        raise ConfigError(
+            "chat_template: needs the model's path: LLM(model=..., target=...), got none"
+        )
+    require("chat_template", "router")
+    from router.chat.template_files import load_chat_templates
+    from router.chat.template_render import render_chat
+
+    special_tokens = load_chat_templates(model).special_tokens
+    texts = [
+        render_chat(
+            source,
+            special_tokens,
+            chat_input(each.messages, None, cast("ChatOptions", each.options)),
+        )
+        for each in conversations
+    ]
+    return [ParsedPrompt(client.tokenize(text, add_special_tokens=False)) for text in texts]
 
 
 def run(

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from launch.engine import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine
     from launch.llm import LLM
     from quire.contract.embeddings import EmbeddingRequestOutput, ScoringRequestOutput
-    from quire.contract.outputs import CompletionOutput, RequestOutput
     from quire.contract.pooling_params import PoolingParams
+    from quire.contract.request_outputs import CompletionOutput, RequestOutput
     from quire.contract.sampling_params import BeamSearchParams, SamplingParams
     from quire.contract.structured_outputs import StructuredOutputsParams
     from quire.sdk.client import AsyncClient, Client
@@ -49,9 +49,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(engine, name)
     if name in ("RequestOutput", "CompletionOutput"):
-        from quire.contract import outputs
+        from quire.contract import request_outputs
 
-        return getattr(outputs, name)
+        return getattr(request_outputs, name)
     if name in ("SamplingParams", "BeamSearchParams"):
         from quire.contract import sampling_params
 

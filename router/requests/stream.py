@@ -8,14 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from quire.contract.callers import ANYONE, Caller
 from quire.contract.errors import InvalidRequestError, QuireError
 from quire.contract.inputs import ReceivedOutput, ResumeInput
-from quire.contract.outputs import (
-    Delta,
-    Event,
-    FinishReason,
-    Hypothesis,
-    Started,
-    TokenLogprobs,
-)
+from quire.contract.outputs import Delta, Event, FinishReason, Hypothesis, Started, TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import Submission
 from quire.observe.tracing import Span

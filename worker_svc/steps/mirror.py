@@ -53,11 +53,8 @@ class SequenceMirror:
         self.drafter: Drafter = one_by_one(prompt_lookup)
         # One token more than the limit: a step sent ahead may sample past a sequence's end.
         max_num_tokens = max_model_len + 1
-        self.held = (
-            SequenceRows(block_size, max_num_tokens, eos_token_ids)
-            if num_rows is None
-            else SequenceRows(block_size, max_num_tokens, eos_token_ids, num_rows)
-        )
+        rows = () if num_rows is None else (num_rows,)
+        self.held = SequenceRows(block_size, max_num_tokens, eos_token_ids, *rows)
 
     def sequences(self) -> list[MirroredSequence]:
         """Return a summary of every sequence held."""
