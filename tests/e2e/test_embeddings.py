@@ -98,25 +98,28 @@ async def test_same_bits_on_several_workers(
     assert vectors_of(found) == vectors_of(expected)
 
 
-async def test_preempted_in_a_cache_of_two_prompts(
+async def test_preempted_for_who_goes_first(
     client: AsyncClient, start_cluster: StartCluster
 ) -> None:
-    expected = await client.embed(MANY[:20])
-    # Two prompts of 19 blocks, and two blocks of the text, which comes to need ten.
-    options = {"num_gpu_blocks_override": 40, "max_model_len": 512, "max_num_batched_tokens": 64}
+    prompts, first = MANY[:20], MANY[20]
+    expected = await client.embed(prompts)
+    # One prompt of 19 blocks, and none beside it; of each a step computes a little.
+    options = {"num_gpu_blocks_override": 34, "max_model_len": 512, "max_num_batched_tokens": 16}
     async with (
         start_cluster(embedded_model(), **options) as cluster,
         AsyncClient(cluster.router.address) as small,
     ):
-        params = SamplingParams(max_tokens=150, ignore_eos=True, seed=1)
-        # It goes first, and its later tokens take blocks that they hold.
-        text = asyncio.create_task(small.generate(TEXTS[0], params))
-        found = await small.embed(MANY[:20], priority=1)
-        await text
+        task = asyncio.create_task(small.embed(prompts, priority=1))
+        async for [cell] in small.watch_cluster():
+            if cell.state.num_running:
+                break
+        assert not task.done()
+        await small.generate(first, SamplingParams(max_tokens=1, seed=1))
         async with asyncio.timeout(20):
             async for [cell] in small.watch_cluster():
                 if cell.state.preemptions_total > 0:
                     break
+        found = await task
     assert vectors_of(found) == vectors_of(expected)
 
 
