@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from router.http.app import make_app
 from tests.unit.manifests.rendering import OVERLAYS, findings, fresh, rendered
 from tools.manifests.objects import ManifestError
 from tools.manifests.render import K8S, Release, find_kustomize
@@ -130,3 +131,19 @@ def test_kustomize_is_found_or_missed_in_one_line(
     else:
         with pytest.raises(ManifestError, match=found):
             find_kustomize()
+
+
+def test_a_gateway_leads_to_every_path_that_takes_requests() -> None:
+    async def unused(*_: object) -> None:
+        raise AssertionError("no request comes")
+
+    app = make_app(*(unused, unused, unused), why_not_serving=str, keep_alive_s=1.0, hold_s=1.0)
+    (route,) = rendered("cpu", "inference-pool").of_kind("HTTPRoute")
+    led = [match["path"]["value"] for rule in route["spec"]["rules"] for match in rule["matches"]]
+    paths = [each.path for each in app.routes if "POST" in each.methods]
+    assert len(paths) > 10
+    assert [
+        path
+        for path in paths
+        if not any(path == each or path.startswith(f"{each}/") for each in led)
+    ] == []

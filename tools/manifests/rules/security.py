@@ -12,7 +12,9 @@ VOLUME_TYPES = frozenset(
 SAFE_SYSCTLS = frozenset({"net.ipv4.ip_local_port_range"})
 RBAC_KINDS = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
 READS = frozenset({"get", "list", "watch"})
-PICKER_RESOURCES = frozenset({"pods", "inferencepools", "inferenceobjectives"})
+PICKER_RESOURCES = frozenset(
+    {"pods", "inferencepools", "inferenceobjectives", "inferencemodelrewrites"}
+)
 LEVELS = ("enforce", "audit", "warn")
 
 
