@@ -15,15 +15,20 @@ TEST = (
     pytest_lane("unit", "tests/unit", "tests/docs", "tests/monitoring"),
     pytest_lane("kernels", "tests/kernels", "tests/models"),
 )
-DEEP = (
-    script_lane("emulated", "csrc/emulated_tests.sh"),
-    script_lane("sanitized", "csrc/sanitized_tests.sh"),
-    pytest_lane("planted-bugs", "tests/emu"),
+# They start services, too.
+OTHER_CASES = replace(
     pytest_lane(
         *("other-cases", "tests/unit", "tests/docs", "tests/monitoring", "tests/rpc", "tests/e2e"),
         *("tests/kernels", "tests/models"),
         QUIRE_TEST_DEPTH="deep",
     ),
+    again=("env", "QUIRE_TEST_DEPTH=deep", *PYTEST),
+)
+DEEP = (
+    script_lane("emulated", "csrc/emulated_tests.sh"),
+    script_lane("sanitized", "csrc/sanitized_tests.sh"),
+    pytest_lane("planted-bugs", "tests/emu"),
+    OTHER_CASES,
     Lane("chaos", (PYTHON, "-m", "tests.chaos", "cells", "--seconds", "120"), waits=True),
     Lane("soak", (PYTHON, "-m", "tests.chaos", "soak", "--requests", "2000"), waits=True),
 )
