@@ -27,6 +27,9 @@ MEAN_S = 2.0
 SHARE_CUT = 0.25
 MOST_EVENTS = 120
 _POLL_S = 0.05
+# Within which half of the streams go on after a kill.
+_GO_ON_S = 120.0
+_ERROR_PAUSE_S = 0.5
 
 
 class Load:
@@ -80,6 +83,8 @@ class Load:
             with self._lock:
                 self._open.remove(stream)
                 self.streams.append(stream)
+            if stream.error:
+                over.wait(_ERROR_PAUSE_S)
 
     def num_moving(self, since: float) -> int:
         """Return how many streams are open that have connected since then, and had an event."""
@@ -98,10 +103,18 @@ async def strike(
         kills: how often.
         steady_s: least time after that, in seconds.
         kill: does it.
+
+    Raises:
+        RuntimeError: half of the streams did not go on in time.
     """
     draw, killed_at = random.Random(seed), time.monotonic()
     for number in range(1, kills + 1):
-        while load.num_moving(killed_at) < (load.number + 1) // 2:
+        until, half = time.monotonic() + _GO_ON_S, (load.number + 1) // 2
+        while (num_moving := load.num_moving(killed_at)) < half:
+            if time.monotonic() > until:
+                raise RuntimeError(
+                    f"streams: {half} must go on within {_GO_ON_S:g} s, got {num_moving}"
+                )
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(steady_s + draw.expovariate(1 / MEAN_S))
         num_open, killed_at = load.num_moving(killed_at), time.monotonic()

@@ -11,13 +11,14 @@ import pytest
 
 from quire.contract.errors import InvalidRequestError
 from router.http.errors import HttpError, openai_error
+from tests.chaos import http_kills
 from tests.chaos.drawn_grammars import WEIGHTS, drawn, is_of_schema
 from tests.chaos.hostile_http import HostileRequests, Request
 from tests.chaos.http_attack import why_wrong
 from tests.chaos.http_clients import Break, HttpStream
 from tests.chaos.http_fields import ROUTES, kinds_of
 from tests.chaos.http_jobs import JOBS
-from tests.chaos.http_kills import difference, judge
+from tests.chaos.http_kills import Load, difference, judge, strike
 from tests.chaos.http_wire import Answer
 
 JOB = JOBS[0]
@@ -129,3 +130,13 @@ def test_drawn_grammars_follow_from_the_seed_and_refuse_what_is_none_of_them() -
 def test_dates_are_those_of_rfc_3339(text: str, is_valid: bool) -> None:
     schema = {"type": "object", "properties": {"on": {"type": "string", "format": "date"}}}
     assert is_of_schema(schema)(text) == is_valid
+
+
+async def test_streams_that_do_not_go_on_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_kills, "_GO_ON_S", 0.0)
+    load = Load("http://127.0.0.1:1/v1", 3)
+    try:
+        with pytest.raises(RuntimeError, match=r"^streams: 2 must go on within 0 s, got 0$"):
+            await strike(load, 0, 1, 0.0, lambda: None)
+    finally:
+        load.close()
