@@ -86,7 +86,8 @@ def result_of(
 
 def percentile_word(percentile: float) -> str:
     """Return how a percentile is written in keys: p99, p99.9."""
-    return f"p{percentile:g}"
+    whole = int(percentile)
+    return f"p{whole if percentile == whole else percentile}"
 
 
 def _statistics(name: str, metrics: Metrics, percentiles: tuple[float, ...]) -> dict[str, float]:

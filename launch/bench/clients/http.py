@@ -68,7 +68,7 @@ class HttpClient:
                     fault = await _fault(response)
                     raise RequestFailedError(f"GET {self._base_url}{path}: {fault}")
                 return await response.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
             raise RequestFailedError(f"GET {self._base_url}{path}: {_describe(error)}") from None
 
     async def stream(self, path: str, body: bytes, take: TakeEvent) -> bool:
@@ -91,7 +91,7 @@ class HttpClient:
                         f"content-type: must be text/event-stream, got {response.content_type}"
                     )
                 return await _read_events(response.content, take)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, RecursionError) as error:
             raise RequestFailedError(_describe(error)) from None
 
     async def close(self) -> None:
@@ -125,7 +125,7 @@ def _take_line(at: float, line: bytes, take: TakeEvent) -> bool:
         return True
     try:
         event = json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RequestFailedError(f"event: must be JSON, got {payload[:200]!r}") from None
     if not isinstance(event, dict):
         raise RequestFailedError(f"event: must be an object, got {payload[:200]!r}")
@@ -136,7 +136,7 @@ def _take_line(at: float, line: bytes, take: TakeEvent) -> bool:
 async def _fault(response: aiohttp.ClientResponse) -> str:
     """Return the reason of a refusal, in one line."""
     text = (await response.content.read(MOST_OF_AN_ERROR)).decode(errors="replace")
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         text = message_of(json.loads(text)) or text
     return f"HTTP {response.status}: {' '.join(text.split()) or response.reason}"
 

@@ -11,6 +11,10 @@ from launch.bench.datasets import Sample
 from launch.bench.outcome import Outcome
 from launch.bench.serve_options import BackendName
 
+MOST_PROMPT_TOKENS = 2**24
+# Each has a time of its own once all is measured.
+MOST_OUTPUT_TOKENS = 2**20
+
 
 class Api(Protocol):
     """One of OpenAI's APIs."""
@@ -70,7 +74,9 @@ class Chat:
         num_tokens = _take_usage(event.get("usage"), outcome)
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
-            texts = [delta.get(name) for name in ("reasoning_content", "reasoning", "content")]
+            # A server may send reasoning by both of its names.
+            reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+            texts = [reasoning, delta.get("content")]
             texts += [
                 (call.get("function") or {}).get("arguments")
                 for call in delta.get("tool_calls") or ()
@@ -118,13 +124,23 @@ def _take_usage(usage: Mapping[str, Any] | None, outcome: Outcome) -> int:
         return 0
     for name in ("prompt_tokens", "input_tokens"):
         if usage.get(name) is not None:
-            outcome.num_prompt_tokens = int(usage[name])
+            outcome.num_prompt_tokens = _count(usage, name, MOST_PROMPT_TOKENS)
     for name in ("completion_tokens", "output_tokens"):
         if usage.get(name) is not None:
-            before, outcome.num_output_tokens = outcome.num_output_tokens, int(usage[name])
+            before = outcome.num_output_tokens
+            outcome.num_output_tokens = _count(usage, name, MOST_OUTPUT_TOKENS)
             counts_each = before is not None or not len(outcome.arrivals)
             return max(0, outcome.num_output_tokens - (before or 0)) if counts_each else 0
     return 0
+
+
+def _count(usage: Mapping[str, Any], name: str, most: int) -> int:
+    value = usage[name]
+    if type(value) is not int or not 0 <= value <= most:
+        raise RequestFailedError(
+            f"usage.{name}: must be an integer in [0, {most}], got {str(value)[:80]}"
+        )
+    return value
 
 
 def _take_choice(
@@ -211,6 +227,11 @@ class OpenAiClient:
         is_done = await self._http.stream(self._path, body.encode(), take)
         if not (is_done or outcome.is_complete):
             raise RequestFailedError("stream: must end with a finish_reason or [DONE], got neither")
+        # Several tokens without a time would have taken none.
+        if (outcome.num_output_tokens or 0) > 1 and not len(outcome.arrivals):
+            raise RequestFailedError(
+                f"no event brought a token, of {outcome.num_output_tokens} by its usage"
+            )
 
     async def close(self) -> None:
         """Close all connections."""

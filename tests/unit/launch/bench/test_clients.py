@@ -89,7 +89,7 @@ def test_a_chat_begins_with_its_first_token_not_with_its_role() -> None:
     found = taken(
         Chat(),
         delta(role="assistant", content=""),
-        delta(reasoning_content="So"),
+        delta(reasoning_content="So", reasoning="So"),
         delta(content="Yes"),
         delta(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": "{}"}}]),
         delta("stop"),
@@ -181,7 +181,14 @@ async def test_more_fields_go_before_others_and_none_leaves_one_out() -> None:
         ([choice("a")], "stream: must end with a finish_reason or [DONE], got neither"),
         ([{"choices": ["a"]}], "event: must be one of /v1/completions, got {'choices': ['a']}"),
         ([{"choices": 5}], "event: must be one of /v1/completions, got {'choices': 5}"),
-        ([{"usage": {"prompt_tokens": "x"}}], "event: must be one of /v1/completions, got "),
+        ([{"usage": {"prompt_tokens": "x"}}], "usage.prompt_tokens: must be an integer in [0, "),
+        ([usage(7, -1)], "usage.completion_tokens: must be an integer in [0, 1048576], got -1"),
+        ([usage(7, 10**15)], "usage.completion_tokens: must be an integer in [0, 1048576], got "),
+        (
+            [{"usage": {"completion_tokens": float("inf")}}],
+            "usage.completion_tokens: must be an integer in [0, 1048576], got inf",
+        ),
+        ([choice("", "stop"), usage(7, 5)], "no event brought a token, of 5 by its usage"),
     ],
 )
 async def test_a_stream_that_is_none_fails_its_request(events: list[Any], message: str) -> None:
@@ -223,7 +230,7 @@ async def test_events_are_read_however_they_are_cut() -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("payload", [b"{", b"5", b"\xff"])
+@pytest.mark.parametrize("payload", [b"{", b"5", b"\xff", b"[" * 100_000])
 async def test_an_event_that_is_no_object_fails_its_request(payload: bytes) -> None:
     with pytest.raises(RequestFailedError, match=r"^event: must be"):
         await read(b"data: " + payload + b"\n\n")

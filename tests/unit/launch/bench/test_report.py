@@ -10,7 +10,7 @@ import pytest
 from launch.bench.datasets import Sample
 from launch.bench.load import Run
 from launch.bench.metrics import measure
-from launch.bench.report import remarks_on, result_of, result_path, save, table_of
+from launch.bench.report import percentile_word, remarks_on, result_of, result_path, save, table_of
 from launch.bench.serve_options import ServeOptions
 from tests.unit.launch.bench.outcomes import outcome
 
@@ -154,3 +154,8 @@ def test_results_are_appended_line_by_line(tmp_path: Path) -> None:
         asked, _, result = made(**options)
         save(asked, result, path)
         assert [json.loads(line) for line in path.read_text().splitlines()] == [result] * count
+
+
+def test_percentiles_are_written_with_all_their_digits() -> None:
+    words = list(map(percentile_word, (50.0, 99.0, 99.9, 99.99999, 100.0)))
+    assert words == ["p50", "p99", "p99.9", "p99.99999", "p100"]
