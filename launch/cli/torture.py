@@ -7,7 +7,7 @@ import typer
 
 from launch.cli.options import ApiKey
 
-# 1 is for answers that changed.
+# 1 is for answers that changed and processes that were not killed.
 UNASKED_STATUS = 2
 
 
@@ -73,8 +73,8 @@ def torture(
     long requests that caches overflow, while other clients disconnect and, with --kill, while
     processes of the server die. Only what is named is killed, and nothing is started again.
 
-    Exits with 0 where every answer was the same, with 1 where one changed or did not come, and
-    with 2 where the server could not be asked.
+    Exits with 0 where every answer was the same, with 1 where one changed or did not come or
+    a process of --kill was not killed, and with 2 where the server could not be asked.
     """
     from launch.extras import require
     from quire.contract.errors import QuireError
@@ -115,5 +115,5 @@ def torture(
         raise typer.Exit(UNASKED_STATUS) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    if report.num_changed:
+    if not report.is_passed:
         raise typer.Exit(1)

@@ -114,8 +114,10 @@ class Received:
 
     def _take_choice(self, choice: dict[str, Any]) -> None:
         delta = choice.get("delta") or {}
-        # A server that splits reasoning from the answer sends either.
-        parts = (delta.get("reasoning_content"), delta.get("content"), choice.get("text"))
+        # A server that splits reasoning from the answer sends either, reasoning by either name or
+        # by both.
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+        parts = (reasoning, delta.get("content"), choice.get("text"))
         text = "".join(part for part in parts if part)
         token_ids = choice.get("token_ids")
         if token_ids is not None:

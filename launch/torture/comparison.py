@@ -1,6 +1,7 @@
 """What differs between an answer and the reference."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -112,8 +113,12 @@ def _compare_logprobs(reference: Answer, answer: Answer, position: int | None) -
         pairs = list(zip(reference.logprobs, answer.logprobs, strict=False))
     else:
         return Logprobs()
-    differences = [abs(one - other) for one, other in pairs if one != other]
+    differences = [abs(one - other) for one, other in pairs if not _is_same(one, other)]
     return Logprobs(len(pairs), len(differences), max(differences, default=0.0))
+
+
+def _is_same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
 
 
 def _explain(

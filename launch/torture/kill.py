@@ -5,7 +5,7 @@ import statistics
 import time
 
 from launch.torture.comeback import Comeback, ways_text
-from launch.torture.comparison import Outcome
+from launch.torture.comparison import Outcome, Verdict
 from launch.torture.processes import Victims
 from launch.torture.questions import Question
 from launch.torture.workbench import Result, Workbench
@@ -24,6 +24,7 @@ async def kill(bench: Workbench, victims: Victims, every_s: float) -> Result:
     """
     result = Result("kill")
     if not bench.known:
+        result.num_not_killed = victims.num_left
         return result
     waves = _Waves(bench, victims, every_s)
     for _ in range(_WAVES_EACH * victims.num_left):
@@ -31,6 +32,7 @@ async def kill(bench: Workbench, victims: Victims, every_s: float) -> Result:
         if not victims.num_left or not await _is_back(bench):
             break
     result.notes += waves.notes()
+    result.num_not_killed = victims.num_left + waves.num_ended
     if victims.num_left:
         result.notes.append(
             f"{victims.num_left} were not killed: no streams ran when they were due"
@@ -38,8 +40,11 @@ async def kill(bench: Workbench, victims: Victims, every_s: float) -> Result:
     if await _is_back(bench):
         result.outcomes += await bench.ask_all(bench.known)
     else:
-        down_s = bench.server.timeout_s
-        result.notes.append(f"the server is down, and did not come back within {down_s:g} s")
+        down = f"the server is down, and did not come back within {bench.server.timeout_s:g} s"
+        result.notes.append(down)
+        result.outcomes += [
+            Outcome(question.name, Verdict.ERROR, detail=down) for question in bench.known
+        ]
     return result
 
 
@@ -60,9 +65,13 @@ class _Waves:
         bench: to work at.
         victims: to kill.
         every_s: least time between two kills.
+
+    Attributes:
+        num_ended: processes that had ended when they were to be killed.
     """
 
     def __init__(self, bench: Workbench, victims: Victims, every_s: float) -> None:
+        self.num_ended = 0
         self._bench = bench
         self._victims = victims
         self._every_s = every_s
@@ -107,6 +116,7 @@ class _Waves:
             if not self._open:
                 return  # that was the last event: the next wave has a go
             pid = self._victims.kill_next()
+            self.num_ended += pid is None
             self._due_at = time.monotonic() + self._every_s
             for stream in self._open:
                 stream.watch_gaps()

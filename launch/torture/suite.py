@@ -107,6 +107,16 @@ class Report:
         """How many answers were not the reference in all, or did not come."""
         return sum(not each.is_same for result in self.results for each in result.outcomes)
 
+    @property
+    def num_not_killed(self) -> int:
+        """How many processes were to be killed, and were not."""
+        return sum(result.num_not_killed for result in self.results)
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether every answer was the same, and every process was killed that was to be."""
+        return not self.num_changed and not self.num_not_killed
+
 
 class Progress(Protocol):
     """Takes how far the suite is."""

@@ -20,11 +20,13 @@ class Result:
         scenario: its name.
         outcomes: one for each time that a question was asked.
         notes: what else was seen.
+        num_not_killed: processes that were to be killed, and were not.
     """
 
     scenario: str
     outcomes: list[Outcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    num_not_killed: int = 0
 
     def count(self, *verdicts: Verdict) -> int:
         """Return how many outcomes have one of some verdicts."""

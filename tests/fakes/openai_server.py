@@ -38,6 +38,7 @@ class FakeServer:
         forgets_who_left: answers change once a client has disconnected.
         victim: process whose end breaks every stream that is open then.
         after_kill: what is wrong with streams that go on: "repeats", "loses", "changes" or "down".
+        chat_fields: of a chat's events, in which its text is.
         lists_model: whether it does; it answers for any name.
     """
 
@@ -52,6 +53,7 @@ class FakeServer:
     forgets_who_left: bool = False
     victim: "subprocess.Popen[bytes] | None" = None
     after_kill: str = ""
+    chat_fields: tuple[str, ...] = ("content",)
     lists_model: bool = True
     url: str = ""
     paths: set[str] = field(default_factory=set)
@@ -144,7 +146,7 @@ class FakeServer:
         is_chat = path.endswith("chat/completions")
         text = f"{token} "
         if is_chat:
-            choice["delta"] = {"content": text}
+            choice["delta"] = dict.fromkeys(self.chat_fields, text)
         else:
             choice["text"] = text
         if body.get("return_token_ids") and "return_token_ids" in self.extras:

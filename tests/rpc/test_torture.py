@@ -116,6 +116,16 @@ async def test_answers_that_depend_on_the_batch() -> None:
     assert found.detail.startswith("token 11: ")
 
 
+@pytest.mark.parametrize(
+    "fields", [("reasoning",), ("reasoning_content",), ("reasoning", "reasoning_content")]
+)
+async def test_reasoning_that_depends_on_the_batch(fields: tuple[str, ...]) -> None:
+    fake = FakeServer(EXTRAS - {"return_token_ids", "logprobs"}, most_alike=1, chat_fields=fields)
+    results = await tortured(fake, api=Api.CHAT, scenarios=("in company",))
+    assert changed(results) == {"in company"}
+    assert results["in company"].count(Verdict.CHANGED) >= 3
+
+
 async def test_answers_that_change_under_pressure_alone() -> None:
     results = await tortured(FakeServer(most_alike=19), pressure_tokens=10_000)
     assert changed(results) == {"pressure"}
@@ -226,12 +236,23 @@ async def test_a_server_that_cannot_go_on_is_asked_again(
 async def test_a_server_that_stays_down_is_reported(victim: "subprocess.Popen[bytes]") -> None:
     fake = FakeServer(victim=victim, after_kill="down")
     with Victims([victim.pid], signal_named("KILL")) as victims:
-        killed = (await tortured(fake, victims, max_tokens=48, scenarios=("kill",), timeout_s=2.0))[
-            "kill"
-        ]
-    assert killed.count(Verdict.ERROR) >= 1
+        report = await reported(fake, victims, max_tokens=48, scenarios=("kill",), timeout_s=2.0)
+    killed = report.results[-1]
+    assert [each.verdict for each in killed.outcomes[6:]] == [Verdict.ERROR] * 6
+    assert not report.is_passed
     assert killed.notes[-1] == "the server is down, and did not come back within 2 s"
-    assert len(killed.outcomes) == 6
+    assert len(killed.outcomes) == 12
+
+
+async def test_a_process_that_was_not_killed_is_no_pass(
+    victim: "subprocess.Popen[bytes]",
+) -> None:
+    with Victims([victim.pid], signal_named("KILL")) as victims:
+        victim.kill()
+        victim.wait()
+        report = await reported(FakeServer(), victims, max_tokens=48, scenarios=("kill",))
+    assert (report.num_changed, report.num_not_killed, report.is_passed) == (0, 1, False)
+    assert any("had ended" in note for note in report.results[-1].notes)
 
 
 async def test_who_cannot_be_asked(tmp_path: Path) -> None:

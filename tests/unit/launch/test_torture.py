@@ -91,6 +91,10 @@ def test_log_probabilities_are_compared_to_where_tokens_differ() -> None:
     found = compare("q", REFERENCE, other).logprobs
     assert (found.num_compared, found.num_differing) == (3, 1)
     assert compare("q", REFERENCE, WITHOUT_TOKENS).logprobs.num_compared == 0
+    no_number = replace(REFERENCE, logprobs=(float("nan"),) * 8)
+    again = replace(REFERENCE, logprobs=tuple(float("nan") for _ in range(8)))
+    assert compare("q", no_number, again).is_same
+    assert compare("q", REFERENCE, no_number).logprobs.num_differing == 8
 
 
 STREAM = (
