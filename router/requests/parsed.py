@@ -11,6 +11,9 @@ from router.chat.reader import OutputReader, parsed_output
 from router.requests.resume import TOKENS_AT_ONCE
 from router.text.detokenize import Detokenizer
 
+# So that other streams go on meanwhile.
+CHARS_AT_ONCE = 4096
+
 
 class EventParser:
     """Adds to the events of a chat what their text means.
@@ -55,7 +58,14 @@ class EventParser:
         for output in self._received:
             if not output.ended:
                 text = await _text(output, self._make_detokenizer(prompt))
-                self._reader.read(output.index, text, output.token_ids)
+                # What a client claims to have may be long, and has a meaning only it has chosen.
+                place = 0
+                while len(text) - place > 2 * CHARS_AT_ONCE:
+                    self._reader.read(output.index, text[place : place + CHARS_AT_ONCE])
+                    place += CHARS_AT_ONCE
+                    await asyncio.sleep(0)
+                # The end, with the text of its last token whole: that may be one that ends texts.
+                self._reader.read(output.index, text[place:], output.token_ids)
 
 
 async def _text(received: ReceivedOutput, detokenizer: Detokenizer) -> str:

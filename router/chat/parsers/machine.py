@@ -192,8 +192,9 @@ class Machine:
 
     def _has_next(self, markers: Sequence[str]) -> Generator[None, None, str]:
         """Read the marker that stands here; of two that do the longer, "" for none of them."""
+        longest = max(map(len, markers))
         while True:
-            rest = self._text[self._place :]
+            rest = self._text[self._place : self._place + longest]
             if not any(each.startswith(rest) and each != rest for each in markers) or self._is_last:
                 break
             yield from self._more()

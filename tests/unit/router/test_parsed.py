@@ -87,3 +87,30 @@ async def test_cut_anywhere_events_say_the_same(order: str) -> None:
         await again.take(STARTED)
         rest = [await again.take(event) for event in events[cut:]]
         assert completions(whole[:cut] + rest) == completions(whole), cut
+
+
+@pytest.mark.parametrize("ending", ["", CALL, "<tool_c"])
+async def test_what_is_long_is_read_in_slices(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    text = f"<think>Hm</think>{'<tool_call>' * 40} and {CALL}{ending}"
+    read: list[int] = []
+    feed = OutputReader.read
+
+    def spy(reader: OutputReader, index: int, text: str, *args: object, **named: bool) -> object:
+        read.append(len(text))
+        return feed(reader, index, text, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(OutputReader, "read", spy)
+    monkeypatch.setattr("router.requests.parsed.CHARS_AT_ONCE", 7)
+    events = [STARTED, *events_of(text, 0)]
+    once = parser()
+    whole = [await once.take(event) for event in events]
+    cut = len(events) - 2
+    stream = ResumableStream(CHAT, 1, 60.0)
+    for event in whole[:cut]:
+        stream.take(event)
+    again = parser(stream.request.received)
+    read.clear()
+    await again.take(STARTED)
+    assert max(read) <= 14
+    rest = [await again.take(event) for event in events[cut:]]
+    assert completions(whole[:cut] + rest)[0] == completions(whole)[0]
