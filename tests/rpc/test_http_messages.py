@@ -75,7 +75,7 @@ async def test_a_message_is_that_of_grpc(setup, client) -> None:
 
 async def test_a_message_has_blocks(client) -> None:
     message = await client.messages.create(model="fake", **BODY)
-    assert message.stop_reason == "tool_use"
+    assert (message.stop_reason, message.stop_sequence) == ("tool_use", None)
     thinking, text, call = message.content
     assert (thinking.type, thinking.thinking) == ("thinking", "Hm")
     assert (text.type, text.text) == ("text", "Yes 中文")
@@ -98,6 +98,14 @@ async def test_arguments_that_break_off_are_told(client) -> None:
     ask = {**BODY, "messages": [{"role": "user", "content": f"{CALL[:-16]}END"}]}
     [call] = (await client.messages.create(model="fake", **ask)).content
     assert call.input == {"INVALID_JSON": '{"x": ['}
+
+
+@pytest.mark.parametrize("value", ['"\\ud800"', "1e999"])
+async def test_arguments_that_no_answer_could_hold_are_told(client, value) -> None:
+    call = f'<tool_call>{{"name": "f", "arguments": {{"x": {value}}}}}</tool_call>'
+    ask = {**BODY, "messages": [{"role": "user", "content": f"{call}END"}]}
+    [block] = (await client.messages.create(model="fake", **ask)).content
+    assert block.input == {"INVALID_JSON": f'{{"x": {value}}}'}
 
 
 async def test_a_stream_tells_the_same(client) -> None:
@@ -232,6 +240,7 @@ TOOL_USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
          "messages[0].content[0].content[0].type"),
         ({"messages": [{"role": "assistant", "content": [{**TOOL_USE, "input": "x"}]}]},
          "messages[0].content[0].input"),
+        ({"messages": [], "system": "be"}, "messages"),
         ({"system": [IMAGE]}, "system[0].type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),

@@ -113,8 +113,10 @@ class MessageAnswer:
         }
 
     def _reasons(self) -> dict[str, str | None]:
-        stop_str = None if self._end is None else self._end.stop_str
-        return {"stop_reason": self._stop_reason(), "stop_sequence": stop_str}
+        reason = self._stop_reason()
+        shown = self._end is not None and reason == "stop_sequence"
+        stop_str = self._end.stop_str if shown and self._end else None
+        return {"stop_reason": reason, "stop_sequence": stop_str}
 
     def _stop_reason(self) -> str | None:
         end, started = self._end, self._choices.started
@@ -157,6 +159,8 @@ def _delta(segment: Segment, text: str) -> MessageEvent:
 def _arguments(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
+        # Neither half a character nor an infinity is sent: no client could read the answer.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {INVALID_JSON: text}

@@ -77,6 +77,8 @@ def read_chat(body: Fields) -> ChatInput:
     )
     stop = body.texts("stop_sequences", MAX_ITEMS["stop"])
     params = replace(params, stop=(*params.stop, *filter(None, stop)))
+    if not body.items("messages"):
+        raise body.refuse("messages", "must be an array of at least 1 message, got none")
     messages = read_messages(body)
     last = messages[-1] if messages else None
     # A turn of the assistant at the end is one to be continued.
