@@ -247,23 +247,31 @@ class Inference:
         """Return what a token reads as on its own, U+FFFD for part of a character."""
         return self._codec.token_text(token_id)
 
-    def infill(self, request: GenerateInput, after: str) -> GenerateInput:
-        """Return the request of what stands between a prompt, which is a text, and another text.
+    def infill(self, requests: Sequence[GenerateInput], after: str) -> list[GenerateInput]:
+        """Return the requests of what stands between prompts, which are texts, and another text.
+
+        Args:
+            requests: of equal sampling parameters but for the seed.
+            after: what follows on each of them.
 
         Raises:
-            InvalidRequestError: the model has no tokens for it.
+            InvalidRequestError: the model has no tokens for it, or it is too long for so many.
         """
         infill = self._codec.infill
         if infill is None:
             raise InvalidRequestError(
                 "suffix", "must be absent: the model's tokenizer has no tokens to fill in a middle"
             )
-        assert isinstance(request.prompt, str)
-        return replace(
-            request,
-            prompt=infill.prompt(request.prompt, after),
-            sampling_params=infill.params(request.sampling_params),
-        )
+        self._validator.check_repeated("suffix", after, len(requests))
+        return [
+            replace(
+                request,
+                prompt=infill.prompt(request.prompt, after),
+                sampling_params=infill.params(request.sampling_params),
+            )
+            for request in requests
+            if isinstance(request.prompt, str)
+        ]
 
     def models(self) -> list[ModelInfo]:
         """Return the models of the cells that are connected."""

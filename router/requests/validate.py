@@ -246,6 +246,17 @@ class Validator:
         check_ids("token_ids", token_ids, info)
         return await self._codec.decode(token_ids, request.skip_special_tokens)
 
+    def check_repeated(self, field: str, text: str, times: int) -> None:
+        """Check a text that becomes part of many prompts, before it does.
+
+        Raises:
+            InvalidRequestError: it is longer in all than one prompt may be.
+        """
+        size, limit = len(text) * times, self._max_prompt_bytes
+        if size > limit:
+            problem = f"at most {limit} characters in all of {times} prompts, got {size}"
+            raise InvalidRequestError(field, problem)
+
     def _check_bytes(self, field: str, text: str) -> None:
         # A character is at least one byte: counting characters first spares encoding a text that is
         # far too long.

@@ -127,6 +127,11 @@ async def test_a_suffix_asks_for_what_stands_before_it(tmp_path) -> None:
             # The fake model begins the prompt again, and its first token ends a middle.
             assert (choice["text"], choice["finish_reason"]) == ("", "stop")
         assert (await setup.post(PATH, {**body, "suffix": ""})).json()["choices"][0]["text"]
+        # Each prompt would hold it.
+        limit = setup.router.inference._validator._max_prompt_bytes
+        many = await setup.post(PATH, {**body, "suffix": "x" * (limit // 2 + 1)})
+        assert (many.status_code, many.json()["error"]["param"]) == (400, "suffix")
+        assert "in all of 2 prompts" in many.json()["error"]["message"]
 
 
 async def test_a_suffix_is_refused_where_the_model_has_no_tokens_for_it(tmp_path) -> None:

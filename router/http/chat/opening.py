@@ -55,13 +55,14 @@ async def open_chat(
     created = int(time.time())
     if resumption is not None:
         created = call.body.fields("resume").integer("created", created) or 0
-    call.forget_body()
     # The time that a template asks for is part of its prompt: with `created` it is known.
     chat = inference.readable(replace(chat, request_id=call.request_id, now=created))
     async with while_waiting(call, is_stream):
         model = (await inference.find_model(chat.model)).name
-        if resumption is None:
-            return OpenChat(chat, chat, created, model)
-        plain = await inference.generate_input(chat)
-        sent = await replay_of(inference, call, plain, resumption)
-    return OpenChat(chat, sent, created, model, resumption.received)
+        sent: ChatInput | ReplayInput = chat
+        if resumption is not None:
+            plain = await inference.generate_input(chat)
+            sent = await replay_of(inference, call, plain, resumption)
+    # Only now: while it waits for a cell, what it holds counts among what all may.
+    call.forget_body()
+    return OpenChat(chat, sent, created, model, resumption.received if resumption else ())

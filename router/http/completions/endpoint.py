@@ -35,7 +35,6 @@ def completions(inference: Inference) -> Handle:
             call.request_id = request_id or uuid.uuid4().hex
             request = _infilled(inference, request.with_id(call.request_id))
             request = await _tokenized(inference, request)
-            call.forget_body()
             sent: list[GenerateInput | ReplayInput] = list(request.inputs)
             async with while_waiting(call, request.is_stream):
                 if resumption is not None:
@@ -47,6 +46,7 @@ def completions(inference: Inference) -> Handle:
                         for each in request.inputs
                     ]
                 model = (await inference.find_model(request.inputs[0].model)).name
+            call.forget_body()
         own = {"id": f"cmpl-{call.request_id}", "created": int(time.time()), "model": model}
         prompts = [PromptChoices(request, place) for place in range(len(request.inputs))]
 
@@ -75,8 +75,7 @@ def _infilled(inference: Inference, request: CompletionRequest) -> CompletionReq
     """Return a request whose prompts hold what stands behind the outputs, if anything does."""
     if not request.suffix:
         return request
-    inputs = (inference.infill(each, request.suffix) for each in request.inputs)
-    return replace(request, inputs=tuple(inputs))
+    return replace(request, inputs=tuple(inference.infill(request.inputs, request.suffix)))
 
 
 async def _tokenized(inference: Inference, request: CompletionRequest) -> CompletionRequest:

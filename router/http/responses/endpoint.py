@@ -29,7 +29,6 @@ def create(inference: Inference, held: HeldResponses) -> Handle:
         call.request_id = call.request_id or uuid.uuid4().hex
         with inference.refusals(call.caller):
             request = read_request(call.body, call.request_id)
-            call.forget_body()
             chat = inference.readable(request.chat)
             request = replace(request, chat=chat)
             sent: ChatInput | ReplayInput = chat
@@ -38,6 +37,7 @@ def create(inference: Inference, held: HeldResponses) -> Handle:
                     plain = await inference.generate_input(chat)
                     sent = await replay_of(inference, call, plain, request.resumption)
                 model = (await inference.find_model(chat.model)).name
+            call.forget_body()
         assert chat.now is not None, "when it was created"
         reader = inference.reader(chat)
         state = ResponseState(chat.request_id, model, chat.now, request.own, reader)
