@@ -126,6 +126,8 @@ class Resizing:
         successor, taken = self._successor, self._taken
         assert successor is not None and taken is not None, "other workers are ready"
         self._successor = None
+        if taken.done():
+            return  # given up in this very turn: who waits for it closes them
         # Before others are looked at: they must have room for these, too.
         self._arrivals.queue_all()
         running = list(cell.scheduler.queues.running)
