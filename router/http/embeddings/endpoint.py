@@ -88,7 +88,7 @@ def rerank(inference: Inference) -> Handle:
 async def _embed(embedder: Embedder, call: HttpCall, request: EmbedInput, name: Name) -> Embeddings:
     call.request_id = call.request_id or uuid.uuid4().hex
     request = replace(request, request_id=call.request_id)
-    call.forget_body()
+    # The body is kept until then: its inputs are, and count among what all may hold.
     return await embedder.embed(request, call.caller, call.deadline_s, name)
 
 
