@@ -134,7 +134,7 @@ async def run(settings: Settings, victims: Victims | None, progress: Progress) -
     Args:
         settings: for it.
         victims: processes to kill; None for none.
-        progress: is told how far it is.
+        progress: receives how far it is.
 
     Raises:
         ConfigError: the scenario `kill` is asked for, and no process named.

@@ -11,7 +11,7 @@ from router.http.call import REQUEST_ID
 from router.http.endpoint import ApiShape
 from router.http.errors import status_of
 
-# Not among those of HTTP: the service is full, whoever calls.
+# Not among those of HTTP: the service is full for every caller.
 OVERLOADED = 529
 _TYPE_OF_STATUS = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
