@@ -146,12 +146,14 @@ async def test_what_does_not_match_is_computed_anew_and_the_orphan_ends(tmp_path
         await until_orphaned(setup)
         resumed = stream.request
         assert isinstance(resumed, ResumeInput)
-        await fake.release()
         claimed = replace(resumed, received=(ReceivedOutput(0, HE[:1], 1),))
-        events = await routers.read(0, claimed)
+        reading = asyncio.create_task(routers.read(0, claimed))
+        # Released sooner, the orphan could reach its end before it is cancelled.
+        await fake.until(lambda: fake.cancelled == ["mine"])
+        await fake.release()
+        events = await reading
         assert events[-1] == Finished(FinishReason.LENGTH, 24)
         assert [each.num_resumed for each in fake.submitted] == [0, 1]
-        await fake.until(lambda: fake.cancelled == ["mine"])
 
 
 async def test_abort_ends_an_orphan(tmp_path) -> None:
