@@ -22,17 +22,47 @@ inline unsigned grid_size(int64_t blocks) {
   return static_cast<unsigned>(blocks);
 }
 
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0;
+  int value = 0;
+  check(cudaGetDevice(&device), "device");
+  check(cudaDeviceGetAttribute(&value, attribute, device), "device");
+  return value;
+}
+
+inline int num_multiprocessors() {
+  static const int count = device_attribute(cudaDevAttrMultiProcessorCount);
+  return count;
+}
+
 // Two blocks for each multiprocessor: a launch with fewer leaves part of the device idle.
 inline int num_blocks_at_once() {
-  static const int count = [] {
-    int device = 0;
-    int multiprocessors = 0;
-    check(cudaGetDevice(&device), "device");
-    check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
-          "device");
-    return 2 * multiprocessors;
-  }();
-  return count;
+  return 2 * num_multiprocessors();
+}
+
+// Lets a kernel ask for so much dynamic shared memory.
+template <typename... Params>
+void allow_shared(void (*kernel)(Params...), size_t shared_bytes) {
+  constexpr size_t kSharedWithoutAsking = 48 << 10;
+  if (shared_bytes <= kSharedWithoutAsking) return;
+  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(shared_bytes)),
+        "shared memory");
+}
+
+// The blocks of a kernel that a multiprocessor runs at once; 0 if the device has too little shared
+// memory for one.
+template <typename... Params>
+int blocks_of_multiprocessor(void (*kernel)(Params...), int threads, size_t shared_bytes) {
+  static const auto limit =
+      static_cast<size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  if (shared_bytes > limit) return 0;
+  allow_shared(kernel, shared_bytes);
+  int blocks = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes),
+        "occupancy");
+  return blocks;
 }
 
 // Starts `kernel` on a stream. An empty grid starts nothing.
@@ -42,13 +72,8 @@ template <typename... Params, typename... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
             cudaStream_t stream, const Args&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  allow_shared(kernel, shared_bytes);
 #if defined(__CUDACC__)
-  constexpr size_t kSharedWithoutAsking = 48 << 10;
-  if (shared_bytes > kSharedWithoutAsking) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shared_bytes)),
-          "shared memory");
-  }
   std::tuple<Params...> values(args...);
   std::apply(
       [&](Params&... value) {

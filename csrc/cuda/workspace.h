@@ -2,7 +2,8 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
+#include <map>
+#include <mutex>
 
 #include "cuda/launch.h"
 
@@ -47,30 +48,31 @@ class Workspace {
   size_t used_ = 0;
 };
 
-// Memory that stays in place as long as this lives, as captured graphs need. Every call of `take`
-// returns the same memory until one asks for more.
-class LastingMemory {
+// Memory of one size that never moves, as captured graphs need. The first `get` allocates it, no
+// other does, and nothing frees it.
+template <size_t kBytes>
+class FixedMemory {
  public:
-  LastingMemory() = default;
-  LastingMemory(const LastingMemory&) = delete;
-  LastingMemory& operator=(const LastingMemory&) = delete;
-  ~LastingMemory() {
-    for (void* piece : pieces_) cudaFree(piece);
-  }
-
-  void* take(size_t bytes) {
-    if (pieces_.empty() || bytes > bytes_) {
-      void* piece = nullptr;
-      check(cudaMalloc(&piece, bytes), "lasting memory");
-      pieces_.push_back(piece);
-      bytes_ = bytes;
-    }
-    return pieces_.back();
+  template <typename T>
+  T* get() {
+    if (data_ == nullptr) check(cudaMalloc(&data_, kBytes), "fixed memory");
+    return static_cast<T*>(data_);
   }
 
  private:
-  std::vector<void*> pieces_;
-  size_t bytes_ = 0;  // of the last
+  void* data_ = nullptr;
 };
+
+// The one `T` of a stream, for as long as the process lives. Operations of a stream run one after
+// the other and may share it; graphs that were captured there refer to it, whatever became of the
+// thread that captured them.
+template <typename T>
+T& of_stream(cudaStream_t stream) {
+  static std::mutex mutex;
+  // Never destroyed: at the end of a process the driver is gone first.
+  static auto& of_streams = *new std::map<cudaStream_t, T>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  return of_streams[stream];
+}
 
 }  // namespace quire::cuda

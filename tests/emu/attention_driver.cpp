@@ -117,17 +117,18 @@ struct Problem {
   }
 };
 
-template <typename Cached>
+template <typename Cached, int kStages>
 void run_mma(const PagedAttentionParams& p, int blocks_at_once) {
-  using Shape = MmaShape<Cached, kHeadSize, kColumnTiles>;
+  using Shape = MmaShape<Cached, kHeadSize, kColumnTiles, kStages>;
   const WorkPlan plan =
-      plan_work(p, p.seq_lens, p.query_start_loc, Shape::kColumns, blocks_at_once);
+      plan_work(p, p.seq_lens, p.query_start_loc, {Shape::kColumns, blocks_at_once, 1 << 20});
   const size_t rows = size_t(plan.num_slots) * Shape::kColumns;
   std::vector<float> acc(rows * kHeadSize), max(rows), sum(rows);
   const PartialResults partials{acc.data(), max.data(), sum.data()};
-  launch(attention_mma_kernel<bf16, Cached, kHeadSize, kColumnTiles>, unsigned(plan.items.size()),
-         kMmaThreads, Shape::kSharedBytes, nullptr, p, plan.items.data(), partials);
-  launch(attention_merge_kernel<bf16, Cached, kHeadSize, kColumnTiles>,
+  launch(attention_mma_kernel<bf16, Cached, kHeadSize, kColumnTiles, kStages>,
+         unsigned(plan.items.size()), kMmaThreads, Shape::kSharedBytes, nullptr, p,
+         plan.items.data(), partials);
+  launch(attention_merge_kernel<bf16, kHeadSize, Shape::kColumns>,
          dim3(unsigned(plan.merges.size()), Shape::kColumns), kMmaThreads, 0, nullptr, p,
          plan.merges.data(), partials);
 }
@@ -161,12 +162,23 @@ int compare() {
     attention_plain(p, nullptr);
     for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {
       // Few blocks at once leave sequences whole, more split them, many into single partitions.
-      for (const int blocks_at_once : {1, 50, 100}) {
+      for (const int blocks_at_once : {3, 50, 100}) {
         emu::Machine::order = order;
         std::vector<bf16> actual(problem.query.size(), nan);
         p.out.data = actual.data();
         try {
-          run_mma<Cached>(p, blocks_at_once);
+          // Each depth of the pipeline that a device is given, in turn.
+          constexpr int kMost = most_stages<Cached, kHeadSize>();
+          switch (blocks_at_once % 3) {
+            case 0:
+              run_mma<Cached, kMost>(p, blocks_at_once);
+              break;
+            case 1:
+              run_mma<Cached, kMost - 1>(p, blocks_at_once);
+              break;
+            default:
+              run_mma<Cached, 1>(p, blocks_at_once);
+          }
         } catch (const emu::KernelError& error) {
           std::fprintf(stderr, "%s\n", error.what());
           return 2;

@@ -38,6 +38,8 @@ Machine::Machine(dim3 grid, dim3 block, size_t shared_bytes, const std::function
       shared_(static_cast<char*>(
                   aligned_alloc(kSharedAlignment, round_up(shared_bytes + 1, kSharedAlignment))),
               free),
+      races_(shared_bytes,
+             static_cast<int>((size_t{block.x} * block.y * block.z + kWarpSize - 1) / kWarpSize)),
       random_(seed) {
   const size_t num_threads = size_t{block.x} * block.y * block.z;
   // Kept from launch to launch: a stack costs more than most kernels.
@@ -78,6 +80,7 @@ void Machine::run_block(dim3 index) {
   num_live_ = static_cast<int>(threads_.size());
   num_at_barrier_ = 0;
   static_shared_.clear();
+  races_.begin_block();
   for (Warp& warp : warps_) warp.arrived = 0;
   memset(shared_.get(), kPoison, shared_bytes_);
 #if defined(__SANITIZE_ADDRESS__)
@@ -92,6 +95,7 @@ void Machine::run_block(dim3 index) {
                     number / (block_size_.x * block_size_.y)};
     thread.state = CudaThread::State::kReady;
     thread.parity = 0;
+    thread.passed = {};
     thread.open_copies.clear();
     thread.copy_groups.clear();
     thread.fiber.start(
@@ -187,12 +191,38 @@ void Machine::release_block_barrier() {
   if (num_live_ == 0 || num_at_barrier_ < num_live_) return;
   num_at_barrier_ = 0;
   for (CudaThread* thread : threads_) {
-    if (thread->state == CudaThread::State::kAtBlockBarrier)
-      thread->state = CudaThread::State::kReady;
+    if (thread->state != CudaThread::State::kAtBlockBarrier) continue;
+    thread->state = CudaThread::State::kReady;
+    ++thread->passed.of_warp;
+    ++thread->passed.of_block;
   }
 }
 
-void Machine::warp_barrier(uint32_t mask) {
+int64_t Machine::offset_of(const void* shared) const {
+  const auto offset = static_cast<const char*>(shared) - shared_.get();
+  return offset >= 0 && offset < static_cast<int64_t>(shared_bytes_) ? offset : -1;
+}
+
+void Machine::begin_copy(const void* shared) {
+  const int64_t offset = offset_of(shared);
+  if (offset < 0) return;
+  const char* wrong = races_.begin_copy(offset, warp_number(), current_->passed);
+  if (wrong != nullptr) fail(std::string("a race: ") + wrong);
+}
+
+void Machine::end_copy(const void* shared) {
+  const int64_t offset = offset_of(shared);
+  if (offset >= 0) races_.end_copy(offset, current_->passed);
+}
+
+void Machine::read_shared(const void* shared) {
+  const int64_t offset = offset_of(shared);
+  if (offset < 0) return;
+  const char* wrong = races_.read(offset, warp_number(), current_->passed);
+  if (wrong != nullptr) fail(std::string("a race: ") + wrong);
+}
+
+void Machine::warp_barrier(uint32_t mask, bool orders_memory) {
   const uint32_t bit = 1u << lane();
   if ((mask & bit) == 0) fail("a warp collective is called by a lane that its mask leaves out");
   Warp& warp = own_warp();
@@ -210,6 +240,7 @@ void Machine::warp_barrier(uint32_t mask) {
     if (other.parity != current_->parity)
       fail("lanes meet in a collective that have been in different ones before");
     if (other.state == CudaThread::State::kAtWarpBarrier) other.state = CudaThread::State::kReady;
+    if (orders_memory) ++other.passed.of_warp;
   }
 }
 

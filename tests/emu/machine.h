@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "fiber.h"
+#include "shared_races.h"
 
 struct dim3 {
   unsigned x, y, z;
@@ -57,6 +58,7 @@ struct CudaThread {
   int number = 0;
   State state = State::kDone;
   int parity = 0;  // of its next collective
+  Passed passed;
   std::vector<AsyncCopy> open_copies;
   std::vector<std::vector<AsyncCopy>> copy_groups;
 };
@@ -98,8 +100,14 @@ class Machine {
   // Waits for all threads of the block, at one place in the program.
   void block_barrier(const char* file, int line);
 
-  // Waits for the lanes of `mask`, of which the caller must be one.
-  void warp_barrier(uint32_t mask);
+  // Waits for the lanes of `mask`, of which the caller must be one. Memory is ordered by
+  // __syncwarp, not by other collectives.
+  void warp_barrier(uint32_t mask, bool orders_memory = false);
+
+  // The thread begins a copy to shared memory, has waited for it, or reads 16 bytes of it.
+  void begin_copy(const void* shared);
+  void end_copy(const void* shared);
+  void read_shared(const void* shared);
 
   // Shows a value to the lanes of `mask` and returns what each of them shows.
   template <typename T>
@@ -125,7 +133,10 @@ class Machine {
   void take_turns();
   bool resume_ready(const size_t* numbers, size_t count);
   void release_block_barrier();
-  Warp& own_warp() { return warps_[current_->number / kWarpSize]; }
+  int warp_number() const { return current_->number / kWarpSize; }
+  Warp& own_warp() { return warps_[warp_number()]; }
+  // The offset of an address in dynamic shared memory, or -1.
+  int64_t offset_of(const void* shared) const;
   std::string whereabouts() const;
 
   dim3 grid_size_;
@@ -134,6 +145,7 @@ class Machine {
   const std::function<void()>& body_;
   size_t shared_bytes_;
   std::unique_ptr<char[], void (*)(void*)> shared_;
+  SharedRaces races_;
   std::map<const void*, std::vector<uint64_t>> static_shared_;
   std::vector<CudaThread*> threads_;
   std::vector<Warp> warps_;

@@ -32,6 +32,18 @@ MUTANTS = {
         "sum += __shfl_xor_sync(kFullMask, sum, flipped);",
         "if (lane_ < 16) sum += __shfl_xor_sync(kFullMask, sum, flipped);",
     ),
+    "no barrier after the wait for copies": (
+        "ptx::async_wait<Shape::kStages - 1>();\n      __syncwarp();",
+        "ptx::async_wait<Shape::kStages - 1>();",
+    ),
+    "no barrier before a stage is filled again": (
+        "__syncwarp();  // the stage may be filled again",
+        "",
+    ),
+    "a copy too many at the beginning": (
+        "stage < Shape::kStages - 1; ++stage) copy_next();",
+        "stage < Shape::kStages; ++stage) copy_next();",
+    ),
     "too few copies waited for": (
         "ptx::async_wait<Shape::kStages - 1>();",
         "ptx::async_wait<Shape::kStages>();",
@@ -66,7 +78,7 @@ MUTANTS = {
     "no new beginning after a partition": ("    }\n    reset();\n  }", "    }\n  }"),
     "a warp's state left out": ("w < kMmaWarps; ++w) columns", "w < kMmaWarps - 1; ++w) columns"),
     "partitions in one slot": ("partition - item.partition_begin) * Shape", "0) * Shape"),
-    "the last slot left out": ("i < work.num_slots;", "i < work.num_slots - 1;"),
+    "the last slot left out": ("i < work.num_slots)", "i < work.num_slots - 1)"),
     "not normalised": ("acc[e] / columns.total[column]", "acc[e]"),
     "scaled in another base": ("p.scale * kLog2E", "p.scale"),
     "queries in the order of 16-bit keys": (

@@ -83,6 +83,8 @@ class CudaDevice:
             )
         if torch.cuda.get_device_capability(index) < LEAST_CAPABILITY:
             raise ConfigError(f"device: must be sm_80 or newer, got an older GPU as cuda:{index}")
+        if problem := ops.why_unusable(index):
+            raise ConfigError(f"device: must run the kernels, got {problem} for cuda:{index}")
         return cls(index)
 
     # ---------------------------------------------------------------- beyond Device
@@ -123,15 +125,13 @@ class CudaDevice:
             ConfigError: the system does not pin so much memory.
         """
         tensor = torch.empty(tuple(shape), dtype=dtype)
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         if tensor.nbytes > 0:
-            status = int(runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
-            if status != 0:
+            if problem := ops.pin_host_memory(tensor):
                 raise ConfigError(
-                    f"swap_space: must be memory that can be pinned, got CUDA error {status} for "
+                    f"swap_space: must be memory that can be pinned, got {problem} for "
                     f"{tensor.nbytes} bytes"
                 )
-            weakref.finalize(tensor, runtime.cudaHostUnregister, tensor.data_ptr())
+            weakref.finalize(tensor, ops.unpin_host_memory, tensor.data_ptr())
         return tensor
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:

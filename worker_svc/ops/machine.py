@@ -25,6 +25,30 @@ def set_stream(stream: int) -> None:
     compiled._C.set_stream(stream)
 
 
+def why_unusable(device: int) -> str:
+    """Return why a GPU cannot run the kernels, such as a driver that is too old; "" if it can.
+
+    Only in builds with kernels for GPUs.
+    """
+    return compiled._C.why_unusable(device)
+
+
+def pin_host_memory(tensor: Tensor) -> str:
+    """Pin the memory of a contiguous tensor, which GPUs then read and write without the CPU.
+
+    Only in builds with kernels for GPUs. It must be unpinned before the memory is freed.
+
+    Returns:
+        The error of CUDA, or "".
+    """
+    return compiled._C.pin_host_memory(tensor.data_ptr(), tensor.nbytes)
+
+
+def unpin_host_memory(address: int) -> None:
+    """Undo `pin_host_memory` of the tensor at an address."""
+    compiled._C.unpin_host_memory(address)
+
+
 def isa() -> str:
     """Name the instruction set in use."""
     return compiled._C.isa()

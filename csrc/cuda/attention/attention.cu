@@ -8,9 +8,6 @@
 namespace quire::cuda {
 namespace {
 
-// Partial results of all plans of a thread that captured graphs refer to.
-thread_local LastingMemory lasting_partials;
-
 // The values of a device array, once the stream has done its work on it.
 std::vector<int32_t> fetch(const int32_t* device, int64_t count, cudaStream_t stream) {
   std::vector<int32_t> host(static_cast<size_t>(count));
@@ -32,7 +29,7 @@ std::shared_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& p, int
   if (max_seq_len == 0) {
     plan->make(p, p.seq_lens, p.query_start_loc, stream);
   } else {
-    plan->make_fixed(p, p.seq_lens, p.query_start_loc, max_seq_len, lasting_partials, stream);
+    plan->make_fixed(p, p.seq_lens, p.query_start_loc, max_seq_len, stream);
   }
   return plan;
 }

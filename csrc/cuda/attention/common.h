@@ -58,8 +58,11 @@ __device__ const T* token_address(const PagedAttentionParams& p, const CacheView
 void attention_plain(const PagedAttentionParams& p, cudaStream_t stream);
 // `attention_mma_serves` must have returned true.
 void attention_mma(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream);
-// attention_mma for caches of e4m3.
+// The blocks of it that the device runs at once.
+int attention_mma_blocks(const PagedAttentionParams& p);
+// Both for caches of e4m3.
 void attention_mma_e4m3(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream);
+int attention_mma_blocks_e4m3(const PagedAttentionParams& p);
 // Whether a kernel on tensor cores takes these types, sizes and alignments.
 bool attention_mma_serves(const PagedAttentionParams& p);
 

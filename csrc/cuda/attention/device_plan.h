@@ -15,8 +15,25 @@ struct PartialResults {
   float* sum;  // [slots, columns]
 };
 
-// Serves the layers of a step one after the other, and the steps of one stream: all use the same
-// memory.
+// The memory for partial results of a stream: of one size and place, so that it is counted when the
+// cache is sized, and captured graphs may keep its address. It suffices for all that 16,000
+// partitions leave, at 8 columns of 128 elements: the keys and values of as many take 4 GB a layer.
+class PartialMemory {
+ public:
+  static constexpr int64_t kBytes = 64 << 20;
+
+  // Columns of partitions that it has room for.
+  static int64_t max_columns(int64_t head_size) {
+    return kBytes / static_cast<int64_t>((head_size + 2) * sizeof(float));
+  }
+
+  PartialResults get(int64_t head_size);
+
+ private:
+  FixedMemory<kBytes> memory_;
+};
+
+// Serves the layers of a step one after the other, and the steps of one stream.
 class DevicePlan final : public AttentionPlan {
  public:
   // `seq_lens` and `query_start_loc` are in host memory.
@@ -24,12 +41,11 @@ class DevicePlan final : public AttentionPlan {
             cudaStream_t stream);
 
   // As `make`, for at most one row of each sequence; keeps addresses and counts between calls of
-  // the same sizes. Partial results go to `lasting`, which plans may share.
+  // the same sizes.
   //
   // Throws std::invalid_argument: a longer sequence or more rows than that.
   void make_fixed(const PagedAttentionParams& p, const int32_t* seq_lens,
-                  const int32_t* query_start_loc, int64_t max_seq_len, LastingMemory& lasting,
-                  cudaStream_t stream);
+                  const int32_t* query_start_loc, int64_t max_seq_len, cudaStream_t stream);
 
   // Tiles of eight columns that a block computes.
   static int column_tiles(const PagedAttentionParams& p);
@@ -45,7 +61,6 @@ class DevicePlan final : public AttentionPlan {
 
   UploadBuffer upload_;
   Workspace work_;
-  Workspace partials_memory_;
   const AttentionItem* items_ = nullptr;
   const AttentionMerge* merges_ = nullptr;
   unsigned num_items_ = 0;

@@ -49,4 +49,10 @@ void attention_mma(const PagedAttentionParams& p, const DevicePlan& plan, cudaSt
   }
 }
 
+int attention_mma_blocks(const PagedAttentionParams& p) {
+  if (p.cache_dtype == DType::kFloat8E4M3) return attention_mma_blocks_e4m3(p);
+  if (p.dtype == DType::kBFloat16) return attention_mma_blocks_of<bf16, bf16>(p);
+  return attention_mma_blocks_of<f16, f16>(p);
+}
+
 }  // namespace quire::cuda

@@ -19,11 +19,11 @@
 
 namespace quire::cuda {
 
-template <typename T, typename Cached, int kHeadSize, int kColumnTiles>
+template <typename T, typename Cached, int kHeadSize, int kColumnTiles, int kStages>
 __global__ void __launch_bounds__(kMmaThreads, 2)
     attention_mma_kernel(const PagedAttentionParams p, const AttentionItem* items,
                          PartialResults partials) {
-  using Shape = MmaShape<Cached, kHeadSize, kColumnTiles>;
+  using Shape = MmaShape<Cached, kHeadSize, kColumnTiles, kStages>;
   QUIRE_DYNAMIC_SHARED(shared);
   auto* warps_acc = reinterpret_cast<float*>(shared + Shape::kPipelineBytes);
   auto& columns = *reinterpret_cast<SharedColumns<Shape::kColumns>*>(
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const AttentionItem item = items[blockIdx.x];
   if (item.seq == kNoWork) return;
   const ItemBounds bounds(p, item, Shape::kColumns);
-  WarpAttention<T, Cached, kHeadSize, kColumnTiles> warp(p, item, bounds, shared);
+  WarpAttention<T, Cached, kHeadSize, kColumnTiles, kStages> warp(p, item, bounds, shared);
   const int thread = static_cast<int>(threadIdx.x);
   ColumnState total;  // of column `thread`
   float acc[Shape::kElements] = {};
@@ -85,13 +85,16 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   }
 }
 
+// Loads of the merge that are on their way together: each is a trip to the L2 cache, and a long
+// sequence has hundreds.
+constexpr int kSlotsAtOnce = 16;
+
 // Merges the partitions of columns that several blocks have computed: a block for each tile of
 // columns, threads along the head.
-template <typename T, typename Cached, int kHeadSize, int kColumnTiles>
-__global__ void __launch_bounds__(kMmaThreads)
+template <typename T, int kHeadSize, int kColumns>
+__global__ void __launch_bounds__(kMmaThreads, 4)
     attention_merge_kernel(const PagedAttentionParams p, const AttentionMerge* merges,
                            PartialResults partials) {
-  constexpr int kColumns = MmaShape<Cached, kHeadSize, kColumnTiles>::kColumns;
   const AttentionMerge work = merges[blockIdx.x];
   if (work.seq == kNoWork) return;
   const AttentionItem item{work.seq, work.kv_head, work.column, 0, 0, 0};
@@ -103,10 +106,24 @@ __global__ void __launch_bounds__(kMmaThreads)
   for (int d = static_cast<int>(threadIdx.x); d < kHeadSize; d += kMmaThreads) {
     ColumnState total;
     float acc = 0.f;
-    for (int i = 0; i < work.num_slots; ++i) {
-      const int64_t row = int64_t{work.slot + i} * kColumns + column;
-      const MergeFactors factors = total.merge(partials.max[row], partials.sum[row]);
-      acc = merge_values(acc, partials.acc[row * kHeadSize + d], factors);
+    for (int first = 0; first < work.num_slots; first += kSlotsAtOnce) {
+      float max[kSlotsAtOnce];
+      float sum[kSlotsAtOnce];
+      float part[kSlotsAtOnce];
+#pragma unroll
+      for (int i = 0; i < kSlotsAtOnce; ++i) {
+        // Those beyond the last load it again, and are left out below.
+        const int slot = work.slot + min(first + i, work.num_slots - 1);
+        const int64_t row = int64_t{slot} * kColumns + column;
+        max[i] = partials.max[row];
+        sum[i] = partials.sum[row];
+        part[i] = partials.acc[row * kHeadSize + d];
+      }
+#pragma unroll
+      for (int i = 0; i < kSlotsAtOnce; ++i) {
+        if (first + i < work.num_slots)
+          acc = merge_values(acc, part[i], total.merge(max[i], sum[i]));
+      }
     }
     out[d] = from_float<T>(acc / total.sum * value_scale);
   }

@@ -56,19 +56,22 @@ struct SharedColumns {
   float total[kColumns];
 };
 
-// The shape of a block's work over a cache of `Cached` elements.
-template <typename Cached, int kHeadSize, int kColumnTiles>
+// The stages of a warp's pipeline of copies, where a device has room for them. One-byte elements
+// take more, for as many bytes in flight.
+template <typename Cached, int kHeadSize>
+constexpr int most_stages() {
+  if (sizeof(Cached) == 2) return kHeadSize <= 128 ? 3 : 2;
+  return kHeadSize <= 128 ? 4 : kHeadSize <= 192 ? 3 : 2;
+}
+
+// The shape of a block's work over a cache of `Cached` elements. The stages change no bit.
+template <typename Cached, int kHeadSize, int kColumnTiles, int kNumStages>
 struct MmaShape {
   static constexpr int kBytes = static_cast<int>(sizeof(Cached));
   static constexpr int kColumns = 8 * kColumnTiles;
   static constexpr int kSteps = kHeadSize / 16;            // matrix products along the head
   static constexpr int kChunks = kHeadSize * kBytes / 16;  // 16 bytes each, of a token
-  // One-byte elements take more stages, for as many bytes in flight; two blocks must fit a
-  // multiprocessor.
-  static constexpr int kStages = kBytes == 2 ? (kHeadSize <= 128 ? 3 : 2)
-                                             : (kHeadSize <= 128   ? 4
-                                                : kHeadSize <= 192 ? 3
-                                                                   : 2);
+  static constexpr int kStages = kNumStages;
   static constexpr int kElements = kColumns * kHeadSize / kMmaThreads;  // of a thread, merged
 
   // Rows of a tile lie so that eight of them in one column of chunks fall into eight different bank
@@ -81,9 +84,11 @@ struct MmaShape {
   static constexpr int kSharedBytes = kPipelineBytes + kMmaWarps * kColumns * kAccStride * 4 +
                                       static_cast<int>(sizeof(SharedColumns<kColumns>));
 
-  // On sm_90 a multiprocessor has 228 KB, of which a block takes 1 KB beside what it asks for.
-  static_assert(kHeadSize > 128 || kColumnTiles > 1 || 2 * (kSharedBytes + 1024) <= 228 * 1024,
-                "two blocks that decode must fit a multiprocessor");
+  // Whether two blocks fit a multiprocessor with so many KB of shared memory, of which a block
+  // takes 1 KB beside what it asks for.
+  static constexpr bool two_fit(int shared_kb) {
+    return 2 * (kSharedBytes + 1024) <= shared_kb * 1024;
+  }
 
   static __device__ int offset(int row, int chunk) {
     return row * kRowBytes + (kSwizzles ? chunk ^ (row & 7) : chunk) * 16;

@@ -12,4 +12,9 @@ void attention_mma_e4m3(const PagedAttentionParams& p, const DevicePlan& plan,
   }
 }
 
+int attention_mma_blocks_e4m3(const PagedAttentionParams& p) {
+  return p.dtype == DType::kBFloat16 ? attention_mma_blocks_of<bf16, e4m3>(p)
+                                     : attention_mma_blocks_of<f16, e4m3>(p);
+}
+
 }  // namespace quire::cuda

@@ -7,46 +7,103 @@
 
 namespace quire::cuda {
 
+// The least shared memory of a block, and of a multiprocessor, among devices of capability 8.0 and
+// above: those of 8.6, 8.9 and 12.0.
+constexpr int kLeastBlockBytes = 99 << 10;
+// An A100's multiprocessor.
+constexpr int kSharedKbOfA100 = 164;
+
+// The kernels for one head size and number of columns, with as many stages as suit the device.
 template <typename T, typename Cached, int kHeadSize, int kColumnTiles>
-void run_attention_mma(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
-  using Shape = MmaShape<Cached, kHeadSize, kColumnTiles>;
-  launch(attention_mma_kernel<T, Cached, kHeadSize, kColumnTiles>, plan.num_items(), kMmaThreads,
-         Shape::kSharedBytes, stream, p, plan.items(), plan.partials());
-  launch(attention_merge_kernel<T, Cached, kHeadSize, kColumnTiles>,
-         dim3(plan.num_merges(), Shape::kColumns), kMmaThreads, 0, stream, p, plan.merges(),
-         plan.partials());
+class MmaLauncher {
+ public:
+  static int blocks_at_once() { return chosen().blocks * num_multiprocessors(); }
+
+  static void run(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
+    constexpr int kColumns = 8 * kColumnTiles;
+    const Variant& variant = chosen();
+    launch(variant.kernel, plan.num_items(), kMmaThreads, variant.shared_bytes, stream, p,
+           plan.items(), plan.partials());
+    launch(attention_merge_kernel<T, kHeadSize, kColumns>, dim3(plan.num_merges(), kColumns),
+           kMmaThreads, 0, stream, p, plan.merges(), plan.partials());
+  }
+
+ private:
+  struct Variant {
+    void (*kernel)(PagedAttentionParams, const AttentionItem*, PartialResults);
+    int shared_bytes;
+    int blocks;  // of a multiprocessor
+    int stages;
+
+    int stages_of_multiprocessor() const { return blocks * stages; }
+  };
+
+  template <int kStages>
+  static Variant variant() {
+    constexpr int kBytes = MmaShape<Cached, kHeadSize, kColumnTiles, kStages>::kSharedBytes;
+    const auto kernel = attention_mma_kernel<T, Cached, kHeadSize, kColumnTiles, kStages>;
+    return {kernel, kBytes, blocks_of_multiprocessor(kernel, kMmaThreads, kBytes), kStages};
+  }
+
+  // The one with most bytes in flight, and then that with the deeper pipeline.
+  static const Variant& chosen() {
+    static const Variant best = [] {
+      constexpr int kMost = most_stages<Cached, kHeadSize>();
+      const Variant deep = variant<kMost>();
+      if constexpr (MmaShape<Cached, kHeadSize, kColumnTiles, kMost>::two_fit(kSharedKbOfA100)) {
+        return deep;
+      } else {
+        static_assert(
+            MmaShape<Cached, kHeadSize, kColumnTiles, kMost - 1>::kSharedBytes <= kLeastBlockBytes,
+            "a block must fit every device");
+        const Variant flat = variant<kMost - 1>();
+        return flat.stages_of_multiprocessor() > deep.stages_of_multiprocessor() ? flat : deep;
+      }
+    }();
+    if (best.blocks == 0) throw std::runtime_error("CUDA: attention: does not fit the device");
+    return best;
+  }
+};
+
+// Calls body(launcher) with the MmaLauncher of a call.
+template <typename T, typename Cached, int kHeadSize, typename Body>
+auto with_columns(const PagedAttentionParams& p, const Body& body) {
+  if constexpr (kHeadSize <= 128) {
+    if (DevicePlan::column_tiles(p) == 2) return body(MmaLauncher<T, Cached, kHeadSize, 2>());
+  }
+  return body(MmaLauncher<T, Cached, kHeadSize, 1>());
 }
 
-template <typename T, typename Cached, int kHeadSize>
-void run_attention_mma_columns(const PagedAttentionParams& p, const DevicePlan& plan,
-                               cudaStream_t stream) {
-  if constexpr (kHeadSize <= 128) {
-    if (DevicePlan::column_tiles(p) == 2)
-      return run_attention_mma<T, Cached, kHeadSize, 2>(p, plan, stream);
+template <typename T, typename Cached, typename Body>
+auto with_launcher(const PagedAttentionParams& p, const Body& body) {
+  switch (p.head_size) {
+    case 64:
+      return with_columns<T, Cached, 64>(p, body);
+    case 80:
+      return with_columns<T, Cached, 80>(p, body);
+    case 96:
+      return with_columns<T, Cached, 96>(p, body);
+    case 112:
+      return with_columns<T, Cached, 112>(p, body);
+    case 128:
+      return with_columns<T, Cached, 128>(p, body);
+    case 192:
+      return with_columns<T, Cached, 192>(p, body);
+    case 256:
+      return with_columns<T, Cached, 256>(p, body);
+    default:
+      dispatch_failed("head size", static_cast<int>(p.head_size));
   }
-  run_attention_mma<T, Cached, kHeadSize, 1>(p, plan, stream);
 }
 
 template <typename T, typename Cached>
 void attention_mma_of(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
-  switch (p.head_size) {
-    case 64:
-      return run_attention_mma_columns<T, Cached, 64>(p, plan, stream);
-    case 80:
-      return run_attention_mma_columns<T, Cached, 80>(p, plan, stream);
-    case 96:
-      return run_attention_mma_columns<T, Cached, 96>(p, plan, stream);
-    case 112:
-      return run_attention_mma_columns<T, Cached, 112>(p, plan, stream);
-    case 128:
-      return run_attention_mma_columns<T, Cached, 128>(p, plan, stream);
-    case 192:
-      return run_attention_mma_columns<T, Cached, 192>(p, plan, stream);
-    case 256:
-      return run_attention_mma_columns<T, Cached, 256>(p, plan, stream);
-    default:
-      dispatch_failed("head size", static_cast<int>(p.head_size));
-  }
+  with_launcher<T, Cached>(p, [&](auto launcher) { launcher.run(p, plan, stream); });
+}
+
+template <typename T, typename Cached>
+int attention_mma_blocks_of(const PagedAttentionParams& p) {
+  return with_launcher<T, Cached>(p, [](auto launcher) { return launcher.blocks_at_once(); });
 }
 
 }  // namespace quire::cuda

@@ -9,10 +9,10 @@
 namespace quire::cuda {
 
 // A warp's walk over its tiles.
-template <typename T, typename Cached, int kHeadSize, int kColumnTiles>
+template <typename T, typename Cached, int kHeadSize, int kColumnTiles, int kStages>
 class WarpAttention {
  public:
-  using Shape = MmaShape<Cached, kHeadSize, kColumnTiles>;
+  using Shape = MmaShape<Cached, kHeadSize, kColumnTiles, kStages>;
   using Operands = MmaOperands<T, Cached>;
   using Element = typename Operands::Element;
   static constexpr bool kIsQuantised = !std::is_same_v<T, Cached>;

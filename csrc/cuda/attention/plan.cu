@@ -30,57 +30,120 @@ void for_each_tile(const PagedAttentionParams& p, const int32_t* seq_lens,
   }
 }
 
+// Work that is laid end to end and cut into shares, one for each block that runs at once.
+class Shares {
+ public:
+  explicit Shares(int64_t share) : share_(std::max<int64_t>(share, 1)), left_(share_) {}
+
+  // What is left of the share that is being filled.
+  int64_t left() const { return left_; }
+
+  // Whether so much work goes into the share, which a little may overfill.
+  bool takes_whole(int64_t length) const { return length <= left_ || 8 * length <= share_; }
+
+  void add(const AttentionItem& item) {
+    items_.push_back({item, 0});
+    left_ -= length_of(item);
+    if (left_ > 0) return;
+    end_share();
+    left_ += share_;  // what was too much is missing from the next
+  }
+
+  // Work that is in no share.
+  void add_beside(const AttentionItem& item) { beside_.push_back({item, 0}); }
+
+  // All work by the time at which its share comes to it. Started in this order, each piece where
+  // another has ended, blocks keep to the shares if all are as fast as each other; of a share, and
+  // of what starts together, the longest comes first, which is best if they are not.
+  std::vector<AttentionItem> in_order() {
+    end_share();
+    items_.insert(items_.end(), beside_.begin(), beside_.end());
+    std::stable_sort(items_.begin(), items_.end(), [](const Timed& a, const Timed& b) {
+      return a.start != b.start ? a.start < b.start : length_of(a.item) > length_of(b.item);
+    });
+    std::vector<AttentionItem> items;
+    items.reserve(items_.size());
+    for (const Timed& each : items_) items.push_back(each.item);
+    return items;
+  }
+
+ private:
+  struct Timed {
+    AttentionItem item;
+    int64_t start;
+  };
+
+  static int64_t length_of(const AttentionItem& item) {
+    return item.partition_end - item.partition_begin;
+  }
+
+  void end_share() {
+    const auto first = items_.begin() + first_of_share_;
+    std::stable_sort(first, items_.end(), [](const Timed& a, const Timed& b) {
+      return length_of(a.item) > length_of(b.item);
+    });
+    int64_t start = 0;
+    for (auto each = first; each != items_.end(); ++each) {
+      each->start = start;
+      start += length_of(each->item);
+    }
+    first_of_share_ = static_cast<int64_t>(items_.size());
+  }
+
+  int64_t share_;
+  int64_t left_;
+  std::vector<Timed> items_;
+  std::vector<Timed> beside_;
+  int64_t first_of_share_ = 0;
+};
+
 }  // namespace
 
 WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
-                   const int32_t* query_start_loc, int columns, int num_blocks_at_once,
-                   bool may_split) {
-  int64_t num_tiles = 0;
+                   const int32_t* query_start_loc, const WorkLimits& limits) {
   int64_t num_partitions = 0;
-  for_each_tile(p, seq_lens, query_start_loc, columns,
+  for_each_tile(p, seq_lens, query_start_loc, limits.columns,
                 [&](int64_t, int64_t, int64_t begin, int64_t end) {
-                  num_tiles += p.num_kv_heads;
                   num_partitions += (end - begin) * p.num_kv_heads;
                 });
-  // With blocks enough, splitting costs more than it gains.
-  const bool splits = may_split && num_tiles < num_blocks_at_once;
-  const int64_t share =
-      splits ? std::max<int64_t>(1, ceil_div(num_partitions, num_blocks_at_once)) : INT32_MAX;
-
+  Shares shares(ceil_div(num_partitions, limits.blocks_at_once));
   WorkPlan plan;
   for_each_tile(
-      p, seq_lens, query_start_loc, columns,
+      p, seq_lens, query_start_loc, limits.columns,
       [&](int64_t seq, int64_t column, int64_t begin, int64_t end) {
-        const bool is_split = end - begin > share;
+        const int64_t length = end - begin;
         for (int32_t kv_head = 0; kv_head < p.num_kv_heads; ++kv_head) {
-          const auto first_slot = static_cast<int32_t>(plan.num_slots);
-          for (int64_t from = begin; from < end; from += share) {
-            const int64_t to = std::min(from + share, end);
-            plan.items.push_back({static_cast<int32_t>(seq), kv_head, static_cast<int32_t>(column),
-                                  static_cast<int32_t>(from), static_cast<int32_t>(to),
-                                  is_split ? first_slot + static_cast<int32_t>(from - begin) : -1});
+          const auto piece = [&](int64_t from, int64_t to, int64_t slot) {
+            return AttentionItem{static_cast<int32_t>(seq),    kv_head,
+                                 static_cast<int32_t>(column), static_cast<int32_t>(from),
+                                 static_cast<int32_t>(to),     static_cast<int32_t>(slot)};
+          };
+          if (shares.takes_whole(length)) {
+            shares.add(piece(begin, end, -1));
+          } else if (plan.num_slots + length > limits.max_slots) {
+            shares.add_beside(piece(begin, end, -1));
+          } else {
+            for (int64_t from = begin; from < end;) {
+              const int64_t to = std::min(from + shares.left(), end);
+              shares.add(piece(from, to, plan.num_slots + from - begin));
+              from = to;
+            }
+            plan.merges.push_back({static_cast<int32_t>(seq), kv_head, static_cast<int32_t>(column),
+                                   static_cast<int32_t>(plan.num_slots),
+                                   static_cast<int32_t>(length)});
+            plan.num_slots += length;
           }
-          if (!is_split) continue;
-          plan.merges.push_back({static_cast<int32_t>(seq), kv_head, static_cast<int32_t>(column),
-                                 first_slot, static_cast<int32_t>(end - begin)});
-          plan.num_slots += end - begin;
         }
       });
-  std::stable_sort(
-      plan.items.begin(), plan.items.end(), [](const AttentionItem& a, const AttentionItem& b) {
-        return a.partition_end - a.partition_begin > b.partition_end - b.partition_begin;
-      });
+  plan.items = shares.in_order();
   return plan;
 }
 
-WorkBounds bound_work(const PagedAttentionParams& p, int64_t max_seq_len, int columns,
-                      int num_blocks_at_once) {
+WorkBounds bound_work(const PagedAttentionParams& p, const WorkLimits& limits) {
   const int64_t group = p.num_heads / p.num_kv_heads;
-  const int64_t num_tiles = p.num_seqs * p.num_kv_heads * ceil_div(group, columns);
-  if (num_tiles >= num_blocks_at_once) return {num_tiles, 0, 0, false};
-  // All pieces of a tile but the last are whole shares; there are as many shares as blocks.
-  return {num_tiles + num_blocks_at_once, num_tiles,
-          num_tiles * ceil_div(max_seq_len, kPartitionTokens), true};
+  const int64_t num_tiles = p.num_seqs * p.num_kv_heads * ceil_div(group, limits.columns);
+  // A cut ends a share, of which there are as many as blocks; a tile that is cut has one at least.
+  return {num_tiles + limits.blocks_at_once, std::min<int64_t>(num_tiles, limits.blocks_at_once)};
 }
 
 }  // namespace quire::cuda

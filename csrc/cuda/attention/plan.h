@@ -31,29 +31,34 @@ struct AttentionMerge {
 };
 
 struct WorkPlan {
-  std::vector<AttentionItem> items;  // longest first
+  std::vector<AttentionItem> items;  // in the order in which they are to start
   std::vector<AttentionMerge> merges;
   int64_t num_slots = 0;
 };
 
-// Cuts the work of a step into about as many equal pieces as the device runs at once. How it is cut
-// changes no result: pieces end where partitions do, and partitions are merged in order.
-//
-// `seq_lens` and `query_start_loc` are in host memory; `columns` is what a block computes together;
-// `may_split` is false where nothing is to be split, however little work there is.
-WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
-                   const int32_t* query_start_loc, int columns, int num_blocks_at_once,
-                   bool may_split = true);
+// The shape of the launch that work is planned for.
+struct WorkLimits {
+  int columns;         // that a block computes together
+  int blocks_at_once;  // that the device runs
+  int64_t max_slots;   // what would take more is not cut
+};
 
-// The most that a plan can have of steps with up to `p.num_seqs` sequences, of one row each and
-// up to `max_seq_len` tokens.
+// Cuts the work of a step so that no block has more than a fair share: tiles are laid end to end
+// and cut where a share is full, but that a tile of less than an eighth of a share stays whole. How
+// it is cut changes no result: pieces end where partitions do, and partitions are merged in order.
+//
+// If blocks start in the order of the items, each where another has ended, and partitions take
+// equally long, the last ends within 9/8 of the fair share, unless `max_slots` hinders.
+//
+// `seq_lens` and `query_start_loc` are in host memory.
+WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
+                   const int32_t* query_start_loc, const WorkLimits& limits);
+
+// The most that a plan can have of steps with `p.num_seqs` sequences of one row each.
 struct WorkBounds {
   int64_t num_items;
   int64_t num_merges;
-  int64_t num_slots;
-  bool may_split;  // for plan_work
 };
-WorkBounds bound_work(const PagedAttentionParams& p, int64_t max_seq_len, int columns,
-                      int num_blocks_at_once);
+WorkBounds bound_work(const PagedAttentionParams& p, const WorkLimits& limits);
 
 }  // namespace quire::cuda

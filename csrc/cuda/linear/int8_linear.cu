@@ -8,10 +8,9 @@
 namespace quire::cuda {
 namespace {
 
-// Rows in int8. The first call of a thread allocates it; no later call does, so that a captured
-// graph may keep its address: more rows than fit come in turns.
-thread_local LastingMemory row_memory;
+// Rows in int8, of which more than fit come in turns.
 constexpr int64_t kRowMemory = 32 << 20;
+using RowMemory = FixedMemory<kRowMemory>;
 
 template <typename T, typename Out>
 void run_rows(const PackedLinearParams& p, const Int8Rows& rows, cudaStream_t stream) {
@@ -38,7 +37,7 @@ void int8_linear(const PackedLinearParams& p, cudaStream_t stream) {
   const int64_t blocks = (length + kInt8Block - 1) / kInt8Block;
   const int64_t row_bytes = p.num_parts * (blocks * kInt8Block + int64_t{sizeof(float)});
   const int64_t rows_at_once = std::min(kRowMemory / row_bytes, p.num_rows);
-  auto* elements = static_cast<int8_t*>(row_memory.take(kRowMemory));
+  auto* elements = of_stream<RowMemory>(stream).get<int8_t>();
   auto* scales =
       reinterpret_cast<float*>(elements + rows_at_once * p.num_parts * blocks * kInt8Block);
   for (int64_t row = 0; row < p.num_rows; row += rows_at_once) {

@@ -7,9 +7,6 @@
 namespace quire::cuda {
 namespace {
 
-// The first call of a thread allocates it; no later call allocates.
-thread_local SplitMemory split_memory;
-
 template <typename T>
 bool is_aligned_operand(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % Pack<T>::kSize == 0;
@@ -61,7 +58,7 @@ void run_rows(const LinearParams& p, const SplitResults& results, cudaStream_t s
 
 void linear(const LinearParams& p, cudaStream_t stream) {
   if (p.num_rows == 0 || p.out_features == 0) return;
-  const SplitResults& results = split_memory.get(stream);
+  const SplitResults& results = of_stream<SplitMemory>(stream).get(stream);
   QUIRE_DISPATCH_DTYPE(p.dtype, T, run_rows<T>(p, results, stream));
 }
 

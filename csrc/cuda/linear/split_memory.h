@@ -11,7 +11,6 @@ struct SplitResults {
   uint32_t* arrivals;  // [tiles], zero between launches
 };
 
-// The size is fixed, so that it never moves: a captured graph may keep its address.
 class SplitMemory {
  public:
   static constexpr int64_t kMaxBlocks = 1024;
@@ -19,12 +18,8 @@ class SplitMemory {
 
   const SplitResults& get(cudaStream_t stream) {
     if (results_.sums == nullptr) {
-      constexpr size_t kSums = kMaxBlocks * kMaxTileElements;
-      memory_.begin(
-          Workspace::piece_bytes<float>(kSums) + Workspace::piece_bytes<uint32_t>(kMaxBlocks),
-          stream);
-      float* sums = memory_.take<float>(kSums);
-      auto* arrivals = memory_.take<uint32_t>(kMaxBlocks);
+      auto* sums = memory_.get<float>();
+      auto* arrivals = reinterpret_cast<uint32_t*>(sums + kSums);
       check(cudaMemsetAsync(arrivals, 0, kMaxBlocks * sizeof(uint32_t), stream), "split memory");
       results_ = {sums, arrivals};
     }
@@ -32,7 +27,9 @@ class SplitMemory {
   }
 
  private:
-  Workspace memory_;
+  static constexpr size_t kSums = kMaxBlocks * kMaxTileElements;
+
+  FixedMemory<kSums * sizeof(float) + kMaxBlocks * sizeof(uint32_t)> memory_;
   SplitResults results_{};
 };
 

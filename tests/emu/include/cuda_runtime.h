@@ -9,6 +9,7 @@
 #include <cstring>
 #include <tuple>
 
+#include "device_profile.h"
 #include "machine.h"
 
 #define __global__
@@ -28,24 +29,70 @@
 using cudaStream_t = struct EmulatedStream*;
 using cudaError_t = int;
 constexpr cudaError_t cudaSuccess = 0;
+constexpr cudaError_t cudaErrorInvalidValue = 1;
 constexpr cudaError_t cudaErrorMemoryAllocation = 2;
+constexpr cudaError_t cudaErrorInvalidDevice = 101;
 enum cudaMemcpyKind { cudaMemcpyDefault };
 
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
 
-// Small, so that tests see work both split and not.
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = 4;
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  const emu::DeviceProfile& device = emu::device();
+  *value = attribute == cudaDevAttrMultiProcessorCount ? device.num_multiprocessors
+                                                       : device.shared_bytes_of_block;
   return cudaSuccess;
 }
 
-inline const char* cudaGetErrorString(cudaError_t) {
-  return "out of memory";
+inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int shared_bytes) {
+  return shared_bytes <= emu::device().shared_bytes_of_block ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Registers are not known here: what shared memory and threads allow.
+template <typename Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int threads,
+                                                          size_t shared_bytes) {
+  *blocks = emu::device().blocks_of_multiprocessor(threads, shared_bytes);
+  return cudaSuccess;
+}
+
+#define CUDART_VERSION 13000
+
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaSetDevice(int device) {
+  return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
+}
+
+inline cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaHostRegister(void*, size_t, unsigned) {
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaHostUnregister(void*) {
+  return cudaSuccess;
+}
+
+inline const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaErrorInvalidValue:
+      return "invalid argument";
+    case cudaErrorInvalidDevice:
+      return "invalid device ordinal";
+    default:
+      return "out of memory";
+  }
 }
 
 inline cudaError_t cudaMalloc(void** pointer, size_t bytes) {
@@ -110,7 +157,7 @@ inline void __syncthreads(const char* file = __builtin_FILE(), int line = __buil
 }
 
 inline void __syncwarp(uint32_t mask = emu::kFullMask) {
-  emu::Machine::current().warp_barrier(mask);
+  emu::Machine::current().warp_barrier(mask, true);
 }
 
 template <typename T>

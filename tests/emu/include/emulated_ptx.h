@@ -13,6 +13,7 @@ inline void async_copy_16(void* shared, const void* global, bool is_valid) {
   const auto address =
       reinterpret_cast<uintptr_t>(shared) | (is_valid ? reinterpret_cast<uintptr_t>(global) : 0);
   if (address % 16 != 0) machine.fail("cp.async of a misaligned address");
+  machine.begin_copy(shared);
   machine.thread().open_copies.push_back({shared, global, 16, size_t{is_valid ? 16u : 0u}});
 }
 
@@ -24,12 +25,14 @@ inline void async_commit() {
 
 template <int kGroups>
 void async_wait() {
-  auto& groups = emu::Machine::current().thread().copy_groups;
+  auto& machine = emu::Machine::current();
+  auto& groups = machine.thread().copy_groups;
   while (groups.size() > kGroups) {
     for (const emu::AsyncCopy& copy : groups.front()) {
       if (copy.valid_bytes > 0) memcpy(copy.destination, copy.source, copy.valid_bytes);
       memset(static_cast<char*>(copy.destination) + copy.valid_bytes, 0,
              copy.bytes - copy.valid_bytes);
+      machine.end_copy(copy.destination);
     }
     groups.erase(groups.begin());
   }
@@ -40,6 +43,7 @@ void load_four(uint32_t (&r)[4], const void* row) {
   auto& machine = emu::Machine::current();
   if (reinterpret_cast<uintptr_t>(row) % 16 != 0) machine.fail("ldmatrix of a misaligned address");
   const auto* rows = machine.exchange(emu::kFullMask, row);
+  machine.read_shared(row);
   const int lane = machine.lane();
   for (int matrix = 0; matrix < 4; ++matrix) {
     uint16_t pair[2];

@@ -8,7 +8,9 @@ import torch
 
 from launch.cluster.supervisor import ClusterConfig
 from quire.contract.errors import ConfigError
+from worker_svc import ops
 from worker_svc.config import WorkerConfig
+from worker_svc.device.cuda import CudaDevice
 from worker_svc.device.open import open_device
 from worker_svc.steps.graphs import graph_sizes
 
@@ -43,3 +45,14 @@ def test_the_ladder_ends_with_the_largest_batch(max_num_seqs: int) -> None:
     assert (sizes[0], sizes[-1]) == (1, max_num_seqs)
     # No batch is filled up by more than a few rows.
     assert all(after - before <= 16 for before, after in pairwise(sizes))
+
+
+def test_a_gpu_whose_driver_is_too_old_is_refused_with_both_versions(monkeypatch) -> None:
+    problem = "a driver for CUDA 12.4, and kernels built with CUDA 13.0"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    monkeypatch.setattr(ops, "has_cuda", lambda: True)
+    monkeypatch.setattr(ops, "why_unusable", lambda _: problem)
+    with pytest.raises(ConfigError, match=f"^device: must run the kernels, got {problem} for cu"):
+        CudaDevice.open(0)

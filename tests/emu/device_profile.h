@@ -1,0 +1,51 @@
+// Which device the emulator plays: what kernels and their plans ask a device for.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+namespace emu {
+
+struct DeviceProfile {
+  const char* name;
+  int num_multiprocessors;
+  int shared_bytes_of_block;           // that a kernel may ask for
+  int shared_bytes_of_multiprocessor;  // of which a block takes 1 KB beside what it asks for
+  int threads_of_multiprocessor;
+  int blocks_of_any;  // that a multiprocessor runs, however small
+
+  int blocks_of_multiprocessor(int threads, size_t shared_bytes) const {
+    const int by_memory =
+        shared_bytes_of_multiprocessor / (static_cast<int>(shared_bytes) + (1 << 10));
+    return std::min({by_memory, threads_of_multiprocessor / threads, blocks_of_any});
+  }
+};
+
+// From the tables of the CUDA C++ Programming Guide (Compute Capabilities) and the data sheets. The
+// first is an H100 with so few multiprocessors that tests see work both split and not.
+constexpr DeviceProfile kDeviceProfiles[] = {
+    {"small", 4, 227 << 10, 228 << 10, 2048, 32},   // 9.0
+    {"A100", 108, 163 << 10, 164 << 10, 2048, 32},  // 8.0
+    {"L4", 58, 99 << 10, 100 << 10, 1536, 24},      // 8.9
+    {"4090", 128, 99 << 10, 100 << 10, 1536, 24},   // 8.9
+    {"H100", 132, 227 << 10, 228 << 10, 2048, 32},  // 9.0
+    {"B200", 148, 227 << 10, 228 << 10, 2048, 32},  // 10.0
+};
+
+// The profile that QUIRE_EMULATED_DEVICE names when it is first asked for, or the first.
+inline const DeviceProfile& device() {
+  static const DeviceProfile& chosen = []() -> const DeviceProfile& {
+    const char* name = std::getenv("QUIRE_EMULATED_DEVICE");
+    if (name == nullptr) return kDeviceProfiles[0];
+    for (const DeviceProfile& each : kDeviceProfiles) {
+      if (name == std::string(each.name)) return each;
+    }
+    throw std::invalid_argument(std::string("QUIRE_EMULATED_DEVICE: must be a known device, got ") +
+                                name);
+  }();
+  return chosen;
+}
+
+}  // namespace emu
