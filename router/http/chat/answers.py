@@ -1,5 +1,6 @@
 """Answers of /v1/chat/completions: parts of choices as events, or as one object."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from router.http.completions.choices import stop_reason
 from router.http.event_stream import DONE, EventStream, event_bytes
 from router.http.logprobs import prompt_logprobs
 from router.http.resume import EventIds
+from router.http.usage import token_usage
 
 
 class StreamedChat:
@@ -41,6 +43,8 @@ class StreamedChat:
         self._stream = stream
         self._ids = ids
         self._last_tokens: dict[int, int] = {}
+        # Of each choice, up to the part that is sent: later ones may have come with it.
+        self._num_tokens = Counter[int]()
 
     async def take(self, parts: Sequence[Part]) -> None:
         """Send parts."""
@@ -51,6 +55,7 @@ class StreamedChat:
         assert choices.started is not None, "the first event"
         if part.token_ids:
             self._last_tokens[part.index] = part.token_ids[-1]
+            self._num_tokens[part.index] += len(part.token_ids)
         # Of those that are left out too: what they hold decides what the next ones mean.
         delta = self._messages.delta(part)
         event_id = self._ids.next(part.index)
@@ -73,7 +78,8 @@ class StreamedChat:
         if part.is_first and request.return_prompt_token_ids:
             content["prompt_token_ids"] = list(choices.started.prompt_token_ids)
         if request.continuous_usage:
-            content["usage"] = choices.usage
+            num_prompt = choices.started.num_prompt_tokens
+            content["usage"] = token_usage(num_prompt, self._num_tokens[part.index])
         elif request.include_usage:
             content["usage"] = None
         return event_bytes(to_json(content), event_id)

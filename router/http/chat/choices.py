@@ -11,6 +11,7 @@ from typing import Any
 from quire.contract.outputs import Delta, Event, Finished, Started, TokenLogprobs
 from router.http.logprobs import finite
 from router.http.resume import fingerprint
+from router.http.usage import token_usage
 
 
 @dataclass(slots=True)
@@ -60,11 +61,7 @@ class ChatChoices:
     def usage(self) -> dict[str, int]:
         """The numbers of tokens so far."""
         num_prompt = 0 if self.started is None else self.started.num_prompt_tokens
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": self.num_tokens,
-            "total_tokens": num_prompt + self.num_tokens,
-        }
+        return token_usage(num_prompt, self.num_tokens)
 
     @property
     def fingerprint(self) -> str | None:

@@ -1,5 +1,6 @@
 """Answers of /v1/completions: parts of choices as events, or as one object."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from router.http.completions.choices import Part, PromptChoices, stop_reason
 from router.http.completions.request import CompletionRequest
 from router.http.event_stream import DONE, EventStream, event_bytes
 from router.http.resume import EventIds, fingerprint
+from router.http.usage import token_usage
 
 
 def _fingerprint(prompts: Sequence[PromptChoices]) -> str | None:
@@ -18,12 +20,7 @@ def _fingerprint(prompts: Sequence[PromptChoices]) -> str | None:
 def usage(prompts: Sequence[PromptChoices]) -> dict[str, int]:
     """Return the numbers of tokens so far."""
     num_prompt = sum(each.started.num_prompt_tokens for each in prompts if each.started)
-    num_output = sum(each.num_tokens for each in prompts)
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
-    }
+    return token_usage(num_prompt, sum(each.num_tokens for each in prompts))
 
 
 class StreamedAnswer:
@@ -51,6 +48,8 @@ class StreamedAnswer:
         self._stream = stream
         self._ids = ids
         self._last_tokens: dict[int, int] = {}
+        # Of each choice, up to the part that is sent: later ones may have come with it.
+        self._num_tokens = Counter[int]()
 
     async def take(self, choices: PromptChoices, parts: Sequence[Part]) -> None:
         """Send parts of a prompt's choices."""
@@ -61,6 +60,7 @@ class StreamedAnswer:
         assert choices.started is not None, "the first event"
         if part.token_ids:
             self._last_tokens[part.index] = part.token_ids[-1]
+            self._num_tokens[part.index] += len(part.token_ids)
         event_id = self._ids.next(part.index)
         if event_id is None:
             return b""
@@ -85,7 +85,8 @@ class StreamedAnswer:
             "choices": [choice],
         }
         if request.continuous_usage:
-            content["usage"] = usage(self._prompts)
+            num_prompt = choices.started.num_prompt_tokens
+            content["usage"] = token_usage(num_prompt, self._num_tokens[part.index])
         elif request.include_usage:
             content["usage"] = None
         return event_bytes(to_json(content), event_id)
