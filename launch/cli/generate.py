@@ -53,7 +53,7 @@ class GenerateOptions(Options):
     stop_token_ids: tuple[int, ...] = option(
         (), "End at this token; repeat.", flags=("--stop-token-id",)
     )
-    include_stop_str_in_output: bool = option(False, "Show the stop string too.")
+    include_stop_str_in_output: bool = option(False, "Show the stop string or stop token too.")
     bad_words: tuple[str, ...] = option(
         (), "Text never to generate; repeat.", flags=("--bad-word",)
     )

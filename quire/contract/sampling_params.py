@@ -69,9 +69,11 @@ class SamplingParams:
             probable ones, in the model's own distribution; None reports none.
         prompt_logprobs: the same for each token of the prompt but the first.
         stop: strings that end the text; not part of it unless include_stop_str_in_output.
-        stop_token_ids: token ids that end the sequence, besides the model's end-of-text ids.
+        stop_token_ids: token ids that end the sequence, besides the model's end-of-text ids. The
+            text is without theirs unless include_stop_str_in_output.
         ignore_eos: continue past the model's end-of-text ids.
-        include_stop_str_in_output: leave the stop string in the text.
+        include_stop_str_in_output: leave in the text what ended it, the stop string or the text of
+            the stop token or end-of-text id.
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: put spaces around special tokens that are not left out.
         truncate_prompt_tokens: use only so many tokens of the prompt, its last ones; None uses all.

@@ -48,7 +48,9 @@ class OutputReader:
         self._output = output.of(chat)
         self._chat = chat
         self._token_text = token_text
-        self._eos = frozenset(() if chat.sampling_params.ignore_eos else eos_token_ids)
+        params = chat.sampling_params
+        has_eos = params.include_stop_str_in_output and not params.ignore_eos
+        self._eos = frozenset(eos_token_ids if has_eos else ())
         self._prompt_end = ""
         self._parsers: dict[int, OutputParser | None] = {}
         self._calling: set[int] = set()
@@ -98,7 +100,7 @@ class OutputReader:
         return self._parsers[index]
 
     def _without_eos(self, index: int, text: str, token_ids: Sequence[int]) -> str:
-        """Return a text without that of the token that ended it: special tokens have one."""
+        """Return a text without that of the end-of-text id: it was made to show special tokens."""
         if token_ids:
             self._last_tokens[index] = token_ids[-1]
         last = self._last_tokens.get(index)

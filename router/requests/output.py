@@ -1,6 +1,7 @@
 """One output of a request: its tokens, its text, and what of both the client has yet to read."""
 
 import math
+from collections.abc import Collection
 
 from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import ReceivedOutput
@@ -45,12 +46,19 @@ class Output:
         vector: of the prompt, where one is wanted, once it has come.
     """
 
-    def __init__(self, params: SamplingParams, detokenizer: Detokenizer, keeps: bool = False):
+    def __init__(
+        self,
+        params: SamplingParams,
+        detokenizer: Detokenizer,
+        stop_token_ids: Collection[int],
+        keeps: bool = False,
+    ):
         """Begin an output.
 
         Args:
             params: of its request.
             detokenizer: its own.
+            stop_token_ids: tokens that end it.
             keeps: whether what has been read may be asked for again.
         """
         self.token_ids: list[int] = []
@@ -60,6 +68,8 @@ class Output:
         self._min_tokens = params.min_tokens
         self._reports_logprobs = params.logprobs is not None
         self._detokenizer = detokenizer
+        # What ends a text is no part of it: no stop string, and no stop token.
+        self._hidden = () if params.include_stop_str_in_output else stop_token_ids
         self._stop = StopStrings(params.stop, params.include_stop_str_in_output)
         self._stop_str: str | None = None
         # For its client, which has read the first of each.
@@ -83,7 +93,8 @@ class Output:
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprobs.logprobs[0]
             if self._reports_logprobs:
                 self._logprobs.append(logprobs)
-        self._pieces.append(self._show(self._detokenizer.push(token_id)))
+        text = "" if token_id in self._hidden else self._detokenizer.push(token_id)
+        self._pieces.append(self._show(text))
         return self.finish_reason is not None
 
     def finish(self, reason: FinishReason) -> None:

@@ -16,7 +16,7 @@ from router.requests.deadline import Deadline
 from router.requests.output import Output, max_kept_positions
 from router.requests.reader import MAX_UNREAD_TOKENS, Backlog, StreamOwner, StreamReader
 from router.requests.replay import Replay
-from router.requests.resume import shows_at_end, take_over
+from router.requests.resume import shows_at_end, stop_token_ids, take_over
 from router.requests.scheduler_params import scheduler_params
 from router.requests.time_ledger import TimeLedger
 from router.requests.trail import Trail
@@ -198,7 +198,8 @@ class RequestStream:
 
     def _new_output(self) -> Output:
         params = self.sampling_params
-        return Output(params, self._make_detokenizer(), self.request.resumable)
+        ends = stop_token_ids(params, self.request.model)
+        return Output(params, self._make_detokenizer(), ends, self.request.resumable)
 
     def submission(self, request_number: int, num_cells: int = 1) -> Submission:
         """Return what starts the request, or continues it after the tokens it has already.

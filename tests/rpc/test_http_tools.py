@@ -79,6 +79,17 @@ async def test_a_stream_that_broke_goes_on_within_a_call(setup) -> None:
         assert [(each.id, each.data["choices"]) for each in rest[:-1]] == contents[num:]
 
 
+@pytest.mark.parametrize("ends", [{}, {"ignore_eos": True, "stop_token_ids": [1]}])
+async def test_a_special_token_that_ends_a_text_is_no_content(client, ends) -> None:
+    message = {"role": "user", "content": "Yes</s>"}
+    body = {"messages": [message], "tools": TOOLS, "max_tokens": 9}
+    for include, content in ((False, "Yes"), (True, "Yes</s>" if ends else "Yes")):
+        extra = {**ends, "include_stop_str_in_output": include}
+        answer = await client.chat.completions.create(model="fake", **body, extra_body=extra)
+        [choice] = answer.choices
+        assert (choice.message.content, choice.finish_reason) == (content, "stop")
+
+
 async def test_without_tools_a_call_is_content(client) -> None:
     for body in ({**BODY, "tools": []}, {**BODY, "tool_choice": "none"}):
         answer = await client.chat.completions.create(model="fake", **body)

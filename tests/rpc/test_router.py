@@ -87,8 +87,22 @@ async def test_end_of_text_is_a_token_without_text(tmp_path) -> None:
         assert completion.token_ids == prompt
         assert completion.text == "class"
         assert completion.finish_reason is FinishReason.STOP
-        shown = await setup.client.generate(prompt, SamplingParams(skip_special_tokens=False))
-        assert shown.text == "class</s>"
+        params = SamplingParams(skip_special_tokens=False)
+        assert (await setup.client.generate(prompt, params)).text == "class"
+        params = replace(params, include_stop_str_in_output=True)
+        assert (await setup.client.generate(prompt, params)).text == "class</s>"
+
+
+async def test_the_token_that_ends_a_text_is_no_part_of_it_unless_asked_for(tmp_path) -> None:
+    async with running_router(tmp_path) as setup:
+        prompt = BACKEND.encode("The list class").ids
+        for is_included in (False, True):
+            params = SamplingParams(
+                stop_token_ids=(prompt[-1],), include_stop_str_in_output=is_included
+            )
+            completion = await setup.client.generate(prompt, params)
+            assert completion.token_ids == tuple(prompt)
+            assert completion.text == BACKEND.decode(prompt if is_included else prompt[:-1])
 
 
 async def test_tokenize_and_detokenize(tmp_path) -> None:

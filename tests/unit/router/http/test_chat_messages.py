@@ -20,7 +20,7 @@ CHAT = ChatInput((ChatMessage("user", "x"),), SamplingParams(), (Tool("f"),))
 
 @pytest.mark.parametrize(("ignore_eos", "tail"), [(False, ""), (False, "<|im_end|>"), (True, "")])
 def test_the_last_token_is_no_content(ignore_eos: bool, tail: str) -> None:
-    params = SamplingParams(ignore_eos=ignore_eos)
+    params = SamplingParams(ignore_eos=ignore_eos, include_stop_str_in_output=True)
     chat = replace(CHAT, sampling_params=params)
     messages = Messages(OutputReader(OutputFormat("hermes"), chat, TEXTS.__getitem__, (7,)))
     # A text may wait for the next one, in case that both are a stop string.
