@@ -11,12 +11,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from quire.contract.errors import InvalidRequestError, OverloadedError, UnavailableError
+from quire.observe.log import get_logger
 from router.sandbox.child import LENGTH, OUT_OF_MEMORY, encode
 
 NUM_PROCESSES = 2
 RETRY_AFTER_MS = 1_000
 # All that a process gets of the router's environment, which may hold keys.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
+
+log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Sandbox:
         for process in self._processes:
             self._idle.put_nowait(process)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._was_refused = False  # a process, when one was to be started last
 
     async def ask(self, question: Mapping[str, Any]) -> Any:
         """Return the answer to a question.
@@ -75,7 +79,7 @@ class Sandbox:
         Raises:
             InvalidRequestError: as was raised there.
             LimitReachedError: it takes too much.
-            OverloadedError: too many questions wait.
+            OverloadedError: too many questions wait, or the system has no process left for it.
             UnavailableError: the process has ended, and not by a limit.
         """
         if self._num_queued >= self._max_queued:
@@ -99,11 +103,25 @@ class Sandbox:
         try:
             process = await self._idle.get()
             try:
+                if not process.is_running:
+                    await self._start(process)
                 return await process.ask(message)
             finally:
                 self._idle.put_nowait(process)
         finally:
             self._num_queued -= 1
+
+    async def _start(self, process: "_Process") -> None:
+        try:
+            await process.start()
+        except OSError as error:
+            if not self._was_refused:  # once, however many ask meanwhile
+                log.error("sandbox_not_started", name=self._name, error=str(error))
+            self._was_refused = True
+            raise OverloadedError(
+                f"no process can be started for {self._name} now", RETRY_AFTER_MS
+            ) from None
+        self._was_refused = False
 
     async def close(self) -> None:
         """End the processes."""
@@ -115,7 +133,7 @@ class Sandbox:
 
 
 class _Process:
-    """One process, started for its first question, and again after it was killed."""
+    """One process, to be started before its first question, and again after it was killed."""
 
     def __init__(
         self, module: str, settings: Callable[[], Mapping[str, Any]], limits: Limits, name: str
@@ -126,10 +144,12 @@ class _Process:
         self._name = name
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
     async def ask(self, message: bytes) -> Any:
         try:
-            if self._process is None or self._process.returncode is not None:
-                await self._start()
             answer = await self._exchange(message)
         except (asyncio.IncompleteReadError, OSError):
             raise await self._reason_of_loss() from None
@@ -161,7 +181,8 @@ class _Process:
             return LimitReachedError(f"{limits.max_stack_bytes >> 20} MiB of stack")
         return UnavailableError(f"the process of {self._name} ended with status {status}")
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        first = encode({"settings": self._settings(), "limits": asdict(self._limits)})
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
@@ -174,8 +195,7 @@ class _Process:
             start_new_session=True,  # a signal to the router's group is not for it
         )
         assert self._process.stdin is not None, "it is a pipe"
-        first = {"settings": self._settings(), "limits": asdict(self._limits)}
-        self._process.stdin.write(encode(first))
+        self._process.stdin.write(first)
 
     async def stop(self) -> None:
         """End the process."""

@@ -1,6 +1,7 @@
 """What the HTTP port refuses: each as a status with a body in OpenAI's shape, early."""
 
 import asyncio
+import errno
 import json
 import socket
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from router.http import connection
 from router.http.call import TIMEOUT
@@ -214,6 +216,28 @@ async def test_a_draining_router_finishes_streams_and_takes_no_more(tmp_path) ->
         await setup.fake.release()
         assert (await streaming)[-1].data == "[DONE]"
         await draining
+
+
+async def test_without_a_process_for_its_template_a_chat_is_to_come_again(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    statuses = {"/v1/chat/completions": 429, "/v1/messages": 529}
+    async with http_router(tmp_path, chat_template="{{ messages[0].content }}") as setup:
+        with monkeypatch.context() as patch, capture_logs() as lines:
+            patch.setattr("asyncio.create_subprocess_exec", fail)
+            for path, status in statuses.items():
+                response = await setup.post(path, body)
+                assert (response.status_code, response.headers["retry-after"]) == (status, "1")
+                message = "no process can be started for the chat template now"
+                assert response.json()["error"]["message"] == message
+        [line] = [each for each in lines if each["log_level"] in ("warning", "error")]
+        assert line["event"] == "sandbox_not_started"
+        for path in statuses:
+            assert (await setup.post(path, body)).status_code == 200
 
 
 async def test_what_each_choice_shows_of_a_prompt_is_bounded_by_all_of_them(tmp_path) -> None:
