@@ -19,7 +19,7 @@ from router.http.chat import endpoint as chat
 from router.http.completions import endpoint as completions
 from router.http.embeddings import endpoint as vectors
 from router.http.endpoint import OPENAI, ApiShape, Around, Endpoint, Handle
-from router.http.errors import HttpError, openai_error
+from router.http.errors import HttpError
 from router.http.messages import endpoint as messages
 from router.http.messages.errors import ANTHROPIC
 from router.http.responses import endpoint as responses
@@ -27,6 +27,7 @@ from router.http.responses.held import HeldResponses
 from router.requests.inference import Inference
 
 RESPONSES = ApiShape(error_event="error")
+MESSAGES = "/v1/messages"
 
 
 def make_app(
@@ -75,8 +76,8 @@ def make_app(
         post("/v1/responses", create, RESPONSES),
         get(one, retrieve, shape=RESPONSES),
         post(f"{one}/cancel", responses.cancel(inference, held), has_body=False),
-        post("/v1/messages", messages.create(inference), ANTHROPIC),
-        post("/v1/messages/count_tokens", messages.count_tokens(inference), ANTHROPIC),
+        post(MESSAGES, messages.create(inference), ANTHROPIC),
+        post(f"{MESSAGES}/count_tokens", messages.count_tokens(inference), ANTHROPIC),
         post("/v1/embeddings", vectors.embeddings(inference)),
         *(post(f"{version}/score", vectors.score(inference)) for version in ("", "/v1")),
         *(post(f"{version}/rerank", vectors.rerank(inference)) for version in ("", "/v1", "/v2")),
@@ -84,11 +85,12 @@ def make_app(
         post("/detokenize", tokens.detokenize(inference)),
     ]
 
-    async def refuse(_: Request, error: Exception) -> Response:
+    async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for it"
         status = HTTPStatus(error.status_code)
         counts["other", int(status)] += 1
-        body = openai_error(HttpError(status, status.description or status.phrase))
+        shape = ANTHROPIC if f"{request.url.path}/".startswith(f"{MESSAGES}/") else OPENAI
+        body = shape.error_body(HttpError(status, status.description or status.phrase), "")
         return JSONResponse(body, status, error.headers)
 
     app = Starlette(

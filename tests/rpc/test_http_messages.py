@@ -311,3 +311,24 @@ async def test_errors_are_the_clients_own(setup, client) -> None:
         assert response.json()["error"]["type"] == "invalid_request_error"
     response = await setup.http.post(PATH, content=b"{}")
     assert (response.status_code, response.json()["type"]) == (415, "error")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("POST", f"{PATH}/batches", 404, "not_found_error"),
+        ("POST", f"{PATH}/", 404, "not_found_error"),
+        ("GET", PATH, 405, "invalid_request_error"),
+        ("GET", f"{PATH}/count_tokens", 405, "invalid_request_error"),
+    ],
+)
+async def test_no_such_path_or_method_is_anthropics_error(
+    setup, method, path, status, kind
+) -> None:
+    response = await setup.http.request(method, path)
+    assert response.status_code == status
+    answer = response.json()
+    assert (answer["type"], answer["error"]["type"]) == ("error", kind)
+    assert answer["request_id"] is None
+    other = await setup.http.request(method, f"{PATH}s")
+    assert (other.status_code, set(other.json())) == (404, {"error"})
