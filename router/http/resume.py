@@ -76,10 +76,11 @@ def read_resumption(call: HttpCall, num_choices: int) -> Resumption | None:
         answer_id = resume.text("id")
         if not answer_id:
             raise resume.refuse("id", "must be that of the stream, got none")
-        check_id("resume.id", answer_id)
+        request_id = _bare(answer_id)
+        check_id("resume.id", request_id)
         received = _numbers(resume, num_choices)
         fingerprint = resume.text("system_fingerprint")
-        return Resumption(_bare(answer_id), received, read_seed(resume), fingerprint)
+        return Resumption(request_id, received, read_seed(resume), fingerprint)
     last_id = call.headers.get(LAST_EVENT_ID)
     if not last_id:
         return None

@@ -143,6 +143,18 @@ async def test_broken_anywhere_a_stream_goes_on_after_any_event(setup) -> None:
         assert shown(again) == whole[num:]
 
 
+async def test_a_stream_that_goes_on_has_the_request_id_that_it_had(setup) -> None:
+    (first,) = await read(setup, 1, seed=3)
+    response_id = first.data["response"]["id"]
+    resume = {"id": response_id, "seed": 3, "starting_after": 0}
+    body = {**BODY, "stream": True, "resume": resume}
+    for method, path, content in (("GET", f"{PATH}/{response_id}", None), ("POST", PATH, body)):
+        headers = {"x-request-id": "another"}
+        async with setup.http.stream(method, path, json=content, headers=headers) as response:
+            assert f"resp_{response.headers['x-request-id']}" == response_id, method
+            assert (await take(response))[-1].data["response"]["id"] == response_id
+
+
 async def test_a_response_that_nobody_wants_any_more_is_cancelled(setup, client) -> None:
     setup.fake.hold()
     (first,) = await read(setup, 1)
@@ -184,6 +196,8 @@ async def test_what_is_not_held_is_a_404_that_says_what_to_do(setup, client) -> 
         ({"resume": {"id": "x", "seed": 1}}, "resume"),
         ({"stream": True, "resume": {"id": "x"}}, "seed"),
         ({"stream": True, "resume": {"seed": 1}}, "resume.id"),
+        ({"stream": True, "resume": {"id": "resp_x\r\ny: z", "seed": 1}}, "resume.id"),
+        ({"stream": True, "resume": {"id": "a" * 129, "seed": 1}}, "resume.id"),
         ({"stream": True, "resume": {"id": "x", "starting_after": -2}}, "resume.starting_after"),
         ({"max_output_tokens": 0}, "max_tokens"),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router.requests.validate import MAX_REQUEST_ID_CHARS
 from tests.chaos.cluster import free_port
 from tests.fakes.fake_scheduler import MODEL, FakeScheduler, running_scheduler
 from tests.rpc.http_setup import HttpSetup, Sent, events_of, http_router
@@ -95,6 +96,13 @@ async def test_a_router_that_has_yet_to_meet_a_cell_resumes_as_any(tmp_path, pat
                 rest = [event async for event in events if not event.comment]
     assert contents(rest) == contents(whole)[3:]
     assert rest[0].data["model"] == "fake"
+
+
+async def test_the_longest_request_id_can_be_resumed(tmp_path) -> None:
+    async with http_router(tmp_path, fake()) as setup:
+        resume = {"id": f"cmpl-{'x' * MAX_REQUEST_ID_CHARS}", "seed": 1, "starting_after": 2}
+        first, *_ = await setup.events(PATH, {**BODY, "max_tokens": 4, "resume": resume})
+        assert (first.id, first.data["id"]) == ("3", resume["id"])
 
 
 @pytest.mark.parametrize(

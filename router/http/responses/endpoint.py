@@ -29,6 +29,7 @@ def create(inference: Inference, held: HeldResponses) -> Handle:
         call.request_id = call.request_id or uuid.uuid4().hex
         with inference.refusals(call.caller):
             request = read_request(call.body, call.request_id)
+            call.request_id = request.chat.request_id  # that of a stream which goes on
             chat = inference.readable(request.chat)
             request = replace(request, chat=chat)
             sent: ChatInput | ReplayInput = chat
@@ -65,6 +66,7 @@ def retrieve(inference: Inference, held: HeldResponses) -> Handle:
 
     async def handle(call: HttpCall) -> None:
         response = _find(held, call)
+        call.request_id = response.state.request_id
         if call.query.get("stream", "true").lower() not in ("true", "1"):
             raise InvalidRequestError("stream", "must be true: no response is stored")
         after = _starting_after(call.query.get("starting_after", "-1"))
@@ -82,6 +84,7 @@ def cancel(inference: Inference, held: HeldResponses) -> Handle:
 
     async def handle(call: HttpCall) -> None:
         state = _find(held, call).state
+        call.request_id = state.request_id
         inference.abort(state.request_id, call.caller)
         held.drop(state.request_id)  # or it would be computed again for who asks for it
         await call.answer({**state.content(), "status": "cancelled"})

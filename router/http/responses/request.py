@@ -6,6 +6,7 @@ from typing import Any
 
 from quire.contract.chat import ChatInput
 from quire.contract.openai_chat import parse_tool_choice, parse_tools
+from router.http.call import check_id
 from router.http.fields import Fields
 from router.http.responses.items import read_input
 from router.http.resume import Resumption, read_seed
@@ -85,6 +86,7 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
         request_id = resume.text("id").removeprefix(ID_PREFIX)
         if not request_id:
             raise resume.refuse("id", "must be that of the response, got none")
+        check_id("resume.id", request_id)
         fingerprint = resume.text("system_fingerprint")
         resumption = Resumption(request_id, (), read_seed(resume), fingerprint)
     chat = ChatInput(
