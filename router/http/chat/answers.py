@@ -120,6 +120,8 @@ class WholeChat:
         """Keep parts."""
         for part in parts:
             self._parts.setdefault(part.index, []).append(part)
+            # As they come: at the end others would wait for all of it.
+            self._messages.take(part)
 
     def content(self) -> dict[str, Any]:
         """Return what the answer says."""
@@ -145,7 +147,7 @@ class WholeChat:
         stop_ids = self._request.chat.sampling_params.stop_token_ids
         choice: dict[str, Any] = {
             "index": index,
-            "message": self._messages.message(parts),
+            "message": self._messages.message(index),
             "logprobs": joined_logprobs([part.logprobs for part in parts]),
             "finish_reason": self._messages.finish_reason(end),
             "stop_reason": stop_reason(end, token_ids[-1] if token_ids else None, stop_ids),

@@ -1,7 +1,5 @@
 """What the texts of choices mean, in OpenAI's shape: content, reasoning, and calls of tools."""
 
-from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 from quire.contract.outputs import Finished, FinishReason, ToolCallDelta
@@ -19,6 +17,8 @@ class Messages:
 
     def __init__(self, reader: OutputReader) -> None:
         self._reader = reader
+        # Of each choice that is not streamed.
+        self._events: dict[int, list[ParserEvent]] = {}
 
     def delta(self, part: Part) -> dict[str, Any]:
         """Return what a part adds to its choice; each part is read once, in its order."""
@@ -36,10 +36,14 @@ class Messages:
             ]
         return delta
 
-    def message(self, parts: Sequence[Part]) -> dict[str, Any]:
-        """Return the message of a whole choice; its parts are read now."""
-        events = (read_part(self._reader, part) for part in parts if not part.is_first)
-        parsed = parsed_output(chain.from_iterable(events))
+    def take(self, part: Part) -> None:
+        """Read a part of a choice that is to be a message; each is read once, in its order."""
+        if not part.is_first:
+            self._events.setdefault(part.index, []).extend(read_part(self._reader, part))
+
+    def message(self, index: int) -> dict[str, Any]:
+        """Return the message of a choice that was taken to its end."""
+        parsed = parsed_output(self._events[index])
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning:
             message["reasoning_content"] = parsed.reasoning
