@@ -28,6 +28,7 @@ def resuming(create: Callable[..., Iterable[Any]], **request: Any) -> Iterator[A
         openai.APIStatusError: the server refuses the request.
     """
     body, sent, n = dict(request.pop("extra_body", {})), Counter[int](), request.get("n") or 1
+    has_usage = False
     while True:
         try:
             for chunk in create(**request, stream=True, extra_body=body):
@@ -40,9 +41,12 @@ def resuming(create: Callable[..., Iterable[Any]], **request: Any) -> Iterator[A
                         "system_fingerprint": chunk.system_fingerprint,
                         "starting_after": ".".join(str(sent[index]) for index in range(n)),
                     }
+                has_usage = not chunk.choices  # which comes last
                 yield chunk
             return
         except (openai.APIConnectionError, httpx.TransportError):
+            if has_usage:
+                return
             time.sleep(0.2)
 
 

@@ -3,12 +3,17 @@
 import itertools
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
+from examples.resuming_openai_client import resuming
 from quire.contract.errors import InvalidRequestError
 from router.http.errors import HttpError, openai_error
 from tests.chaos import http_kills
@@ -140,3 +145,28 @@ async def test_streams_that_do_not_go_on_end_the_run(monkeypatch: pytest.MonkeyP
             await strike(load, 0, 1, 0.0, lambda: None)
     finally:
         load.close()
+
+
+def test_the_example_gives_the_usage_once_though_a_break_follows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+
+    def chunk(*choices: SimpleNamespace) -> SimpleNamespace:
+        return SimpleNamespace(choices=choices, id="cmpl-a", created=1, system_fingerprint=None)
+
+    events = [chunk(SimpleNamespace(index=0, seed=7)), chunk(SimpleNamespace(index=0, seed=7))]
+    asked: list[dict[str, Any]] = []
+
+    def broken_after(number: int, **request: Any) -> Iterator[SimpleNamespace]:
+        after = int(request["extra_body"].get("resume", {}).get("starting_after", 0))
+        asked.append(request)
+        rest = [*events, chunk()][after:]
+        yield from rest[:number]
+        raise httpx.ReadError("broken")
+
+    for number in (1, 2, 3):  # the last of them behind the usage
+        asked.clear()
+        chunks = itertools.islice(resuming(partial(broken_after, number), prompt="x"), 4)
+        assert [len(each.choices) for each in chunks] == [1, 1, 0]
+        assert len(asked) == {1: 3, 2: 2, 3: 1}[number]
