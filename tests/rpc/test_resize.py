@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
 
-from quire.contract.errors import ConfigError, ModelLoadError
+from quire.contract.errors import ConfigError, ModelLoadError, UnavailableError
 from quire.contract.sampling_params import SamplingParams
 from quire.rpc import open_channel
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -268,6 +269,31 @@ async def test_a_cell_that_drains_gives_up_workers_that_load() -> None:
         await check_all(router, max_model_len=120)
         assert await drain == 0
         assert slow.num_steps == 0
+
+
+async def test_a_cell_that_drains_gives_up_workers_in_the_turn_in_which_they_are_ready() -> None:
+    async with (
+        FakeWorker(model=MODEL) as old,
+        FakeWorker(model=MODEL) as new,
+        running_scheduler(old.address) as (scheduler, at),
+        open_session(at) as router,
+    ):
+        resizing = scheduler._driver._resizing
+        switch = resizing.switch
+
+        async def give_up_first(*arguments: Any) -> None:
+            resizing.give_up(UnavailableError("the cell drains"))
+            await switch(*arguments)
+
+        resizing.switch = give_up_first
+        await submit_all(router)
+        async with refused(grpc.StatusCode.UNAVAILABLE, "the cell drains"):
+            await resize(at, new)
+        await check_all(router, max_model_len=120)
+        assert new.num_steps == 0
+        assert scheduler._driver.workers.num_formations == 1
+        resizing.switch = switch
+        assert [each.phase for each in await resize(at, new)] == PHASES
 
 
 async def test_workers_that_are_not_ready_in_time_are_given_up() -> None:
