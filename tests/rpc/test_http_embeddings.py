@@ -1,7 +1,10 @@
 """/v1/embeddings, /score and /rerank of a real router: OpenAI's, vLLM's and Jina's shapes."""
 
+import asyncio
 import base64
+import json
 import math
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from quire.contract.embeddings import cosine, vector_of
 from quire.contract.pooling_params import PoolingParams
+from router.http.bodies import Bodies
 from tests.fakes.fake_model import fake_vector
 from tests.fakes.fake_scheduler import MODEL
 from tests.rpc.http_setup import http_router
@@ -93,6 +97,31 @@ async def test_the_stock_client(tmp_path, encoding: Any) -> None:
                 assert [list(each.embedding) for each in answer.data] == list(map(vector, TEXTS))
             with pytest.raises(openai.BadRequestError, match="dimensions: must be absent"):
                 await client.embeddings.create(model="fake", input="x", dimensions=2)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"input": PROMPT}),
+        ("/score", {"text_1": PROMPT, "text_2": "x"}),
+        ("/rerank", {"query": PROMPT, "documents": ["x"]}),
+    ],
+)
+async def test_a_body_counts_as_held_until_its_vectors_are_there(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    most = len(json.dumps(body, ensure_ascii=False).encode()) + 10  # no other one beside it
+    monkeypatch.setattr("router.http.front.Bodies", partial(Bodies, max_held_bytes=most))
+    async with http_router(tmp_path) as setup:
+        setup.fake.hold()
+        first = asyncio.create_task(setup.post(path, body))
+        await setup.fake.until(lambda: setup.fake.num_running() > 0)
+        other = await setup.post("/tokenize", {"prompt": PROMPT})
+        assert other.status_code == 429
+        assert other.headers["retry-after"] == "1"
+        await setup.fake.release()
+        assert (await first).status_code == 200
+        assert (await setup.post("/tokenize", {"prompt": PROMPT})).status_code == 200
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
