@@ -69,16 +69,25 @@ def _add(messages: list[dict[str, Any]], field: str, item: Mapping[str, Any]) ->
             call_id = item.get("call_id")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         case "reasoning":
-            parts = item.get("content") or item.get("summary") or []
-            texts = [part.get("text") for part in parts if isinstance(part, dict)]
-            reasoning = "".join(text for text in texts if isinstance(text, str))
-            messages.append({"role": "assistant", "reasoning_content": reasoning})
+            messages.append({"role": "assistant", "reasoning_content": _reasoning(field, item)})
         case kind:
             got = kind[:32] if isinstance(kind, str) else kind_of(kind)
             raise InvalidRequestError(
                 f"{field}.type",
                 "must be message, function_call, function_call_output or reasoning, got " + got,
             )
+
+
+def _reasoning(field: str, item: Mapping[str, Any]) -> str:
+    """Return the text of a reasoning item: that of its content, or of its summary."""
+    fields = Fields(item, f"{field}.")
+    name = "content" if item.get("content") else "summary"
+    texts = []
+    for place, part in enumerate(fields.items(name)):
+        if not isinstance(part, dict):
+            raise fields.refuse(f"{name}[{place}]", f"must be an object, got {kind_of(part)}")
+        texts.append(Fields(part, f"{field}.{name}[{place}].").text("text"))
+    return "".join(texts)
 
 
 def _assistant(messages: list[dict[str, Any]], without: str = "") -> dict[str, Any]:
