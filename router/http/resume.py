@@ -5,6 +5,7 @@ one choice, "12.9" of two: a function of the tokens alone. A client that has kep
 have the rest: from the request as it runs on, or computed anew with its seed.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ MAX_CHOICES_WITH_IDS = 64
 # What APIs put before a request id to make the id of an answer.
 ID_PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "msg_")
 _MAX_ID_CHARS = 1024
+# The end of the year 9999: later times are none to a template.
+_MAX_CREATED = 253_402_300_799
 
 
 class EventIds:
@@ -60,18 +63,21 @@ class Resumption:
     fingerprint: str = ""
 
 
-def read_resumption(call: HttpCall, num_choices: int) -> Resumption | None:
+def read_resumption(call: HttpCall, num_choices: int, is_stream: bool) -> Resumption | None:
     """Return what a call resumes; None for a new request.
 
     Args:
         call: with a field `resume {id, seed, starting_after, system_fingerprint}` in its body, or
             the header Last-Event-ID.
         num_choices: of the request.
+        is_stream: whether the answer is one; only then it may have broken.
 
     Raises:
         InvalidRequestError: it is malformed.
     """
     if "resume" in call.body:
+        if not is_stream:
+            raise call.body.refuse("resume", "must come with stream")
         resume = call.body.fields("resume")
         answer_id = resume.text("id")
         if not answer_id:
@@ -82,7 +88,7 @@ def read_resumption(call: HttpCall, num_choices: int) -> Resumption | None:
         fingerprint = resume.text("system_fingerprint")
         return Resumption(request_id, received, read_seed(resume), fingerprint)
     last_id = call.headers.get(LAST_EVENT_ID)
-    if not last_id:
+    if not last_id or not is_stream:
         return None
     if not call.request_id:
         raise InvalidRequestError(REQUEST_ID, f"must be that of the stream with {LAST_EVENT_ID}")
@@ -99,6 +105,19 @@ def read_seed(resume: Fields) -> int | None:
     if seed is not None and not 0 <= seed < 2**64:
         raise resume.refuse("seed", f"must be in [0, 2**64), got {str(seed)[:32]}")
     return seed
+
+
+def read_created(resume: Fields, name: str) -> int:
+    """Return when a stream was created, in seconds since the epoch; now where it is not given.
+
+    Raises:
+        InvalidRequestError: it is no such time.
+    """
+    created = resume.integer(name, int(time.time()))
+    if created is None or not 0 <= created <= _MAX_CREATED:
+        got = str(created)[:32]
+        raise resume.refuse(name, f"must be seconds in [0, {_MAX_CREATED}], got {got}")
+    return created
 
 
 async def replay_of(

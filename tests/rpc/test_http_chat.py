@@ -134,6 +134,8 @@ async def test_the_template_gets_tools_and_variables(setup) -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"temperature": -1}, "temperature"),
+        ({"resume": {"id": "x", "seed": 1}}, "resume"),
+        ({"stream": True, "resume": {"id": "x", "seed": 1, "created": 10**18}}, "resume.created"),
     ],
 )
 async def test_a_bad_field_is_named(setup, client, body, param) -> None:

@@ -256,6 +256,7 @@ TOOL_USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
         ({"stop_sequences": [5]}, "stop_sequences"),
         ({"temperature": -1}, "temperature"),
         ({"n": 2}, "n"),
+        ({"resume": {"id": "x", "seed": 1}}, "resume"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
     ],

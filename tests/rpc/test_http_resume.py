@@ -109,6 +109,7 @@ async def test_the_longest_request_id_can_be_resumed(tmp_path) -> None:
     ("change", "headers", "status", "param"),
     [
         ({"resume": {"seed": 1}}, {}, 400, "resume.id"),
+        ({"resume": {"id": "a", "seed": 1}, "stream": False}, {}, 400, "resume"),
         ({"resume": {"id": "中", "seed": 1, "starting_after": 1}}, {}, 400, "resume.id"),
         ({"resume": {"id": "x\r\ny: z", "seed": 1, "starting_after": 1}}, {}, 400, "resume.id"),
         ({"resume": {"id": "a", "starting_after": -1}}, {}, 400, "resume.starting_after"),
@@ -126,5 +127,5 @@ async def test_what_cannot_be_resumed_is_refused_by_name(
     tmp_path, change, headers, status, param
 ) -> None:
     async with http_router(tmp_path, fake()) as setup:
-        response = await setup.post(PATH, {**BODY, **change, "stream": True}, **headers)
+        response = await setup.post(PATH, {**BODY, "stream": True, **change}, **headers)
         assert (response.status_code, response.json()["error"]["param"]) == (status, param)

@@ -1,6 +1,5 @@
 """How conversations over HTTP begin, or are asked for again where their stream broke."""
 
-import time
 import uuid
 from dataclasses import dataclass, replace
 
@@ -8,7 +7,7 @@ from quire.contract.chat import ChatInput
 from quire.contract.inputs import ReplayInput
 from router.http.call import HttpCall
 from router.http.event_stream import while_waiting
-from router.http.resume import EventIds, read_resumption, replay_of
+from router.http.resume import EventIds, read_created, read_resumption, replay_of
 from router.requests.inference import Inference
 
 
@@ -44,17 +43,15 @@ async def open_chat(
         inference: that will answer.
         call: with the headers, and a body of which nothing else is needed than `resume`.
         chat: of the body.
-        is_stream: whether the answer is one; only then it may have broken.
+        is_stream: whether the answer is one.
 
     Raises:
         QuireError: what is to be resumed is malformed, or cannot be.
     """
-    resumption = read_resumption(call, chat.sampling_params.n) if is_stream else None
+    resumption = read_resumption(call, chat.sampling_params.n, is_stream)
     request_id = resumption.request_id if resumption else call.request_id
     call.request_id = request_id or uuid.uuid4().hex
-    created = int(time.time())
-    if resumption is not None:
-        created = call.body.fields("resume").integer("created", created) or 0
+    created = read_created(call.body.fields("resume"), "created")
     # The time that a template asks for is part of its prompt: with `created` it is known.
     chat = inference.readable(replace(chat, request_id=call.request_id, now=created))
     async with while_waiting(call, is_stream):

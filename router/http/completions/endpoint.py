@@ -28,9 +28,7 @@ def completions(inference: Inference) -> Handle:
         with inference.refusals(call.caller):
             request = read_request(call.body)
             num_choices = len(request.inputs) * request.n
-            resumption = None
-            if request.is_stream:
-                resumption = read_resumption(call, num_choices)
+            resumption = read_resumption(call, num_choices, request.is_stream)
             request_id = resumption.request_id if resumption else call.request_id
             call.request_id = request_id or uuid.uuid4().hex
             request = _infilled(inference, request.with_id(call.request_id))

@@ -26,6 +26,8 @@ def read_input(body: Fields) -> tuple[ChatMessage, ...]:
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list):
         raise body.refuse("input", f"must be a string or an array, got {kind_of(value)}")
+    if not value and "instructions" not in body:
+        raise body.refuse("input", "must be at least 1 item, got 0")
     messages: list[dict[str, Any]] = []
     # Of each message, where it began.
     fields: list[str] = []

@@ -1,6 +1,5 @@
 """From the body of /v1/responses to a chat."""
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +8,7 @@ from quire.contract.openai_chat import parse_tool_choice, parse_tools
 from router.http.call import check_id
 from router.http.fields import Fields
 from router.http.responses.items import read_input
-from router.http.resume import Resumption, read_seed
+from router.http.resume import Resumption, read_created, read_seed
 from router.http.sampling import check_served, read_sampling_params
 from router.http.template_kwargs import read_template_kwargs
 
@@ -97,7 +96,7 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
         tool_choice_name,
         read_template_kwargs(body, body.fields("reasoning").text("effort")),
         # The time that a template asks for is part of its prompt: with `created_at` it is known.
-        now=resume.integer("created_at", int(time.time())),
+        now=read_created(resume, "created_at"),
         request_id=request_id,
         model=body.text("model"),
         priority=body.integer("priority", 0) or 0,
