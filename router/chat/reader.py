@@ -100,7 +100,7 @@ class OutputReader:
         return self._parsers[index]
 
     def _without_eos(self, index: int, text: str, token_ids: Sequence[int]) -> str:
-        """Return a text without that of the end-of-text id: it was made to show special tokens."""
+        """Return a text without that of end-of-text ids: special tokens are for parsers."""
         if token_ids:
             self._last_tokens[index] = token_ids[-1]
         last = self._last_tokens.get(index)
