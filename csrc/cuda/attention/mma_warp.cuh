@@ -182,8 +182,9 @@ class WarpAttention {
         value_offset = block * p_.value_cache.block_stride + slot * p_.value_cache.token_stride;
       }
       constexpr int kCopies = kTileTokens * Shape::kChunks;
-      // A few chunks of a long head at a time: the addresses of all would take all registers.
-      [[maybe_unused]] constexpr int kUnrolled = kHeadSize <= 128 ? 8 : 2;
+      // A few chunks of a head of odd length at a time, fewer of a long one: the addresses of all
+      // would take all registers.
+      [[maybe_unused]] constexpr int kUnrolled = kHeadSize > 128 ? 2 : kHeadSize == 112 ? 4 : 8;
 #pragma unroll kUnrolled
       for (int i = 0; i < kCopies; i += kWarpSize) {
         const int row = (i + lane_) / Shape::kChunks;
