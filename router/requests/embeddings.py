@@ -12,7 +12,9 @@ from quire.contract.errors import AbortedError, InvalidRequestError, NotFiniteEr
 from quire.contract.inputs import GenerateInput, TokenizeInput
 from quire.contract.outputs import Finished, FinishReason, Started
 from quire.contract.sampling_params import SamplingParams
+from quire.observe.tracing import child
 from router.requests.inference import Inference
+from router.requests.validate import check_lengths
 
 # Of one call, so that it leaves room in queues.
 MAX_AT_ONCE = 64
@@ -38,6 +40,7 @@ class Embedder:
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
+        self._calls = inference.vector_calls
 
     async def embed(
         self,
@@ -59,6 +62,9 @@ class Embedder:
                 Abort; NotFiniteError, if its vector is not finite.
         """
         with self._inference.refusals(caller):
+            # First, since texts cost their tokens before the checks of each prompt's request.
+            caller.check_priority(request.priority)
+            check_lengths(request.request_id, request.cache_salt)
             self._check_size(request, name)
             params = SamplingParams(
                 max_tokens=1,
@@ -111,14 +117,16 @@ class Embedder:
     async def _prompt(
         self, request: EmbedInput, place: int, caller: Caller, name: Name
     ) -> str | Sequence[int]:
-        """Return a prompt, as token ids where it gets nothing around it."""
+        """Return the token ids of a prompt; "", which is refused, as it is."""
         prompt = request.prompts[place]
-        if request.add_special_tokens or not isinstance(prompt, str):
+        if not isinstance(prompt, str) or not prompt:
             return prompt
-        text = TokenizeInput(prompt, request.model, add_special_tokens=False)
+        text = TokenizeInput(prompt, request.model, request.add_special_tokens)
         with self._inference.refusals(caller):
             try:
-                return await self._inference.tokenize(text)
+                async with self._calls.tokenizing:
+                    with child("tokenize"):
+                        return await self._inference.tokenize(text)
             except InvalidRequestError as error:
                 raise _named(error, name(place)) from error
 

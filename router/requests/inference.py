@@ -33,6 +33,7 @@ from router.requests.slices import in_slices
 from router.requests.stream import RequestStream
 from router.requests.time_ledger import TimeLedger
 from router.requests.validate import Validator
+from router.requests.vector_calls import VectorCalls
 from router.text.detokenize import Detokenizer
 from router.text.tokenize import TextCodec
 
@@ -52,6 +53,7 @@ class Inference:
 
     Attributes:
         stalled_reader_timeout_s: as given.
+        vector_calls: what the calls for vectors share.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Inference:
         self._orphans = orphans
         self._counters = counters
         self.stalled_reader_timeout_s = stalled_reader_timeout_s
+        self.vector_calls = VectorCalls()
 
     @contextmanager
     def refusals(self, caller: Caller) -> Iterator[None]:

@@ -145,16 +145,7 @@ class Validator:
             OverloadedError: too many texts wait for the tokenizer.
             UnavailableError: no scheduler is reachable.
         """
-        if len(request.request_id) > MAX_REQUEST_ID_CHARS:
-            raise InvalidRequestError(
-                "request_id",
-                f"at most {MAX_REQUEST_ID_CHARS} characters, got {len(request.request_id)}",
-            )
-        if len(request.cache_salt) > MAX_CACHE_SALT_CHARS:
-            raise InvalidRequestError(
-                "cache_salt",
-                f"at most {MAX_CACHE_SALT_CHARS} characters, got {len(request.cache_salt)}",
-            )
+        check_lengths(request.request_id, request.cache_salt)
         if not request.prompt:
             raise InvalidRequestError("prompt", "at least 1 token, got 0")
         if isinstance(request.prompt, str):
@@ -308,6 +299,20 @@ def _check_beam_entries(params: SamplingParams, max_tokens: int) -> None:
             f"n beams of max_tokens token ids, each with its logprobs, must be at most "
             f"{MAX_BEAM_ENTRIES} numbers together, got {entries}",
         )
+
+
+def check_lengths(request_id: str, cache_salt: str) -> None:
+    """Check how long the id and the salt of a request are.
+
+    Raises:
+        InvalidRequestError: one is too long.
+    """
+    for name, text, limit in (
+        ("request_id", request_id, MAX_REQUEST_ID_CHARS),
+        ("cache_salt", cache_salt, MAX_CACHE_SALT_CHARS),
+    ):
+        if len(text) > limit:
+            raise InvalidRequestError(name, f"at most {limit} characters, got {len(text)}")
 
 
 def check_ids(field: str, token_ids: Sequence[int], model: ModelInfo) -> None:

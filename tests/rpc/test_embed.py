@@ -1,6 +1,7 @@
 """Embed of a real router before a fake scheduler: one vector for each input, whatever happens."""
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from quire.contract.outputs import FinishReason
 from quire.contract.pooling_params import PoolingParams
 from quire.v1 import scheduler_pb2
 from router.requests import embeddings
+from router.requests.vector_calls import MAX_TEXTS_AT_ONCE
 from tests.fakes.fake_model import fake_vector
 from tests.fakes.fake_scheduler import MODEL, FakeScheduler
 from tests.fakes.fake_scheduler import running_scheduler as running_fake
@@ -241,3 +243,30 @@ async def test_vectors_come_as_the_machine_reads_them(tmp_path: Path) -> None:
         [vector] = (await client.embed("x")).vectors
         assert vector == vector_of(expected(TOKENS[1])[0])
         assert vector.typecode == "f"
+
+
+async def test_texts_of_all_calls_leave_the_tokenizer_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_router(tmp_path) as setup:
+        tokenizer, held = setup.router._tokenizer, threading.Event()
+        monkeypatch.setattr(tokenizer, "_max_queued", MAX_TEXTS_AT_ONCE + 1)
+        tokenizer._threads.submit(held.wait, 20.0)
+        calls = [
+            asyncio.create_task(setup.client.embed([f"text {place}"] * embeddings.MAX_AT_ONCE))
+            for place in range(4)
+        ]
+        try:
+            calls_wait = setup.router.inference.vector_calls.tokenizing.locked
+            while not calls_wait():
+                await asyncio.sleep(0)
+            other = asyncio.create_task(setup.client.tokenize(PROMPT))
+            while tokenizer._num_queued <= MAX_TEXTS_AT_ONCE and not other.done():
+                await asyncio.sleep(0)
+        finally:
+            held.set()
+        assert tuple(await other) == PROMPT_IDS
+        for place, found in enumerate(await asyncio.gather(*calls)):
+            ids = tuple(BACKEND.encode(f"text {place}").ids)
+            wanted = expected(*[ids] * embeddings.MAX_AT_ONCE)
+            assert [each.tobytes() for each in found.vectors] == wanted
