@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from quire.contract.callers import Caller
@@ -14,6 +15,7 @@ from quire.contract.outputs import Finished, FinishReason, Started
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import child
 from router.requests.inference import Inference
+from router.requests.patience import Begins, Patience
 from router.requests.validate import check_lengths
 
 # Of one call, so that it leaves room in queues.
@@ -74,9 +76,21 @@ class Embedder:
             )
         request_id = request.request_id or uuid.uuid4().hex
 
+        patience = Patience(deadline_s)
+
         async def compute(place: int) -> tuple[Started, Finished]:
+            prompt = request.prompts[place]
+
+            async def attempt(begins: Begins) -> tuple[Started, Finished]:
+                nonlocal prompt
+                if isinstance(prompt, str):
+                    prompt = await self._tokenized(prompt, request, caller, name(place))
+                return await self._one(
+                    replace(sent, prompt=prompt), caller, deadline_s, name(place), begins
+                )
+
             sent = GenerateInput(
-                await self._prompt(request, place, caller, name),
+                prompt,
                 params,
                 f"{request_id}-{place}" if place else request_id,
                 request.model,
@@ -85,9 +99,10 @@ class Embedder:
                 include_prompt_token_ids=request.include_prompt_token_ids,
                 pooling_params=request.pooling_params,
             )
-            return await self._one(sent, caller, deadline_s, name(place))
+            return await patience.run(attempt)
 
-        found = await _all_of([compute(place) for place in range(len(request.prompts))])
+        at_once = min(MAX_AT_ONCE, caller.quotas.max_concurrent or MAX_AT_ONCE)
+        found = await _all_of([compute(place) for place in range(len(request.prompts))], at_once)
         numerics_ids = {started.numerics_id for started, _ in found}
         return Embeddings(
             tuple(vector_of(finished.vector or b"") for _, finished in found),
@@ -114,13 +129,12 @@ class Embedder:
                 name(most), f"must be one of at most {most} with this model, got {number}"
             )
 
-    async def _prompt(
-        self, request: EmbedInput, place: int, caller: Caller, name: Name
-    ) -> str | Sequence[int]:
-        """Return the token ids of a prompt; "", which is refused, as it is."""
-        prompt = request.prompts[place]
-        if not isinstance(prompt, str) or not prompt:
-            return prompt
+    async def _tokenized(
+        self, prompt: str, request: EmbedInput, caller: Caller, name: str
+    ) -> Sequence[int]:
+        """Return the token ids of a prompt; none of an empty one, which is refused."""
+        if not prompt:
+            return ()
         text = TokenizeInput(prompt, request.model, request.add_special_tokens)
         with self._inference.refusals(caller):
             try:
@@ -128,10 +142,15 @@ class Embedder:
                     with child("tokenize"):
                         return await self._inference.tokenize(text)
             except InvalidRequestError as error:
-                raise _named(error, name(place)) from error
+                raise _named(error, name) from error
 
     async def _one(
-        self, sent: GenerateInput, caller: Caller, deadline_s: float | None, name: str
+        self,
+        sent: GenerateInput,
+        caller: Caller,
+        deadline_s: float | None,
+        name: str,
+        begins: Begins,
     ) -> tuple[Started, Finished]:
         """Return the beginning of a request, and its end, which brings the vector."""
         started: Started | None = None
@@ -140,6 +159,7 @@ class Embedder:
                 async for event in events:
                     if isinstance(event, Started):
                         started = event
+                        begins()
                     elif isinstance(event, Finished):
                         finished = event
         except InvalidRequestError as error:
@@ -159,9 +179,9 @@ def _named(error: InvalidRequestError, name: str) -> InvalidRequestError:
     return type(error)(name, error.description)
 
 
-async def _all_of(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def _all_of(works: Sequence[Coroutine[Any, Any, T]], at_once: int) -> list[T]:
     """Return what comes of works, so many of which go on at once; the first failure ends all."""
-    turns = asyncio.Semaphore(MAX_AT_ONCE)
+    turns = asyncio.Semaphore(at_once)
 
     async def in_turn(work: Coroutine[Any, Any, T]) -> T:
         async with turns:

@@ -35,6 +35,14 @@ def expected(*prompts: tuple[int, ...], normalize: bool = True) -> list[bytes]:
     return [fake_vector(each, PoolingParams(normalize)) for each in prompts]
 
 
+def full(retry_after_ms: int) -> scheduler_pb2.Refused:
+    return scheduler_pb2.Refused(
+        reason=scheduler_pb2.REFUSAL_REASON_QUEUE_FULL,
+        message="full",
+        retry_after_ms=retry_after_ms,
+    )
+
+
 @pytest.mark.parametrize("normalize", [True, False])
 async def test_a_vector_for_each_input_in_their_order(tmp_path: Path, normalize: bool) -> None:
     async with running_router(tmp_path) as setup:
@@ -171,14 +179,39 @@ async def test_the_first_that_fails_ends_the_others(tmp_path: Path) -> None:
     fake.hold()
     fake.refuse_next(
         scheduler_pb2.Refused(
-            reason=scheduler_pb2.REFUSAL_REASON_QUEUE_FULL, message="full", retry_after_ms=70
+            reason=scheduler_pb2.REFUSAL_REASON_INVALID, field="prompt", message="no"
         )
     )
     async with running_router(tmp_path, fake) as setup:
+        with pytest.raises(InvalidRequestError, match=r"inputs\[\d\]: no"):
+            await setup.client.embed(TEXTS)
+        await fake.until(lambda: len(fake.cancelled) == len(fake.submitted))
+
+
+async def test_inputs_that_find_no_room_wait_while_others_of_the_call_run(tmp_path: Path) -> None:
+    fake = FakeScheduler()
+    fake.refuse_next(full(1))
+    fake.refuse_next(full(1))
+    async with running_router(tmp_path, fake) as setup:
+        found = await setup.client.embed(TEXTS)
+        assert [each.tobytes() for each in found.vectors] == expected(*TOKENS)
+        assert (fake.num_refused, len(fake.submitted)) == (2, 3)
+
+
+async def test_a_call_of_which_nothing_finds_room_is_refused(tmp_path: Path) -> None:
+    fake = FakeScheduler()
+    async with running_router(tmp_path, fake) as setup:
+        for _ in TEXTS:
+            fake.refuse_next(full(70))
         with pytest.raises(OverloadedError, match="full") as caught:
             await setup.client.embed(TEXTS)
         assert caught.value.retry_after_ms == 70
-        await fake.until(lambda: len(fake.cancelled) == len(fake.submitted))
+        # One that would be sent again after the deadline only fails the call at once.
+        fake.hold()
+        fake.refuse_next(full(60_000))
+        with pytest.raises(OverloadedError, match="full"):
+            await setup.client.embed(TEXTS, timeout=30.0)
+        await fake.until(lambda: len(fake.cancelled) == 2)
 
 
 async def test_a_client_that_leaves_ends_them(tmp_path: Path) -> None:

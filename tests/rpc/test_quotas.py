@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -21,6 +22,7 @@ from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_pb
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_scheduler import running_scheduler as running_fake
 from tests.fakes.fake_worker import FakeWorker
+from tests.rpc.http_setup import http_router
 from tests.rpc.router_double import open_session, running_scheduler
 from tests.rpc.router_setup import read_all, router_for
 from tests.rpc.test_cells import connected
@@ -210,3 +212,36 @@ async def test_a_resumed_request_waits_for_its_quota_and_does_not_fail(tmp_path:
         await fake.until(lambda: fake.num_refused == 2)
         await fake.release()
         assert len((await running).token_ids) == 3
+
+
+async def test_a_call_larger_than_a_quota_comes_to_its_end(tmp_path: Path) -> None:
+    async with (
+        FakeWorker() as worker,
+        running_scheduler(worker.address) as (_, at),
+        keyed_router(tmp_path, at) as (_, clients),
+    ):
+        prompts = [[5, 6 + place] for place in range(6)]
+        found = await clients["single"].embed(prompts)
+        assert found == replace(await clients["free"].embed(prompts), request_id=found.request_id)
+        with pytest.raises(QuotaExceededError, match="per minute: must be at most 2, got 3"):
+            await clients["few"].embed(prompts, timeout=5.0)
+
+
+async def test_prompts_of_a_completion_wait_for_room_while_others_run(tmp_path: Path) -> None:
+    fake = FakeScheduler()
+    async with http_router(tmp_path, fake) as setup:
+        body = {"prompt": [[5, 6], [7, 8], [9, 5]], "max_tokens": 2}
+        whole = (await setup.post("/v1/completions", body)).json()["choices"]
+        refused = scheduler_pb2.Refused(reason=EXCEEDED, message="concurrent", retry_after_ms=1)
+        for _ in range(2):
+            fake.refuse_next(refused)
+        assert (await setup.post("/v1/completions", body)).json()["choices"] == whole
+        fake.refuse_next(refused)
+        events = await setup.events("/v1/completions", body)
+        texts = [""] * 3
+        for event in events[:-1]:
+            texts[event.choice["index"]] += event.choice["text"]
+        assert texts == [each["text"] for each in whole]
+        for _ in range(3):
+            fake.refuse_next(refused)
+        assert (await setup.post("/v1/completions", body)).status_code == 429

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from quire.contract.inputs import DetokenizeInput, GenerateInput, ReplayInput, TokenizeInput
@@ -17,6 +18,7 @@ from router.http.endpoint import Handle
 from router.http.event_stream import EventStream, while_waiting
 from router.http.resume import EventIds, read_resumption, replay_of
 from router.requests.inference import Inference
+from router.requests.patience import Begins, Patience
 
 Sink = Callable[[PromptChoices, Sequence[Part]], Awaitable[None]]
 
@@ -49,9 +51,10 @@ def completions(inference: Inference) -> Handle:
         prompts = [PromptChoices(request, place) for place in range(len(request.inputs))]
 
         async def run(sink: Sink) -> None:
+            patience = Patience(call.deadline_s)
             works = [
-                _run(inference, call, request, place, sent[place], choices, sink)
-                for place, choices in enumerate(prompts)
+                patience.run(partial(_run, inference, call, request, place, each, choices, sink))
+                for place, (each, choices) in enumerate(zip(sent, prompts, strict=True))
             ]
             await _all_of(works)
 
@@ -98,10 +101,12 @@ async def _run(
     sent: GenerateInput | ReplayInput,
     choices: PromptChoices,
     sink: Sink,
+    begins: Begins,
 ) -> None:
     """Give a sink the parts of one prompt's choices."""
     async with aclosing(inference.events(sent, call.caller, call.deadline_s)) as events:
         async for event in events:
+            begins()
             parts: list[Part] = []
             if choices.is_prompt_due(event):
                 assert choices.started is not None, "the first event"
