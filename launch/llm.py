@@ -322,7 +322,8 @@ class LLM:
 
         Args:
             prompts: as for `generate`.
-            truncate_prompt_tokens: use only so many tokens of each prompt, its last ones.
+            truncate_prompt_tokens: use only so many tokens of each prompt, its last ones; -1 for
+                as many as the model takes.
             use_tqdm: show a progress bar on the terminal.
             pooling_params: of all; None for vectors of length 1.
 

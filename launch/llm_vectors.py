@@ -1,22 +1,30 @@
 """Vectors of prompts, and how alike they are, as the offline API returns them."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from quire.contract.embeddings import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
+    Embeddings,
     ScoringOutput,
     ScoringRequestOutput,
     cosine,
 )
-from quire.contract.errors import InvalidRequestError
+from quire.contract.errors import InvalidRequestError, OverloadedError
 from quire.sdk.calls import EmbedOptions
 from quire.sdk.client import Client
 from quire.sdk.prompts import ParsedPrompt
 
+Content = str | Sequence[int]
+
 # Of one call, so that its answer fits a message, and progress shows.
 MAX_PROMPTS_OF_A_CALL = 128
+# Likewise, so that it fits the message that a router reads; a larger prompt is sent alone.
+MAX_BYTES_OF_A_CALL = 2 * 2**20
+# Of a token id in a message.
+_BYTES_PER_ID = 5
 
 
 def embed(
@@ -25,7 +33,7 @@ def embed(
     options: EmbedOptions,
     advance: Callable[[int], None],
 ) -> list[EmbeddingRequestOutput]:
-    """Return the vector of each prompt.
+    """Return the vector of each prompt, with patience for a cluster that is full.
 
     Args:
         client: of the cluster.
@@ -38,12 +46,10 @@ def embed(
     """
     outputs: list[EmbeddingRequestOutput] = []
     for salt, group in groupby(prompts, key=lambda each: each.cache_salt):
-        same = list(group)
-        for start in range(0, len(same), MAX_PROMPTS_OF_A_CALL):
-            contents = [each.content for each in same[start : start + MAX_PROMPTS_OF_A_CALL]]
+        for contents in _calls([each.content for each in group]):
             own: EmbedOptions = {**options, "cache_salt": salt, "include_prompt_token_ids": True}
             try:
-                found = client.embed(contents, **own)
+                found = _embed(client, contents, own)
             except InvalidRequestError as error:
                 raise _renumbered(error, len(outputs)) from error
             for vector, token_ids in zip(found.vectors, found.prompt_token_ids, strict=True):
@@ -53,6 +59,29 @@ def embed(
                 )
                 advance(0)
     return outputs
+
+
+def _calls(contents: Sequence[Content]) -> Iterator[Sequence[Content]]:
+    """Yield what goes into one call each, in the order of the prompts."""
+    start = num_bytes = 0
+    for end, content in enumerate(contents):
+        size = _BYTES_PER_ID * len(content)
+        if isinstance(content, str):
+            size = len(content.encode())
+        is_full = num_bytes + size > MAX_BYTES_OF_A_CALL or end - start == MAX_PROMPTS_OF_A_CALL
+        if is_full and end > start:
+            yield contents[start:end]
+            start, num_bytes = end, 0
+        num_bytes += size
+    yield contents[start:]
+
+
+def _embed(client: Client, contents: Sequence[Content], options: EmbedOptions) -> Embeddings:
+    while True:
+        try:
+            return client.embed(contents, **options)
+        except OverloadedError as error:
+            time.sleep(error.retry_after_ms / 1e3)
 
 
 def _renumbered(error: InvalidRequestError, num_before: int) -> InvalidRequestError:

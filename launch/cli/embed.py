@@ -27,7 +27,7 @@ class EmbedOptions(Options):
 
     normalize: bool = option(True, "Scale vectors to length 1.")
     truncate_prompt_tokens: int | None = option(
-        None, "Use only the last so many tokens of each text."
+        None, "Use only the last so many tokens of each text; -1 for as many as the model takes."
     )
     dimensions: int | None = option(
         None, "Only so many elements, where the model was trained for that."

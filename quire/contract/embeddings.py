@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 
+from quire.contract.callers import MAX_PRIORITY
 from quire.contract.errors import InvalidRequestError
 from quire.contract.pooling_params import NORMALIZED, PoolingParams
+from quire.contract.sampling_params import MAX_TOKENS
 
 # OpenAI's.
 MAX_INPUTS = 2048
+# vLLM's: use as many tokens of a prompt as the model takes.
+MODELS_LENGTH = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +27,15 @@ class EmbedInput:
         pooling_params: how vectors are made.
         request_id: "" has the router make one.
         model: "" for the only one that is served.
-        truncate_prompt_tokens: use only so many tokens of each prompt, its last ones; None uses
-            all.
+        truncate_prompt_tokens: use only so many tokens of each prompt, its last ones; -1 for as
+            many as the model takes; None uses all.
         add_special_tokens: whether texts get the tokens that the model expects around a prompt.
-        priority: smaller goes first.
+        priority: smaller goes first, in [-100, 100].
         cache_salt: cached prefixes are shared within a salt only.
         include_prompt_token_ids: return the token ids of each prompt.
 
     Raises:
-        InvalidRequestError: there are no prompts, or too many.
+        InvalidRequestError: there are no prompts, or too many, or a value is out of bounds.
     """
 
     prompts: Sequence[str | Sequence[int]]
@@ -46,6 +50,15 @@ class EmbedInput:
 
     def __post_init__(self) -> None:
         check_num_inputs("inputs", len(self.prompts))
+        num_kept = self.truncate_prompt_tokens
+        if num_kept is not None and num_kept != MODELS_LENGTH and not 1 <= num_kept <= MAX_TOKENS:
+            raise InvalidRequestError(
+                "truncate_prompt_tokens", f"must be in [1, {MAX_TOKENS}] or -1, got {num_kept}"
+            )
+        if abs(self.priority) > MAX_PRIORITY:
+            raise InvalidRequestError(
+                "priority", f"must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}], got {self.priority}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class EmbedOptions(TypedDict, total=False):
     Attributes:
         normalize: scale each vector to a Euclidean length of 1; True if absent.
         dimensions: return so many elements of each vector, of a model with is_matryoshka.
-        truncate_prompt_tokens: use only so many tokens of each prompt, its last ones.
+        truncate_prompt_tokens: use only so many tokens of each prompt, its last ones; -1 for as
+            many as the model takes.
         add_special_tokens: whether texts get the tokens that the model expects around a prompt;
             True if absent.
         request_id: unique among your running requests; "" has the router make one.
@@ -186,7 +187,7 @@ def embed_input(prompts: Prompt | Sequence[Prompt], options: EmbedOptions) -> Em
         options: of the call.
 
     Raises:
-        InvalidRequestError: there are no prompts, or too many.
+        InvalidRequestError: there are no prompts, or too many, or a value is out of bounds.
     """
     is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
     each: Any = [prompts] if is_one else prompts

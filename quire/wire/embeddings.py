@@ -45,7 +45,7 @@ def embed_input_from_proto(message: inference_pb2.EmbedRequest) -> EmbedInput:
     """Return the request of a message; its token ids stay the message's own.
 
     Raises:
-        InvalidRequestError: there are no inputs, or too many, or dimensions are out of bounds.
+        InvalidRequestError: there are no inputs, or too many, or a value is out of bounds.
     """
     check_num_inputs("inputs", len(message.inputs))
     is_given = message.HasField

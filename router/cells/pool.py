@@ -23,7 +23,14 @@ from quire.observe.log import get_logger
 from router.cells.choice import Assignment, CellChoice, RoutingPolicy
 from router.cells.discovery import follow_names
 from router.cells.handshake import why_none_is_connected
-from router.cells.served import find_served, largest, numerics_lost, unavailable, unfit
+from router.cells.served import (
+    find_served,
+    largest,
+    numerics_lost,
+    unavailable,
+    unfit,
+    with_vectors,
+)
 from router.cells.session import CellSession
 from router.cells.submission import SubmissionReason
 from router.config import RouterConfig
@@ -148,8 +155,10 @@ class CellPool:
 
     def models(self) -> list[ModelInfo]:
         """Return the models of the connected cells, once for each name and numerics id."""
-        connected = [cell.model for cell in self._cells.values() if cell.connected and cell.model]
-        return [replace(model, text_id=self._text_id) for model in largest(connected)]
+        return [replace(each, text_id=self._text_id) for each in largest(self._connected_models())]
+
+    def _connected_models(self) -> list[ModelInfo]:
+        return [cell.model for cell in self._cells.values() if cell.connected and cell.model]
 
     async def watch(self) -> AsyncGenerator[list[CellStatus], None]:
         """Yield the status of every cell, at once and after changes; a slow reader misses some."""
@@ -158,12 +167,15 @@ class CellPool:
             yield self.statuses()
             await changed.wait()
 
-    async def find_model(self, name: str, numerics_id: str | None = None) -> ModelInfo:
+    async def find_model(
+        self, name: str, numerics_id: str | None = None, gives_vectors: bool = False
+    ) -> ModelInfo:
         """Return the model of a name, "" for the only one, waiting a while for a cell to connect.
 
         Args:
             name: that requests use.
             numerics_id: that it must have; None for any.
+            gives_vectors: whether to leave out the cells that give none, if any gives some.
 
         Raises:
             ModelNotFoundError: it is not served here.
@@ -174,7 +186,9 @@ class CellPool:
             async with asyncio.timeout(self._config.connect_timeout_s):
                 while True:
                     changed = self._changed
-                    found = find_served(self.models(), self._cells.values(), name, numerics_id)
+                    models = self._connected_models()
+                    models = [*largest(with_vectors(models) if gives_vectors else models)]
+                    found = find_served(models, self._cells.values(), name, numerics_id)
                     if found is not None:
                         return replace(found, text_id=self._text_id)
                     await changed.wait()

@@ -34,9 +34,9 @@ CellT = TypeVar("CellT", bound=ServingCell)
 def largest(models: Iterable[ModelInfo]) -> Collection[ModelInfo]:
     """Return one model of each name and numerics id, of the largest max_model_len.
 
-    A request goes where it fits; one for a vector to cells that give any.
+    A request goes where it fits.
     """
-    longest_last = sorted(models, key=lambda model: (model.max_model_len, model.embedding_size))
+    longest_last = sorted(models, key=lambda model: model.max_model_len)
     return {(model.name, model.numerics_id): model for model in longest_last}.values()
 
 
@@ -77,6 +77,15 @@ def find_served(
     served = ", ".join(names)
     wrong = f"{name} is not served" if name else "required, several are served"
     raise ModelNotFoundError(f"model: {wrong}; served: {served}")
+
+
+def with_vectors(models: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
+    """Return the models, less those that give no vectors where another one of their name does.
+
+    Cells of an earlier release give none, and may be larger than those that do.
+    """
+    names = {model.name for model in models if model.embedding_size}
+    return [model for model in models if model.embedding_size or model.name not in names]
 
 
 def may_continue(cell: ServingCell, stream: RequestStream) -> bool:

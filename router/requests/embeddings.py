@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from quire.contract.callers import Caller
-from quire.contract.embeddings import Embeddings, EmbedInput, vector_of
+from quire.contract.embeddings import MODELS_LENGTH, Embeddings, EmbedInput, vector_of
 from quire.contract.errors import AbortedError, InvalidRequestError, NotFiniteError
 from quire.contract.inputs import GenerateInput, TokenizeInput
-from quire.contract.outputs import Finished, FinishReason, Started
+from quire.contract.outputs import Finished, FinishReason, ModelInfo, Started
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import child
 from router.requests.inference import Inference
@@ -67,15 +67,18 @@ class Embedder:
             # First, since texts cost their tokens before the checks of each prompt's request.
             caller.check_priority(request.priority)
             check_lengths(request.request_id, request.cache_salt)
-            self._check_size(request, name)
+            model = await self._inference.find_model(request.model, gives_vectors=True)
+            _num_bytes(request, model, name)
+            num_kept = request.truncate_prompt_tokens
+            if num_kept == MODELS_LENGTH:
+                num_kept = model.max_model_len
             params = SamplingParams(
                 max_tokens=1,
                 temperature=0.0,
                 seed=0,
-                truncate_prompt_tokens=request.truncate_prompt_tokens,
+                truncate_prompt_tokens=num_kept,
             )
         request_id = request.request_id or uuid.uuid4().hex
-
         patience = Patience(deadline_s)
 
         async def compute(place: int) -> tuple[Started, Finished]:
@@ -107,27 +110,13 @@ class Embedder:
         return Embeddings(
             tuple(vector_of(finished.vector or b"") for _, finished in found),
             tuple(started.num_prompt_tokens for started, _ in found),
-            request.model or next((each.name for each in self._inference.models()), ""),
+            model.name,
             request_id,
             numerics_ids.pop() if len(numerics_ids) == 1 else "",
             tuple(started.prompt_token_ids for started, _ in found)
             if request.include_prompt_token_ids
             else (),
         )
-
-    def _check_size(self, request: EmbedInput, name: Name) -> None:
-        """Check that all vectors fit an answer.
-
-        Raises:
-            InvalidRequestError: they do not.
-        """
-        models = [each for each in self._inference.models() if request.model in ("", each.name)]
-        num_bytes = 4 * max((each.embedding_size for each in models), default=0)
-        number, most = len(request.prompts), MAX_VECTOR_BYTES // (num_bytes or 1)
-        if number > most:
-            raise InvalidRequestError(
-                name(most), f"must be one of at most {most} with this model, got {number}"
-            )
 
     async def _tokenized(
         self, prompt: str, request: EmbedInput, caller: Caller, name: str
@@ -170,6 +159,21 @@ class Embedder:
                 raise AbortedError(f"{name}: its request was aborted")
             raise NotFiniteError(f"{name}: no finite vector was computed for it")
         return started, finished
+
+
+def _num_bytes(request: EmbedInput, model: ModelInfo, name: Name) -> int:
+    """Return the size of all vectors, in bytes.
+
+    Raises:
+        InvalidRequestError: they do not fit an answer.
+    """
+    each = 4 * min(request.pooling_params.dimensions or model.embedding_size, model.embedding_size)
+    number, most = len(request.prompts), MAX_VECTOR_BYTES // (each or 1)
+    if number > most:
+        raise InvalidRequestError(
+            name(most), f"must be one of at most {most} with this model, got {number}"
+        )
+    return each * number
 
 
 def _named(error: InvalidRequestError, name: str) -> InvalidRequestError:

@@ -78,7 +78,7 @@ class Validator:
     def __init__(
         self,
         codec: TextCodec,
-        find_model: Callable[[str, str | None], Awaitable[ModelInfo]],
+        find_model: Callable[[str, str | None, bool], Awaitable[ModelInfo]],
         max_prompt_bytes: int,
         check_grammar: Callable[[StructuredOutputsParams, ModelInfo], Awaitable[None]]
         | None = None,
@@ -88,7 +88,8 @@ class Validator:
         Args:
             codec: the tokenizer.
             find_model: the served model of a name, "" for the only one, and of a numerics id, None
-                for any; raises ModelNotFoundError, NumericsDifferError or UnavailableError.
+                for any, if possible of a cell that gives vectors, where that is wanted; raises
+                ModelNotFoundError, NumericsDifferError or UnavailableError.
             max_prompt_bytes: longest text, in bytes of UTF-8.
             check_grammar: raises InvalidRequestError where a model cannot obey a grammar; None
                 where none can.
@@ -151,7 +152,8 @@ class Validator:
         if isinstance(request.prompt, str):
             self._check_bytes("prompt", request.prompt)
         with ledger.during(Part.NOT_READY, WAIT_US):
-            model = await self._find_model(request.model, numerics_id)
+            gives_vectors = request.pooling_params is not None
+            model = await self._find_model(request.model, numerics_id, gives_vectors)
         params = request.sampling_params
         check_ids("stop_token_ids", params.stop_token_ids, model)
         check_ids("allowed_token_ids", params.allowed_token_ids, model)
@@ -224,12 +226,12 @@ class Validator:
     async def tokenize(self, request: TokenizeInput) -> Sequence[int]:
         """Check a Tokenize request and return its token ids; raises as `generate`."""
         self._check_bytes("text", request.text)
-        await self._find_model(request.model, None)
+        await self._find_model(request.model, None, False)
         return await self._codec.encode(request.text, request.add_special_tokens)
 
     async def detokenize(self, request: DetokenizeInput) -> str:
         """Check a Detokenize request and return its text; raises as `generate`."""
-        info, token_ids = await self._find_model(request.model, None), request.token_ids
+        info, token_ids = await self._find_model(request.model, None, False), request.token_ids
         if len(token_ids) > info.max_model_len:
             raise InvalidRequestError(
                 "token_ids", f"at most {info.max_model_len} tokens, got {len(token_ids)}"

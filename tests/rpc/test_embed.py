@@ -71,6 +71,9 @@ async def test_the_last_tokens_of_each(tmp_path: Path) -> None:
         found = await setup.client.embed(TEXTS, truncate_prompt_tokens=2)
         assert [each.tobytes() for each in found.vectors] == expected(*(ids[-2:] for ids in TOKENS))
         assert found.num_prompt_tokens == tuple(min(2, len(ids)) for ids in TOKENS)
+        # As many as the model takes.
+        found = await setup.client.embed([[7] * 300, [5]], truncate_prompt_tokens=-1)
+        assert found.num_prompt_tokens == (MODEL.max_model_len, 1)
 
 
 async def test_no_more_than_a_few_are_with_the_cell_at_once(tmp_path: Path) -> None:
@@ -123,7 +126,9 @@ REFUSED = [
     (["x", ""], {}, r"inputs\[1\]: at least 1 token, got 0"),
     ([[5], [1000]], {}, r"inputs\[1\]: token ids must be in \[0, 1000\), got 1000"),
     (["x"], {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens: must be in"),
+    (["x"], {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens: must be in .* or -1, got -2"),
     (["x"], {"priority": 101}, "priority: must be in"),
+    (["x"], {"priority": 2**40}, "priority: must be in"),
     (["x"], {"cache_salt": "s" * 257}, "cache_salt: at most 256"),
     (["x"], {"request_id": "r" * 129}, "request_id: at most 128"),
 ]
@@ -149,6 +154,16 @@ async def test_vectors_that_no_message_holds_are_refused(
         await setup.client.embed(TEXTS)
         with pytest.raises(InvalidRequestError, match=r"inputs\[3\]: must be one of at most 3 "):
             await setup.client.embed([*TEXTS, "x"])
+    # Also of the first call, which comes before the cell is connected.
+    fake = FakeScheduler(model=replace(MODEL, is_matryoshka=True))
+    async with (
+        running_fake(fake) as scheduler,
+        router_for(tmp_path, (scheduler,)) as (_, client, _),
+    ):
+        with pytest.raises(InvalidRequestError, match=r"inputs\[3\]: must be one of at most 3 "):
+            await client.embed([*TEXTS, "x"])
+        found = await client.embed([*TEXTS, *TEXTS], dimensions=2)
+        assert len(found.vectors) == 6
 
 
 @pytest.mark.parametrize(
@@ -259,6 +274,7 @@ async def test_a_cell_of_the_previous_release_is_sent_none(tmp_path: Path) -> No
         with pytest.raises(InvalidRequestError, match="model: must be one that gives vectors"):
             await client.embed("x")
         assert not old.submitted
+    old.model = replace(MODEL, max_model_len=2 * MODEL.max_model_len)
     async with (
         running_fake(old, interceptors=[speaks]) as at_old,
         running_fake(new) as at_new,

@@ -28,7 +28,7 @@ def embeddings(inference: Inference) -> Handle:
 
     async def handle(call: HttpCall) -> None:
         with inference.refusals(call.caller):
-            asked = read_embeddings(call.body, _longest(inference, call))
+            asked = read_embeddings(call.body)
         found = await _embed(embedder, call, asked.request, asked.name)
         head = _head("embd", found, call)
         # A vector at a time: as text it takes ten times as much.
@@ -52,7 +52,7 @@ def score(inference: Inference) -> Handle:
 
     async def handle(call: HttpCall) -> None:
         with inference.refusals(call.caller):
-            asked = read_score(call.body, _longest(inference, call))
+            asked = read_score(call.body)
         found = await _embed(embedder, call, asked.request, asked.name)
         scores = await _scores(asked, found)
         data = [
@@ -69,7 +69,7 @@ def rerank(inference: Inference) -> Handle:
 
     async def handle(call: HttpCall) -> None:
         with inference.refusals(call.caller):
-            asked = read_rerank(call.body, _longest(inference, call))
+            asked = read_rerank(call.body)
         found = await _embed(embedder, call, asked.scores.request, asked.scores.name)
         scores = await _scores(asked.scores, found)
         best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
@@ -100,13 +100,6 @@ async def _scores(asked: ScoreRequest, found: Embeddings) -> Sequence[float]:
         scores.append(cosine(first[index if len(first) > 1 else 0], vector))
         await asyncio.sleep(0)  # others go on between pairs
     return scores
-
-
-def _longest(inference: Inference, call: HttpCall) -> int:
-    """Return how many tokens a prompt of the named model may have; 0 where that is not known."""
-    model = call.body.text("model")
-    lengths = [each.max_model_len for each in inference.models() if model in ("", each.name)]
-    return max(lengths, default=0)
 
 
 def _head(kind: str, found: Embeddings, call: HttpCall) -> dict[str, Any]:

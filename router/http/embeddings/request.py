@@ -74,12 +74,11 @@ class RerankRequest:
     returns_documents: bool
 
 
-def read_embeddings(body: Fields, longest: int) -> EmbeddingsRequest:
+def read_embeddings(body: Fields) -> EmbeddingsRequest:
     """Return what a body of /v1/embeddings asks for.
 
     Args:
         body: of the request.
-        longest: tokens of a prompt that the models take.
 
     Raises:
         InvalidRequestError: a field is of another type, out of bounds, or not served here.
@@ -93,15 +92,13 @@ def read_embeddings(body: Fields, longest: int) -> EmbeddingsRequest:
     inputs, is_list = _inputs(body)
     normalize = body.boolean("normalize", body.boolean("use_activation", True))
     return EmbeddingsRequest(
-        EmbedInput(
-            inputs, PoolingParams(normalize, body.integer("dimensions")), **_options(body, longest)
-        ),
+        EmbedInput(inputs, PoolingParams(normalize, body.integer("dimensions")), **_options(body)),
         numbered("input") if is_list else lambda _: "input",
         encoding == "base64",
     )
 
 
-def read_score(body: Fields, longest: int) -> ScoreRequest:
+def read_score(body: Fields) -> ScoreRequest:
     """Return what a body of /score asks for; as `read_embeddings`."""
     check_served(body)
     sides = next((each for each in SIDES if each[0] in body and each[1] in body), SIDES[0])
@@ -113,10 +110,10 @@ def read_score(body: Fields, longest: int) -> ScoreRequest:
         )
     names = [numbered(sides[0]) if first_is_list else lambda _: sides[0]]
     names.append(numbered(sides[1]) if second_is_list else lambda _: sides[1])
-    return _score_request(body, longest, first, second, names)
+    return _score_request(body, first, second, names)
 
 
-def read_rerank(body: Fields, longest: int) -> RerankRequest:
+def read_rerank(body: Fields) -> RerankRequest:
     """Return what a body of /rerank asks for; as `read_embeddings`."""
     check_served(body)
     if "query" not in body:
@@ -127,7 +124,7 @@ def read_rerank(body: Fields, longest: int) -> RerankRequest:
         raise body.refuse("top_n", f"must be at least 0, got {top_n}")
     names: list[Name] = [lambda _: "query", numbered("documents")]
     return RerankRequest(
-        _score_request(body, longest, [query], documents, names),
+        _score_request(body, [query], documents, names),
         documents,
         top_n,
         body.boolean("return_documents", True),
@@ -135,7 +132,7 @@ def read_rerank(body: Fields, longest: int) -> RerankRequest:
 
 
 def _score_request(
-    body: Fields, longest: int, first: Sequence[str], second: Sequence[str], names: Sequence[Name]
+    body: Fields, first: Sequence[str], second: Sequence[str], names: Sequence[Name]
 ) -> ScoreRequest:
     num_first = len(first)
 
@@ -146,17 +143,15 @@ def _score_request(
         raise body.refuse(
             name(MAX_INPUTS), f"must be one of at most {MAX_INPUTS} texts in all, got {number}"
         )
-    request = EmbedInput([*first, *second], **_options(body, longest))
+    request = EmbedInput([*first, *second], **_options(body))
     return ScoreRequest(request, name, num_first)
 
 
-def _options(body: Fields, longest: int) -> dict[str, Any]:
+def _options(body: Fields) -> dict[str, Any]:
     """Return what the bodies have in common."""
-    num_kept = body.integer("truncate_prompt_tokens")
     return {
         "model": body.text("model"),
-        # vLLM's -1: what the model takes.
-        "truncate_prompt_tokens": longest or None if num_kept == -1 else num_kept,
+        "truncate_prompt_tokens": body.integer("truncate_prompt_tokens"),
         "add_special_tokens": body.boolean("add_special_tokens", True),
         "priority": body.integer("priority", 0) or 0,
         "cache_salt": body.text("cache_salt"),
