@@ -204,7 +204,7 @@ class Router:
             async with asyncio.timeout(self._config.drain_timeout_s):
                 # Calls that are not with a cell yet, such as those whose text is being tokenized,
                 # and those whose last message is on its way.
-                while self._counters.num_open or self._cells.requests or self._num_http_requests:
+                while self._num_open:
                     await asyncio.sleep(DRAIN_LOOK_INTERVAL_S)
         except TimeoutError:
             log.warning("drain_timed_out", open_requests=self._counters.num_open)
@@ -213,8 +213,17 @@ class Router:
             await asyncio.gather(refusing, return_exceptions=True)
 
     @property
-    def _num_http_requests(self) -> int:
-        return self._http.num_requests if self._http else 0
+    def _num_open(self) -> int:
+        num_http_requests = self._http.num_requests if self._http else 0
+        num_vector_calls = len(self.inference.vector_calls)
+        return sum(
+            (
+                self._counters.num_open,
+                len(self._cells.requests),
+                num_vector_calls,  # their requests may all wait to be sent again
+                num_http_requests,
+            )
+        )
 
     async def stop(self) -> None:
         """Refuse new requests, give running ones a moment, end them, and close the sessions."""

@@ -1,7 +1,7 @@
 """InferenceService: from proto, call the router, to proto."""
 
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from typing import TypeVar
 
 import grpc
@@ -97,7 +97,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         caller = current_caller()
         with self._inference.refusals(caller):
             sent = embed_input_from_proto(request)
-        found = await self._embedder.embed(sent, caller, deadline_of(context))
+        held = ExitStack()
+        context.add_done_callback(lambda _: held.close())
+        found = await self._embedder.embed(sent, caller, held, deadline_of(context))
         return embeddings_to_proto(found)
 
     async def Abort(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 
 import grpc
@@ -90,8 +90,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     ) -> pb.EmbedResponse:
         """Return the vector of a prompt."""
         sent = embed_input_from_proto(request)
+        held = ExitStack()
+        context.add_done_callback(lambda _: held.close())
         found = await self._embedder.embed(
-            sent, current_caller(), deadline_of(context), lambda _: "tokenized"
+            sent, current_caller(), held, deadline_of(context), lambda _: "tokenized"
         )
         return embedding_to_proto(found)
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from quire.contract.callers import Caller
@@ -20,6 +21,8 @@ from router.requests.validate import check_lengths
 
 # Of one call, so that it leaves room in queues.
 MAX_AT_ONCE = 64
+# Of the id of a call, in those of its requests.
+MAX_SHOWN_ID_CHARS = 80
 # Of one call: they must fit a message.
 MAX_VECTOR_BYTES = 48 * 2**20
 
@@ -48,6 +51,7 @@ class Embedder:
         self,
         request: EmbedInput,
         caller: Caller,
+        held: ExitStack,
         deadline_s: float | None = None,
         name: Name = numbered("inputs"),  # noqa: B008
     ) -> Embeddings:
@@ -56,19 +60,21 @@ class Embedder:
         Args:
             request: what is asked for.
             caller: whose API key it came with.
+            held: closed once the client has the vectors, which count as held until then.
             deadline_s: until when its client waits, on the monotonic clock; None for ever.
             name: of each prompt, in messages.
 
         Raises:
-            QuireError: as `Inference.events`; AbortedError, if a prompt's request was ended by
-                Abort; NotFiniteError, if its vector is not finite.
+            QuireError: as `Inference.events`; AbortedError, if it was ended by Abort;
+                NotFiniteError, if a vector is not finite; OverloadedError, also if the vectors of
+                all calls would be too many.
         """
         with self._inference.refusals(caller):
             # First, since texts cost their tokens before the checks of each prompt's request.
             caller.check_priority(request.priority)
             check_lengths(request.request_id, request.cache_salt)
             model = await self._inference.find_model(request.model, gives_vectors=True)
-            _num_bytes(request, model, name)
+            held.enter_context(self._calls.hold(_num_bytes(request, model, name)))
             num_kept = request.truncate_prompt_tokens
             if num_kept == MODELS_LENGTH:
                 num_kept = model.max_model_len
@@ -79,6 +85,8 @@ class Embedder:
                 truncate_prompt_tokens=num_kept,
             )
         request_id = request.request_id or uuid.uuid4().hex
+        # Short enough, and no other request's.
+        other_id = f"{request_id[:MAX_SHOWN_ID_CHARS]}-{uuid.uuid4().hex}"
         patience = Patience(deadline_s)
 
         async def compute(place: int) -> tuple[Started, Finished]:
@@ -95,7 +103,7 @@ class Embedder:
             sent = GenerateInput(
                 prompt,
                 params,
-                f"{request_id}-{place}" if place else request_id,
+                f"{other_id}-{place}" if place else request_id,
                 request.model,
                 request.priority,
                 request.cache_salt,
@@ -105,7 +113,9 @@ class Embedder:
             return await patience.run(attempt)
 
         at_once = min(MAX_AT_ONCE, caller.quotas.max_concurrent or MAX_AT_ONCE)
-        found = await _all_of([compute(place) for place in range(len(request.prompts))], at_once)
+        works = [partial(compute, place) for place in range(len(request.prompts))]
+        with self._calls.open(request_id, caller.name) as aborted:
+            found = await _unless(aborted, request_id, _all_of(works, at_once))
         numerics_ids = {started.numerics_id for started, _ in found}
         return Embeddings(
             tuple(vector_of(finished.vector or b"") for _, finished in found),
@@ -183,13 +193,32 @@ def _named(error: InvalidRequestError, name: str) -> InvalidRequestError:
     return type(error)(name, error.description)
 
 
-async def _all_of(works: Sequence[Coroutine[Any, Any, T]], at_once: int) -> list[T]:
+async def _unless(aborted: asyncio.Event, request_id: str, work: Coroutine[Any, Any, T]) -> T:
+    """Return what comes of a work, which ends where the call is aborted.
+
+    Raises:
+        AbortedError: it was.
+    """
+    working = asyncio.create_task(work)
+    tasks = working, asyncio.create_task(aborted.wait())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise AbortedError(f"request_id: {request_id} was aborted")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _all_of(works: Sequence[Callable[[], Awaitable[T]]], at_once: int) -> list[T]:
     """Return what comes of works, so many of which go on at once; the first failure ends all."""
     turns = asyncio.Semaphore(at_once)
 
-    async def in_turn(work: Coroutine[Any, Any, T]) -> T:
+    async def in_turn(work: Callable[[], Awaitable[T]]) -> T:
         async with turns:
-            return await work
+            return await work()
 
     tasks = [asyncio.create_task(in_turn(work)) for work in works]
     try:
@@ -198,5 +227,3 @@ async def _all_of(works: Sequence[Coroutine[Any, Any, T]], at_once: int) -> list
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for work in works:
-            work.close()  # those whose turn never came

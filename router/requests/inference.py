@@ -232,7 +232,8 @@ class Inference:
 
     def abort(self, request_id: str, caller: Caller) -> bool:
         """End a request of the same caller; return whether there was one. It ends with ABORT."""
-        return self._orphans.abort(request_id, caller.name)
+        is_call = self.vector_calls.abort(request_id, caller.name)
+        return self._orphans.abort(request_id, caller.name) or is_call
 
     def seed_of(self, request_id: str, caller: Caller) -> int | None:
         """Return the seed of a request that a caller has here; None where there is none yet."""

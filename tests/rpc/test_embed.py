@@ -15,16 +15,19 @@ from quire.contract.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    RequestExistsError,
 )
 from quire.contract.outputs import FinishReason
 from quire.contract.pooling_params import PoolingParams
 from quire.v1 import scheduler_pb2
-from router.requests import embeddings
+from router.http.call import HttpCall
+from router.requests import embeddings, vector_calls
 from router.requests.vector_calls import MAX_TEXTS_AT_ONCE
 from tests.fakes.fake_model import fake_vector
 from tests.fakes.fake_scheduler import MODEL, FakeScheduler
 from tests.fakes.fake_scheduler import running_scheduler as running_fake
 from tests.fakes.previous_release import SpeaksPreviousRelease
+from tests.rpc.http_setup import http_router
 from tests.rpc.router_setup import BACKEND, PROMPT, PROMPT_IDS, router_for, running_router
 
 TEXTS = [PROMPT, "x", "another text"]
@@ -51,7 +54,8 @@ async def test_a_vector_for_each_input_in_their_order(tmp_path: Path, normalize:
         assert [each.tobytes() for each in found.vectors] == wanted
         assert found.num_prompt_tokens == tuple(map(len, TOKENS))
         assert (found.request_id, found.model, found.prompt_token_ids) == ("mine", "fake", ())
-        assert {each.request_id for each in setup.fake.submitted} == {"mine", "mine-1", "mine-2"}
+        assert setup.fake.submitted[0].request_id == "mine"
+        assert all(each.request_id.startswith("mine") for each in setup.fake.submitted)
         same = await setup.client.embed(
             TOKENS, normalize=normalize, include_prompt_token_ids=True, priority=3
         )
@@ -248,9 +252,77 @@ async def test_an_aborted_input_aborts_the_call(tmp_path: Path) -> None:
     async with running_router(tmp_path, fake) as setup:
         task = asyncio.create_task(setup.client.embed(TEXTS, request_id="mine"))
         await fake.until(lambda: len(fake.submitted) == 3)
-        assert await setup.client.abort("mine-1")
-        with pytest.raises(AbortedError, match=r"inputs\[1\]: its request was aborted"):
+        [other, _] = [each for each in fake.submitted if each.request_id != "mine"]
+        assert await setup.client.abort(other.request_id)
+        with pytest.raises(AbortedError, match=r"inputs\[[12]\]: its request was aborted"):
             await task
+
+
+async def test_abort_ends_a_call_whose_first_input_is_done(tmp_path: Path) -> None:
+    fake = FakeScheduler()
+    async with running_router(tmp_path, fake) as setup:
+        first = "i" * 128  # the longest id, of which all others are made
+        task = asyncio.create_task(setup.client.embed(TEXTS, request_id=first))
+        assert len((await task).vectors) == 3
+        fake.refuse_next(full(60_000))  # one of two waits for another minute
+        task = asyncio.create_task(setup.client.embed(TEXTS[:2], request_id=first))
+        await fake.until(lambda: fake.num_refused == 1 and len(fake.submitted) == 4)
+        await fake.until(lambda: fake.num_running() == 0)
+        while setup.router._cells.requests:
+            await asyncio.sleep(0)
+        with pytest.raises(RequestExistsError, match="is in use"):
+            await setup.client.embed(TEXTS, request_id=first)
+        assert await setup.client.abort(first)
+        with pytest.raises(AbortedError, match=f"request_id: {first} was aborted"):
+            await task
+        assert not await setup.client.abort(first)
+
+
+async def test_ids_of_inputs_are_no_other_requests(tmp_path: Path) -> None:
+    fake = FakeScheduler()
+    fake.hold()
+    async with running_router(tmp_path, fake) as setup:
+        other = asyncio.create_task(setup.client.generate(PROMPT, request_id="mine-1"))
+        await fake.until(lambda: len(fake.submitted) == 1)
+        task = asyncio.create_task(setup.client.embed(TEXTS, request_id="mine"))
+        await fake.until(lambda: len(fake.submitted) == 4)
+        await fake.release()
+        assert len((await task).vectors) == 3
+        assert (await other).token_ids
+
+
+async def test_vectors_of_all_calls_are_bounded_until_they_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_calls, "MAX_HELD_BYTES", 4 * 4 * MODEL.embedding_size)
+    fake, reads, write = FakeScheduler(), asyncio.Event(), HttpCall.write
+
+    async def slow(call: HttpCall, content: bytes, is_last: bool = False) -> None:
+        await reads.wait()
+        await write(call, content, is_last)
+
+    async with http_router(tmp_path, fake) as setup:
+        calls = setup.router.inference.vector_calls
+        monkeypatch.setattr(HttpCall, "write", slow)
+        answer = asyncio.create_task(setup.post("/v1/embeddings", {"input": TEXTS}))
+        await fake.until(lambda: len(fake.submitted) == 3)
+        while len(calls):
+            await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match=r"vectors: at most 64 bytes are held .* 80"):
+            await setup.client.embed(["x", "y"])
+        assert len((await setup.client.embed("x")).vectors) == 1
+        reads.set()
+        assert len((await answer).json()["data"]) == 3
+        fake.hold()
+        task = asyncio.create_task(setup.client.embed(TEXTS))
+        await fake.until(lambda: len(fake.submitted) == 7)
+        refused = await setup.post("/score", {"text_1": "x", "text_2": "y"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        await fake.release()
+        await task
+        while calls.num_held_bytes:  # the server notices a little later
+            await asyncio.sleep(0)
+        assert len((await setup.client.embed([*TEXTS, "y"])).vectors) == 4
 
 
 async def test_each_input_is_counted_as_a_request(tmp_path: Path) -> None:

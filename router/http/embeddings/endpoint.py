@@ -4,7 +4,8 @@ import asyncio
 import base64
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -26,10 +27,10 @@ def embeddings(inference: Inference) -> Handle:
     """Return what turns `input` into vectors, in OpenAI's shape."""
     embedder = Embedder(inference)
 
-    async def handle(call: HttpCall) -> None:
+    async def handle(call: HttpCall, held: ExitStack) -> None:
         with inference.refusals(call.caller):
             asked = read_embeddings(call.body)
-        found = await _embed(embedder, call, asked.request, asked.name)
+        found = await _embed(embedder, call, held, asked.request, asked.name)
         head = _head("embd", found, call)
         # A vector at a time: as text it takes ten times as much.
         await call.begin(HTTPStatus.OK, {"content-type": "application/json"})
@@ -43,34 +44,34 @@ def embeddings(inference: Inference) -> Handle:
             await asyncio.sleep(0)  # others go on between vectors
         await call.write(b"]}", is_last=True)
 
-    return handle
+    return _holding(handle)
 
 
 def score(inference: Inference) -> Handle:
     """Return what answers how alike pairs of texts are, in vLLM's shape."""
     embedder = Embedder(inference)
 
-    async def handle(call: HttpCall) -> None:
+    async def handle(call: HttpCall, held: ExitStack) -> None:
         with inference.refusals(call.caller):
             asked = read_score(call.body)
-        found = await _embed(embedder, call, asked.request, asked.name)
+        found = await _embed(embedder, call, held, asked.request, asked.name)
         scores = await _scores(asked, found)
         data = [
             {"index": index, "object": "score", "score": each} for index, each in enumerate(scores)
         ]
         await call.answer({**_head("score", found, call), "data": data, "usage": _usage(found)})
 
-    return handle
+    return _holding(handle)
 
 
 def rerank(inference: Inference) -> Handle:
     """Return what orders documents by how alike they are to a query, as Jina and Cohere do."""
     embedder = Embedder(inference)
 
-    async def handle(call: HttpCall) -> None:
+    async def handle(call: HttpCall, held: ExitStack) -> None:
         with inference.refusals(call.caller):
             asked = read_rerank(call.body)
-        found = await _embed(embedder, call, asked.scores.request, asked.scores.name)
+        found = await _embed(embedder, call, held, asked.scores.request, asked.scores.name)
         scores = await _scores(asked.scores, found)
         best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
         results = []
@@ -82,14 +83,26 @@ def rerank(inference: Inference) -> Handle:
         own = {"id": f"rerank-{call.request_id}", "model": found.model}
         await call.answer({**own, "usage": _usage(found), "results": results})
 
-    return handle
+    return _holding(handle)
 
 
-async def _embed(embedder: Embedder, call: HttpCall, request: EmbedInput, name: Name) -> Embeddings:
+def _holding(handle: Callable[[HttpCall, ExitStack], Awaitable[None]]) -> Handle:
+    """Return what answers while the vectors of the call count as held."""
+
+    async def handle_call(call: HttpCall) -> None:
+        with ExitStack() as held:
+            await handle(call, held)
+
+    return handle_call
+
+
+async def _embed(
+    embedder: Embedder, call: HttpCall, held: ExitStack, request: EmbedInput, name: Name
+) -> Embeddings:
     call.request_id = call.request_id or uuid.uuid4().hex
     request = replace(request, request_id=call.request_id)
     # The body is kept until then: its inputs are, and count among what all may hold.
-    return await embedder.embed(request, call.caller, call.deadline_s, name)
+    return await embedder.embed(request, call.caller, held, call.deadline_s, name)
 
 
 async def _scores(asked: ScoreRequest, found: Embeddings) -> Sequence[float]:
