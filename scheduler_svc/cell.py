@@ -313,7 +313,8 @@ class Cell:
             session.push(Refused(number, QuarantinedError(QUARANTINED)))
 
     def take_workers(self, formed: FormedWorkers) -> None:
-        """Go on with workers that are formed again."""
+        """Go on with workers that are formed again; they may give vectors, or none any more."""
+        self.model = formed.model
         self.blocks.set_num_host_blocks(formed.num_host_blocks)
         self.epoch = formed.epoch
         self.has_workers = True

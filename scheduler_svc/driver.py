@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from quire.contract.errors import UnavailableError
+from quire.contract.outputs import ModelInfo
 from quire.contract.resizing import ResizeProgress
 from quire.contract.sessions import BlockSource, SessionEvent, Submission
 from quire.observe.log import get_logger
@@ -141,16 +142,30 @@ class Driver:
         while True:
             await self._set_serving(True)
             while not await self._step_until_lost(cell):
+                model = cell.model
                 await self._resizing.switch(cell, scheduler_name)
-                self._send_state(cell)
+                self._took_workers(cell, model)
             await self._set_serving(False)
             self._resizing.fail(UnavailableError("the workers in use were lost; they form again"))
             cell.lose_workers()
             # At once: routers have other cells for what waits here.
             self._send_state(cell)
             self.arrivals.lose_workers(cell)
+            model = cell.model
             cell.take_workers(await self.workers.form_again(scheduler_name))
-            self._send_state(cell)
+            self._took_workers(cell, model)
+
+    def _took_workers(self, cell: Cell, before: ModelInfo) -> None:
+        """Send routers what the cell is with other workers.
+
+        A welcome alone says what a model is: where that is another now, as it gives vectors or
+        gives none any more, routers have to connect again, and place what they have here anew.
+        """
+        self._send_state(cell)
+        if cell.model != before:
+            for session in list(self._sessions):
+                session.end(UnavailableError("the workers are of another release: connect again"))
+                self.close_session(session)
 
     async def close(self) -> None:
         """End every session and close the channels; `run` must have ended."""

@@ -35,7 +35,9 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class FormedWorkers:
-    """What a cell knows of its workers. Model and blocks stay when they are formed again.
+    """What a cell knows of its workers.
+
+    Model and blocks stay when they are formed again, but for what the model reports of vectors.
 
     Attributes:
         epoch: larger than any that these workers have seen.
@@ -142,7 +144,8 @@ class Formation:
         else:
             # Not profiled again: a survivor's cache would count as used memory, and routers
             # already have the limits.
-            formed = replace(self._formed, epoch=epoch)
+            model = _with_vectors_of(loaded, self._formed.model)
+            formed = replace(self._formed, epoch=epoch, model=model)
         spec = CacheSpec(formed.num_blocks, self._config, keeps_contents=kept is not None)
         caches = await on_all(self.workers, lambda worker: worker.init_cache(epoch, spec))
         # Without a configured size, a worker takes a share of what is free now.
@@ -332,6 +335,16 @@ class Formation:
             )
         log.warning("max_model_len_clamped", model=model.max_model_len, cache=num_slots)
         return replace(model, max_model_len=num_slots)
+
+
+def _with_vectors_of(loaded: ModelInfo, model: ModelInfo) -> ModelInfo:
+    """Return a model with the vectors that the workers give which have loaded it now."""
+    return replace(
+        model,
+        embedding_size=loaded.embedding_size,
+        is_matryoshka=loaded.is_matryoshka,
+        matryoshka_dimensions=loaded.matryoshka_dimensions,
+    )
 
 
 def _is_same(model: ModelInfo, before: ModelInfo) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from quire import AsyncClient, SamplingParams
 from quire.contract import versions
-from quire.contract.errors import ProtocolDiffersError
+from quire.contract.errors import InvalidRequestError, ProtocolDiffersError
 from quire.contract.versions import UNVERSIONED, check_protocol
 from quire.rpc import open_channel
 from quire.rpc.call_metadata import PROTOCOL_VERSION
@@ -21,6 +21,7 @@ from quire.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
+from router.server import Router
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_scheduler import running_scheduler as running_fake
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
@@ -219,20 +220,49 @@ async def test_a_client_passes_over_a_router_that_it_does_not_understand(
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 4), (4, 0)])
-async def test_workers_that_know_of_vectors_and_others_take_turns(before: int, after: int) -> None:
+async def test_workers_that_know_of_vectors_and_others_take_turns(
+    tmp_path: Path, before: int, after: int
+) -> None:
     """In an upgrade, and in one that is taken back."""
     models = [
         replace(FAKE_MODEL, embedding_size=size, is_matryoshka=bool(size))
         for size in (before, after)
     ]
+    prompt, refused = [5, 6, 7], "model: must be one that gives vectors"
     async with FakeWorker(model=models[0]) as worker:
         port = int(worker.address.rpartition(":")[2])
-        async with running_scheduler(worker.address) as (_, at), open_session(at) as router:
+        async with (
+            running_scheduler(worker.address) as (_, at),
+            router_for(tmp_path, (at,)) as (router, client, _),
+        ):
+            await asyncio.wait_for(router.wait_until_serving(), WAIT_S)
+            if before:
+                assert len((await client.embed(prompt)).vectors) == 1
+                worker.steps_allowed.clear()
+                lost = asyncio.create_task(client.embed([prompt, prompt], timeout=WAIT_S))
+                await until_waiting(router, 2)
+            else:
+                with pytest.raises(InvalidRequestError, match=refused):
+                    await client.embed(prompt)
+                worker.steps_allowed.clear()
+            waiting = asyncio.create_task(client.generate(prompt, SHORT))
+            await until_waiting(router, 3 if before else 1)
             await worker.kill()
-            await router.submit(1, [5, 6, 7], SHORT)
             async with FakeWorker(model=models[1], port=port):
-                await router.finish(1)
-            assert router.tokens[1] == reference([5, 6, 7], SHORT)
+                assert list((await waiting).token_ids) == reference(prompt, SHORT)
+                if after:
+                    assert len((await client.embed(prompt)).vectors) == 1
+                else:
+                    with pytest.raises(InvalidRequestError, match=refused):
+                        await client.embed(prompt)
+                    # No other cell gives them: it waits for one, and no token is made of it.
+                    assert not lost.done()
+                    lost.cancel()
+
+
+async def until_waiting(router: Router, number: int) -> None:
+    while sum(stream.has_begun for stream in router._cells.requests.values()) < number:
+        await asyncio.sleep(0)
 
 
 async def test_a_scheduler_of_the_previous_release_serves_a_router_of_this(tmp_path: Path) -> None:
