@@ -21,8 +21,10 @@ def test_what_was_measured_long_ago_is_not_known() -> None:
     assert times.expected_us(8, now=10.1 + LASTS_S) is None
 
 
-def test_no_fetch_takes_less_than_no_time() -> None:
+def test_no_fetch_takes_less_than_the_shortest() -> None:
     times = FetchTimes()
     for num_blocks, fetch_us in ((10, 100.0), (20, 300.0)):
         times.observe(num_blocks, fetch_us, now=0.0)
-    assert times.expected_us(1, now=0.0) == 0.0
+    assert times.expected_us(1, now=0.0) == 100.0
+    times.observe(15, 200.0, now=0.1 + LASTS_S)
+    assert times.expected_us(1, now=0.1 + LASTS_S) == 200.0, "the others were long ago"
