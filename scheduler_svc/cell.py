@@ -21,7 +21,7 @@ from quire.observe.log import get_logger
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.counters import Counters
-from scheduler_svc.policy.admission import check_queue, check_vocabulary, draw_seed
+from scheduler_svc.policy.admission import check_model, check_queue, draw_seed
 from scheduler_svc.policy.first_token_times import FirstTokenTimes, Prediction
 from scheduler_svc.policy.group_queue import queue_order
 from scheduler_svc.policy.outstanding import outstanding_tokens
@@ -148,7 +148,7 @@ class Cell:
         """Check a request, all but the limits that the scheduler knows.
 
         Raises:
-            InvalidRequestError: its number is taken, or a token is not in the vocabulary.
+            InvalidRequestError: its number is taken, or it asks for what the model has not.
             DrainingError: the cell refuses new requests.
             OverloadedError: the queue is full.
         """
@@ -161,7 +161,7 @@ class Cell:
             self._max_waiting,
             self._max_waiting_tokens,
         )
-        check_vocabulary(submission, self.model.vocab_size)
+        check_model(submission, self.model)
 
     def _check_deadline(self, submission: Submission, now: float) -> float:
         """Return the predicted time to the first token, in seconds; 0 if it cannot be predicted.

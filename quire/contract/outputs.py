@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from quire.contract.chat import ToolCall
+from quire.contract.errors import InvalidRequestError
 from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.contract.time_breakdown import TimeBreakdown
 from quire.contract.versions import PROTOCOL
@@ -45,6 +46,7 @@ class ModelInfo:
         is_matryoshka: whether the first elements of a vector are one, too: as many as
             matryoshka_dimensions say, or any number if there are none.
         matryoshka_dimensions: see there.
+        vectors_only: whether it has no language-model head: it generates no text.
     """
 
     name: str
@@ -60,6 +62,20 @@ class ModelInfo:
     embedding_size: int = 0
     is_matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
+    vectors_only: bool = False
+
+    def check_generates(self) -> None:
+        """Check that the model generates text.
+
+        Raises:
+            InvalidRequestError: it gives vectors only.
+        """
+        if self.vectors_only:
+            raise InvalidRequestError(
+                "model",
+                f"must be one that generates text, got {self.name}: {self.architecture} has no "
+                "language-model head, and gives vectors only",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,8 @@ class Validator:
         with ledger.during(Part.NOT_READY, WAIT_US):
             gives_vectors = request.pooling_params is not None
             model = await self._find_model(request.model, numerics_id, gives_vectors)
+        if not gives_vectors:
+            model.check_generates()
         params = request.sampling_params
         check_ids("stop_token_ids", params.stop_token_ids, model)
         check_ids("allowed_token_ids", params.allowed_token_ids, model)

@@ -6,6 +6,7 @@ from collections.abc import Sequence as AbstractSequence
 from itertools import count
 
 from quire.contract.errors import InvalidRequestError, OverloadedError, TooLargeError
+from quire.contract.outputs import ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import Submission
 from scheduler_svc.blocks.manager import BlockSpaceManager
@@ -231,12 +232,14 @@ def longest_fitting(
     return (num_shared + num_own) * block_size + 1 if num_own > 0 else 0
 
 
-def check_vocabulary(submission: Submission, vocab_size: int) -> None:
-    """Check that the model has every token of a request.
+def check_model(submission: Submission, model: ModelInfo) -> None:
+    """Check that the model generates text, if a request asks for it, and has every token of it.
 
     Raises:
         InvalidRequestError: it does not; names the field and the largest token.
     """
+    if submission.pooling_params is None:
+        model.check_generates()
     params = submission.sampling_params
     fields = [("prompt", submission.prompt_token_ids)]
     fields += [("output_token_ids", output) for output in (submission.outputs or {}).values()]
@@ -248,9 +251,9 @@ def check_vocabulary(submission: Submission, vocab_size: int) -> None:
     fields += [("bad_words_token_ids", token_ids) for token_ids in params.bad_words_token_ids]
     for field, token_ids in fields:
         largest = max(token_ids, default=0)
-        if largest >= vocab_size:
+        if largest >= model.vocab_size:
             raise InvalidRequestError(
-                field, f"token ids must be in [0, {vocab_size - 1}], got {largest}"
+                field, f"token ids must be in [0, {model.vocab_size - 1}], got {largest}"
             )
 
 

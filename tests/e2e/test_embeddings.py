@@ -13,6 +13,7 @@ from launch.cluster.config import embedded_model
 from launch.cluster.supervisor import Cluster
 from quire import AsyncClient, SamplingParams
 from quire.contract.embeddings import Embeddings
+from quire.contract.errors import InvalidRequestError
 from tests.e2e.conftest import SharedClusters, StartCluster
 from tests.e2e.served_model import load_reference, save_served_model
 
@@ -34,6 +35,27 @@ async def client(cluster: Cluster) -> AsyncIterator[AsyncClient]:
 
 def vectors_of(found: Embeddings) -> list[bytes]:
     return [vector.tobytes() for vector in found.vectors]
+
+
+async def test_a_checkpoint_without_a_head_gives_vectors_and_no_text(
+    tmp_path: Path, start_cluster: StartCluster
+) -> None:
+    directory = save_served_model(tmp_path, "mistral")
+    body = load_reference(directory).base_model
+    body.save_pretrained(directory)
+    prompt = [5, 6, 7]
+    async with (
+        start_cluster(directory, max_model_len=64) as cluster,
+        AsyncClient(cluster.router.address) as client,
+    ):
+        [vector] = (await client.embed(prompt, normalize=False)).vectors
+        [model] = await client.list_models()
+        assert (model.architecture, model.vectors_only) == ("MistralModel", True)
+        with pytest.raises(InvalidRequestError, match=r"^model: must be one that generates text"):
+            await client.generate(prompt)
+    with torch.inference_mode():
+        expected = body(torch.tensor([prompt])).last_hidden_state[0, -1]
+    assert torch.allclose(torch.tensor(vector), expected, atol=1e-4 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

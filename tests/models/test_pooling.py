@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from quire.contract.engine_options import LoadOptions
 from quire.contract.errors import ModelLoadError
 from quire.contract.outputs import ModelInfo
 from quire.contract.pooling_params import PoolingParams
@@ -73,6 +75,47 @@ def test_vectors_are_the_last_hidden_states_of_transformers(name: str, tmp_path:
             unit = read(driver.vectors[10 + sequence_id])
             assert torch.allclose(unit, found / found.norm(), atol=1e-6)
             assert abs(unit.double().norm() - 1.0) < 1e-6
+
+
+HEADLESS = [name for name in VARIANTS if not name.startswith("gemma3")]
+
+
+@pytest.mark.parametrize("name", HEADLESS)
+def test_a_checkpoint_without_a_head_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
+    whole = random_model(VARIANTS[name])
+    whole.save_pretrained(tmp_path / "whole")
+    body = whole.base_model
+    body.save_pretrained(tmp_path / "body")
+    loaded = load_model(LoadSpec(str(tmp_path / "body")), "", ParallelGroup())
+    assert loaded.info.architecture == type(body).__name__
+    assert loaded.info.vectors_only
+    assert "lm_head.weight" not in load_file(tmp_path / "body" / "model.safetensors")
+    found = read(alone(tmp_path / "body", dtype="float32"))
+    with torch.inference_mode():
+        expected = body(torch.tensor([make_prompt()])).last_hidden_state[0, -1]
+    assert torch.allclose(found, expected, rtol=0.0, atol=1e-4 * expected.abs().max().item())
+    assert torch.equal(found, read(alone(tmp_path / "whole", dtype="float32")))
+
+
+def test_a_checkpoint_without_a_head_fails_what_samples_and_nothing_else(tmp_path: Path) -> None:
+    random_model(llama_config()).base_model.save_pretrained(tmp_path)
+    driver = Driver(load_runner(tmp_path))
+    driver.add(TARGET, make_prompt(), pooling=RAW)
+    driver.add(1, make_prompt(), GREEDY)
+    result = driver.start().result()
+    assert [sequence_id for sequence_id, _ in result.vectors] == [TARGET]
+    assert tuple(result.failed_sequence_ids) == (1,)
+    with pytest.raises(ModelLoadError, match="draft_model: must have a language-model head, got"):
+        load_model(
+            LoadSpec(str(tmp_path), LoadOptions(draft_model=str(tmp_path))), "", ParallelGroup()
+        )
+
+
+def test_a_body_that_looks_both_ways_is_refused(tmp_path: Path) -> None:
+    random_model(llama_config()).base_model.save_pretrained(tmp_path)
+    edit_config(tmp_path, is_causal=False)
+    with pytest.raises(ModelLoadError, match="is_causal: must be true"):
+        load_model(LoadSpec(str(tmp_path)), "", ParallelGroup())
 
 
 @pytest.mark.parametrize("pooling", [RAW, SCALED])

@@ -359,6 +359,19 @@ async def test_a_cell_of_the_previous_release_is_sent_none(tmp_path: Path) -> No
         assert not old.submitted
 
 
+async def test_a_model_without_a_head_gives_vectors_only(tmp_path: Path) -> None:
+    model = replace(MODEL, architecture="MistralModel", vectors_only=True)
+    async with running_router(tmp_path, FakeScheduler(model=model)) as setup:
+        assert len((await setup.client.embed(TEXTS)).vectors) == 3
+        [shown] = await setup.client.list_models()
+        assert shown.vectors_only
+        with pytest.raises(
+            InvalidRequestError, match=r"^model: must be one that generates text, got fake: Mistral"
+        ):
+            await setup.client.generate(PROMPT)
+        assert len(setup.fake.submitted) == 3
+
+
 async def test_vectors_come_as_the_machine_reads_them(tmp_path: Path) -> None:
     async with running_router(tmp_path) as setup, AsyncClient(setup.address) as client:
         [vector] = (await client.embed("x")).vectors

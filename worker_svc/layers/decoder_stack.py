@@ -7,7 +7,12 @@ import torch
 
 from worker_svc.layers.attention import AttentionMetadata
 from worker_svc.layers.chain import TensorFunction
-from worker_svc.layers.embedding import ParallelLMHead, PositionEmbedding, VocabParallelEmbedding
+from worker_svc.layers.embedding import (
+    NoHead,
+    ParallelLMHead,
+    PositionEmbedding,
+    VocabParallelEmbedding,
+)
 from worker_svc.layers.linear import HeadShare
 from worker_svc.layers.norm import Norm
 from worker_svc.layers.residual import DecoderLayer, ResidualStream
@@ -35,6 +40,7 @@ class DecoderConfig:
         norm_eps: of every norm.
         activation: Hugging Face name.
         tie_word_embeddings: whether the head's weights are the embedding's.
+        has_head: whether there is a head; without, the model gives vectors only.
     """
 
     vocab_size: int
@@ -49,6 +55,7 @@ class DecoderConfig:
     norm_eps: float
     activation: str
     tie_word_embeddings: bool
+    has_head: bool = True
 
     def head_share(self, parallel: ParallelGroup) -> HeadShare:
         """Return the heads of a layer, and those of this rank.
@@ -123,16 +130,18 @@ class DecoderStack:
         ]
         self._final_norm = final_norm
         self._project_out = project_out
-        self._lm_head = ParallelLMHead.tied_or_own(
-            weights,
-            head,
-            self._embedding,
-            parallel,
-            tied=config.tie_word_embeddings,
-            bias=head_bias,
-            soft_cap=soft_cap,
-            scale=logit_scale,
-        )
+        self._lm_head: TensorFunction = NoHead(config.vocab_size)
+        if config.has_head:
+            self._lm_head = ParallelLMHead.tied_or_own(
+                weights,
+                head,
+                self._embedding,
+                parallel,
+                tied=config.tie_word_embeddings,
+                bias=head_bias,
+                soft_cap=soft_cap,
+                scale=logit_scale,
+            )
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata

@@ -176,6 +176,24 @@ class ParallelLMHead:
         return logits
 
 
+class NoHead:
+    """In the place of a head, of a model that has none: no row of it may sample.
+
+    Its logits are not a number, so that a sequence which samples all the same fails alone.
+
+    Args:
+        vocab_size: over all ranks.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return [rows, vocab_size] float32; see ParallelLMHead."""
+        shape = len(hidden), self._vocab_size
+        return torch.full(shape, torch.nan, dtype=torch.float32, device=hidden.device)
+
+
 def _vocab_share(vocab_size: int, parallel: ParallelGroup) -> int:
     return -(-vocab_size // parallel.size)
 

@@ -25,7 +25,7 @@ from worker_svc.loading.numerics_id import numerics_id
 from worker_svc.loading.quantized_checkpoint import read_quantization
 from worker_svc.loading.weights import SafetensorsCheckpoint, TensorReader, Weights, WeightTally
 from worker_svc.models.interface import CausalLM
-from worker_svc.models.registry import FAMILIES, find_family
+from worker_svc.models.registry import find_family, is_native
 from worker_svc.parallel.group import ParallelGroup
 
 log = get_logger()
@@ -101,7 +101,7 @@ def load_model(
     _check_quantization(spec.options.quantization, architecture, device)
     tally = WeightTally()
     is_dummy = spec.options.load_format == "dummy"
-    if is_dummy and architecture not in FAMILIES:
+    if is_dummy and not is_native(architecture):
         raise ModelLoadError(f"load_format: dummy is not served for {architecture}")
     reader: TensorReader = DummyCheckpoint(device.torch_device)
     tensors: dict[str, StoredBytes] = {}
@@ -110,7 +110,7 @@ def load_model(
     elif not is_dummy:
         checkpoint = SafetensorsCheckpoint(model_path)
         tensors = safetensors_bytes(checkpoint.files)
-        reader = read_quantization(checkpoint, hf, is_native=architecture in FAMILIES)
+        reader = read_quantization(checkpoint, hf, is_native=is_native(architecture))
     weights = Weights(reader, DTYPES[dtype_name], device.torch_device, tally=tally)
     with (
         CheckpointDigest(hf, tensors) as digest,
@@ -134,6 +134,7 @@ def load_model(
         embedding_size=model.hidden_size,
         is_matryoshka=hf.flag("is_matryoshka", False) or "matryoshka_dimensions" in hf,
         matryoshka_dimensions=_matryoshka_dimensions(hf, model.hidden_size),
+        vectors_only=not family.has_head,
     )
     numerics = numerics_id(
         info, config, checkpoint_digest, kv_cache_dtype, device, invariant=spec.options.invariant
@@ -181,6 +182,10 @@ def _load_draft_model(options: LoadOptions, target: ModelInfo, device: Device) -
         draft = load_model(LoadSpec(options.draft_model, own), "", ParallelGroup(), device)
     except ModelLoadError as error:
         raise ModelLoadError(f"draft_model: {error}") from error
+    if draft.info.vectors_only:
+        raise ModelLoadError(
+            f"draft_model: must have a language-model head, got {draft.info.architecture}"
+        )
     if draft.info.vocab_size > target.vocab_size:
         raise ModelLoadError(
             f"draft_model: vocabulary must be at most the model's {target.vocab_size} tokens, "
@@ -195,7 +200,7 @@ def _load_draft_model(options: LoadOptions, target: ModelInfo, device: Device) -
 def _check_quantization(method: str, architecture: str, device: Device) -> None:
     if method == NONE:
         return
-    if architecture not in FAMILIES:
+    if not is_native(architecture):
         raise ModelLoadError(
             f"quantization: must be none for {architecture}, whose layers are those of "
             f"transformers, got {method!r}"

@@ -17,7 +17,7 @@ from worker_svc.cache.format import calibration_length
 from worker_svc.device.base import Device
 from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.models.interface import ModelConfig
-from worker_svc.models.registry import FAMILIES
+from worker_svc.models.registry import is_native
 
 # Of docs/numerics.md and of the CUDA kernels. To be raised whenever a change gives a model that was
 # served before other bits: where it changes an entry of tests/models/digests.json, or is meant to
@@ -61,7 +61,7 @@ def numerics_id(
         # One arithmetic for all instruction sets of CPUs; one for each generation of GPUs.
         "device": "cpu" if on_cpu else device.isa,
     }
-    if info.architecture not in FAMILIES:
+    if not is_native(info.architecture):
         parts["fallback"] = _of_fallback(on_cpu, info.max_model_len)
     return sha256(json.dumps(parts, sort_keys=True).encode()).digest()[:ID_BYTES].hex()
 

@@ -1,9 +1,11 @@
 """The Hugging Face architectures that are served, and how each is read and built."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from worker_svc.layers.decoder_stack import DecoderConfig
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.weights import Weights
 from worker_svc.models.bloom import build_bloom, read_bloom
@@ -42,11 +44,13 @@ class ModelFamily:
         build: turns that, the weights, the group and the length limit into a model whose weights
             are loaded. Raises ModelLoadError: a tensor is missing or misshapen, or the ranks cannot
             share a layer.
+        has_head: whether its checkpoints have a language-model head; without, they give vectors.
     """
 
     read: Callable[[HfConfig], ModelConfig]
     # Any: the configuration that the family's own `read` returns.
     build: Callable[[Any, Weights, ParallelGroup, int], CausalLM]
+    has_head: bool = True
 
 
 FAMILIES = {
@@ -79,6 +83,34 @@ FAMILIES = {
 }
 
 
+# Of a family, the architecture of checkpoints that were saved without the head, as those of
+# embedding models often are. Gemma3Model is of images too, and Gemma3TextModel mostly looks both
+# ways.
+_WITHOUT_HEAD = {
+    name.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model"): family
+    for name, family in FAMILIES.items()
+    if name != "Gemma3ForCausalLM"
+}
+
+
+def is_native(architecture: str) -> bool:
+    """Return whether a family of our own serves an architecture."""
+    return architecture in FAMILIES or architecture in _WITHOUT_HEAD
+
+
+def _read_without_head(read: Callable[[HfConfig], ModelConfig], hf: HfConfig) -> ModelConfig:
+    """Return the configuration of a checkpoint without a head; see ModelFamily.
+
+    Raises:
+        ModelLoadError: as `read`, or tokens see those behind them.
+    """
+    if not hf.flag("is_causal", True):
+        raise hf.error("is_causal", "must be true: vectors are those of a decoder's last token")
+    config = read(hf)
+    assert isinstance(config, DecoderConfig), "of a family of our own"
+    return replace(config, has_head=False)
+
+
 def find_family(hf: HfConfig) -> tuple[str, ModelFamily]:
     """Return the architecture that a configuration names, and its family or the fallback.
 
@@ -89,6 +121,10 @@ def find_family(hf: HfConfig) -> tuple[str, ModelFamily]:
     for name in names:
         if name in FAMILIES:
             return name, FAMILIES[name]
+        if name in _WITHOUT_HEAD:
+            family = _WITHOUT_HEAD[name]
+            read = partial(_read_without_head, family.read)
+            return name, ModelFamily(read, family.build, has_head=False)
     if not names:
         served = ", ".join(FAMILIES)
         raise hf.error("architectures", f"must be one of {served}, or another decoder, got none")

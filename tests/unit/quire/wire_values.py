@@ -41,6 +41,7 @@ MODEL = ModelInfo(
     64,
     True,
     (16, 32),
+    True,
 )
 STATE = CellState(
     **{each.name: 2 + index for index, each in enumerate(fields(CellState))}
