@@ -23,14 +23,7 @@ from quire.observe.log import get_logger
 from router.cells.choice import Assignment, CellChoice, RoutingPolicy
 from router.cells.discovery import follow_names
 from router.cells.handshake import why_none_is_connected
-from router.cells.served import (
-    find_served,
-    largest,
-    numerics_lost,
-    unavailable,
-    unfit,
-    with_vectors,
-)
+from router.cells.served import find_served, numerics_lost, served_models, unavailable, unfit
 from router.cells.session import CellSession
 from router.cells.submission import SubmissionReason
 from router.config import RouterConfig
@@ -155,10 +148,8 @@ class CellPool:
 
     def models(self) -> list[ModelInfo]:
         """Return the models of the connected cells, once for each name and numerics id."""
-        return [replace(each, text_id=self._text_id) for each in largest(self._connected_models())]
-
-    def _connected_models(self) -> list[ModelInfo]:
-        return [cell.model for cell in self._cells.values() if cell.connected and cell.model]
+        models = served_models(self._cells.values())
+        return [replace(each, text_id=self._text_id) for each in models]
 
     async def watch(self) -> AsyncGenerator[list[CellStatus], None]:
         """Yield the status of every cell, at once and after changes; a slow reader misses some."""
@@ -167,15 +158,13 @@ class CellPool:
             yield self.statuses()
             await changed.wait()
 
-    async def find_model(
-        self, name: str, numerics_id: str | None = None, gives_vectors: bool = False
-    ) -> ModelInfo:
+    async def find_model(self, name: str, numerics_id: str | None, with_vectors: bool) -> ModelInfo:
         """Return the model of a name, "" for the only one, waiting a while for a cell to connect.
 
         Args:
             name: that requests use.
             numerics_id: that it must have; None for any.
-            gives_vectors: whether to leave out the cells that give none, if any gives some.
+            with_vectors: see `served_models`.
 
         Raises:
             ModelNotFoundError: it is not served here.
@@ -186,9 +175,7 @@ class CellPool:
             async with asyncio.timeout(self._config.connect_timeout_s):
                 while True:
                     changed = self._changed
-                    models = self._connected_models()
-                    models = [*largest(with_vectors(models) if gives_vectors else models)]
-                    found = find_served(models, self._cells.values(), name, numerics_id)
+                    found = find_served(self._cells.values(), name, numerics_id, with_vectors)
                     if found is not None:
                         return replace(found, text_id=self._text_id)
                     await changed.wait()

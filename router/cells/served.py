@@ -23,6 +23,11 @@ class ServingCell(Protocol):
         ...
 
     @property
+    def connected(self) -> bool:
+        """Whether it has a session."""
+        ...
+
+    @property
     def protocol_version(self) -> int:
         """Of its scheduler, in the last session."""
         ...
@@ -31,35 +36,45 @@ class ServingCell(Protocol):
 CellT = TypeVar("CellT", bound=ServingCell)
 
 
-def largest(models: Iterable[ModelInfo]) -> Collection[ModelInfo]:
+def served_models(cells: Iterable[ServingCell], with_vectors: bool = False) -> Sequence[ModelInfo]:
     """Return one model of each name and numerics id, of the largest max_model_len.
 
     A request goes where it fits.
+
+    Args:
+        cells: of which those count that are connected.
+        with_vectors: whether to leave out the cells that give none, if any of their model gives
+            some. Those are of an earlier release, and may be larger.
     """
-    longest_last = sorted(models, key=lambda model: model.max_model_len)
-    return {(model.name, model.numerics_id): model for model in longest_last}.values()
+    models = [cell.model for cell in cells if cell.connected and cell.model]
+    if with_vectors:
+        names = {model.name for model in models if model.embedding_size}
+        models = [each for each in models if each.embedding_size or each.name not in names]
+    longest_last = sorted(models, key=lambda model: (model.max_model_len, model.embedding_size))
+    return [*{(model.name, model.numerics_id): model for model in longest_last}.values()]
 
 
 def find_served(
-    models: Sequence[ModelInfo], cells: Collection[ServingCell], name: str, numerics_id: str | None
+    cells: Collection[ServingCell], name: str, numerics_id: str | None, with_vectors: bool
 ) -> ModelInfo | None:
     """Return the model of a name, None while a cell that may serve it is not connected.
 
     Args:
-        models: of the cells that are connected.
         cells: all that are known.
         name: that requests use, "" for the only one.
         numerics_id: that it must have; None for any.
+        with_vectors: see `served_models`.
 
     Raises:
         ModelNotFoundError: it is not served here.
         NumericsDifferError: it is, and not with this numerics id.
     """
+    models = served_models(cells, with_vectors)
     if not models:
         return None
     names = dict.fromkeys(model.name for model in models)
     if not name and len(names) == 1:
-        name = models[0].name
+        (name,) = names
 
     def fits(model: ModelInfo) -> bool:
         return model.name == name and numerics_id in (None, model.numerics_id)
@@ -77,15 +92,6 @@ def find_served(
     served = ", ".join(names)
     wrong = f"{name} is not served" if name else "required, several are served"
     raise ModelNotFoundError(f"model: {wrong}; served: {served}")
-
-
-def with_vectors(models: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
-    """Return the models, less those that give no vectors where another one of their name does.
-
-    Cells of an earlier release give none, and may be larger than those that do.
-    """
-    names = {model.name for model in models if model.embedding_size}
-    return [model for model in models if model.embedding_size or model.name not in names]
 
 
 def may_continue(cell: ServingCell, stream: RequestStream) -> bool:

@@ -73,7 +73,7 @@ class Embedder:
             # First, since texts cost their tokens before the checks of each prompt's request.
             caller.check_priority(request.priority)
             check_lengths(request.request_id, request.cache_salt)
-            model = await self._inference.find_model(request.model, gives_vectors=True)
+            model = await self._inference.find_model(request.model, with_vectors=True)
             held.enter_context(self._calls.hold(_num_bytes(request, model, name)))
             num_kept = request.truncate_prompt_tokens
             if num_kept == MODELS_LENGTH:

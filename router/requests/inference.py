@@ -281,6 +281,6 @@ class Inference:
         """Return the models of the cells that are connected."""
         return self._cells.models()
 
-    async def find_model(self, name: str, gives_vectors: bool = False) -> ModelInfo:
+    async def find_model(self, name: str, with_vectors: bool = False) -> ModelInfo:
         """Return the model of a name, "" for the only one; all of it as `CellPool.find_model`."""
-        return await self._cells.find_model(name, None, gives_vectors)
+        return await self._cells.find_model(name, None, with_vectors)

@@ -152,9 +152,9 @@ class Validator:
         if isinstance(request.prompt, str):
             self._check_bytes("prompt", request.prompt)
         with ledger.during(Part.NOT_READY, WAIT_US):
-            gives_vectors = request.pooling_params is not None
-            model = await self._find_model(request.model, numerics_id, gives_vectors)
-        if not gives_vectors:
+            with_vectors = request.pooling_params is not None
+            model = await self._find_model(request.model, numerics_id, with_vectors)
+        if not with_vectors:
             model.check_generates()
         params = request.sampling_params
         check_ids("stop_token_ids", params.stop_token_ids, model)

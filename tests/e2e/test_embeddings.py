@@ -37,7 +37,7 @@ def vectors_of(found: Embeddings) -> list[bytes]:
     return [vector.tobytes() for vector in found.vectors]
 
 
-async def test_a_checkpoint_without_a_head_gives_vectors_and_no_text(
+async def test_a_checkpoint_without_a_head_with_vectors_and_no_text(
     tmp_path: Path, start_cluster: StartCluster
 ) -> None:
     directory = save_served_model(tmp_path, "mistral")

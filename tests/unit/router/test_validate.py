@@ -32,7 +32,7 @@ class WordCodec:
         raise AssertionError("validation makes no text")
 
 
-async def find_model(name: str, numerics_id: str | None, gives_vectors: bool) -> ModelInfo:
+async def find_model(name: str, numerics_id: str | None, with_vectors: bool) -> ModelInfo:
     return MODEL
 
 
@@ -77,7 +77,7 @@ async def test_refusal_names_field_limit_and_value(
 
 
 async def test_beams_hand_over_no_more_than_fits_a_message() -> None:
-    async def find_long_model(name: str, numerics_id: str | None, gives_vectors: bool) -> ModelInfo:
+    async def find_long_model(name: str, numerics_id: str | None, with_vectors: bool) -> ModelInfo:
         return replace(MODEL, max_model_len=2**20)
 
     validator = Validator(WordCodec(), find_long_model, max_prompt_bytes=1000)
