@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from quire.contract.errors import AbortedError, OverloadedError, RequestExistsError
 from quire.v1 import scheduler_pb2
+from router import servicer
 from router.http.call import HttpCall
 from router.requests import embeddings, vector_calls
 from router.requests.vector_calls import MAX_TEXTS_AT_ONCE
@@ -82,6 +84,23 @@ async def test_ids_of_inputs_are_no_other_requests(tmp_path: Path) -> None:
         await fake.release()
         assert len((await task).vectors) == 3
         assert (await other).token_ids
+
+
+async def test_vectors_over_grpc_are_held_until_the_call_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacks: list[ExitStack] = []  # so that none is closed by being forgotten
+
+    def new_stack() -> ExitStack:
+        stacks.append(ExitStack())
+        return stacks[-1]
+
+    monkeypatch.setattr(servicer, "ExitStack", new_stack)
+    async with running_router(tmp_path) as setup:
+        await setup.client.embed(TEXTS)
+        while setup.router.inference.vector_calls.num_held_bytes:
+            await asyncio.sleep(0)
+        assert len(stacks) == 1
 
 
 async def test_vectors_of_all_calls_are_bounded_until_they_were_read(

@@ -217,11 +217,13 @@ async def test_a_resumed_request_waits_for_its_quota_and_does_not_fail(tmp_path:
 async def test_a_call_larger_than_a_quota_comes_to_its_end(tmp_path: Path) -> None:
     async with (
         FakeWorker() as worker,
-        running_scheduler(worker.address) as (_, at),
+        running_scheduler(worker.address) as (scheduler, at),
         keyed_router(tmp_path, at) as (_, clients),
     ):
         prompts = [[5, 6 + place] for place in range(6)]
         found = await clients["single"].embed(prompts)
+        assert scheduler._driver.cell is not None
+        assert not scheduler._driver.cell.quotas.num_refused, "no more at once than it may have"
         assert found == replace(await clients["free"].embed(prompts), request_id=found.request_id)
         with pytest.raises(QuotaExceededError, match="per minute: must be at most 2, got 3"):
             await clients["few"].embed(prompts, timeout=5.0)

@@ -1,6 +1,7 @@
 """Requests that a scheduler refuses, over real gRPC with fake workers."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -36,6 +37,19 @@ async def test_a_full_queue_refuses_with_a_time_to_retry() -> None:
         assert "3" in refusal.message
         worker.steps_allowed.set()
         await router.finish(1, 2, 3, 4)
+
+
+async def test_text_of_a_model_that_gives_vectors_only_is_refused() -> None:
+    """Also where a router of an earlier release asks for it."""
+    model = replace(FAKE_MODEL, vectors_only=True)
+    async with (
+        FakeWorker(model=model) as worker,
+        running_scheduler(worker.address) as (_, at),
+        open_session(at) as router,
+    ):
+        await router.submit(1, [5], SHORT)
+        await router.until(lambda r: 1 in r.refused)
+        assert (router.refused[1].reason, router.refused[1].field) == (INVALID, "model")
 
 
 @pytest.mark.parametrize(
