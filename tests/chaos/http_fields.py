@@ -118,16 +118,16 @@ ROUTES: dict[str, tuple[Callable[[Fields], object] | None, tuple[dict[str, Any],
     ),
     "/v1/messages/count_tokens": (messages.read_chat, ({"messages": _MESSAGES},)),
     "/v1/embeddings": (
-        lambda body: vectors.read_embeddings(body, 0),
+        vectors.read_embeddings,
         ({"input": "The list"}, {"input": [[5, 6], [7]]}, {"input": ["a"], "normalize": False}),
     ),
     "/v1/score": (
-        lambda body: vectors.read_score(body, 0),
+        vectors.read_score,
         # One pair of names: those of another pair beside it are not looked at.
         ({"text_1": "a", "text_2": ["b", "c"]},),
     ),
     "/v1/rerank": (
-        lambda body: vectors.read_rerank(body, 0),
+        vectors.read_rerank,
         ({"query": "a", "documents": ["b", {"text": "c"}]},),
     ),
     "/tokenize": (None, ({"prompt": "The list"}, {"messages": _MESSAGES})),

@@ -4,6 +4,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -134,10 +135,8 @@ def test_kustomize_is_found_or_missed_in_one_line(
 
 
 def test_a_gateway_leads_to_every_path_that_takes_requests() -> None:
-    async def unused(*_: object) -> None:
-        raise AssertionError("no request comes")
-
-    app = make_app(*(unused, unused, unused), why_not_serving=str, keep_alive_s=1.0, hold_s=1.0)
+    unused = Mock()  # no request comes
+    app = make_app(unused, unused, unused, why_not_serving=str, keep_alive_s=1.0, hold_s=1.0)
     (route,) = rendered("cpu", "inference-pool").of_kind("HTTPRoute")
     led = [match["path"]["value"] for rule in route["spec"]["rules"] for match in rule["matches"]]
     paths = [each.path for each in app.routes if "POST" in each.methods]
