@@ -183,10 +183,13 @@ PYBIND11_MODULE(_C, module) {
   module.def("philox4x32", philox4x32);
 #if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
   module.def("set_stream", quire::cuda::CudaBackend::set_stream);
-  module.def("why_unusable", quire::cuda::why_unusable, py::call_guard<py::gil_scoped_release>());
+  module.def("driver_problem", quire::cuda::driver_problem);
+  module.def("launch_problem", quire::cuda::launch_problem,
+             py::call_guard<py::gil_scoped_release>());
   module.def("pin_host_memory", quire::cuda::pin_host_memory,
              py::call_guard<py::gil_scoped_release>());
-  module.def("unpin_host_memory", quire::cuda::unpin_host_memory);
+  module.def("unpin_host_memory", quire::cuda::unpin_host_memory,
+             py::call_guard<py::gil_scoped_release>());
   quire::bind_seed(module);
 #endif
 #if defined(QUIRE_EMULATED_CUDA)

@@ -1,5 +1,7 @@
 // What a worker asks the CUDA runtime for beside kernels. It goes through the runtime of these
 // kernels: torch has one of its own, where an error that is left behind ends the next operation.
+#include <thread>
+
 #include "cuda/host.h"
 #include "cuda/launch.h"
 
@@ -21,29 +23,32 @@ std::string text_of(cudaError_t error) {
 
 }  // namespace
 
-std::string why_unusable(int device) {
+std::string driver_problem() {
   int driver = 0;
   if (const std::string error = text_of(cudaDriverGetVersion(&driver)); !error.empty()) {
     return error;
   }
-  // Within a major version any driver runs what any compiler made.
-  if (driver / 1000 < CUDART_VERSION / 1000) {
-    return "a driver for CUDA " + version_text(driver) + ", and kernels built with CUDA " +
-           version_text(CUDART_VERSION);
-  }
-  int before = 0;
-  cudaError_t error = cudaGetDevice(&before);
-  if (error == cudaSuccess) error = cudaSetDevice(device);
-  if (error != cudaSuccess) return text_of(error);
+  // Within a major version any driver runs the machine code of any compiler; PTX may need a newer
+  // one, which a launch shows.
+  if (driver / 1000 >= CUDART_VERSION / 1000) return "";
+  return "a driver for CUDA " + version_text(driver) + ", and kernels built with CUDA " +
+         version_text(CUDART_VERSION);
+}
+
+std::string launch_problem(int device) {
   std::string problem;
-  try {
-    launch(empty_kernel, 1, kWarpSize, 0, nullptr);
-    problem = text_of(cudaStreamSynchronize(nullptr));
-  } catch (const std::runtime_error& failure) {
-    cudaGetLastError();
-    problem = failure.what();
-  }
-  cudaSetDevice(before);
+  // The device is a thread's: to set the caller's back would make a context on the one before.
+  std::thread([&] {
+    problem = text_of(cudaSetDevice(device));
+    if (!problem.empty()) return;
+    try {
+      launch(empty_kernel, 1, kWarpSize, 0, nullptr);
+      problem = text_of(cudaStreamSynchronize(nullptr));
+    } catch (const std::runtime_error& failure) {
+      cudaGetLastError();
+      problem = failure.what();
+    }
+  }).join();
   return problem;
 }
 

@@ -7,9 +7,11 @@
 
 namespace quire::cuda {
 
-// Why a device cannot run these kernels: its driver is older than the compiler, or it refuses the
-// simplest one. "" if it can.
-std::string why_unusable(int device);
+// Why the driver cannot run these kernels: it is older than the compiler. "" if it can.
+std::string driver_problem();
+
+// What a device answers to the simplest kernel. "" if it runs it.
+std::string launch_problem(int device);
 
 // Pins host memory, which the device then reads and writes without the CPU. Returns the error, or
 // "".

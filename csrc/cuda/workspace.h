@@ -63,9 +63,9 @@ class FixedMemory {
   void* data_ = nullptr;
 };
 
-// The one `T` of a stream, for as long as the process lives. Operations of a stream run one after
-// the other and may share it; graphs that were captured there refer to it, whatever became of the
-// thread that captured them.
+// The one `T` of a stream, for as long as the process, which has one device, lives. Operations of a
+// stream run one after the other and may share it; graphs that were captured there refer to it,
+// whatever became of the thread that captured them.
 template <typename T>
 T& of_stream(cudaStream_t stream) {
   static std::mutex mutex;

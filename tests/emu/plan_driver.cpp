@@ -34,7 +34,8 @@ int main() {
               << bounds.num_items << ' ' << bounds.num_merges;
     for (const cuda::AttentionItem& item : plan.items) {
       std::cout << ' ' << item.seq << ' ' << item.kv_head << ' ' << item.column << ' '
-                << item.partition_begin << ' ' << item.partition_end << ' ' << item.slot;
+                << item.partition_begin << ' ' << item.partition_end << ' ' << item.slot << ' '
+                << item.is_prefix;
     }
     for (const cuda::AttentionMerge& merge : plan.merges) {
       std::cout << ' ' << merge.seq << ' ' << merge.kv_head << ' ' << merge.column << ' '

@@ -2,8 +2,9 @@
 //
 // On a GPU a thread that waits for its copies sees those alone: others see them after a barrier
 // that both have passed, and a copy may not begin before a barrier that those who read the place
-// have passed since. Collectives such as shuffles and ldmatrix bring lanes together but order no
-// memory, so that a kernel without the barrier computes the right thing in most orders of turns.
+// have passed since. Reads are those of ldmatrix, which a whole warp makes. Collectives such as
+// shuffles and ldmatrix bring lanes together but order no memory, so that a kernel without the
+// barrier computes the right thing in most orders of turns.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,9 @@ class SharedRaces {
   static constexpr size_t kChunkBytes = 16;
 
   SharedRaces(size_t bytes, int num_warps)
-      : num_warps_(num_warps), chunks_(bytes / kChunkBytes), reads_(chunks_.size() * num_warps) {}
+      : num_warps_(num_warps),
+        chunks_((bytes + kChunkBytes - 1) / kChunkBytes),
+        reads_(chunks_.size() * num_warps) {}
 
   void begin_block() {
     chunks_.assign(chunks_.size(), {});

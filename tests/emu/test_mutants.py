@@ -77,6 +77,8 @@ MUTANTS = {
     "no rescaling of the sum": ("sum_[g][j] *= factor;", ""),
     "no new beginning after a partition": ("    }\n    reset();\n  }", "    }\n  }"),
     "a warp's state left out": ("w < kMmaWarps; ++w) columns", "w < kMmaWarps - 1; ++w) columns"),
+    "a prefix's partitions apart": ("item.slot < 0 || item.is_prefix != 0", "item.slot < 0"),
+    "a prefix left out": ("acc = partials.acc[prefix * kHeadSize + d]", "acc = 0.f"),
     "partitions in one slot": ("partition - item.partition_begin) * Shape", "0) * Shape"),
     "the last slot left out": ("i < work.num_slots)", "i < work.num_slots - 1)"),
     "not normalised": ("acc[e] / columns.total[column]", "acc[e]"),

@@ -21,6 +21,8 @@ from tests.emu.planted_bugs import Builder
 
 PARTITION_TOKENS = 512
 UNLIMITED = 1 << 30
+# Columns of partitions in the 256 MiB of PartialMemory, at heads of 128.
+MOST_COLUMNS = (256 << 20) // (130 * 4)
 # Of an A100, an H100 with PCIe, an H100 and a B200; each runs one or two blocks of the kernel.
 MULTIPROCESSORS = (108, 114, 132, 148)
 
@@ -71,7 +73,7 @@ class Plan:
     bounds: tuple[int, int]
 
     def lengths(self) -> list[int]:
-        return [end - begin for *_, begin, end, _ in self.items]
+        return [end - begin for *_, begin, end, _, _ in self.items]
 
     def makespan(self, blocks_at_once: int) -> int:
         """Return when the last block ends."""
@@ -97,10 +99,10 @@ def plans(planner: Path, steps: Iterable[Step]) -> list[Plan]:
     result = []
     for line in output.stdout.splitlines():
         num_items, num_merges, num_slots, most_items, most_merges, *rest = map(int, line.split())
-        items, merges = rest[: 6 * num_items], rest[6 * num_items :]
+        items, merges = rest[: 7 * num_items], rest[7 * num_items :]
         assert len(merges) == 5 * num_merges
         result.append(
-            Plan(in_pieces(items, 6), in_pieces(merges, 5), num_slots, (most_items, most_merges))
+            Plan(in_pieces(items, 7), in_pieces(merges, 5), num_slots, (most_items, most_merges))
         )
     return result
 
@@ -109,33 +111,31 @@ def check(step: Step, plan: Plan) -> None:
     """Each partition of each tile is computed once, and merged where several blocks did it."""
     tiles = step.tiles()
     pieces = defaultdict(list)
-    for seq, head, column, begin, end, slot in plan.items:
+    for seq, head, column, begin, end, slot, is_prefix in plan.items:
         assert begin < end
-        pieces[seq, head, column].append((begin, end, slot))
+        pieces[seq, head, column].append((begin, end, slot, is_prefix))
     assert pieces.keys() == tiles.keys()
     merges = {(seq, head, column): rest for seq, head, column, *rest in plan.merges}
     assert len(merges) == len(plan.merges)
     next_slot = 0
     for tile, parts in pieces.items():
         parts.sort()
-        assert [begin for begin, _, _ in parts] == [
-            tiles[tile].start,
-            *(end for _, end, _ in parts[:-1]),
-        ]
-        assert parts[-1][1] == tiles[tile].stop
+        begins, ends, slots, prefixes = zip(*parts, strict=True)
+        assert begins == (tiles[tile].start, *ends[:-1])
+        assert ends[-1] == tiles[tile].stop
         if len(parts) == 1:
-            assert parts[0][2] == -1
+            assert (*slots, *prefixes) == (-1, 0)
             assert tile not in merges
         else:
+            # The first piece has one slot, each partition behind it another.
             first, count = merges.pop(tile)
-            assert count == len(tiles[tile])
-            assert [slot - first for _, _, slot in parts] == [
-                begin - tiles[tile].start for begin, _, _ in parts
-            ]
+            assert count == 1 + ends[-1] - ends[0]
+            assert slots == (first, *(first + 1 + begin - ends[0] for begin in begins[1:]))
+            assert prefixes == (1, *(0 for _ in parts[1:]))
             next_slot += count
     assert not merges
-    slots = sorted((first, first + count) for *_, first, count in plan.merges)
-    assert all(a[1] == b[0] for a, b in pairwise(slots))
+    taken = sorted((first, first + count) for *_, first, count in plan.merges)
+    assert all(a[1] == b[0] for a, b in pairwise(taken))
     assert plan.num_slots == next_slot <= step.max_slots
 
 
@@ -210,17 +210,28 @@ def test_bounds_of_captured_launches_hold(planner) -> None:
         assert len(plan.merges) <= plan.bounds[1]
 
 
-def test_what_finds_no_slots_stays_whole(planner) -> None:
+@pytest.mark.parametrize("tokens", [65536, 131072])
+@pytest.mark.parametrize("num_kv_heads", [1, 8])
+def test_long_chunks_have_room(planner, tokens, num_kv_heads) -> None:
     steps = [
-        replace(NAMED["4 x 32k + 60 x 512"], max_slots=max_slots)
-        for max_slots in (0, 63, 64, 1000, 2048)
+        Step(((tokens, rows),), num_kv_heads, 4, 16, 0, 2 * multiprocessors, MOST_COLUMNS // 16)
+        for rows in (2, 16, 32, 100, 128, 512, 2048, 8192)
+        for multiprocessors in MULTIPROCESSORS
     ]
-    num_merges = []
     for step, plan in zip(steps, plans(planner, steps), strict=True):
         check(step, plan)
-        num_merges.append(len(plan.merges))
-    assert num_merges[:4] == [0, 0, 1, 15]
-    assert num_merges[4] > 15
+        assert plan.makespan(step.blocks_at_once) <= 1.125 * step.fair_share(), step
+
+
+def test_what_finds_no_slots_stays_whole(planner) -> None:
+    step = NAMED["4 x 32k + 60 x 512"]
+    needed = plans(planner, [step])[0].num_slots
+    steps = [replace(step, max_slots=most) for most in (0, needed // 2, needed)]
+    few, some, all_of_them = plans(planner, steps)
+    for limited, plan in zip(steps, (few, some, all_of_them), strict=True):
+        check(limited, plan)
+    assert not few.merges
+    assert 0 < len(some.merges) < len(all_of_them.merges)
 
 
 def test_equal_work_that_fits_is_not_cut(planner) -> None:

@@ -81,9 +81,12 @@ class CudaDevice:
             raise ConfigError(
                 "device: must be cpu with kernels built without CUDA, got cuda; install with nvcc"
             )
+        # Before torch asks the driver for more than a count, which an old one refuses.
+        if problem := ops.driver_problem():
+            raise ConfigError(f"device: must have a newer driver, got {problem}")
         if torch.cuda.get_device_capability(index) < LEAST_CAPABILITY:
             raise ConfigError(f"device: must be sm_80 or newer, got an older GPU as cuda:{index}")
-        if problem := ops.why_unusable(index):
+        if problem := ops.launch_problem(index):
             raise ConfigError(f"device: must run the kernels, got {problem} for cuda:{index}")
         return cls(index)
 

@@ -42,7 +42,7 @@ def plan_attention(
         sliding_window: as for `paged_attention`.
         max_seq_len: makes a plan for a captured graph, whose sequences have at most one row each.
             Made again for the same sizes and any lengths up to this one, it keeps the addresses
-            that the graph was captured with. All such plans of a thread are for one stream.
+            that the graph was captured with.
         earlier: a plan that is no longer needed; the new one reuses its memory.
 
     Returns:

@@ -180,8 +180,8 @@ def int8_linear(
     docs/numerics.md ("Dense layers in int8") has the scale of a row and the roundings. A
     row's bits depend on the row, the weights and num_parts alone; a GPU has those of a CPU.
 
-    On a GPU the first call of a thread allocates device memory, later calls do not, so that they
-    can be captured in a graph. Calls of one thread on several streams must not overlap.
+    On a GPU the first call on a stream allocates device memory, later calls do not, so that they
+    can be captured in a graph. Threads must not call it on one stream at the same time.
 
     Args:
         out: [M, N], of the dtype of x or float32; must not overlap the others.
@@ -212,8 +212,8 @@ def linear(
     of the layer alone, which are summed in float32 (on tensor cores; of float32 operands by fused
     multiply-adds, not in TF32) and added in order, then the bias, and the result is rounded once.
 
-    The first call of a thread allocates device memory, later calls do not, so that they can be
-    captured in a graph. Calls of one thread on several streams must not overlap.
+    The first call on a stream allocates device memory, later calls do not, so that they can be
+    captured in a graph. Threads must not call it on one stream at the same time.
 
     Args:
         out: [M, N]; must not overlap the others.

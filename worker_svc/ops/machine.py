@@ -25,12 +25,20 @@ def set_stream(stream: int) -> None:
     compiled._C.set_stream(stream)
 
 
-def why_unusable(device: int) -> str:
-    """Return why a GPU cannot run the kernels, such as a driver that is too old; "" if it can.
+def driver_problem() -> str:
+    """Return why the driver of the GPUs cannot run the kernels: it is too old; "" if it can.
 
     Only in builds with kernels for GPUs.
     """
-    return compiled._C.why_unusable(device)
+    return compiled._C.driver_problem()
+
+
+def launch_problem(device: int) -> str:
+    """Return what a GPU answers to the simplest kernel; "" if it runs it.
+
+    Only in builds with kernels for GPUs.
+    """
+    return compiled._C.launch_problem(device)
 
 
 def pin_host_memory(tensor: Tensor) -> str:

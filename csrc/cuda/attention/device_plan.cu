@@ -61,7 +61,7 @@ void DevicePlan::upload(const WorkPlan& plan, int64_t num_items, int64_t num_mer
   auto* items = reinterpret_cast<AttentionItem*>(host);
   auto* merges = reinterpret_cast<AttentionMerge*>(host + items_bytes);
   std::fill(std::copy(plan.items.begin(), plan.items.end(), items), items + num_items,
-            AttentionItem{kNoWork, 0, 0, 0, 0, 0});
+            AttentionItem{kNoWork, 0, 0, 0, 0, 0, 0});
   std::fill(std::copy(plan.merges.begin(), plan.merges.end(), merges), merges + num_merges,
             AttentionMerge{kNoWork, 0, 0, 0, 0});
   work_.begin(bytes, stream);

@@ -16,11 +16,11 @@ struct PartialResults {
 };
 
 // The memory for partial results of a stream: of one size and place, so that it is counted when the
-// cache is sized, and captured graphs may keep its address. It suffices for all that 16,000
-// partitions leave, at 8 columns of 128 elements: the keys and values of as many take 4 GB a layer.
+// cache is sized, and captured graphs may keep its address. With heads of 128 it has room for
+// 64,000 partitions of 8 columns, or half as many of 16.
 class PartialMemory {
  public:
-  static constexpr int64_t kBytes = 64 << 20;
+  static constexpr int64_t kBytes = 256 << 20;
 
   // Columns of partitions that it has room for.
   static int64_t max_columns(int64_t head_size) {

@@ -33,6 +33,8 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const ItemBounds bounds(p, item, Shape::kColumns);
   WarpAttention<T, Cached, kHeadSize, kColumnTiles, kStages> warp(p, item, bounds, shared);
   const int thread = static_cast<int>(threadIdx.x);
+  // Whether partitions are merged here, or by the merge.
+  const bool merges = item.slot < 0 || item.is_prefix != 0;
   ColumnState total;  // of column `thread`
   float acc[Shape::kElements] = {};
 
@@ -45,7 +47,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
       ColumnState state;
       for (int w = 0; w < kMmaWarps; ++w) columns.of_warp[w][thread].merge_into(state);
       columns.of_partition[thread] = total.merge(state.max, state.sum);
-      if (item.slot >= 0) {
+      if (!merges) {
         partials.max[row + thread] = state.max;
         partials.sum[row + thread] = state.sum;
       }
@@ -61,7 +63,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
         part = merge_values(part, warps_acc[(w * Shape::kColumns + column) * Shape::kAccStride + d],
                             columns.of_warp[w][column].factors);
       }
-      if (item.slot < 0) {
+      if (merges) {
         acc[e] = merge_values(acc[e], part, columns.of_partition[column]);
       } else {
         partials.acc[(row + column) * kHeadSize + d] = part;
@@ -70,7 +72,18 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     __syncthreads();  // all have read before the next partition is shown
   }
   warp.drain();
-  if (item.slot >= 0) return;
+  if (!merges) return;
+  if (item.slot >= 0) {
+    const int64_t row = int64_t{item.slot} * Shape::kColumns;
+    if (thread < Shape::kColumns) {
+      partials.max[row + thread] = total.max;
+      partials.sum[row + thread] = total.sum;
+    }
+#pragma unroll
+    for (int e = 0; e < Shape::kElements; ++e)
+      partials.acc[row * kHeadSize + thread + e * kMmaThreads] = acc[e];
+    return;
+  }
   if (thread < Shape::kColumns) columns.total[thread] = total.sum;
   __syncthreads();
   const float value_scale = head_scale(p.value_scales, item.kv_head);
@@ -97,16 +110,17 @@ __global__ void __launch_bounds__(kMmaThreads, 4)
                            PartialResults partials) {
   const AttentionMerge work = merges[blockIdx.x];
   if (work.seq == kNoWork) return;
-  const AttentionItem item{work.seq, work.kv_head, work.column, 0, 0, 0};
+  const AttentionItem item{work.seq, work.kv_head, work.column, 0, 0, 0, 0};
   const ItemBounds bounds(p, item, kColumns);
   const int column = static_cast<int>(blockIdx.y);
   if (work.column + column >= bounds.num_columns) return;
   T* out = bounds.address<T>(p.out, work.kv_head, work.column + column);
   const float value_scale = head_scale(p.value_scales, work.kv_head);
   for (int d = static_cast<int>(threadIdx.x); d < kHeadSize; d += kMmaThreads) {
-    ColumnState total;
-    float acc = 0.f;
-    for (int first = 0; first < work.num_slots; first += kSlotsAtOnce) {
+    const int64_t prefix = int64_t{work.slot} * kColumns + column;
+    ColumnState total{partials.max[prefix], partials.sum[prefix]};
+    float acc = partials.acc[prefix * kHeadSize + d];
+    for (int first = 1; first < work.num_slots; first += kSlotsAtOnce) {
       float max[kSlotsAtOnce];
       float sum[kSlotsAtOnce];
       float part[kSlotsAtOnce];

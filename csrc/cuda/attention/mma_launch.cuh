@@ -7,11 +7,11 @@
 
 namespace quire::cuda {
 
-// The least shared memory of a block, and of a multiprocessor, among devices of capability 8.0 and
-// above: those of 8.6, 8.9 and 12.0.
+// Shared memory of devices of capability 8.0 and above: the least of a block and of a
+// multiprocessor, which those of 8.6, 8.9 and 12.0 have, and an A100's multiprocessor.
 constexpr int kLeastBlockBytes = 99 << 10;
-// An A100's multiprocessor.
-constexpr int kSharedKbOfA100 = 164;
+constexpr int kLeastKb = 100;
+constexpr int kA100Kb = 164;
 
 // The kernels for one head size and number of columns, with as many stages as suit the device.
 template <typename T, typename Cached, int kHeadSize, int kColumnTiles>
@@ -49,13 +49,15 @@ class MmaLauncher {
   static const Variant& chosen() {
     static const Variant best = [] {
       constexpr int kMost = most_stages<Cached, kHeadSize>();
+      using Deep = MmaShape<Cached, kHeadSize, kColumnTiles, kMost>;
+      using Flat = MmaShape<Cached, kHeadSize, kColumnTiles, kMost - 1>;
+      static_assert(Flat::kSharedBytes <= kLeastBlockBytes, "a block must fit every device");
       const Variant deep = variant<kMost>();
-      if constexpr (MmaShape<Cached, kHeadSize, kColumnTiles, kMost>::two_fit(kSharedKbOfA100)) {
+      // The other is compiled only if some device would choose it.
+      if constexpr (Deep::two_fit(kA100Kb) &&
+                    (Deep::two_fit(kLeastKb) || !Flat::two_fit(kLeastKb))) {
         return deep;
       } else {
-        static_assert(
-            MmaShape<Cached, kHeadSize, kColumnTiles, kMost - 1>::kSharedBytes <= kLeastBlockBytes,
-            "a block must fit every device");
         const Variant flat = variant<kMost - 1>();
         return flat.stages_of_multiprocessor() > deep.stages_of_multiprocessor() ? flat : deep;
       }

@@ -35,6 +35,8 @@ class Shares {
  public:
   explicit Shares(int64_t share) : share_(std::max<int64_t>(share, 1)), left_(share_) {}
 
+  int64_t share() const { return share_; }
+
   // What is left of the share that is being filled.
   int64_t left() const { return left_; }
 
@@ -113,26 +115,42 @@ WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
       [&](int64_t seq, int64_t column, int64_t begin, int64_t end) {
         const int64_t length = end - begin;
         for (int32_t kv_head = 0; kv_head < p.num_kv_heads; ++kv_head) {
-          const auto piece = [&](int64_t from, int64_t to, int64_t slot) {
-            return AttentionItem{static_cast<int32_t>(seq),    kv_head,
-                                 static_cast<int32_t>(column), static_cast<int32_t>(from),
-                                 static_cast<int32_t>(to),     static_cast<int32_t>(slot)};
+          const auto piece = [&](int64_t from, int64_t to, int64_t slot, bool is_prefix) {
+            return AttentionItem{static_cast<int32_t>(seq),      kv_head,
+                                 static_cast<int32_t>(column),   static_cast<int32_t>(from),
+                                 static_cast<int32_t>(to),       static_cast<int32_t>(slot),
+                                 static_cast<int32_t>(is_prefix)};
           };
           if (shares.takes_whole(length)) {
-            shares.add(piece(begin, end, -1));
-          } else if (plan.num_slots + length > limits.max_slots) {
-            shares.add_beside(piece(begin, end, -1));
-          } else {
-            for (int64_t from = begin; from < end;) {
-              const int64_t to = std::min(from + shares.left(), end);
-              shares.add(piece(from, to, plan.num_slots + from - begin));
-              from = to;
-            }
-            plan.merges.push_back({static_cast<int32_t>(seq), kv_head, static_cast<int32_t>(column),
-                                   static_cast<int32_t>(plan.num_slots),
-                                   static_cast<int32_t>(length)});
-            plan.num_slots += length;
+            shares.add(piece(begin, end, -1, false));
+            continue;
           }
+          // Of the pieces the largest is the prefix, for which one slot does.
+          const int64_t second = std::min(length - shares.left(), shares.share());
+          const int64_t prefix = std::max(shares.left(), second);
+          const int64_t num_slots = 1 + length - prefix;
+          if (plan.num_slots + num_slots > limits.max_slots) {
+            shares.add_beside(piece(begin, end, -1, false));
+            continue;
+          }
+          int64_t from = begin + prefix;  // of the next piece that is not the prefix
+          bool has_prefix = false;
+          for (int64_t cut = 0; cut < length;) {
+            const int64_t size = std::min(shares.left(), length - cut);
+            cut += size;
+            if (!has_prefix && size == prefix) {
+              has_prefix = true;
+              shares.add(piece(begin, begin + prefix, plan.num_slots, true));
+            } else {
+              const int64_t slot = plan.num_slots + 1 + from - (begin + prefix);
+              shares.add(piece(from, from + size, slot, false));
+              from += size;
+            }
+          }
+          plan.merges.push_back({static_cast<int32_t>(seq), kv_head, static_cast<int32_t>(column),
+                                 static_cast<int32_t>(plan.num_slots),
+                                 static_cast<int32_t>(num_slots)});
+          plan.num_slots += num_slots;
         }
       });
   plan.items = shares.in_order();

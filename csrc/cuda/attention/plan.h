@@ -18,10 +18,12 @@ struct AttentionItem {
   int32_t column;  // the first of them
   int32_t partition_begin;
   int32_t partition_end;
-  int32_t slot;  // of its first partition's result, the others follow; -1 for the output itself
+  int32_t slot;       // of its first partition's result, the others follow; -1 for the output
+  int32_t is_prefix;  // whether others take the partitions behind: then its own have one slot
 };
 
-// The results of several blocks that are to be merged: of `num_slots` partitions in order.
+// The results of several blocks that are to be merged: `num_slots` in order. The first is a block's
+// of all its partitions, merged as here; each other is that of a partition.
 struct AttentionMerge {
   int32_t seq;
   int32_t kv_head;
@@ -44,7 +46,7 @@ struct WorkLimits {
 };
 
 // Cuts the work of a step so that no block has more than a fair share: tiles are laid end to end
-// and cut where a share is full, but that a tile of less than an eighth of a share stays whole. How
+// and cut where a share is full, but that a tile of at most an eighth of a share stays whole. How
 // it is cut changes no result: pieces end where partitions do, and partitions are merged in order.
 //
 // If blocks start in the order of the items, each where another has ended, and partitions take

@@ -47,12 +47,26 @@ def test_the_ladder_ends_with_the_largest_batch(max_num_seqs: int) -> None:
     assert all(after - before <= 16 for before, after in pairwise(sizes))
 
 
-def test_a_gpu_whose_driver_is_too_old_is_refused_with_both_versions(monkeypatch) -> None:
-    problem = "a driver for CUDA 12.4, and kernels built with CUDA 13.0"
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A GPU, as far as torch counts."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
     monkeypatch.setattr(ops, "has_cuda", lambda: True)
-    monkeypatch.setattr(ops, "why_unusable", lambda _: problem)
-    with pytest.raises(ConfigError, match=f"^device: must run the kernels, got {problem} for cu"):
+    monkeypatch.setattr(ops, "driver_problem", lambda: "")
+    return monkeypatch
+
+
+def test_a_driver_that_is_too_old_is_refused_before_torch_asks_it(one_gpu) -> None:
+    problem = "a driver for CUDA 12.4, and kernels built with CUDA 13.0"
+    one_gpu.setattr(ops, "driver_problem", lambda: problem)
+    one_gpu.setattr(torch.cuda, "get_device_capability", lambda _: pytest.fail("asked"))
+    with pytest.raises(ConfigError, match=f"^device: must have a newer driver, got {problem}"):
+        CudaDevice.open(0)
+
+
+def test_a_gpu_that_runs_no_kernel_is_refused_with_its_answer(one_gpu) -> None:
+    one_gpu.setattr(ops, "launch_problem", lambda index: f"no kernel image {index}")
+    with pytest.raises(ConfigError, match=r"run the kernels, got no kernel image 0 for cuda:0$"):
         CudaDevice.open(0)
