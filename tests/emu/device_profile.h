@@ -19,7 +19,11 @@ struct DeviceProfile {
   int blocks_of_multiprocessor(int threads, size_t shared_bytes) const {
     const int by_memory =
         shared_bytes_of_multiprocessor / (static_cast<int>(shared_bytes) + (1 << 10));
-    return std::min({by_memory, threads_of_multiprocessor / threads, blocks_of_any});
+    // A compiler's choice that is not known here: as many as small heads of attention take, which
+    // are the only ones that shared memory lets run so often.
+    constexpr int kRegistersOfThread = 132;
+    const int by_registers = (64 << 10) / (kRegistersOfThread * threads);
+    return std::min({by_memory, by_registers, threads_of_multiprocessor / threads, blocks_of_any});
   }
 };
 

@@ -17,18 +17,6 @@ constexpr int kA100Kb = 164;
 template <typename T, typename Cached, int kHeadSize, int kColumnTiles>
 class MmaLauncher {
  public:
-  static int blocks_at_once() { return chosen().blocks * num_multiprocessors(); }
-
-  static void run(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
-    constexpr int kColumns = 8 * kColumnTiles;
-    const Variant& variant = chosen();
-    launch(variant.kernel, plan.num_items(), kMmaThreads, variant.shared_bytes, stream, p,
-           plan.items(), plan.partials());
-    launch(attention_merge_kernel<T, kHeadSize, kColumns>, dim3(plan.num_merges(), kColumns),
-           kMmaThreads, 0, stream, p, plan.merges(), plan.partials());
-  }
-
- private:
   struct Variant {
     void (*kernel)(PagedAttentionParams, const AttentionItem*, PartialResults);
     int shared_bytes;
@@ -38,11 +26,15 @@ class MmaLauncher {
     int stages_of_multiprocessor() const { return blocks * stages; }
   };
 
-  template <int kStages>
-  static Variant variant() {
-    constexpr int kBytes = MmaShape<Cached, kHeadSize, kColumnTiles, kStages>::kSharedBytes;
-    const auto kernel = attention_mma_kernel<T, Cached, kHeadSize, kColumnTiles, kStages>;
-    return {kernel, kBytes, blocks_of_multiprocessor(kernel, kMmaThreads, kBytes), kStages};
+  static int blocks_at_once() { return chosen().blocks * num_multiprocessors(); }
+
+  static void run(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
+    constexpr int kColumns = 8 * kColumnTiles;
+    const Variant& variant = chosen();
+    launch(variant.kernel, plan.num_items(), kMmaThreads, variant.shared_bytes, stream, p,
+           plan.items(), plan.partials());
+    launch(attention_merge_kernel<T, kHeadSize, kColumns>, dim3(plan.num_merges(), kColumns),
+           kMmaThreads, 0, stream, p, plan.merges(), plan.partials());
   }
 
   // The one with most bytes in flight, and then that with the deeper pipeline.
@@ -64,6 +56,14 @@ class MmaLauncher {
     }();
     if (best.blocks == 0) throw std::runtime_error("CUDA: attention: does not fit the device");
     return best;
+  }
+
+ private:
+  template <int kStages>
+  static Variant variant() {
+    constexpr int kBytes = MmaShape<Cached, kHeadSize, kColumnTiles, kStages>::kSharedBytes;
+    const auto kernel = attention_mma_kernel<T, Cached, kHeadSize, kColumnTiles, kStages>;
+    return {kernel, kBytes, blocks_of_multiprocessor(kernel, kMmaThreads, kBytes), kStages};
   }
 };
 

@@ -53,7 +53,6 @@ inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int shar
   return shared_bytes <= emu::device().shared_bytes_of_block ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Registers are not known here: what shared memory and threads allow.
 template <typename Kernel>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int threads,
                                                           size_t shared_bytes) {
