@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.v1 import scheduler_pb2
 from router.requests.validate import MAX_REQUEST_ID_CHARS
 from tests.chaos.cluster import free_port
 from tests.fakes.fake_scheduler import MODEL, FakeScheduler, running_scheduler
@@ -72,6 +73,35 @@ async def test_a_resumable_stream_runs_on_and_nothing_is_computed_again(tmp_path
         assert setup.router.orphans.num_attached == 1
 
 
+async def test_a_prompt_that_waited_for_room_begins_when_its_stream_is_resumed(tmp_path) -> None:
+    body = {"prompt": [[5, 6], [7, 8]], "max_tokens": 6, "temperature": 1.0, "resumable": True}
+    async with http_router(tmp_path, FakeScheduler()) as setup:
+        whole = await setup.events(PATH, body)
+        setup.fake.hold()
+        setup.fake.refuse_next(
+            scheduler_pb2.Refused(
+                reason=scheduler_pb2.REFUSAL_REASON_QUOTA_EXCEEDED,
+                message="concurrent",
+                retry_after_ms=60_000,
+            )
+        )
+        breaking = asyncio.create_task(read_and_break(setup, body, 1))
+        await setup.fake.until(lambda: setup.fake.num_running() == 1)
+        await setup.fake.step()
+        [event] = await breaking
+        await until_orphaned(setup)
+        await setup.fake.release()
+        headers = {"x-request-id": "mine", "last-event-id": event.id}
+        rest = await setup.events(PATH, body, **headers)
+        assert setup.router.orphans.num_attached == 1
+        for index in range(2):
+            of_both = [
+                [each.choice["text"] for each in some if each.choice["index"] == index]
+                for some in ([event, *rest[:-1]], whole[:-1])
+            ]
+            assert of_both[0] == of_both[1]
+
+
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
 async def test_a_router_that_has_yet_to_meet_a_cell_resumes_as_any(tmp_path, path) -> None:
     """As one that was killed: it takes requests before it knows what is served."""
@@ -117,7 +147,12 @@ async def test_the_longest_request_id_can_be_resumed(tmp_path) -> None:
         ({"resume": {"id": "a", "starting_after": 1}}, {}, 400, "seed"),
         ({"resume": {"id": "a", "starting_after": 1, "seed": -1}}, {}, 400, "resume.seed"),
         # That of one of them.
-        ({"prompt": ["a", "b"], "resume": {"id": "a", "seed": 1}}, {}, 400, "seed"),
+        (
+            {"prompt": ["a", "b"], "resume": {"id": "a", "seed": 1, "starting_after": "0.1"}},
+            {},
+            400,
+            "seed",
+        ),
         ({"resume": {"id": "a", "seed": 1, "system_fingerprint": "other."}}, {}, 412, None),
         ({}, {"last-event-id": "3"}, 400, "x-request-id"),
         ({}, {"last-event-id": "x", "x-request-id": "a"}, 400, "last-event-id"),

@@ -16,7 +16,7 @@ from router.http.completions.choices import Part, PromptChoices
 from router.http.completions.request import CompletionRequest, read_request
 from router.http.endpoint import Handle
 from router.http.event_stream import EventStream, while_waiting
-from router.http.resume import EventIds, read_resumption, replay_of
+from router.http.resume import EventIds, Resumption, read_resumption, replay_of
 from router.requests.inference import Inference
 from router.requests.patience import Begins, Patience
 
@@ -38,12 +38,9 @@ def completions(inference: Inference) -> Handle:
             sent: list[GenerateInput | ReplayInput] = list(request.inputs)
             async with while_waiting(call, request.is_stream):
                 if resumption is not None:
-                    if len(sent) > 1:
-                        # Each has one of its own: the one that was reported is not of all.
-                        resumption = replace(resumption, seed=None)
                     sent = [
-                        await replay_of(inference, call, each, resumption)
-                        for each in request.inputs
+                        await _resumed(inference, call, request, place, resumption)
+                        for place in range(len(sent))
                     ]
                 model = (await inference.find_model(request.inputs[0].model)).name
             call.forget_body()
@@ -91,6 +88,28 @@ async def _tokenized(inference: Inference, request: CompletionRequest) -> Comple
         else:
             inputs.append(each)
     return replace(request, inputs=tuple(inputs))
+
+
+async def _resumed(
+    inference: Inference,
+    call: HttpCall,
+    request: CompletionRequest,
+    place: int,
+    resumption: Resumption,
+) -> GenerateInput | ReplayInput:
+    """Return what goes on with one prompt of a stream; raises as `replay_of`."""
+    sent = request.inputs[place]
+    if len(request.inputs) > 1:
+        # Each has one of its own: the one that was reported is not of all.
+        resumption = replace(resumption, seed=None)
+    received = resumption.received[place * request.n : (place + 1) * request.n]
+    seed = sent.sampling_params.seed if resumption.seed is None else resumption.seed
+    # Where it waited for room when the stream broke, it has no seed yet, and any will do.
+    if seed is None:
+        seed = inference.seed_of(sent.request_id, call.caller)
+    if seed is None and not any(received):
+        return sent
+    return await replay_of(inference, call, sent, resumption)
 
 
 async def _run(
