@@ -14,7 +14,7 @@ from quire.observe.metrics.histogram import Histogram
 
 
 class RequestOutcome(StrEnum):
-    """How a Generate call ended."""
+    """How a Generate call ended, or a request of a call that is several."""
 
     # Every output came to its end.
     FINISHED = "finished"

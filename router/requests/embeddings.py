@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from functools import partial
@@ -14,13 +14,11 @@ from quire.contract.errors import AbortedError, InvalidRequestError, NotFiniteEr
 from quire.contract.inputs import GenerateInput, TokenizeInput
 from quire.contract.outputs import Finished, FinishReason, ModelInfo, Started
 from quire.contract.sampling_params import SamplingParams
-from quire.observe.tracing import child
+from router.requests.counters import RequestCounters
 from router.requests.inference import Inference
-from router.requests.patience import Begins, Patience
+from router.requests.patience import Begins, Patience, all_of
 from router.requests.validate import check_lengths
 
-# Of one call, so that it leaves room in queues.
-MAX_AT_ONCE = 64
 # Of the id of a call, in those of its requests.
 MAX_SHOWN_ID_CHARS = 80
 # Of one call: they must fit a message.
@@ -95,9 +93,9 @@ class Embedder:
             async def attempt(begins: Begins) -> tuple[Started, Finished]:
                 nonlocal prompt
                 if isinstance(prompt, str):
-                    prompt = await self._tokenized(prompt, request, caller, name(place))
+                    prompt = await self._tokenized(prompt, request, name(place))
                 return await self._one(
-                    replace(sent, prompt=prompt), caller, deadline_s, name(place), begins
+                    replace(sent, prompt=prompt), caller, deadline_s, record, name(place), begins
                 )
 
             sent = GenerateInput(
@@ -110,12 +108,12 @@ class Embedder:
                 include_prompt_token_ids=request.include_prompt_token_ids,
                 pooling_params=request.pooling_params,
             )
-            return await patience.run(attempt)
+            with self._inference.counted(caller) as record:
+                return await patience.run(attempt)
 
-        at_once = min(MAX_AT_ONCE, caller.quotas.max_concurrent or MAX_AT_ONCE)
         works = [partial(compute, place) for place in range(len(request.prompts))]
         with self._calls.open(request_id, caller.name) as aborted:
-            found = await _unless(aborted, request_id, _all_of(works, at_once))
+            found = await _unless(aborted, request_id, all_of(works, caller))
         numerics_ids = {started.numerics_id for started, _ in found}
         return Embeddings(
             tuple(vector_of(finished.vector or b"") for _, finished in found),
@@ -128,33 +126,30 @@ class Embedder:
             else (),
         )
 
-    async def _tokenized(
-        self, prompt: str, request: EmbedInput, caller: Caller, name: str
-    ) -> Sequence[int]:
+    async def _tokenized(self, prompt: str, request: EmbedInput, name: str) -> Sequence[int]:
         """Return the token ids of a prompt; none of an empty one, which is refused."""
         if not prompt:
             return ()
         text = TokenizeInput(prompt, request.model, request.add_special_tokens)
-        with self._inference.refusals(caller):
-            try:
-                async with self._calls.tokenizing:
-                    with child("tokenize"):
-                        return await self._inference.tokenize(text)
-            except InvalidRequestError as error:
-                raise _named(error, name) from error
+        try:
+            return await self._inference.tokenize_in_turn(text)
+        except InvalidRequestError as error:
+            raise _named(error, name) from error
 
     async def _one(
         self,
         sent: GenerateInput,
         caller: Caller,
         deadline_s: float | None,
+        record: RequestCounters,
         name: str,
         begins: Begins,
     ) -> tuple[Started, Finished]:
         """Return the beginning of a request, and its end, which brings the vector."""
         started: Started | None = None
         try:
-            async with aclosing(self._inference.events(sent, caller, deadline_s)) as events:
+            events = self._inference.events(sent, caller, deadline_s, record)
+            async with aclosing(events):
                 async for event in events:
                     if isinstance(event, Started):
                         started = event
@@ -206,23 +201,6 @@ async def _unless(aborted: asyncio.Event, request_id: str, work: Coroutine[Any, 
         if working.done():
             return working.result()
         raise AbortedError(f"request_id: {request_id} was aborted")
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _all_of(works: Sequence[Callable[[], Awaitable[T]]], at_once: int) -> list[T]:
-    """Return what comes of works, so many of which go on at once; the first failure ends all."""
-    turns = asyncio.Semaphore(at_once)
-
-    async def in_turn(work: Callable[[], Awaitable[T]]) -> T:
-        async with turns:
-            return await work()
-
-    tasks = [asyncio.create_task(in_turn(work)) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

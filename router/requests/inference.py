@@ -5,7 +5,7 @@ The same request gives the same tokens through every front, since none of them d
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
 
 from quire.contract.callers import Caller
@@ -19,7 +19,7 @@ from quire.contract.inputs import (
     TokenizeInput,
 )
 from quire.contract.outputs import Delta, Event, ModelInfo, TokenLogprobs
-from quire.observe.tracing import current_span
+from quire.observe.tracing import child, current_span
 from router.cells.pool import CellPool
 from router.chat.parsers.formats import OutputFormat
 from router.chat.prompts import ChatPrompts
@@ -36,6 +36,9 @@ from router.requests.validate import Validator
 from router.requests.vector_calls import VectorCalls
 from router.text.detokenize import Detokenizer
 from router.text.tokenize import TextCodec
+
+# Texts of calls with several that wait for the tokenizer, whose queue other requests need too.
+MAX_TEXTS_AT_ONCE = 32
 
 
 class Inference:
@@ -54,6 +57,7 @@ class Inference:
     Attributes:
         stalled_reader_timeout_s: as given.
         vector_calls: what the calls for vectors share.
+        tokenizing: held by each text of a call with several that is with the tokenizer.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Inference:
         self._counters = counters
         self.stalled_reader_timeout_s = stalled_reader_timeout_s
         self.vector_calls = VectorCalls()
+        self.tokenizing = asyncio.Semaphore(MAX_TEXTS_AT_ONCE)
 
     @contextmanager
     def refusals(self, caller: Caller) -> Iterator[None]:
@@ -87,11 +92,24 @@ class Inference:
             record.fail(error)
             raise
 
+    @contextmanager
+    def counted(self, caller: Caller) -> Iterator[RequestCounters]:
+        """Count what happens inside as one request, however often it is sent again."""
+        record = self._counters.open(caller.name)
+        try:
+            yield record
+        except Exception as error:
+            record.fail(error)
+            raise
+        finally:
+            record.close()
+
     async def events(
         self,
         request: GenerateInput | ChatInput | ResumeInput,
         caller: Caller,
         deadline_s: float | None = None,
+        record: RequestCounters | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Yield Started, a Delta whenever there is something new, and Finished for each output.
 
@@ -105,14 +123,16 @@ class Inference:
             caller: whose API key it came with.
             deadline_s: until when its client waits, on the monotonic clock; None for ever. The
                 caller ends the stream then.
+            record: of `counted`, which counts how a request ends that may be sent again; None
+                where this does.
 
         Raises:
             QuireError: the request is refused, or failed. ReaderStalledError comes in the place of
                 what cancelled the sending of an event.
         """
-        record = self._counters.open(caller.name)
-        request, parser = self._parser_of(request)
-        try:
+        counted = self.counted(caller) if record is None else nullcontext(record)
+        with counted as record:
+            request, parser = self._parser_of(request)
             stream = await self._open(request, caller, deadline_s, record)
             reader = StreamReader(stream)
             try:
@@ -134,11 +154,6 @@ class Inference:
                 raise
             finally:
                 self._orphans.left(stream, reader)
-        except Exception as error:
-            record.fail(error)
-            raise
-        finally:
-            record.close()
 
     async def _open(
         self,
@@ -242,6 +257,11 @@ class Inference:
     async def tokenize(self, request: TokenizeInput) -> Sequence[int]:
         """Return the token ids of a text; raises as `Validator.tokenize`."""
         return await self._validator.tokenize(request)
+
+    async def tokenize_in_turn(self, request: TokenizeInput) -> Sequence[int]:
+        """Return the token ids of one of a call's texts; raises as `Validator.tokenize`."""
+        with child("tokenize"):
+            return await self._validator.tokenize(request, self.tokenizing)
 
     async def detokenize(self, request: DetokenizeInput) -> str:
         """Return the text of token ids; raises as `Validator.detokenize`."""

@@ -1,11 +1,18 @@
-"""Waits where a request of a call finds no room: a call larger than a quota takes its time."""
+"""Calls that are several requests: how many go on at once, and what waits that finds no room.
+
+A call larger than a quota takes its time.
+"""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from quire.contract.callers import Caller
 from quire.contract.errors import OverloadedError
+
+# Requests of one call, so that it leaves room in queues.
+MAX_AT_ONCE = 64
 
 T = TypeVar("T")
 Begins = Callable[[], None]
@@ -66,3 +73,27 @@ class Patience:
                 self._is_known.set()
             await self._is_known.wait()
         return self._has_begun
+
+
+async def all_of(works: Sequence[Callable[[], Awaitable[T]]], caller: Caller) -> list[T]:
+    """Return what comes of a call's requests; the first that fails ends the others.
+
+    Args:
+        works: what does each of them.
+        caller: who may have so many at once; without that quota MAX_AT_ONCE go on.
+    """
+    if len(works) == 1:
+        return [await works[0]()]
+    turns = asyncio.Semaphore(min(MAX_AT_ONCE, caller.quotas.max_concurrent or MAX_AT_ONCE))
+
+    async def in_turn(work: Callable[[], Awaitable[T]]) -> T:
+        async with turns:
+            return await work()
+
+    tasks = [asyncio.create_task(in_turn(work)) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,6 +7,7 @@ model, then the tokenizer, then token counts.
 import dataclasses
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from quire.contract.errors import InvalidRequestError, TextDiffersError, TooLargeError
@@ -225,11 +226,22 @@ class Validator:
         except InvalidRequestError as error:
             raise InvalidRequestError("bad_words", f"as tokens: {error.description}") from error
 
-    async def tokenize(self, request: TokenizeInput) -> Sequence[int]:
-        """Check a Tokenize request and return its token ids; raises as `generate`."""
+    async def tokenize(
+        self, request: TokenizeInput, turn: AbstractAsyncContextManager[object] | None = None
+    ) -> Sequence[int]:
+        """Check a Tokenize request and return its token ids.
+
+        Args:
+            request: as it came.
+            turn: to hold while the text is with the tokenizer.
+
+        Raises:
+            QuireError: as `generate`.
+        """
         self._check_bytes("text", request.text)
         await self._find_model(request.model, None, False)
-        return await self._codec.encode(request.text, request.add_special_tokens)
+        async with turn or nullcontext():
+            return await self._codec.encode(request.text, request.add_special_tokens)
 
     async def detokenize(self, request: DetokenizeInput) -> str:
         """Check a Detokenize request and return its text; raises as `generate`."""

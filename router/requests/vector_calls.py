@@ -6,8 +6,6 @@ from contextlib import contextmanager
 
 from quire.contract.errors import OverloadedError, RequestExistsError
 
-# Texts of calls for vectors that wait for the tokenizer, whose queue other requests need too.
-MAX_TEXTS_AT_ONCE = 32
 # Vectors that are computed, or wait for a client to read them.
 MAX_HELD_BYTES = 2**29
 RETRY_AFTER_MS = 1000
@@ -17,12 +15,10 @@ class VectorCalls:
     """The calls for vectors of a router, through whichever of its fronts they came.
 
     Attributes:
-        tokenizing: held by each of their texts that is with the tokenizer.
         num_held_bytes: of their vectors, from the beginning of a call until its client has them.
     """
 
     def __init__(self) -> None:
-        self.tokenizing = asyncio.Semaphore(MAX_TEXTS_AT_ONCE)
         self.num_held_bytes = 0
         # Of those that are being computed: set to end one. By caller and request id.
         self._aborted: dict[tuple[str, str], asyncio.Event] = {}

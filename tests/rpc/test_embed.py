@@ -18,6 +18,7 @@ from quire.contract.outputs import FinishReason
 from quire.contract.pooling_params import PoolingParams
 from quire.v1 import scheduler_pb2
 from router.requests import embeddings
+from router.requests.patience import MAX_AT_ONCE
 from tests.fakes.fake_model import fake_vector
 from tests.fakes.fake_scheduler import MODEL, FakeScheduler
 from tests.fakes.fake_scheduler import running_scheduler as running_fake
@@ -70,9 +71,9 @@ async def test_no_more_than_a_few_are_with_the_cell_at_once(tmp_path: Path) -> N
     fake = FakeScheduler()
     fake.hold()
     async with running_router(tmp_path, fake) as setup:
-        prompts = [[5, 6, place + 7] for place in range(3 * embeddings.MAX_AT_ONCE)]
+        prompts = [[5, 6, place + 7] for place in range(3 * MAX_AT_ONCE)]
         task = asyncio.create_task(setup.client.embed(prompts))
-        await fake.until(lambda: len(fake.submitted) == embeddings.MAX_AT_ONCE)
+        await fake.until(lambda: len(fake.submitted) == MAX_AT_ONCE)
         await fake.release()
         found = await task
         assert [each.tobytes() for each in found.vectors] == expected(*map(tuple, prompts))

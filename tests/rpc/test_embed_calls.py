@@ -11,8 +11,10 @@ from quire.contract.errors import AbortedError, OverloadedError, RequestExistsEr
 from quire.v1 import scheduler_pb2
 from router import servicer
 from router.http.call import HttpCall
-from router.requests import embeddings, vector_calls
-from router.requests.vector_calls import MAX_TEXTS_AT_ONCE
+from router.requests import vector_calls
+from router.requests.counters import RequestOutcome
+from router.requests.inference import MAX_TEXTS_AT_ONCE
+from router.requests.patience import MAX_AT_ONCE
 from tests.fakes.fake_scheduler import MODEL, FakeScheduler
 from tests.rpc.http_setup import http_router
 from tests.rpc.router_setup import BACKEND, PROMPT, PROMPT_IDS, running_router
@@ -35,6 +37,9 @@ async def test_inputs_that_find_no_room_wait_while_others_of_the_call_run(tmp_pa
         found = await setup.client.embed(TEXTS)
         assert [each.tobytes() for each in found.vectors] == expected(*TOKENS)
         assert (fake.num_refused, len(fake.submitted)) == (2, 3)
+        counters = setup.router.inference._counters
+        assert counters.requests == {("fake", RequestOutcome.FINISHED): 3}, "each is one request"
+        assert not counters.errors
 
 
 async def test_a_call_of_which_nothing_finds_room_is_refused(tmp_path: Path) -> None:
@@ -145,11 +150,11 @@ async def test_texts_of_all_calls_leave_the_tokenizer_room_for_others(
         monkeypatch.setattr(tokenizer, "_max_queued", MAX_TEXTS_AT_ONCE + 1)
         tokenizer._threads.submit(held.wait, 20.0)
         calls = [
-            asyncio.create_task(setup.client.embed([f"text {place}"] * embeddings.MAX_AT_ONCE))
+            asyncio.create_task(setup.client.embed([f"text {place}"] * MAX_AT_ONCE))
             for place in range(4)
         ]
         try:
-            calls_wait = setup.router.inference.vector_calls.tokenizing.locked
+            calls_wait = setup.router.inference.tokenizing.locked
             while not calls_wait():
                 await asyncio.sleep(0)
             other = asyncio.create_task(setup.client.tokenize(PROMPT))
@@ -160,5 +165,5 @@ async def test_texts_of_all_calls_leave_the_tokenizer_room_for_others(
         assert tuple(await other) == PROMPT_IDS
         for place, found in enumerate(await asyncio.gather(*calls)):
             ids = tuple(BACKEND.encode(f"text {place}").ids)
-            wanted = expected(*[ids] * embeddings.MAX_AT_ONCE)
+            wanted = expected(*[ids] * MAX_AT_ONCE)
             assert [each.tobytes() for each in found.vectors] == wanted

@@ -1,7 +1,7 @@
 """Quotas of API keys, from the file of keys through a router to schedulers, over real gRPC."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,9 @@ from quire.rpc import open_channel
 from quire.security.api_key_file import ApiKey, digest, editing
 from quire.security.api_keys import utc_now
 from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_pb2
-from tests.fakes.fake_scheduler import FakeScheduler
+from router.requests.counters import RequestOutcome
+from router.text.tokenize import Tokenizer
+from tests.fakes.fake_scheduler import FakeScheduler, echo
 from tests.fakes.fake_scheduler import running_scheduler as running_fake
 from tests.fakes.fake_worker import FakeWorker
 from tests.rpc.http_setup import http_router
@@ -37,19 +39,24 @@ KEYS = {
 }
 
 
-@asynccontextmanager
-async def keyed_router(
-    directory: Path, *schedulers: str
-) -> AsyncIterator[tuple[str, dict[str, AsyncClient]]]:
-    """A router with KEYS, its address, and a client for each of them."""
+def write_keys(directory: Path) -> Path:
+    """Return a file with KEYS."""
     file = directory / "keys.jsonl"
     with editing(file) as keys:
         keys += [
             ApiKey(name, digest(name), utc_now(), quotas=quotas) for name, quotas in KEYS.items()
         ]
+    return file
+
+
+@asynccontextmanager
+async def keyed_router(
+    directory: Path, *schedulers: str
+) -> AsyncIterator[tuple[str, dict[str, AsyncClient]]]:
+    """A router with KEYS, its address, and a client for each of them."""
     async with AsyncExitStack() as stack:
         _, _, address = await stack.enter_async_context(
-            router_for(directory, schedulers, api_keys=file)
+            router_for(directory, schedulers, api_keys=write_keys(directory))
         )
         clients = {
             name: await stack.enter_async_context(AsyncClient(address, api_key=name))
@@ -247,3 +254,43 @@ async def test_prompts_of_a_completion_wait_for_room_while_others_run(tmp_path: 
         for _ in range(3):
             fake.refuse_next(refused)
         assert (await setup.post("/v1/completions", body)).status_code == 429
+
+
+async def test_prompts_of_a_completion_are_tokenized_once_and_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    num_running: set[int] = set()
+    encode = Tokenizer.encode
+
+    async def encode_and_record(
+        self: Tokenizer, text: str, add_special_tokens: bool = True
+    ) -> Sequence[int]:
+        texts.append(text)
+        return await encode(self, text, add_special_tokens)
+
+    def next_token(prompt: Sequence[int], seed: int, position: int) -> int:
+        num_running.add(fake.num_running())
+        return echo(prompt, seed, position)
+
+    monkeypatch.setattr(Tokenizer, "encode", encode_and_record)
+    fake = FakeScheduler(next_token)
+    prompts = [f"text {place}" for place in range(4)]
+    body = {"prompt": prompts, "max_tokens": 2, "echo": True}
+    async with http_router(tmp_path, fake, api_keys=write_keys(tmp_path)) as setup:
+        single = await setup.post("/v1/completions", body, authorization="Bearer single")
+        assert num_running == {1}, "no more at once than it may have"
+        assert sorted(texts) == prompts
+        texts.clear()
+        for _ in range(3):
+            fake.refuse_next(
+                scheduler_pb2.Refused(reason=EXCEEDED, message="concurrent", retry_after_ms=1)
+            )
+        free = await setup.post("/v1/completions", body, authorization="Bearer free")
+        assert fake.num_refused == 3
+        assert free.json()["choices"] == single.json()["choices"]
+        assert sorted(texts) == prompts
+        counters = setup.router.inference._counters
+        assert counters.key_requests == {"single": 4, "free": 4}
+        assert counters.requests == {("fake", RequestOutcome.FINISHED): 8}
+        assert not counters.errors

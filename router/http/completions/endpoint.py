@@ -1,15 +1,15 @@
 """/v1/completions: a prompt, or several, and what a model makes of them."""
 
-import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
+from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import DetokenizeInput, GenerateInput, ReplayInput, TokenizeInput
+from quire.contract.outputs import Event
 from router.http.call import HttpCall
 from router.http.completions.answers import StreamedAnswer, WholeAnswer
 from router.http.completions.choices import Part, PromptChoices
@@ -18,7 +18,7 @@ from router.http.endpoint import Handle
 from router.http.event_stream import EventStream, while_waiting
 from router.http.resume import EventIds, Resumption, read_resumption, replay_of
 from router.requests.inference import Inference
-from router.requests.patience import Begins, Patience
+from router.requests.patience import Begins, Patience, all_of
 
 Sink = Callable[[PromptChoices, Sequence[Part]], Awaitable[None]]
 
@@ -29,6 +29,8 @@ def completions(inference: Inference) -> Handle:
     async def handle(call: HttpCall) -> None:
         with inference.refusals(call.caller):
             request = read_request(call.body)
+            # First, since texts cost their tokens before the checks of each prompt's request.
+            call.caller.check_priority(request.inputs[0].priority)
             num_choices = len(request.inputs) * request.n
             resumption = read_resumption(call, num_choices, request.is_stream)
             request_id = resumption.request_id if resumption else call.request_id
@@ -49,11 +51,24 @@ def completions(inference: Inference) -> Handle:
 
         async def run(sink: Sink) -> None:
             patience = Patience(call.deadline_s)
-            works = [
-                patience.run(partial(_run, inference, call, request, place, each, choices, sink))
-                for place, (each, choices) in enumerate(zip(sent, prompts, strict=True))
-            ]
-            await _all_of(works)
+
+            async def compute(place: int) -> None:
+                async def attempt(begins: Begins) -> None:
+                    if len(sent) > 1:  # once, however often it is sent
+                        sent[place] = await _with_ids(inference, sent[place])
+                    events = inference.events(sent[place], call.caller, call.deadline_s, record)
+                    async with aclosing(events):
+                        async for event in events:
+                            begins()
+                            parts = await _parts(inference, request, prompts[place], place, event)
+                            # Also none of them: with its start a request is accepted, and so its
+                            # answer begins.
+                            await sink(prompts[place], parts)
+
+                with inference.counted(call.caller) as record:
+                    await patience.run(attempt)
+
+            await all_of([partial(compute, place) for place in range(len(sent))], call.caller)
 
         if request.is_stream:
             async with EventStream(call) as stream:
@@ -80,14 +95,31 @@ async def _tokenized(inference: Inference, request: CompletionRequest) -> Comple
     """Return a request whose prompts are token ids, where they get nothing around them."""
     if request.add_special_tokens:
         return request
-    inputs = []
-    for each in request.inputs:
-        if isinstance(each.prompt, str):
-            text = TokenizeInput(each.prompt, each.model, add_special_tokens=False)
-            inputs.append(replace(each, prompt=await inference.tokenize(text)))
-        else:
-            inputs.append(each)
+    inputs = [await _as_ids(inference, each, False) for each in request.inputs]
     return replace(request, inputs=tuple(inputs))
+
+
+async def _with_ids(
+    inference: Inference, sent: GenerateInput | ReplayInput
+) -> GenerateInput | ReplayInput:
+    """Return what is sent with token ids in the place of a prompt's text."""
+    if isinstance(sent, ReplayInput):
+        return replace(sent, request=await _as_ids(inference, sent.request))
+    return await _as_ids(inference, sent)
+
+
+async def _as_ids(
+    inference: Inference, sent: GenerateInput, add_special_tokens: bool = True
+) -> GenerateInput:
+    if not isinstance(sent.prompt, str) or not sent.prompt:
+        return sent
+    text = TokenizeInput(sent.prompt, sent.model, add_special_tokens)
+    try:
+        return replace(sent, prompt=await inference.tokenize_in_turn(text))
+    except InvalidRequestError as error:
+        if error.field != "text":
+            raise
+        raise type(error)("prompt", error.description) from error
 
 
 async def _resumed(
@@ -112,30 +144,22 @@ async def _resumed(
     return await replay_of(inference, call, sent, resumption)
 
 
-async def _run(
+async def _parts(
     inference: Inference,
-    call: HttpCall,
     request: CompletionRequest,
-    place: int,
-    sent: GenerateInput | ReplayInput,
     choices: PromptChoices,
-    sink: Sink,
-    begins: Begins,
-) -> None:
-    """Give a sink the parts of one prompt's choices."""
-    async with aclosing(inference.events(sent, call.caller, call.deadline_s)) as events:
-        async for event in events:
-            begins()
-            parts: list[Part] = []
-            if choices.is_prompt_due(event):
-                assert choices.started is not None, "the first event"
-                token_ids, text = choices.started.prompt_token_ids, ""
-                if request.echo:
-                    text = await _prompt_text(inference, request, place, token_ids)
-                parts += choices.prompt_parts(text, inference.token_text(token_ids[0]))
-            parts += choices.take(event)
-            # Also none of them: with its start a request is accepted, and so its answer begins.
-            await sink(choices, parts)
+    place: int,
+    event: Event,
+) -> Sequence[Part]:
+    """Return what an event brings of one prompt's choices."""
+    parts: list[Part] = []
+    if choices.is_prompt_due(event):
+        assert choices.started is not None, "the first event"
+        token_ids, text = choices.started.prompt_token_ids, ""
+        if request.echo:
+            text = await _prompt_text(inference, request, place, token_ids)
+        parts += choices.prompt_parts(text, inference.token_text(token_ids[0]))
+    return [*parts, *choices.take(event)]
 
 
 async def _prompt_text(
@@ -147,17 +171,3 @@ async def _prompt_text(
         return sent.prompt
     skip = sent.sampling_params.skip_special_tokens
     return await inference.detokenize(DetokenizeInput(token_ids, sent.model, skip))
-
-
-async def _all_of(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Do several things at once; the first that fails ends the others."""
-    if len(works) == 1:
-        await works[0]
-        return
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
