@@ -73,6 +73,15 @@ def test_the_version_is_in_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert text_id(model) != before
 
 
+def test_a_tokenizer_has_the_id_of_this_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one is that of another version: prompts, text or what ends it have changed."""
+    monkeypatch.setattr(module, "grammar_version", lambda: "0.1")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert (module.TEXT_VERSION, text_id(tmp_path)) == (2, "66ce7e02f7075567d6e9888fe7d756e6")
+
+
 def test_a_directory_without_a_tokenizer_has_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert text_id(tmp_path) == ""
