@@ -158,13 +158,18 @@ class Driver:
     def _took_workers(self, cell: Cell, before: ModelInfo) -> None:
         """Send routers what the cell is with other workers.
 
-        A welcome alone says what a model is: where that is another now, as it gives vectors or
-        gives none any more, routers have to connect again, and place what they have here anew.
+        A welcome alone says what a model is: where that is another now, as its tokenizer is or as
+        it gives vectors or none any more, routers have to connect again, and place what they have
+        here anew.
         """
         self._send_state(cell)
         if cell.model != before:
             for session in list(self._sessions):
-                session.end(UnavailableError("the workers are of another release: connect again"))
+                session.end(
+                    UnavailableError(
+                        "the workers serve a model of another description: connect again"
+                    )
+                )
                 self.close_session(session)
 
     async def close(self) -> None:

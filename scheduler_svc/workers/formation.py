@@ -144,7 +144,7 @@ class Formation:
         else:
             # Not profiled again: a survivor's cache would count as used memory, and routers
             # already have the limits.
-            model = _with_vectors_of(loaded, self._formed.model)
+            model = _described_as(loaded, self._formed.model)
             formed = replace(self._formed, epoch=epoch, model=model)
         spec = CacheSpec(formed.num_blocks, self._config, keeps_contents=kept is not None)
         caches = await on_all(self.workers, lambda worker: worker.init_cache(epoch, spec))
@@ -337,10 +337,11 @@ class Formation:
         return replace(model, max_model_len=num_slots)
 
 
-def _with_vectors_of(loaded: ModelInfo, model: ModelInfo) -> ModelInfo:
-    """Return a model with the vectors that the workers give which have loaded it now."""
+def _described_as(loaded: ModelInfo, model: ModelInfo) -> ModelInfo:
+    """Return a model with all that `_is_same` leaves open as workers that loaded it report it."""
     return replace(
         model,
+        text_id=loaded.text_id,
         embedding_size=loaded.embedding_size,
         is_matryoshka=loaded.is_matryoshka,
         matryoshka_dimensions=loaded.matryoshka_dimensions,

@@ -26,6 +26,7 @@ from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_scheduler import running_scheduler as running_fake
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
 from tests.fakes.previous_release import SpeaksPreviousRelease
+from tests.rpc.cells_setup import connected
 from tests.rpc.router_double import open_session, running_scheduler
 from tests.rpc.router_setup import PROMPT, echoed, router_for, running_router
 from tests.rpc.scheduler_requests import SHORT, reference
@@ -258,6 +259,25 @@ async def test_workers_that_know_of_vectors_and_others_take_turns(
                     # No other cell gives them: it waits for one, and no token is made of it.
                     assert not lost.done()
                     lost.cancel()
+
+
+async def test_a_cell_has_the_text_id_of_its_present_workers(tmp_path: Path) -> None:
+    models = [replace(FAKE_MODEL, text_id=each) for each in ("before", "after")]
+    async with FakeWorker(model=models[0]) as worker:
+        port = int(worker.address.rpartition(":")[2])
+        async with (
+            running_scheduler(worker.address) as (_, at),
+            router_for(tmp_path, (at,)) as (router, client, _),
+        ):
+            await asyncio.wait_for(router.wait_until_serving(), WAIT_S)
+            worker.steps_allowed.clear()
+            waiting = asyncio.create_task(client.generate([5, 6, 7], SHORT))
+            await until_waiting(router, 1)
+            await worker.kill()
+            async with FakeWorker(model=models[1], port=port):
+                assert list((await waiting).token_ids) == reference([5, 6, 7], SHORT)
+                [cell] = await connected(client, 1)
+                assert cell.model is not None and cell.model.text_id == "after"
 
 
 async def until_waiting(router: Router, number: int) -> None:
