@@ -63,7 +63,7 @@ def find_served(
         cells: all that are known.
         name: that requests use, "" for the only one.
         numerics_id: that it must have; None for any.
-        with_vectors: see `served_models`.
+        with_vectors: see `served_models`; a cell that gives them is waited for as well.
 
     Raises:
         ModelNotFoundError: it is not served here.
@@ -80,7 +80,12 @@ def find_served(
         return model.name == name and numerics_id in (None, model.numerics_id)
 
     if fitting := [model for model in models if fits(model)]:
-        return max(fitting, key=lambda model: model.max_model_len)
+        best = max(fitting, key=lambda model: model.max_model_len)
+        if with_vectors and not best.embedding_size:
+            known = [cell.model for cell in cells if cell.model and fits(cell.model)]
+            if any(model.embedding_size for model in known):  # of a cell that is lost
+                return None
+        return best
     if any(cell.model is None or fits(cell.model) for cell in cells):
         return None
     if name in names:

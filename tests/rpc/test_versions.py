@@ -22,7 +22,8 @@ from quire.v1 import (
     worker_pb2_grpc,
 )
 from router.server import Router
-from tests.fakes.fake_scheduler import FakeScheduler
+from tests.chaos.cluster import free_port
+from tests.fakes.fake_scheduler import MODEL, FakeScheduler
 from tests.fakes.fake_scheduler import running_scheduler as running_fake
 from tests.fakes.fake_worker import FAKE_MODEL, FakeWorker
 from tests.fakes.previous_release import SpeaksPreviousRelease
@@ -259,6 +260,26 @@ async def test_workers_that_know_of_vectors_and_others_take_turns(
                     # No other cell gives them: it waits for one, and no token is made of it.
                     assert not lost.done()
                     lost.cancel()
+
+
+async def test_vectors_wait_for_the_one_cell_that_gives_them(tmp_path: Path) -> None:
+    older = FakeScheduler(model=replace(MODEL, embedding_size=0, max_model_len=512))
+    port = free_port()
+    async with (
+        running_fake(older) as first,
+        router_for(tmp_path, (first, f"127.0.0.1:{port}")) as (router, client, _),
+    ):
+        async with running_fake(FakeScheduler(), port):
+            await connected(client, 2)
+            assert len((await client.embed(PROMPT)).vectors) == 1
+        while sum(cell.connected for cell in router._cells.statuses()) > 1:
+            await asyncio.sleep(0)
+        finding = asyncio.create_task(router._cells.find_model("fake", None, True))
+        await asyncio.sleep(0)
+        assert not finding.done()
+        async with running_fake(FakeScheduler(), port):
+            assert (await finding).embedding_size
+            assert len((await client.embed(PROMPT)).vectors) == 1
 
 
 async def test_a_cell_has_the_text_id_of_its_present_workers(tmp_path: Path) -> None:
