@@ -111,9 +111,10 @@ def test_a_checkpoint_without_a_head_fails_what_samples_and_nothing_else(tmp_pat
         )
 
 
-def test_a_body_that_looks_both_ways_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["LlamaModel", "LlamaForCausalLM", "SmolLM3ForCausalLM"])
+def test_a_model_that_looks_both_ways_is_refused(tmp_path: Path, architecture: str) -> None:
     random_model(llama_config()).base_model.save_pretrained(tmp_path)
-    edit_config(tmp_path, is_causal=False)
+    edit_config(tmp_path, architectures=[architecture], is_causal=False)
     with pytest.raises(ModelLoadError, match="is_causal: must be true"):
         load_model(LoadSpec(str(tmp_path)), "", ParallelGroup())
 

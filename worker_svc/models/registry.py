@@ -102,10 +102,8 @@ def _read_without_head(read: Callable[[HfConfig], ModelConfig], hf: HfConfig) ->
     """Return the configuration of a checkpoint without a head; see ModelFamily.
 
     Raises:
-        ModelLoadError: as `read`, or tokens see those behind them.
+        ModelLoadError: as `read`.
     """
-    if not hf.flag("is_causal", True):
-        raise hf.error("is_causal", "must be true: vectors are those of a decoder's last token")
     config = read(hf)
     assert isinstance(config, DecoderConfig), "of a family of our own"
     return replace(config, has_head=False)
@@ -115,8 +113,10 @@ def find_family(hf: HfConfig) -> tuple[str, ModelFamily]:
     """Return the architecture that a configuration names, and its family or the fallback.
 
     Raises:
-        ModelLoadError: it names none.
+        ModelLoadError: it names none, or its tokens see those behind them.
     """
+    if not hf.flag("is_causal", True):
+        raise hf.error("is_causal", "must be true: a token of a decoder sees none behind it")
     names = hf.texts("architectures")
     for name in names:
         if name in FAMILIES:
