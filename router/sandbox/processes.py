@@ -1,6 +1,7 @@
 """The router's side of a sandbox: questions go to processes that can be ended."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ from quire.observe.log import get_logger
 from router.sandbox.child import LENGTH, OUT_OF_MEMORY, encode
 
 NUM_PROCESSES = 2
+# Why a process is not started for now; anything else does not pass by itself.
+_FULL = frozenset((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE))
 RETRY_AFTER_MS = 1_000
 # All that a process gets of the router's environment, which may hold keys.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
@@ -80,7 +83,7 @@ class Sandbox:
             InvalidRequestError: as was raised there.
             LimitReachedError: it takes too much.
             OverloadedError: too many questions wait, or the system has no process left for it.
-            UnavailableError: the process has ended, and not by a limit.
+            UnavailableError: the process has ended, and not by a limit, or cannot be started.
         """
         if self._num_queued >= self._max_queued:
             raise OverloadedError(
@@ -118,6 +121,8 @@ class Sandbox:
             if not self._was_refused:  # once, however many ask meanwhile
                 log.error("sandbox_not_started", name=self._name, error=str(error))
             self._was_refused = True
+            if error.errno not in _FULL:
+                raise UnavailableError(f"no process can be started for {self._name}") from None
             raise OverloadedError(
                 f"no process can be started for {self._name} now", RETRY_AFTER_MS
             ) from None

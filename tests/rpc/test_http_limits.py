@@ -240,6 +240,21 @@ async def test_without_a_process_for_its_template_a_chat_is_to_come_again(
             assert (await setup.post(path, body)).status_code == 200
 
 
+async def test_a_process_for_its_template_that_is_never_started_is_no_overload(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    async with http_router(tmp_path, chat_template="{{ messages[0].content }}") as setup:
+        monkeypatch.setattr("asyncio.create_subprocess_exec", fail)
+        response = await setup.post("/v1/chat/completions", body)
+        message = "no process can be started for the chat template"
+        assert (response.status_code, response.json()["error"]["message"]) == (503, message)
+        assert "retry-after" not in response.headers
+
+
 async def test_what_each_choice_shows_of_a_prompt_is_bounded_by_all_of_them(tmp_path) -> None:
     fake = FakeScheduler(model=replace(MODEL, max_model_len=2**20))
     async with http_router(tmp_path, fake) as setup:
