@@ -112,8 +112,13 @@ class Embedder:
                 return await patience.run(attempt)
 
         works = [partial(compute, place) for place in range(len(request.prompts))]
-        with self._calls.open(request_id, caller.name) as aborted:
-            found = await _unless(aborted, request_id, all_of(works, caller))
+        with ExitStack() as opened:
+            with self._inference.refusals(caller):
+                aborted = opened.enter_context(self._calls.open(request_id, caller.name))
+            found = await _unless(aborted, all_of(works, caller))
+        if found is None:
+            with self._inference.refusals(caller):
+                raise AbortedError(f"request_id: {request_id} was aborted")
         numerics_ids = {started.numerics_id for started, _ in found}
         return Embeddings(
             tuple(vector_of(finished.vector or b"") for _, finished in found),
@@ -188,19 +193,13 @@ def _named(error: InvalidRequestError, name: str) -> InvalidRequestError:
     return type(error)(name, error.description)
 
 
-async def _unless(aborted: asyncio.Event, request_id: str, work: Coroutine[Any, Any, T]) -> T:
-    """Return what comes of a work, which ends where the call is aborted.
-
-    Raises:
-        AbortedError: it was.
-    """
+async def _unless(aborted: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return what comes of a work; None where the call is aborted, which ends it."""
     working = asyncio.create_task(work)
     tasks = working, asyncio.create_task(aborted.wait())
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise AbortedError(f"request_id: {request_id} was aborted")
+        return working.result() if working.done() else None
     finally:
         for task in tasks:
             task.cancel()

@@ -178,6 +178,8 @@ class Inference:
             num_ended = 0
         params = valid.sampling_params
         record.accept(valid.model.name, params.n - num_ended, resumed is not None)
+        if valid.pooling_params is None:
+            self.vector_calls.check_free(valid.request_id, caller.name)
         stream = RequestStream(
             valid,
             lambda: self._codec.detokenizer(

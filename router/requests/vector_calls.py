@@ -54,13 +54,21 @@ class VectorCalls:
             RequestExistsError: another call of the caller has its id.
         """
         key = caller, request_id
-        if key in self._aborted:
-            raise RequestExistsError(f"request_id: {request_id} is in use")
+        self.check_free(request_id, caller)
         aborted = self._aborted[key] = asyncio.Event()
         try:
             yield aborted
         finally:
             del self._aborted[key]
+
+    def check_free(self, request_id: str, caller: str) -> None:
+        """Check that no call of a caller has an id, also where its request of that id has ended.
+
+        Raises:
+            RequestExistsError: one has it.
+        """
+        if (caller, request_id) in self._aborted:
+            raise RequestExistsError(f"request_id: {request_id} is in use")
 
     def abort(self, request_id: str, caller: str) -> bool:
         """End a caller's call; return whether there was one."""

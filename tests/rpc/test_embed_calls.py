@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.contract.errors import AbortedError, OverloadedError, RequestExistsError
+from quire.contract.inputs import TokenizeInput
 from quire.v1 import scheduler_pb2
 from router import servicer
 from router.http.call import HttpCall
@@ -15,9 +16,10 @@ from router.requests import vector_calls
 from router.requests.counters import RequestOutcome
 from router.requests.inference import MAX_TEXTS_AT_ONCE
 from router.requests.patience import MAX_AT_ONCE
+from tests.chaos.cluster import free_port
 from tests.fakes.fake_scheduler import MODEL, FakeScheduler
 from tests.rpc.http_setup import http_router
-from tests.rpc.router_setup import BACKEND, PROMPT, PROMPT_IDS, running_router
+from tests.rpc.router_setup import BACKEND, PROMPT, PROMPT_IDS, router_for, running_router
 from tests.rpc.test_embed import TEXTS, TOKENS, expected
 
 
@@ -72,9 +74,14 @@ async def test_abort_ends_a_call_whose_first_input_is_done(tmp_path: Path) -> No
             await asyncio.sleep(0)
         with pytest.raises(RequestExistsError, match="is in use"):
             await setup.client.embed(TEXTS, request_id=first)
+        with pytest.raises(RequestExistsError, match="is in use"):
+            await setup.client.generate(PROMPT, request_id=first)
         assert await setup.client.abort(first)
         with pytest.raises(AbortedError, match=f"request_id: {first} was aborted"):
             await task
+        errors = setup.router.inference._counters.errors
+        assert errors[RequestExistsError.code, RequestExistsError.reason] == 2
+        assert errors[AbortedError.code, AbortedError.reason] == 1
         assert not await setup.client.abort(first)
 
 
@@ -167,3 +174,17 @@ async def test_texts_of_all_calls_leave_the_tokenizer_room_for_others(
             ids = tuple(BACKEND.encode(f"text {place}").ids)
             wanted = expected(*[ids] * MAX_AT_ONCE)
             assert [each.tobytes() for each in found.vectors] == wanted
+
+
+async def test_texts_that_wait_for_a_cell_keep_none_from_the_tokenizer(tmp_path: Path) -> None:
+    async with router_for(tmp_path, (f"127.0.0.1:{free_port()}",)) as (router, _, _):
+        inference = router.inference
+        waiting = [
+            asyncio.create_task(inference.tokenize_in_turn(TokenizeInput("text")))
+            for _ in range(MAX_TEXTS_AT_ONCE)
+        ]
+        await asyncio.sleep(0)
+        assert not inference.tokenizing.locked()
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
