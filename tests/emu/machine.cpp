@@ -94,7 +94,7 @@ void Machine::run_block(dim3 index) {
     thread.index = {number % block_size_.x, number / block_size_.x % block_size_.y,
                     number / (block_size_.x * block_size_.y)};
     thread.state = CudaThread::State::kReady;
-    thread.parity = 0;
+    thread.num_collectives = 0;
     thread.passed = {};
     thread.open_copies.clear();
     thread.copy_groups.clear();
@@ -237,7 +237,7 @@ void Machine::warp_barrier(uint32_t mask, bool orders_memory) {
   for (int i = 0; i < kWarpSize && first + i < threads_.size(); ++i) {
     if ((mask >> i & 1) == 0) continue;
     CudaThread& other = *threads_[first + i];
-    if (other.parity != current_->parity)
+    if (other.num_collectives != current_->num_collectives)
       fail("lanes meet in a collective that have been in different ones before");
     if (other.state == CudaThread::State::kAtWarpBarrier) other.state = CudaThread::State::kReady;
     if (orders_memory) ++other.passed.of_warp;

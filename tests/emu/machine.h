@@ -57,7 +57,7 @@ struct CudaThread {
   dim3 index;
   int number = 0;
   State state = State::kDone;
-  int parity = 0;  // of its next collective
+  unsigned num_collectives = 0;  // that it has begun
   Passed passed;
   std::vector<AsyncCopy> open_copies;
   std::vector<std::vector<AsyncCopy>> copy_groups;
@@ -68,8 +68,10 @@ struct Warp {
   static constexpr size_t kSlotBytes = 128;
 
   uint32_t arrived = 0;
-  // Two sets, used in turn: a lane may begin the next collective before others have read this one.
-  alignas(16) char slots[2][kWarpSize][kSlotBytes];
+  // Used in turn: a lane may begin the next collective before others have read this one, and in
+  // those of a part of the warp a few more.
+  static constexpr unsigned kSets = 8;
+  alignas(16) char slots[kSets][kWarpSize][kSlotBytes];
 };
 
 class Machine {
@@ -114,12 +116,11 @@ class Machine {
   const char (*exchange(uint32_t mask, const T& value)) [Warp::kSlotBytes] {
     static_assert(sizeof(T) <= Warp::kSlotBytes, "too large for a collective");
     CudaThread& me = *current_;
-    const int parity = me.parity;
-    me.parity ^= 1;
+    const unsigned set = me.num_collectives++ % Warp::kSets;
     Warp& warp = own_warp();
-    memcpy(warp.slots[parity][lane()], &value, sizeof(T));
+    memcpy(warp.slots[set][lane()], &value, sizeof(T));
     warp_barrier(mask);
-    return warp.slots[parity];
+    return warp.slots[set];
   }
 
   // Ends the launch with a KernelError.

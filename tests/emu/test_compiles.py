@@ -23,6 +23,7 @@ def find_nvcc() -> str | None:
         ("attention/mma_e4m3.cu", "attention_mma_kernel"),
         ("linear/linear.cu", "linear_kernel"),
         ("linear/int8_linear.cu", "int8_linear_kernel"),
+        ("logits/sampler.cu", "sample_kernel"),
         ("logits/top_logprobs.cu", "top_logprobs_kernel"),
         ("logits/logit_rules.cu", "penalty_kernel"),
     ],
@@ -53,3 +54,16 @@ def test_no_kernel_spills_registers(tmp_path: Path, source: str, kernel: str) ->
     assert any(kernel in name for name in names)
     spilling = [(name, arch, spilt) for name, arch, spilt in kernels if int(spilt) > 0]
     assert not spilling
+
+
+@pytest.mark.parametrize("source", ["sampler.cu", "top_logprobs.cu"])
+def test_shared_memory_adds_by_an_instruction(tmp_path: Path, source: str) -> None:
+    """Of 64 bits it would add in a loop, which threads that meet run through one by one."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        pytest.skip("there is no nvcc here")
+    ptx = tmp_path / "kernel.ptx"
+    options = ("-std=c++17", "-O3", "-ptx", "-arch=compute_80", "-I", ROOT / "csrc", "-o", ptx)
+    subprocess.run([nvcc, *options, ROOT / "csrc/cuda/logits" / source], check=True)
+    atomics = set(re.findall(r"\b(?:atom|red)\.[\w.]+", ptx.read_text()))
+    assert atomics == {"atom.shared.add.u32"}

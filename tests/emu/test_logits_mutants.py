@@ -30,14 +30,17 @@ MUTANTS = {
     "a slice's first token is another's": ("at < 0 ||", "at <= 0 ||"),
     "one slice only": ("blockIdx.x % slices * kSlice", "int64_t{0} * kSlice"),
     "mask bits from the other end": (">> token % kWarpSize & 1", ">> (31 - token % kWarpSize) & 1"),
-    "no barrier before the sum": ("total[0] = 0;\n  __syncthreads();", "total[0] = 0;"),
-    "no barrier after the sum": (
-        "(own));\n  __syncthreads();\n  return total[0];",
-        "(own));\n  return total[0];",
+    "no barrier before warps are added up": (
+        "= own;\n  __syncthreads();\n  uint64_t total",
+        "= own;\n  uint64_t total",
     ),
     "no barrier between two sums": (
-        "total, 1);\n  __syncthreads();\n  if",
-        "total, 1);\n  if",
+        "(own), flipped);\n  __syncthreads();  // an earlier result has been read\n",
+        "(own), flipped);\n",
+    ),
+    "a warp left out of the sum": (
+        "warp < kRowWarps; ++warp) total +=",
+        "warp < kRowWarps - 1; ++warp) total +=",
     ),
     "no barrier before tokens are gathered": (
         "num_kept[0] = 0;\n  __syncthreads();",
@@ -52,8 +55,8 @@ MUTANTS = {
     "a rank from zero": ("static_cast<int64_t>(larger) + 1", "static_cast<int64_t>(larger)"),
     "zeros of either sign apart": ("__float_as_uint(x + 0.f)", "__float_as_uint(x)"),
     "no barrier before digits are counted": (
-        "amounts[i] = 0;\n    __syncthreads();",
-        "amounts[i] = 0;",
+        "amounts.clear();\n    __syncthreads();",
+        "amounts.clear();",
     ),
     "no barrier before the digit is looked for": (
         "    __syncthreads();\n    if (threadIdx.x < kWarpSize) {",
@@ -63,7 +66,9 @@ MUTANTS = {
         "    __syncthreads();\n    if (shared_digit[0] == kNumDigits)",
         "    if (shared_digit[0] == kNumDigits)",
     ),
-    "digits that do not narrow down": ("((key ^ known) & known_mask) != 0", "false"),
+    "digits that do not narrow down": ("((key ^ known) & known_mask) == 0", "true"),
+    "each lane adds for all": ("|| lane != first", ""),
+    "those without a digit counted": ("digit == kNoDigit ||", ""),
     "ties not counted": ("if (wanted == present)", "if (true)"),
     "another tie": ("++before == count", "before++ == count"),
     "no barrier before ties are added up": (

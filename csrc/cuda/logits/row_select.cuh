@@ -15,6 +15,8 @@ namespace quire::cuda {
 constexpr int kRowThreads = 512;
 constexpr int kRowWarps = kRowThreads / kWarpSize;
 constexpr int64_t kNoIndexCut = INT64_MAX;
+// Beyond it DigitAmounts could overflow.
+constexpr int64_t kMaxRowSize = int64_t{1} << 21;
 
 // Tokens that are kept: x > the cut's, or equal and of an index not above the cut's.
 struct Cut {
@@ -59,21 +61,94 @@ __device__ inline Best block_best(Best best) {
   return best;
 }
 
+// The sum over the block, the same in every thread; all threads call it.
+__device__ inline uint64_t block_total(uint64_t own) {
+  QUIRE_SHARED(uint64_t, totals, kRowWarps);
+#pragma unroll
+  for (int flipped = kWarpSize / 2; flipped > 0; flipped /= 2)
+    own += __shfl_xor_sync(kFullMask, static_cast<unsigned long long>(own), flipped);
+  __syncthreads();  // an earlier result has been read
+  if (threadIdx.x % kWarpSize == 0) totals[threadIdx.x / kWarpSize] = own;
+  __syncthreads();
+  uint64_t total = 0;
+  for (int warp = 0; warp < kRowWarps; ++warp) total += totals[warp];
+  return total;
+}
+
 // The amount of a token when tokens are counted.
 struct CountTokens {
   __device__ static uint64_t amount(float) { return 1; }
+
+  // The sum over lanes, which all call it with the same mask.
+  __device__ static uint64_t sum(uint32_t lanes, float) { return __popc(lanes); }
 };
+
+// The sum over lanes of amounts of up to 42 bits; all of them call it with the same mask.
+__device__ __forceinline__ uint64_t sum_amounts(uint32_t lanes, uint64_t amount) {
+  constexpr uint32_t kLow = (1u << 14) - 1;  // whose sum over a warp fits 32 bits by far
+  const uint32_t low = __reduce_add_sync(lanes, static_cast<uint32_t>(amount) & kLow);
+  const uint32_t middle = __reduce_add_sync(lanes, static_cast<uint32_t>(amount >> 14) & kLow);
+  const uint32_t high = __reduce_add_sync(lanes, static_cast<uint32_t>(amount >> 28));
+  return low + (static_cast<uint64_t>(middle) << 14) + (static_cast<uint64_t>(high) << 28);
+}
 
 constexpr int kDigitBits = 11;
 constexpr int kNumDigits = 1 << kDigitBits;
+constexpr uint32_t kNoDigit = kNumDigits;
+
+// The amounts of the digits of a row, for a block. Shared memory adds 32 bits by an instruction,
+// but 64 bits in a loop that threads run through one after the other, and most tokens of a row
+// share a few digits. So the lanes of a warp that have a digit in common add up first, and what
+// they have goes to three pieces of 16 bits, which hold the sums of 2^16 warps.
+struct DigitAmounts {
+  static constexpr int kPieces = 3;
+  static constexpr int kPieceBits = 16;
+
+  uint32_t pieces[kPieces][kNumDigits];
+
+  // Of all threads.
+  __device__ void clear() {
+    for (int i = threadIdx.x; i < kPieces * kNumDigits; i += kRowThreads)
+      pieces[i / kNumDigits][i % kNumDigits] = 0;
+  }
+
+  // Adds the amount of a token of each lane to its digit, unless that is kNoDigit. All lanes of a
+  // warp call it.
+  template <typename Measure>
+  __device__ void add(uint32_t digit, float x) {
+    const uint32_t lanes = __match_any_sync(kFullMask, digit);
+    const uint64_t sum = Measure::sum(lanes, x);
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int first = __ffs(static_cast<int>(lanes)) - 1;
+    if (digit == kNoDigit || lane != first) return;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const auto piece = static_cast<uint32_t>(sum >> i * kPieceBits) & ((1u << kPieceBits) - 1);
+      if (piece != 0) atomicAdd(&pieces[i][digit], piece);
+    }
+  }
+
+  __device__ uint64_t of(int digit) const {
+    uint64_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i)
+      sum += static_cast<uint64_t>(pieces[i][digit]) << i * kPieceBits;
+    return sum;
+  }
+};
+
+// The block's, one for all descents.
+__device__ inline DigitAmounts& block_amounts() {
+  QUIRE_SHARED(DigitAmounts, amounts, 1);
+  return amounts[0];
+}
 
 // The first digit at which `before` and the amounts of all digits up to it reach the target, or
 // kNumDigits; `before` becomes what lies below that digit. Of one warp.
-__device__ inline int find_digit(const unsigned long long* amounts, uint64_t target,
-                                 uint64_t* before) {
+__device__ inline int find_digit(const DigitAmounts& amounts, uint64_t target, uint64_t* before) {
   const int lane = threadIdx.x % kWarpSize;
   for (int first = 0; first < kNumDigits; first += kWarpSize) {
-    uint64_t sum = amounts[first + lane];
+    uint64_t sum = amounts.of(first + lane);
 #pragma unroll
     for (int distance = 1; distance < kWarpSize; distance *= 2) {
       const auto below = __shfl_up_sync(kFullMask, static_cast<unsigned long long>(sum), distance);
@@ -117,7 +192,7 @@ __device__ int64_t find_tie(const Row& row, uint32_t key, uint64_t count) {
 // the target; `cut` itself where all of them do not. All threads call it and get the same.
 template <typename Measure, typename Row>
 __device__ Cut prefix(const Row& row, const Cut& cut, uint64_t target) {
-  QUIRE_SHARED(unsigned long long, amounts, kNumDigits);
+  DigitAmounts& amounts = block_amounts();
   QUIRE_SHARED(unsigned long long, shared_before, 1);
   QUIRE_SHARED(int32_t, shared_digit, 1);
   uint64_t before = 0;
@@ -126,14 +201,19 @@ __device__ Cut prefix(const Row& row, const Cut& cut, uint64_t target) {
     const int low = shift > 0 ? shift : 0;
     const uint32_t known_mask = shift + kDigitBits >= 32 ? 0u : ~0u << (shift + kDigitBits);
     __syncthreads();
-    for (int i = threadIdx.x; i < kNumDigits; i += kRowThreads) amounts[i] = 0;
+    amounts.clear();
     __syncthreads();
-    for (int32_t i = threadIdx.x; i < row.size; i += kRowThreads) {
-      const float x = row.x(i);
-      const uint32_t key = Row::key(x);
-      if (!cut.keeps(x, i) || ((key ^ known) & known_mask) != 0) continue;
-      const uint32_t digit = (key & ~known_mask) >> low;
-      atomicAdd(&amounts[digit], static_cast<unsigned long long>(Measure::amount(x)));
+    for (int32_t first = 0; first < row.size; first += kRowThreads) {
+      const int32_t i = first + static_cast<int32_t>(threadIdx.x);
+      float x = 0.f;
+      uint32_t digit = kNoDigit;
+      if (i < row.size) {
+        x = row.x(i);
+        const uint32_t key = Row::key(x);
+        if (cut.keeps(x, i) && ((key ^ known) & known_mask) == 0)
+          digit = (key & ~known_mask) >> low;
+      }
+      amounts.add<Measure>(digit, x);
     }
     __syncthreads();
     if (threadIdx.x < kWarpSize) {
@@ -153,7 +233,7 @@ __device__ Cut prefix(const Row& row, const Cut& cut, uint64_t target) {
   const float x = Row::x_of(known);
   const uint64_t each = Measure::amount(x);
   const uint64_t wanted = (target - before + each - 1) / each;
-  const uint64_t present = amounts[shared_digit[0]] / each;
+  const uint64_t present = amounts.of(shared_digit[0]) / each;
   if (wanted == present) return {x, kNoIndexCut};
   return {x, find_tie(row, known, wanted)};
 }

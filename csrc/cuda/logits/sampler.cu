@@ -6,6 +6,7 @@
 // integers of 2^-40, whose sum does not depend on the order of addition.
 #include <cstdint>
 
+#include "core/check.h"
 #include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
 #include "cuda/logits/row_select.cuh"
@@ -51,6 +52,8 @@ struct WeighTokens {
   __device__ static uint64_t amount(float x) {
     return static_cast<uint64_t>(exp_negative(x) * 0x1p40f);
   }
+
+  __device__ static uint64_t sum(uint32_t lanes, float x) { return sum_amounts(lanes, amount(x)); }
 };
 
 __device__ Cut filter(const SampleParams& p, const Row& row, int64_t r) {
@@ -59,18 +62,13 @@ __device__ Cut filter(const SampleParams& p, const Row& row, int64_t r) {
   if (p.top_k[r] > 0 && p.top_k[r] < p.vocab_size)
     cut = prefix<CountTokens>(row, cut, static_cast<uint64_t>(p.top_k[r]));
   if (p.top_p[r] < 1.f) {
-    QUIRE_SHARED(unsigned long long, total, 1);
-    __syncthreads();
-    if (threadIdx.x == 0) total[0] = 0;
-    __syncthreads();
     uint64_t own = 0;
     for (int32_t i = threadIdx.x; i < row.size; i += kRowThreads) {
       const float x = row.x(i);
       if (cut.keeps(x, i)) own += WeighTokens::amount(x);
     }
-    atomicAdd(&total[0], static_cast<unsigned long long>(own));
-    __syncthreads();
-    const double target = ceil(static_cast<double>(p.top_p[r]) * static_cast<double>(total[0]));
+    const auto total = static_cast<double>(block_total(own));
+    const double target = ceil(static_cast<double>(p.top_p[r]) * total);
     cut = prefix<WeighTokens>(row, cut, target > 1. ? static_cast<uint64_t>(target) : 1);
   }
   return cut;
@@ -102,7 +100,7 @@ __device__ int32_t draw(const SampleParams& p, const Row& row, const Cut& cut, i
 }
 
 // A block for each row.
-__global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleParams p) {
+__global__ void __launch_bounds__(kRowThreads, 2) sample_kernel(const SampleParams p) {
   const int64_t r = blockIdx.x;
   const float* logits = p.logits + r * p.row_stride;
   const auto size = static_cast<int32_t>(p.vocab_size);
@@ -132,6 +130,7 @@ __global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleParams 
 }  // namespace
 
 void sample(const SampleParams& p, cudaStream_t stream) {
+  check_range("vocab_size", p.vocab_size, 0, kMaxRowSize + 1);
   launch(sample_kernel, grid_size(p.num_rows), kRowThreads, 0, stream, p);
 }
 

@@ -1,5 +1,6 @@
 // Log-probabilities of chosen tokens and of the most probable ones: bit by bit what
 // cpu/logprobs.cpp finds.
+#include "core/check.h"
 #include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
 #include "cuda/logits/row_select.cuh"
@@ -27,17 +28,6 @@ struct LogitsRow {
     return __uint_as_float(key >> 31 != 0 ? key : ~key & 0x7fffffffu);
   }
 };
-
-// The sum over the block, the same in every thread; all threads call it.
-__device__ uint64_t block_total(uint64_t own) {
-  QUIRE_SHARED(unsigned long long, total, 1);
-  __syncthreads();
-  if (threadIdx.x == 0) total[0] = 0;
-  __syncthreads();
-  atomicAdd(&total[0], static_cast<unsigned long long>(own));
-  __syncthreads();
-  return total[0];
-}
 
 // Writes the best tokens of a row in order: those that the cut keeps are gathered in any order, and
 // the place of each is the number of better ones.
@@ -113,6 +103,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) top_logprobs_kernel(const TopL
 }  // namespace
 
 void top_logprobs(const TopLogprobsParams& p, cudaStream_t stream) {
+  check_range("vocab_size", p.vocab_size, 0, kMaxRowSize + 1);
   launch(top_logprobs_kernel, grid_size(p.num_rows), kRowThreads, 0, stream, p);
 }
 

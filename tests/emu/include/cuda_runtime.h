@@ -190,6 +190,29 @@ inline uint32_t __ballot_sync(uint32_t mask, int predicate) {
   return votes;
 }
 
+// The lanes of the mask that have the same value.
+inline uint32_t __match_any_sync(uint32_t mask, uint32_t value) {
+  const auto* slots = emu::Machine::current().exchange(mask, value);
+  uint32_t same = 0;
+  for (int lane = 0; lane < emu::kWarpSize; ++lane) {
+    const bool is_same = (mask >> lane & 1) != 0 && emu::shown<uint32_t>(slots, lane) == value;
+    same |= static_cast<uint32_t>(is_same) << lane;
+  }
+  return same;
+}
+
+inline uint32_t __reduce_add_sync(uint32_t mask, uint32_t value) {
+  const auto* slots = emu::Machine::current().exchange(mask, value);
+  uint32_t sum = 0;
+  for (int lane = 0; lane < emu::kWarpSize; ++lane)
+    if ((mask >> lane & 1) != 0) sum += emu::shown<uint32_t>(slots, lane);
+  return sum;
+}
+
+inline int __popc(unsigned x) {
+  return __builtin_popcount(x);
+}
+
 inline int __any_sync(uint32_t mask, int predicate) {
   return __ballot_sync(mask, predicate) != 0;
 }
