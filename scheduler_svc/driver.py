@@ -158,9 +158,9 @@ class Driver:
     def _took_workers(self, cell: Cell, before: ModelInfo) -> None:
         """Send routers what the cell is with other workers.
 
-        A welcome alone says what a model is: where that is another now, as its tokenizer is or as
-        it gives vectors or none any more, routers have to connect again, and place what they have
-        here anew.
+        Only a welcome describes the model: where the description is another now, since the
+        tokenizer is, or since it gives vectors or none any more, routers have to connect again, and
+        place what they have here anew.
         """
         self._send_state(cell)
         if cell.model != before:

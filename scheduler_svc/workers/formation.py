@@ -37,7 +37,8 @@ log = get_logger()
 class FormedWorkers:
     """What a cell knows of its workers.
 
-    Model and blocks stay when they are formed again, but for what the model reports of vectors.
+    Model and blocks stay when they are formed again, but for its text id and what it reports of
+    vectors.
 
     Attributes:
         epoch: larger than any that these workers have seen.

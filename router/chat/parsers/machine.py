@@ -52,7 +52,7 @@ class EndOfTextError(Exception):
 
 
 class Machine:
-    """Reads text in any pieces. Formats say in `_call` what follows a marker.
+    """Reads text in any pieces. Formats of calls read in `_call` what follows a marker.
 
     Args:
         ids: of the calls.
@@ -127,13 +127,14 @@ class Machine:
         yield from ()
 
     def _call(self, marker: str) -> Generator[None]:
-        """Read what follows a marker.
+        """Read what follows a marker. A format without calls has none: the marker is content.
 
         Raises:
             MalformedError: it is no call.
             EndOfTextError: the text ends before the call.
         """
-        raise NotImplementedError
+        yield from ()
+        raise MalformedError
 
     def _pass_until(self, markers: Sequence[str]) -> Generator[None, None, str]:
         """Report content up to a marker, and hold the marker; "" at the end of the text."""
