@@ -136,10 +136,7 @@ class Embedder:
         if not prompt:
             return ()
         text = TokenizeInput(prompt, request.model, request.add_special_tokens)
-        try:
-            return await self._inference.tokenize_in_turn(text)
-        except InvalidRequestError as error:
-            raise _named(error, name) from error
+        return await self._inference.tokenize_in_turn(text, name)
 
     async def _one(
         self,
@@ -188,7 +185,7 @@ def _num_bytes(request: EmbedInput, model: ModelInfo, name: Name) -> int:
 
 def _named(error: InvalidRequestError, name: str) -> InvalidRequestError:
     """Return an error that names a prompt as its caller does."""
-    if error.field not in ("prompt", "text"):
+    if error.field != "prompt":
         return error
     return type(error)(name, error.description)
 

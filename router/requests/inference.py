@@ -260,10 +260,23 @@ class Inference:
         """Return the token ids of a text; raises as `Validator.tokenize`."""
         return await self._validator.tokenize(request)
 
-    async def tokenize_in_turn(self, request: TokenizeInput) -> Sequence[int]:
-        """Return the token ids of one of a call's texts; raises as `Validator.tokenize`."""
-        with child("tokenize"):
-            return await self._validator.tokenize(request, self.tokenizing)
+    async def tokenize_in_turn(self, request: TokenizeInput, name: str) -> Sequence[int]:
+        """Return the token ids of one of a call's texts.
+
+        Args:
+            request: of the text.
+            name: of the text, in messages.
+
+        Raises:
+            QuireError: as `Validator.tokenize`.
+        """
+        try:
+            with child("tokenize"):
+                return await self._validator.tokenize(request, self.tokenizing)
+        except InvalidRequestError as error:
+            if error.field != "text":
+                raise
+            raise type(error)(name, error.description) from error
 
     async def detokenize(self, request: DetokenizeInput) -> str:
         """Return the text of token ids; raises as `Validator.detokenize`."""

@@ -180,7 +180,7 @@ async def test_texts_that_wait_for_a_cell_keep_none_from_the_tokenizer(tmp_path:
     async with router_for(tmp_path, (f"127.0.0.1:{free_port()}",)) as (router, _, _):
         inference = router.inference
         waiting = [
-            asyncio.create_task(inference.tokenize_in_turn(TokenizeInput("text")))
+            asyncio.create_task(inference.tokenize_in_turn(TokenizeInput("text"), "prompt"))
             for _ in range(MAX_TEXTS_AT_ONCE)
         ]
         await asyncio.sleep(0)

@@ -7,7 +7,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import DetokenizeInput, GenerateInput, ReplayInput, TokenizeInput
 from quire.contract.outputs import Event
 from router.http.call import HttpCall
@@ -111,15 +110,11 @@ async def _with_ids(
 async def _as_ids(
     inference: Inference, sent: GenerateInput, add_special_tokens: bool = True
 ) -> GenerateInput:
+    """As `_with_ids`; an empty prompt stays, which is refused."""
     if not isinstance(sent.prompt, str) or not sent.prompt:
         return sent
     text = TokenizeInput(sent.prompt, sent.model, add_special_tokens)
-    try:
-        return replace(sent, prompt=await inference.tokenize_in_turn(text))
-    except InvalidRequestError as error:
-        if error.field != "text":
-            raise
-        raise type(error)("prompt", error.description) from error
+    return replace(sent, prompt=await inference.tokenize_in_turn(text, "prompt"))
 
 
 async def _resumed(
