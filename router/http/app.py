@@ -26,7 +26,7 @@ from router.http.responses import endpoint as responses
 from router.http.responses.held import HeldResponses
 from router.requests.inference import Inference
 
-RESPONSES = ApiShape(error_event="error")
+RESPONSES = ApiShape(error_event="error", own_names={"max_tokens": "max_output_tokens"})
 MESSAGES = "/v1/messages"
 
 
@@ -64,13 +64,15 @@ def make_app(
         endpoint = Endpoint(around, path, handle, has_body=has_body, shape=shape)
         return Route(path, endpoint, methods=["POST"])
 
-    held = HeldResponses(hold_s)
+    models, held = info.Models(inference), HeldResponses(hold_s)
     create, retrieve = responses.create(inference, held), responses.retrieve(inference, held)
     one = "/v1/responses/{response_id}"
     routes = [
         get("/health", info.health(why_not_serving), is_open=True),
         get("/version", info.version),
-        get("/v1/models", info.models(inference)),
+        get("/v1/models", models.list),
+        # A name may have slashes, as those of a hub do.
+        get("/v1/models/{model:path}", models.retrieve),
         post("/v1/completions", completions.completions(inference)),
         post("/v1/chat/completions", chat.chat_completions(inference)),
         post("/v1/responses", create, RESPONSES),

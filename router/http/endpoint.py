@@ -3,16 +3,21 @@
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from quire.contract.errors import DeadlineExceededError, QuireError, ReaderStalledError
+from quire.contract.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    QuireError,
+    ReaderStalledError,
+)
 from quire.observe.log import failure_of, get_logger
 from quire.observe.tracing import (
     TRACEPARENT,
@@ -47,12 +52,20 @@ class ApiShape:
         error_event: type of the event that reports an error in a stream; "" for none.
         status_of: returns the status of an answer that reports an error.
         id_headers: of each answer that carry the request's id.
+        own_names: of fields that the contract calls otherwise, by its names.
     """
 
     error_body: Callable[[QuireError, str], dict[str, Any]] = lambda error, _: openai_error(error)
     error_event: str = ""
     status_of: Callable[[QuireError], int] = status_of
     id_headers: Sequence[str] = (REQUEST_ID,)
+    own_names: Mapping[str, str] = field(default_factory=dict)
+
+    def spelled(self, error: QuireError) -> QuireError:
+        """Return an error whose field has the name that its client knows it by."""
+        if isinstance(error, InvalidRequestError) and error.field in self.own_names:
+            return type(error)(self.own_names[error.field], error.description)
+        return error
 
 
 OPENAI = ApiShape()
@@ -154,6 +167,7 @@ class Endpoint:
             current_span().set("quire.error_id", error_id)
             error = QuireError(f"internal error {error_id}; the server's log has more")
         shape = self._shape
+        error = shape.spelled(error)
         body = shape.error_body(error, call.request_id)
         if call.status is None:
             await call.answer(body, shape.status_of(error), headers_of(error))

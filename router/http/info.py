@@ -2,38 +2,60 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
-from quire.contract.errors import UnavailableError
+from quire.contract.errors import ModelNotFoundError, UnavailableError
 from quire.version import __version__
 from router.http.call import HttpCall
 from router.http.endpoint import Handle
 from router.requests.inference import Inference
 
 
-def models(inference: Inference) -> Handle:
-    """Return what lists the models that are served now."""
-    created = int(time.time())
+class Models:
+    """Answers which models are served now.
 
-    async def handle(call: HttpCall) -> None:
+    Args:
+        inference: knows them.
+    """
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+        self._created = int(time.time())
+
+    async def list(self, call: HttpCall) -> None:
+        """Answer with all of them."""
+        await call.answer({"object": "list", "data": list(self._entries().values())})
+
+    async def retrieve(self, call: HttpCall) -> None:
+        """Answer with the one that the path names.
+
+        Raises:
+            ModelNotFoundError: it is not served here.
+        """
+        name, entries = call.path_params["model"], self._entries()
+        if name not in entries:
+            served = ", ".join(entries) or "none now"
+            raise ModelNotFoundError(f"model: {name} is not served; served: {served}")
+        await call.answer(entries[name])
+
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        """Return what describes each model, by its name."""
         # Of cells with different arithmetic, a request may take any: one entry for a name.
         lengths: dict[str, int] = {}
-        for model in inference.models():
+        for model in self._inference.models():
             lengths[model.name] = max(model.max_model_len, lengths.get(model.name, 0))
-        data = [
-            {
+        return {
+            name: {
                 "id": name,
                 "object": "model",
-                "created": created,
+                "created": self._created,
                 "owned_by": "quire",
                 "root": name,
                 "parent": None,
                 "max_model_len": length,
             }
             for name, length in lengths.items()
-        ]
-        await call.answer({"object": "list", "data": data})
-
-    return handle
+        }
 
 
 def health(why_not_serving: Callable[[], str]) -> Handle:

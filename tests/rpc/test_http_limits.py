@@ -77,6 +77,10 @@ async def test_each_wrong_request_is_refused_in_openais_shape(tmp_path) -> None:
         assert (await setup.http.get("/health")).json() == {"status": "ok"}
         [model] = (await setup.http.get("/v1/models")).json()["data"]
         assert model["id"] == "fake"
+        assert (await setup.http.get("/v1/models/fake")).json() == model
+        for path in ("", "a/b"):
+            response = await setup.http.get(f"/v1/models/{path}")
+            assert shown(response) == (404, "model_not_found")
 
 
 async def sent_raw(address: str, content: bytes) -> bytes:

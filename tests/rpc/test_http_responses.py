@@ -205,7 +205,7 @@ async def test_what_is_not_held_is_a_404_that_says_what_to_do(setup, client) -> 
         ({"stream": True, "resume": {"id": "resp_x\r\ny: z", "seed": 1}}, "resume.id"),
         ({"stream": True, "resume": {"id": "a" * 129, "seed": 1}}, "resume.id"),
         ({"stream": True, "resume": {"id": "x", "starting_after": -2}}, "resume.starting_after"),
-        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
 )
 async def test_a_bad_field_is_named(setup, body, param) -> None:
