@@ -17,7 +17,10 @@ struct LinearParams {
   int64_t out_features;    // N
   int64_t total_features;  // of the whole layer; N of them are computed here
   int64_t in_features;     // K
-  DType dtype;
+  int64_t num_parts;       // that K is cut into; 1, 2, 4 or 8
+  int64_t total_parts;     // of the whole layer; the others are computed elsewhere
+  DType dtype;             // of x and the weights
+  bool out_is_float;       // or of the type of x
 };
 
 // Weights as cpu/kernels/linear.h reads them: panels of kPanelFeatures features, in each of them
@@ -67,15 +70,17 @@ struct PackedLinearParams {
 
 #if defined(QUIRE_COMPILE_CHECKS)
 
+#include <limits>
+
 #include "core/check.h"
 #include "ops/ops.h"
 
 namespace quire::ops {
 namespace {
 
-// A matrix of x's dtype and device, unit stride along its rows.
-void check_matrix(const char* name, const Tensor& tensor, const Tensor& x) {
-  check_dtype(name, tensor, x.dtype);
+// A matrix on x's device, unit stride along its rows.
+void check_matrix(const char* name, const Tensor& tensor, const Tensor& x, DType dtype) {
+  check_dtype(name, tensor, dtype);
   check_unit_stride(name, tensor);
   check_device(name, tensor, x.device);
 }
@@ -83,14 +88,25 @@ void check_matrix(const char* name, const Tensor& tensor, const Tensor& x) {
 }  // namespace
 
 void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
-            const std::optional<Tensor>& bias, int64_t total_features) {
+            const std::optional<Tensor>& bias, int64_t total_features, int64_t num_parts,
+            int64_t total_parts) {
   check_shape("x", x, {-1, -1}, "[M, K]");
   check_shape("weight", weight, {-1, x.shape[1]}, "[N, K]");
   check_shape("out", out, {x.shape[0], weight.shape[0]}, "[M, N]");
   check_activation_dtype("x", x);
   check_unit_stride("x", x);
-  check_matrix("weight", weight, x);
-  check_matrix("out", out, x);
+  check_matrix("weight", weight, x, x.dtype);
+  check_matrix("out", out, x, out.dtype == DType::kFloat32 ? out.dtype : x.dtype);
+  if (x.shape[1] > std::numeric_limits<int32_t>::max()) fail("x: K must be below 2^31");
+  const bool is_cut = num_parts == 2 || num_parts == 4 || num_parts == 8;
+  if (num_parts != 1 && !(is_cut && x.shape[1] % num_parts == 0)) {
+    fail("num_parts: must be 1, 2, 4 or 8 and divide K = " + std::to_string(x.shape[1]) + ", got " +
+         std::to_string(num_parts));
+  }
+  if (total_parts < num_parts) {
+    fail("total_parts: must be at least num_parts = " + std::to_string(num_parts) + ", got " +
+         std::to_string(total_parts));
+  }
   if (total_features < weight.shape[0]) {
     fail("total_features: must be at least N = " + std::to_string(weight.shape[0]) + ", got " +
          std::to_string(total_features));
@@ -113,7 +129,10 @@ void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& 
   p.out_features = weight.shape[0];
   p.total_features = total_features;
   p.in_features = x.shape[1];
+  p.num_parts = num_parts;
+  p.total_parts = total_parts;
   p.dtype = x.dtype;
+  p.out_is_float = out.dtype == DType::kFloat32;
   backend.linear(p);
 }
 

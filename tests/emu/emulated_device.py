@@ -28,6 +28,7 @@ class _KernelsOfDevice:
 
     def __init__(self, kernels: types.ModuleType) -> None:
         self._kernels = kernels
+        self.__file__ = kernels.__file__
 
     def __getattr__(self, name: str) -> Any:
         operation = getattr(self._kernels, name)

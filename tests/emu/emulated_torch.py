@@ -10,6 +10,7 @@ operations that were captured, on the same memory, without running the model's P
 from __future__ import annotations
 
 import types
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ DEVICE_TYPE = "emu"
 
 # Operations that may read one device and write the other, or make the host wait for the device.
 _BETWEEN_DEVICES = {"aten::copy_", "aten::_to_copy", "aten::to"}
+# Operations that make tensors and start nothing.
+_ALLOCATIONS = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"}
 _WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"}
 
 
@@ -65,12 +68,19 @@ class EmulatedTensor(torch.Tensor):
 
 
 class Machine(TorchDispatchMode):
-    """What the device does: at once, or in a graph that is being captured, or later in a stream."""
+    """What the device does: at once, or in a graph that is being captured, or later in a stream.
+
+    Attributes:
+        launches: kernels of torch so far, by name; an operation counts as one.
+        captured: of a graph that is being captured.
+        stream: that work is for; None for the compute stream.
+    """
 
     current: Machine
 
     def __init__(self) -> None:
         super().__init__()
+        self.launches: Counter[str] = Counter()
         self.captured: list[Callable[[], None]] | None = None
         self.stream: EmulatedStream | None = None
 
@@ -107,6 +117,8 @@ class Machine(TorchDispatchMode):
                 raise RuntimeError(f"{name}: makes the host wait while a graph is captured")
         inner_args, inner_kwargs = tree_map(_unwrap, args), tree_map(_unwrap, kwargs)
         result = func(*inner_args, **inner_kwargs)
+        if not func.is_view and name not in _ALLOCATIONS and _has_elements(result):
+            self.launches[name] += 1
         if self.captured is not None:
             self._capture(func, inner_args, inner_kwargs, result)
         leaves_device = asked is not None and not to_device
@@ -153,6 +165,10 @@ def _unwrap(value: Any) -> Any:
     if isinstance(value, torch.device):
         return torch.device("cpu")
     return value.inner if isinstance(value, EmulatedTensor) else value
+
+
+def _has_elements(result: Any) -> bool:
+    return any(isinstance(each, torch.Tensor) and each.numel() > 0 for each in tree_leaves(result))
 
 
 def _wrap(value: Any) -> Any:

@@ -1,7 +1,7 @@
-// Holds linear layers of every tile shape, split and not, against float64 and against each other,
-// in the emulator, in each order of turns. Mutants of the kernel are compiled with this
-// (test_linear_mutants.py): exits with 0 if they agree, 1 if not, 2 if the kernel did what no GPU
-// allows.
+// Holds linear layers of every tile shape, split and not, of one part and of four, against float64
+// and against each other, in the emulator, in each order of turns. Mutants of the kernel are
+// compiled with this (test_linear_mutants.py): exits with 0 if they agree, 1 if not, 2 if the
+// kernel did what no GPU allows.
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -16,9 +16,10 @@ using namespace quire;
 using namespace quire::cuda;
 
 constexpr int kRows = 21;
-constexpr int kInFeatures = 584;  // three sections, the last of them short, with a part of a step
+// Each part has several sections, the last of them short, which ends within a step.
+constexpr int kPartLengths[] = {584, 296};
+constexpr int kNumParts[] = {1, 4};
 constexpr int kOutFeatures = 136;
-constexpr int kStride = kInFeatures + 8;
 constexpr int kOutStride = kOutFeatures + 8;
 
 // Operands whose rows end in NaN, amid rows of NaN.
@@ -26,16 +27,18 @@ template <typename T>
 struct Problem {
   std::vector<T> x, weight, bias;
   std::vector<double> expected, magnitude;
+  int num_parts, in_features, stride;
 
-  Problem() {
+  Problem(int part_length, int parts)
+      : num_parts(parts), in_features(part_length * parts), stride(in_features + 8) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     const T nan = from_float<T>(std::numeric_limits<float>::quiet_NaN());
     const auto fill = [&](std::vector<T>& rows, int count) {
-      rows.assign(size_t(count + 1) * kStride, nan);
+      rows.assign(size_t(count + 1) * stride, nan);
       for (int row = 0; row < count; ++row)
-        for (int k = 0; k < kInFeatures; ++k)
-          rows[row * kStride + k] = from_float<T>(normal(random));
+        for (int k = 0; k < in_features; ++k)
+          rows[row * stride + k] = from_float<T>(normal(random));
     };
     fill(x, kRows);
     fill(weight, kOutFeatures);
@@ -44,9 +47,9 @@ struct Problem {
       for (int n = 0; n < kOutFeatures; ++n) {
         double sum = to_float(bias[n]);
         double size = std::abs(sum);
-        for (int k = 0; k < kInFeatures; ++k) {
+        for (int k = 0; k < in_features; ++k) {
           const double product =
-              double(to_float(x[m * kStride + k])) * to_float(weight[n * kStride + k]);
+              double(to_float(x[m * stride + k])) * to_float(weight[n * stride + k]);
           sum += product;
           size += std::abs(product);
         }
@@ -63,12 +66,14 @@ struct Problem {
     p.weight = weight.data();
     p.bias = bias.data();
     p.out_stride = kOutStride;
-    p.x_stride = kStride;
-    p.weight_stride = kStride;
+    p.x_stride = stride;
+    p.weight_stride = stride;
     p.num_rows = kRows;
     p.out_features = kOutFeatures;
     p.total_features = kOutFeatures;
-    p.in_features = kInFeatures;
+    p.num_parts = num_parts;
+    p.total_parts = num_parts;
+    p.in_features = in_features;
     return p;
   }
 
@@ -94,7 +99,10 @@ struct Problem {
 template <typename T>
 class Driver {
  public:
-  Driver() : arrivals_(64), sums_(64 * SplitMemory::kMaxTileElements) {}
+  Driver(int part_length, int num_parts)
+      : problem_(part_length, num_parts),
+        arrivals_(64),
+        sums_(128 * SplitMemory::kMaxTileElements) {}
 
   int run() {
     for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {
@@ -119,14 +127,17 @@ class Driver {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     std::vector<T> out(size_t(kRows + 1) * kOutStride, from_float<T>(nan));
     std::fill(sums_.begin(), sums_.end(), nan);
+    // Whole tiles of several parts: by two blocks, one after the other.
+    const int64_t num_elements =
+        is_split ? static_cast<int64_t>(sums_.size()) : 2 * kTreeElements<Shape>;
     launch_linear<Shape, kIsAligned>(problem_.params(out), is_split,
-                                     {sums_.data(), arrivals_.data()}, nullptr);
+                                     {sums_.data(), num_elements, arrivals_.data()}, nullptr);
     if (first_.empty()) first_ = out;
     const bool has_same_bits = memcmp(out.data(), first_.data(), out.size() * sizeof(T)) == 0;
     if (problem_.is_right(out) && has_same_bits) return;
     failed_ = true;
-    std::fprintf(stderr, "differs: %d bytes, rows of %s, split %d, order %d\n", int(sizeof(T)),
-                 name, is_split, int(emu::Machine::order));
+    std::fprintf(stderr, "differs: %d bytes, %d parts, rows of %s, split %d, order %d\n",
+                 int(sizeof(T)), problem_.num_parts, name, is_split, int(emu::Machine::order));
   }
 
   Problem<T> problem_;
@@ -140,9 +151,12 @@ class Driver {
 
 int main() {
   try {
-    const int halves = Driver<bf16>().run();
-    const int floats = Driver<float>().run();
-    return halves | floats;
+    int failed = 0;
+    for (int i = 0; i < 2; ++i) {
+      failed |= Driver<bf16>(kPartLengths[i], kNumParts[i]).run();
+      failed |= Driver<float>(kPartLengths[i], kNumParts[i]).run();
+    }
+    return failed;
   } catch (const emu::KernelError& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 2;

@@ -1,6 +1,7 @@
 #include "machine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <numeric>
 
@@ -16,6 +17,7 @@ constexpr size_t kSharedAlignment = 1024;
 constexpr int kPoison = 0xff;  // NaN as floating point of any size
 
 thread_local Machine* running = nullptr;
+std::atomic<uint64_t> num_launches{0};
 
 size_t round_up(size_t bytes, size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
@@ -51,6 +53,7 @@ Machine::Machine(dim3 grid, dim3 block, size_t shared_bytes, const std::function
 
 void Machine::launch(dim3 grid, dim3 block, size_t shared_bytes,
                      const std::function<void()>& body) {
+  ++num_launches;
   Machine machine(grid, block, shared_bytes, body);
   Machine* outer = std::exchange(running, &machine);
   try {
@@ -245,3 +248,8 @@ void Machine::warp_barrier(uint32_t mask, bool orders_memory) {
 }
 
 }  // namespace emu
+
+// For tests in Python.
+extern "C" __attribute__((visibility("default"))) uint64_t quire_emulated_launches() {
+  return emu::num_launches;
+}

@@ -109,8 +109,8 @@ class DequantisedLinear:
         self._total_features = total_features
         self.weight_bytes = self._weight.nbytes
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return fixed_tile_linear(x, self._weight, self._bias, self._total_features)
+    def __call__(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        return fixed_tile_linear(x, self._weight, self._bias, self._total_features, **options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -4,7 +4,10 @@ import pytest
 
 from tests.emu.planted_bugs import Builder, assert_noticed, run
 
-KERNEL = ("linear/linear.cuh", "linear/tile.cuh", "linear/sections.h", "linear/split_memory.h")
+KERNEL = (
+    *("linear/linear.cuh", "linear/tile.cuh", "linear/merge.cuh"),
+    *("linear/sections.h", "linear/split_memory.h"),
+)
 SOURCES = ("core/check.cpp",)
 
 # What is wrong: the text of the kernel that is replaced, and by what. Not among them is what keeps
@@ -19,9 +22,13 @@ MUTANTS = {
         "__syncthreads();  // all are done with the stages",
         "",
     ),
+    "no barrier before the next tile takes the result's place": (
+        "__syncthreads();  // the result has been read: the next tile's stages take its place",
+        "",
+    ),
     "no barrier before the result is written": (
-        "__syncthreads();\n  constexpr int kPacks",
-        "constexpr int kPacks",
+        "__syncthreads();  // the result is there",
+        "",
     ),
     "a barrier that half of the block skips": (
         "__syncthreads();  // all are done with the stages",
@@ -39,8 +46,8 @@ MUTANTS = {
         "row * from.stride + k, is_valid);",
         "row * from.stride + k + 1, is_valid);",
     ),
-    "what is beyond a row is read": ("exists && k < in_features_", "exists"),
-    "what is beyond an unaligned row is read": ("exists && k + i < in_features_", "exists"),
+    "what is beyond a row is read": ("exists && k < part_end_", "exists"),
+    "what is beyond an unaligned row is read": ("exists && k + i < part_end_", "exists"),
     "what is beyond the last row is written": ("if (row + i / kPacks >= p.num_rows) break;", ""),
     "chunks change places": (
         "load_matrices(a, weight + Shape::offset(f * 16 + lane_ % 16, chunk + lane_ / 16))",
@@ -48,35 +55,55 @@ MUTANTS = {
     ),
     "rows not where chunks were swapped": ("(chunk ^ (row & 7)) * 16;", "(chunk ^ (row & 3)) * 8;"),
     "rows change places": (
-        "lane % 4 * 2 + i % 2;\n        const int at_feature",
-        "lane % 4 * 2 + 1 - i % 2;\n        const int at_feature",
+        "place[0] = four.x;\n  place[Shape::kResultStride] = four.y;",
+        "place[0] = four.y;\n  place[Shape::kResultStride] = four.x;",
     ),
     "sections not begun at zero": (
-        "    LinearSums<Shape> sums;\n    for",
-        "    static thread_local LinearSums<Shape> sums;\n    for",
+        "      LinearSums<Shape> sums;\n      for",
+        "      static thread_local LinearSums<Shape> sums;\n      for",
     ),
-    "a section is the sum so far": (
-        "total.of[f][g][i] += sums.of[f][g][i];",
-        "total.of[f][g][i] = sums.of[f][g][i];",
-    ),
+    "a section is the sum so far": ("total.add(sums);", "total = sums;"),
     "sections added in another order": (
-        "__ldcg(&own[each * kSection",
-        "__ldcg(&own[(num_sections - 1 - each) * kSection",
+        "&from[(first + j) * kSection",
+        "&from[(num_sections - 1 - first - j) * kSection",
     ),
+    "a part that has the one before it": (
+        "    total = {};\n    while",
+        "    if (grid.is_split) total = {};\n    while",
+    ),
+    "a part that has the one before it, added by the last block": (
+        "        sum = {};\n",
+        "",
+    ),
+    "parts copied as if they were one": (
+        "      next_k_ = part_end_;\n",
+        "",
+    ),
+    "parts added one after the other": (
+        "for (; part % 2 == 1; part /= 2, own += kLevel) {",
+        "if (part > 0) {",
+    ),
+    "parts added one after the other by the last block": (
+        "if ((part >> level) % 2 == 0) {",
+        "if (level > 0 || part == 0) {",
+    ),
+    "sums that wait in one place": ("part /= 2, own += kLevel)", "part /= 2)"),
     "sections of another length where tiles are whole": (
-        "min(step + grid.section_steps, end)",
-        "min(step + (grid.is_split ? 1 : 2) * grid.section_steps, end)",
+        "min(step + grid.section_steps, part_end)",
+        "min(step + (grid.is_split ? 1 : 2) * grid.section_steps, part_end)",
     ),
     "sections added before all have arrived": (
         "before == num_sections - 1",
         "before == num_sections - 2",
     ),
-    "sections in one place": ("own[section * kSection + ", "own["),
+    "sections in one place": (
+        "int64_t{tile} * num_sections + section, results",
+        "int64_t{tile} * num_sections, results",
+    ),
     "the count of arrivals not reset": (
         "if (is_last[0] != 0) results.arrivals[tile] = 0;  // for the next launch",
         "",
     ),
-    "sums kept from the last section": ("  sums = {};\n", ""),
     "no bias": (" + bias[j];", ";"),
     "sums of float32 in another order": (
         "for (int k = 0; k < 4; ++k)",

@@ -7,6 +7,7 @@ from torch.nn.functional import linear as torch_linear
 
 from tests.kernels.oracle import DTYPES
 from worker_svc import invariance, ops
+from worker_svc.parallel.group import tree_sum
 
 # (in_features, out_features): one section and many, whole steps and not, rows that can be copied
 # 16 bytes at a time and rows that cannot.
@@ -154,11 +155,15 @@ def test_the_cpu_is_refused(cpu_isa: str) -> None:
         ({"weight": torch.zeros(8, 3).T}, "^weight: must have stride 1"),
         ({"out": torch.zeros(3, 2)}, "^out: must be"),
         ({"out": torch.zeros(2, 3).bfloat16()}, "^out: must be float32, got bfloat16"),
+        ({"out": torch.zeros(2, 3).half()}, "^out: must be float32, got float16"),
         ({"out": torch.zeros(3, 2).T}, "^out: must have stride 1"),
         ({"bias": torch.zeros(4)}, "^bias: must be .*3.*4"),
         ({"bias": torch.zeros(3).half()}, "^bias: must be float32, got float16"),
         ({"bias": torch.zeros(6)[::2]}, "^bias: must be contiguous"),
         ({"total_features": 2}, "^total_features.* at least .*3.*2"),
+        ({"num_parts": 3}, "^num_parts: must be 1, 2, 4 or 8 and divide K = 8, got 3"),
+        ({"num_parts": 16}, "^num_parts: .* got 16"),
+        ({"num_parts": 4, "total_parts": 2}, "^total_parts: must be at least .*4, got 2"),
     ],
     ids=str,
 )
@@ -191,6 +196,42 @@ def test_a_share_of_the_features_has_the_bits_of_the_whole(
     assert torch.equal(share(large, 16384)[:, small], share(small, 16384))
     if dtype == torch.float32:  # 16 bits may hide it
         assert not torch.equal(share(large, 16384), share(large, None))
+
+
+# Of a part: whole steps, a step that ends in the middle, rows that cannot be copied 16 bytes at a
+# time, several sections.
+PART_LENGTHS = (64, 40, 13, 328)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", PART_LENGTHS)
+def test_parts_are_added_as_a_tree(cuda_isa: str, dtype: torch.dtype, length: int) -> None:
+    """By one rank, or by several of which each has a subtree; for one row and for many."""
+    total = 8
+    x, weight, bias = operands(70, length * total, 72, dtype)
+    x[:, ::7] *= 2**12  # sums in another order differ
+
+    def sums(num_parts: int, rows: slice) -> list[Tensor]:
+        found = []
+        width = num_parts * length
+        for left in range(0, total * length, width):
+            out = torch.full((len(x[rows]), 72), torch.nan)
+            own = slice(left, left + width)
+            ops.linear(out, x[rows, own], weight[:, own], None, 72, num_parts, total)
+            found.append(out)
+        return found
+
+    parts = sums(1, slice(70))
+    for num_parts in (2, 4, 8):
+        expected = [
+            tree_sum(parts[first : first + num_parts]) for first in range(0, total, num_parts)
+        ]
+        for rows in (slice(70), slice(3, 5), slice(20, 40)):
+            for own, tree in zip(sums(num_parts, rows), expected, strict=True):
+                assert torch.equal(own, tree[rows]), (num_parts, rows)
+    whole = torch.full((70, 72), torch.nan, dtype=dtype)
+    ops.linear(whole, x, weight, bias, 72, total)
+    assert torch.equal(whole, (tree_sum(parts) + bias.float()).to(dtype)), "rounded once"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

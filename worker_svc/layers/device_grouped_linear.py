@@ -7,6 +7,7 @@ held whole; `ops.linear` multiplies them. Its sums do not depend on how features
 import torch
 
 from worker_svc import ops
+from worker_svc.layers.fixed_tiles import WHOLE, Parts
 from worker_svc.layers.grouped_linear import GroupedWeight
 
 # Elements that are dequantised at once, and the features of its largest tile.
@@ -67,20 +68,27 @@ class DeviceGroupedLinear:
         """Memory of the weights."""
         return self._integers.nbytes + self._scales.nbytes + self._zeros.nbytes
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [rows, out_features] in the dtype of x.
+    def __call__(
+        self, x: torch.Tensor, parts: Parts = WHOLE, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return [rows, out_features].
 
         Args:
             x: [rows, in_features], in the dtype of the layer, unit stride along a row.
+            parts: that the input features are cut into.
+            dtype: of the result, float32 or that of x; None for that of x.
         """
-        out = x.new_empty(x.shape[0], self.out_features)
+        out = x.new_empty(x.shape[0], self.out_features, dtype=dtype or x.dtype)
         step = max(_TILE_FEATURES, _MAX_ELEMENTS // self.in_features)
         step -= step % _TILE_FEATURES
         for first in range(0, self.out_features, step):
             features = slice(first, first + step)
             bias = None if self._bias is None else self._bias[features]
             weight = self._dequantised(features)
-            ops.linear(out[:, features], x, weight, bias, self._total_features)
+            ops.linear(
+                *(out[:, features], x, weight, bias),
+                *(self._total_features, parts.num_own, parts.total),
+            )
         return out
 
     def _dequantised(self, features: slice) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as functional
 
-from worker_svc import ops
+from worker_svc.layers.fixed_tiles import WHOLE, Parts, fixed_tile_linear
 from worker_svc.layers.packed_linear import PackedLinear
 from worker_svc.layers.quantization import (
     grouped_linear_of_device,
@@ -64,6 +64,8 @@ def make_linear(
     total_features: int | None = None,
     *,
     is_shared: bool = False,
+    parts: Parts = WHOLE,
+    dtype: torch.dtype | None = None,
 ) -> Linear:
     """Return the layer of a weight [out_features, in_features] and a bias [out_features].
 
@@ -77,35 +79,25 @@ def make_linear(
             layers on a GPU choose how to cut their sums, so that each rank of any number of ranks
             does alike.
         is_shared: whether it is one of the layers that `--quantization` is for.
+        parts: that the input features are cut into, with `--invariant` on a GPU.
+        dtype: of the result, float32 or that of x; None for that of x. Obeyed where `parts` are.
     """
     is_on_cpu = weight.device.type == "cpu"
     if is_shared and has_defined_bits(weight.device):
         return shared_linear(weight, bias)
     if is_on_cpu:
         return PackedLinear(weight, bias)
+    total_features = total_features or weight.shape[0]
     if is_shared and is_quantised():
-        return grouped_linear_of_device(weight, bias, total_features or weight.shape[0])
+        grouped = grouped_linear_of_device(weight, bias, total_features, parts.num_own)
+        return partial(grouped, parts=parts, dtype=dtype)
     if not _invariant.get():
         return partial(functional.linear, weight=weight, bias=bias)
     return partial(
         fixed_tile_linear,
         weight=weight,
         bias=bias,
-        total_features=total_features or weight.shape[0],
+        total_features=total_features,
+        parts=parts,
+        dtype=dtype,
     )
-
-
-def fixed_tile_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, total_features: int
-) -> torch.Tensor:
-    """Return x W^T + b; a row's bits do not depend on the other rows (see ops.linear).
-
-    Args:
-        x: [rows, in_features].
-        weight: [out_features of this rank, in_features].
-        bias: [out_features of this rank] or None.
-        total_features: see make_linear.
-    """
-    out = x.new_empty(x.shape[0], weight.shape[0])
-    ops.linear(out, x, weight, bias, total_features)
-    return out

@@ -13,6 +13,7 @@ import torch
 
 from quire.contract.errors import ModelLoadError
 from worker_svc.layers.device_linear import Linear, is_invariance_wanted, make_linear
+from worker_svc.layers.fixed_tiles import Parts
 from worker_svc.layers.quantization import has_defined_bits, part_step, shared_linear
 from worker_svc.parallel.group import ParallelGroup, tree_sum
 
@@ -50,23 +51,31 @@ class PartialSums:
         num_parts = _num_parts(name, weight.shape[1] * parallel.size, parallel, weight.device)
         is_defined = has_defined_bits(weight.device)
         # A product that is the whole sum adds the bias itself: on a GPU that is one rounding less.
-        is_whole = parallel.size == 1 and (is_defined or num_parts == 1)
+        is_whole = parallel.size == 1 and not apart
         self.late_bias = None if is_whole else bias
         own_bias = bias if is_whole else None
+        # Rounded before the exchange, sums would depend on the number of ranks.
+        is_exact = not is_whole and (is_defined or is_invariance_wanted())
+        dtype = torch.float32 if is_exact else None
         self._linears: list[Linear]
         if is_defined and not apart:
             linear = shared_linear(weight, own_bias, num_parts)
-            # Rounded before the exchange, sums would depend on the number of ranks.
-            self._linears = [linear if is_whole else partial(linear, dtype=torch.float32)]
+            self._linears = [partial(linear, dtype=dtype) if is_exact else linear]
         elif is_defined:
             self._linears = [
-                partial(shared_linear(part, None), dtype=torch.float32)
+                partial(shared_linear(part, None), dtype=dtype)
+                for part in weight.chunk(num_parts, dim=1)
+            ]
+        elif apart:
+            self._linears = [
+                make_linear(part.contiguous(), None, is_shared=True, dtype=dtype)
                 for part in weight.chunk(num_parts, dim=1)
             ]
         else:
+            total = num_parts * parallel.size if is_invariance_wanted() else 1
+            parts = Parts(num_parts, total)
             self._linears = [
-                make_linear(part.contiguous(), own_bias, is_shared=True)
-                for part in weight.chunk(num_parts, dim=1)
+                make_linear(weight, own_bias, is_shared=True, parts=parts, dtype=dtype)
             ]
         self.num_sums = len(self._linears)
 

@@ -101,15 +101,15 @@ def shared_linear(
 
 
 def grouped_linear_of_device(
-    weight: torch.Tensor, bias: torch.Tensor | None, total_features: int
+    weight: torch.Tensor, bias: torch.Tensor | None, total_features: int, num_parts: int
 ) -> DeviceGroupedLinear:
     """Return a layer of 8 or 4 bits on a GPU that ranks share; see shared_linear and make_linear.
 
     Raises:
-        ModelLoadError: no groups divide the input features.
+        ModelLoadError: no groups divide the parts.
     """
     asked = _asked()
-    group_size = group_size_of(weight.shape[1])
+    group_size = group_size_of(weight.shape[1] // num_parts)
     grouped = GroupedWeight.of(weight, _BITS[asked.method], group_size)
     layer = DeviceGroupedLinear(grouped, bias, total_features, weight.dtype)
     asked.saved_bytes += weight.nbytes - layer.weight_bytes

@@ -19,10 +19,11 @@ from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.models.interface import ModelConfig
 from worker_svc.models.registry import is_native
 
-# Of docs/numerics.md and of the CUDA kernels. To be raised whenever a change gives a model that was
-# served before other bits: where it changes an entry of tests/models/digests.json, or is meant to
-# change what a GPU computes with --invariant.
+# Each to be raised whenever a change gives a model that was served before other bits. Of
+# docs/numerics.md: where it changes an entry of tests/models/digests.json.
 ARITHMETIC_VERSION = 1
+# Of what a GPU computes with --invariant.
+GPU_ARITHMETIC_VERSION = 2
 ID_BYTES = 16
 
 
@@ -50,7 +51,7 @@ def numerics_id(
     if not on_cpu and not invariant:
         return ""
     parts: dict[str, Any] = {
-        "arithmetic": ARITHMETIC_VERSION,
+        "arithmetic": ARITHMETIC_VERSION if on_cpu else GPU_ARITHMETIC_VERSION,
         "checkpoint": checkpoint_digest.hex(),
         "dtype": info.dtype,
         "kv_cache_dtype": str(kv_cache_dtype),

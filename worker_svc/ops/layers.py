@@ -204,28 +204,35 @@ def linear(
     weight: Tensor,
     bias: Tensor | None,
     total_features: int | None = None,
+    num_parts: int = 1,
+    total_parts: int | None = None,
 ) -> None:
     """Multiply rows by weights, x @ weight.T + bias, on a GPU, by the invariance rule.
 
     A library of matrix products picks its algorithm by the number of rows. Here the sum over K has
-    one order for every M and every alignment: K is cut into sections by K and the features
-    of the layer alone, which are summed in float32 (on tensor cores; of float32 operands by fused
-    multiply-adds, not in TF32) and added in order, then the bias, and the result is rounded once.
+    one order for every M and every alignment: K is cut into equal parts, and a part into sections
+    by its length and the features and parts of the layer alone. Sections are summed in float32 (on
+    tensor cores; of float32 operands by fused multiply-adds, not in TF32) and added in order; parts
+    are added as neighbours in a binary tree, then the bias, and the result is rounded once.
 
     The first call on a stream allocates device memory, later calls do not, so that they can be
     captured in a graph. Threads must not call it on one stream at the same time.
 
     Args:
-        out: [M, N]; must not overlap the others.
+        out: [M, N], in the dtype of x or float32; must not overlap the others.
         x: [M, K].
         weight: [N, K].
         bias: [N], or None.
         total_features: features of the whole layer, N of which are computed here; None for N.
+        num_parts: that K is cut into; 1, 2, 4 or 8.
+        total_parts: of the whole layer, num_parts of which are computed here; None for num_parts.
 
     Mutates:
         out.
 
     Raises:
-        ValueError: the operands are on the CPU, where `packed_linear` computes it.
+        ValueError: the operands are on the CPU, where `packed_linear` computes it; parts do not
+            divide K.
     """
-    compiled._C.linear(out, x, weight, bias, total_features or weight.shape[0])
+    total_features, total_parts = total_features or weight.shape[0], total_parts or num_parts
+    compiled._C.linear(out, x, weight, bias, total_features, num_parts, total_parts)

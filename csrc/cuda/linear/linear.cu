@@ -14,8 +14,8 @@ bool is_aligned_operand(const void* data, int64_t stride) {
 
 template <typename T>
 bool is_aligned_call(const LinearParams& p) {
-  return p.in_features % Pack<T>::kSize == 0 && is_aligned_operand<T>(p.x, p.x_stride) &&
-         is_aligned_operand<T>(p.weight, p.weight_stride);
+  return p.in_features / p.num_parts % Pack<T>::kSize == 0 &&
+         is_aligned_operand<T>(p.x, p.x_stride) && is_aligned_operand<T>(p.weight, p.weight_stride);
 }
 
 template <typename Shape>
@@ -29,7 +29,9 @@ template <typename Shape, bool kIsAligned>
 void run(const LinearParams& p, const SplitResults& results, cudaStream_t stream) {
   static_assert(Shape::kFeatures * Shape::kRows <= SplitMemory::kMaxTileElements);
   const int64_t tiles = num_tiles<Shape>(p);
-  const int64_t sections = linear_sections(p.total_features, p.in_features).count;
+  const int64_t part_length = p.in_features / p.num_parts;
+  const int64_t sections =
+      p.num_parts * linear_sections(p.total_features, p.total_parts, part_length).count;
   const bool is_split = sections > 1 && 2 * tiles < num_blocks_at_once() &&
                         tiles * sections <= SplitMemory::kMaxBlocks;
   launch_linear<Shape, kIsAligned>(p, is_split, results, stream);

@@ -7,29 +7,29 @@ namespace quire::cuda {
 
 // Blocks leave the sums of sections here, for the last of them to add, and count their arrivals.
 struct SplitResults {
-  float* sums;         // [blocks, elements of a tile]
-  uint32_t* arrivals;  // [tiles], zero between launches
+  float* sums;           // [blocks, elements of a tile], or those of a tree for each block
+  int64_t num_elements;  // of sums
+  uint32_t* arrivals;    // [tiles], zero between launches
 };
 
 class SplitMemory {
  public:
-  static constexpr int64_t kMaxBlocks = 1024;
+  static constexpr int64_t kMaxBlocks = 2048;
   static constexpr int64_t kMaxTileElements = 64 * 64;
+  static constexpr int64_t kElements = kMaxBlocks * kMaxTileElements;
 
   const SplitResults& get(cudaStream_t stream) {
     if (results_.sums == nullptr) {
       auto* sums = memory_.get<float>();
-      auto* arrivals = reinterpret_cast<uint32_t*>(sums + kSums);
+      auto* arrivals = reinterpret_cast<uint32_t*>(sums + kElements);
       check(cudaMemsetAsync(arrivals, 0, kMaxBlocks * sizeof(uint32_t), stream), "split memory");
-      results_ = {sums, arrivals};
+      results_ = {sums, kElements, arrivals};
     }
     return results_;
   }
 
  private:
-  static constexpr size_t kSums = kMaxBlocks * kMaxTileElements;
-
-  FixedMemory<kSums * sizeof(float) + kMaxBlocks * sizeof(uint32_t)> memory_;
+  FixedMemory<kElements * sizeof(float) + kMaxBlocks * sizeof(uint32_t)> memory_;
   SplitResults results_{};
 };
 

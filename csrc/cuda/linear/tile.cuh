@@ -25,8 +25,6 @@ struct LinearShape {
   static constexpr int kFeatureTiles = kFeatures / kFeatureWarps / 16;
   static constexpr int kRowTiles = kRows / kRowWarps / 8;
   static constexpr int kProducts = kFeatureTiles * kRowTiles;
-  // Rows whose sums are loaded together when they are added.
-  static constexpr int kSectionsAtOnce = kProducts < 8 ? 8 / kProducts : 1;
 
   static constexpr int kStepBytes = 128;  // of a row in a stage: eight chunks of 16
   static constexpr int kStep = kStepBytes / static_cast<int>(sizeof(T));
@@ -58,29 +56,57 @@ using RowsOf128 = LinearShape<T, 128, 128, 2, 4, 3>;
 template <typename Shape>
 struct LinearSums {
   float of[Shape::kFeatureTiles][Shape::kRowTiles][4] = {};
+
+  // The four of a product.
+  __device__ __forceinline__ float4 get(int product) const {
+    const float (&s)[4] = of[product / Shape::kRowTiles][product % Shape::kRowTiles];
+    return {s[0], s[1], s[2], s[3]};
+  }
+  __device__ __forceinline__ void set(int product, const float4& four) {
+    float (&s)[4] = of[product / Shape::kRowTiles][product % Shape::kRowTiles];
+    s[0] = four.x, s[1] = four.y, s[2] = four.z, s[3] = four.w;
+  }
+
+  __device__ __forceinline__ void add(const LinearSums& other) {
+#pragma unroll
+    for (int f = 0; f < Shape::kFeatureTiles; ++f)
+#pragma unroll
+      for (int g = 0; g < Shape::kRowTiles; ++g)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) of[f][g][i] += other.of[f][g][i];
+  }
 };
 
-// `kIsAligned`: both operands may be copied 16 bytes at a time.
-template <typename Shape, bool kIsAligned>
+// `kIsAligned`: both operands may be copied 16 bytes at a time. `kIsCut`: K has several parts.
+template <typename Shape, bool kIsAligned, bool kIsCut>
 class LinearTile {
  public:
   using T = typename Shape::Element;
 
-  __device__ LinearTile(const LinearParams& p, int64_t feature, int64_t row, char* stages)
+  // Of rows from `feature` and `row` on, to be copied from step `first` of a part of K on.
+  __device__ LinearTile(const LinearParams& p, int64_t feature, int64_t row, char* stages, int part,
+                        int first)
       : weight_{static_cast<const T*>(p.weight) + feature * p.weight_stride, p.weight_stride,
                 p.out_features - feature},
         x_{static_cast<const T*>(p.x) + row * p.x_stride, p.x_stride, p.num_rows - row},
-        in_features_(p.in_features),
+        part_length_(static_cast<int>(p.in_features) / static_cast<int>(p.num_parts)),
+        next_k_(part * part_length_ + first * Shape::kStep),
+        part_end_((part + 1) * part_length_),
         stages_(stages),
         lane_(static_cast<int>(threadIdx.x) % kWarpSize),
         warp_(static_cast<int>(threadIdx.x) / kWarpSize) {}
 
-  // Begins to copy a step of both operands into its stage; zeros beyond their end.
+  // Begins to copy the next step of both operands into the stage of `step`; zeros beyond the end of
+  // its part.
   __device__ void copy(int step) {
     char* stage = stage_of(step);
-    copy_rows<Shape::kFeatures>(weight_, int64_t{step} * Shape::kStep, stage);
-    copy_rows<Shape::kRows>(x_, int64_t{step} * Shape::kStep,
-                            stage + Shape::kFeatures * Shape::kStepBytes);
+    copy_rows<Shape::kFeatures>(weight_, next_k_, stage);
+    copy_rows<Shape::kRows>(x_, next_k_, stage + Shape::kFeatures * Shape::kStepBytes);
+    next_k_ += Shape::kStep;
+    if (kIsCut && next_k_ >= part_end_) {
+      next_k_ = part_end_;
+      part_end_ += part_length_;
+    }
   }
 
   // Adds the products of a step, k by k.
@@ -112,7 +138,7 @@ class LinearTile {
   }
 
   template <int kCount>
-  __device__ void copy_rows(const Operand& from, int64_t k, char* stage) const {
+  __device__ void copy_rows(const Operand& from, int k, char* stage) const {
     constexpr int kChunks = Shape::kStepBytes / 16;
     const int thread = static_cast<int>(threadIdx.x);
     const int chunk = thread % kChunks;
@@ -124,13 +150,13 @@ class LinearTile {
       char* to = stage + Shape::offset(row, chunk);
       const bool exists = row < from.num_rows;
       if constexpr (kIsAligned) {
-        const bool is_valid = exists && k < in_features_;
+        const bool is_valid = exists && k < part_end_;
         ptx::async_copy_16(to, from.rows + row * from.stride + k, is_valid);
       } else {
         Pack<T> pack;
 #pragma unroll
         for (int i = 0; i < Pack<T>::kSize; ++i) {
-          const bool is_valid = exists && k + i < in_features_;
+          const bool is_valid = exists && k + i < part_end_;
           pack.values[i] = is_valid ? from.rows[row * from.stride + k + i] : from_float<T>(0.f);
         }
         *reinterpret_cast<Pack<T>*>(to) = pack;
@@ -200,7 +226,9 @@ class LinearTile {
 
   Operand weight_;
   Operand x_;
-  int64_t in_features_;
+  int part_length_;
+  int next_k_;
+  int part_end_;
   char* stages_;
   int lane_;
   int warp_;
