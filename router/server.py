@@ -19,6 +19,7 @@ from router.chat.template import ChatTemplate
 from router.chat.template_files import ChatTemplates
 from router.config import RouterConfig
 from router.facades import services as facades
+from router.memory import return_large_blocks
 from router.requests.counters import Counters
 from router.requests.inference import Inference
 from router.requests.orphans import Orphans
@@ -257,6 +258,7 @@ async def serve(config: RouterConfig, ready_fd: int | None) -> int:
         The exit status of the process.
     """
     quire_log.configure("router", config.log_level)
+    return_large_blocks()
     try:
         tokenizer = await Tokenizer.load(
             config.model, config.tokenizer_threads, config.max_queued_texts
