@@ -14,6 +14,7 @@
 #include "core/check.h"
 #include "ops/attention.h"
 #include "ops/cache.h"
+#include "ops/experts.h"
 #include "ops/layers.h"
 #include "ops/linear.h"
 #include "ops/logits.h"

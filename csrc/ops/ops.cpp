@@ -4,6 +4,7 @@
 
 #include "ops/attention.h"
 #include "ops/cache.h"
+#include "ops/experts.h"
 #include "ops/layers.h"
 #include "ops/linear.h"
 #include "ops/logits.h"

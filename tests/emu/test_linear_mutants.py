@@ -43,8 +43,8 @@ MUTANTS = {
         "const int next = step + Shape::kStages;",
     ),
     "a misaligned copy": (
-        "row * from.stride + k, is_valid);",
-        "row * from.stride + k + 1, is_valid);",
+        "source + k, is_valid);",
+        "source + k + 1, is_valid);",
     ),
     "what is beyond a row is read": ("exists && k < part_end_", "exists"),
     "what is beyond an unaligned row is read": ("exists && k + i < part_end_", "exists"),
@@ -59,8 +59,8 @@ MUTANTS = {
         "place[0] = four.y;\n  place[Shape::kResultStride] = four.x;",
     ),
     "sections not begun at zero": (
-        "      LinearSums<Shape> sums;\n      for",
-        "      static thread_local LinearSums<Shape> sums;\n      for",
+        "    LinearSums<Shape> sums;\n    for",
+        "    static thread_local LinearSums<Shape> sums;\n    for",
     ),
     "a section is the sum so far": ("total.add(sums);", "total = sums;"),
     "sections added in another order": (
@@ -68,8 +68,8 @@ MUTANTS = {
         "&from[(num_sections - 1 - first - j) * kSection",
     ),
     "a part that has the one before it": (
-        "    total = {};\n    while",
-        "    if (grid.is_split) total = {};\n    while",
+        "    total = {};\n    add",
+        "    if (grid.is_split) total = {};\n    add",
     ),
     "a part that has the one before it, added by the last block": (
         "        sum = {};\n",
@@ -89,8 +89,8 @@ MUTANTS = {
     ),
     "sums that wait in one place": ("part /= 2, own += kLevel)", "part /= 2)"),
     "sections of another length where tiles are whole": (
-        "min(step + grid.section_steps, part_end)",
-        "min(step + (grid.is_split ? 1 : 2) * grid.section_steps, part_end)",
+        "min(step + section_steps, part_end)",
+        "min(step + (end - step > section_steps ? 2 : 1) * section_steps, part_end)",
     ),
     "sections added before all have arrived": (
         "before == num_sections - 1",

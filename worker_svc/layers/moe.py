@@ -1,15 +1,22 @@
 """Sparse mixture of experts: each token goes through the few MLPs that a router picks for it.
 
+On a GPU the experts of a layer are computed together, and the host learns nothing of the router's
+choice; on the CPU, and where their weights are quantised, one after the other.
+
 Source: Shazeer et al., 2017, "Outrageously Large Neural Networks", section 2.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from worker_svc import ops
 from worker_svc.layers.activation import gated_activation
+from worker_svc.layers.device_experts import DeviceExperts
 from worker_svc.layers.linear import LinearSource, MergedColumnParallelLinear, ReplicatedLinear
-from worker_svc.layers.partial_sums import PartialSums, add_up
+from worker_svc.layers.partial_sums import PartialSums, add_up, own_parts
+from worker_svc.layers.quantization import is_quantised
 from worker_svc.loading.weights import Weights
 from worker_svc.parallel.group import ParallelGroup
 
@@ -35,6 +42,46 @@ class MoEConfig:
     scope: str
     names: tuple[str, str, str]
     dense_layers: frozenset[int] = frozenset()
+
+
+def are_experts_on_device(config: MoEConfig, device: torch.device) -> bool:
+    """Return whether layers built now leave the choice of experts on a device."""
+    is_in_limits = (
+        config.num_experts <= ops.MAX_EXPERTS
+        and config.num_experts_per_token <= ops.MAX_EXPERTS_OF_ROW
+    )
+    return device.type != "cpu" and not is_quantised() and is_in_limits
+
+
+def _load_device_experts(
+    config: MoEConfig,
+    weights: Weights,
+    hidden_size: int,
+    parallel: ParallelGroup,
+    activation: str,
+) -> DeviceExperts:
+    """Return this rank's share of all experts, each kind of their weights as one tensor."""
+    gate, up, down = config.names
+    inner, hidden = config.intermediate_size, range(hidden_size)
+    own = parallel.part("intermediate size of an expert", inner)
+    empty = partial(torch.empty, dtype=weights.dtype, device=weights.device)
+    gate_up = empty(config.num_experts, 2 * len(own), hidden_size)
+    downs = empty(config.num_experts, hidden_size, len(own))
+    for index in range(config.num_experts):
+        expert = weights.scope(f"experts.{index}")
+        shape = (inner, hidden_size)
+        gate_up[index, : len(own)] = expert.load(f"{gate}.weight", shape, (own, hidden))
+        gate_up[index, len(own) :] = expert.load(f"{up}.weight", shape, (own, hidden))
+        downs[index] = expert.load(f"{down}.weight", shape[::-1], (hidden, own))
+    return DeviceExperts(
+        gate_up,
+        downs,
+        parallel.size,
+        own_parts(down, inner, parallel, weights.device),
+        gated_activation(activation),
+        config.num_experts_per_token,
+        normalizes=config.normalizes_weights,
+    )
 
 
 class _Expert:
@@ -92,6 +139,11 @@ class SparseMoE:
         self._config = config
         self._parallel = parallel
         self._router = ReplicatedLinear(block, "gate", hidden_size, config.num_experts, bias=False)
+        self._on_device: DeviceExperts | None = None
+        self._experts: list[_Expert] = []
+        if are_experts_on_device(config, weights.device):
+            self._on_device = _load_device_experts(config, block, hidden_size, parallel, activation)
+            return
         self._experts = [
             _Expert(config, block.scope(f"experts.{index}"), hidden_size, parallel, activation)
             for index in range(config.num_experts)
@@ -103,8 +155,13 @@ class SparseMoE:
         Args:
             hidden: [rows, hidden_size].
         """
+        logits = self._router(hidden)
+        if self._on_device is not None:
+            # Rounded before the exchange, sums would depend on the number of ranks.
+            dtype = hidden.dtype if self._parallel.size == 1 else torch.float32
+            return add_up([self._on_device(hidden, logits, dtype)], self._parallel, hidden.dtype)
         # Rounded from float64, so that it matters little how a library computes exponentials.
-        probabilities = self._router(hidden).double().softmax(dim=-1).float()
+        probabilities = logits.double().softmax(dim=-1).float()
         weights, picked = probabilities.topk(self._config.num_experts_per_token, dim=-1)
         if self._config.normalizes_weights:
             weights = weights / weights.sum(dim=-1, keepdim=True)

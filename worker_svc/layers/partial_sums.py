@@ -48,7 +48,7 @@ class PartialSums:
         *,
         apart: bool = False,
     ) -> None:
-        num_parts = _num_parts(name, weight.shape[1] * parallel.size, parallel, weight.device)
+        num_parts = own_parts(name, weight.shape[1] * parallel.size, parallel, weight.device)
         is_defined = has_defined_bits(weight.device)
         # A product that is the whole sum adds the bias itself: on a GPU that is one rounding less.
         is_whole = parallel.size == 1 and not apart
@@ -114,8 +114,18 @@ def add_up(
     return (total if bias is None else total + bias).to(dtype)
 
 
-def _num_parts(name: str, in_features: int, parallel: ParallelGroup, device: torch.device) -> int:
-    """Return how many parts this rank has; docs/numerics.md explains how many there are in all."""
+def own_parts(name: str, in_features: int, parallel: ParallelGroup, device: torch.device) -> int:
+    """Return how many parts this rank has; docs/numerics.md explains how many there are in all.
+
+    Args:
+        name: of the layer, for errors.
+        in_features: over all ranks.
+        parallel: the group.
+        device: of the layer.
+
+    Raises:
+        ModelLoadError: the ranks cannot share the parts.
+    """
     if has_defined_bits(device):
         total = gcd(in_features // 2, MAX_PARTS) if in_features % 2 == 0 else 1
     elif is_invariance_wanted():

@@ -11,7 +11,7 @@ from worker_svc.layers.chain import TensorFunction, chain, scaled_by
 from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
 from worker_svc.layers.gated_mlp import GatedMLP
 from worker_svc.layers.linear import HeadShare, QKVParallelLinear, RowParallelLinear
-from worker_svc.layers.moe import MoEConfig, SparseMoE
+from worker_svc.layers.moe import MoEConfig, SparseMoE, are_experts_on_device
 from worker_svc.layers.norm import AllHeadsRMSNorm, RMSNorm
 from worker_svc.layers.residual import MLP, DecoderLayer, SequentialLayer
 from worker_svc.layers.rope_scaling import RopeParameters
@@ -181,8 +181,8 @@ def build_llama(
         layers="layers",
         logit_scale=config.logit_scale,
         project_in=None if multiplier == 1.0 else scaled_by(multiplier),
-        # Which experts run is decided on the host, by the router's results.
-        is_capturable=config.moe is None,
+        # Elsewhere it is decided on the host which experts run.
+        is_capturable=config.moe is None or are_experts_on_device(config.moe, weights.device),
     )
 
 

@@ -26,6 +26,7 @@ every instruction set; docs/numerics.md gives the order of roundings. GPUs have 
 
 from worker_svc.ops.attention import *
 from worker_svc.ops.cache import *
+from worker_svc.ops.experts import *
 from worker_svc.ops.layers import *
 from worker_svc.ops.logits import *
 from worker_svc.ops.machine import *

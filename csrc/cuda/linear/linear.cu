@@ -7,17 +7,6 @@
 namespace quire::cuda {
 namespace {
 
-template <typename T>
-bool is_aligned_operand(const void* data, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % Pack<T>::kSize == 0;
-}
-
-template <typename T>
-bool is_aligned_call(const LinearParams& p) {
-  return p.in_features / p.num_parts % Pack<T>::kSize == 0 &&
-         is_aligned_operand<T>(p.x, p.x_stride) && is_aligned_operand<T>(p.weight, p.weight_stride);
-}
-
 template <typename Shape>
 int64_t num_tiles(const LinearParams& p) {
   return (p.num_rows + Shape::kRows - 1) / Shape::kRows *

@@ -32,6 +32,18 @@ struct LinearGrid {
   bool is_split;  // a block for each section
 };
 
+template <typename T>
+bool is_aligned_operand(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % Pack<T>::kSize == 0;
+}
+
+// Whether both operands may be copied 16 bytes at a time.
+template <typename T>
+bool is_aligned_call(const LinearParams& p) {
+  return p.in_features / p.num_parts % Pack<T>::kSize == 0 &&
+         is_aligned_operand<T>(p.x, p.x_stride) && is_aligned_operand<T>(p.weight, p.weight_stride);
+}
+
 // Elements of a row of n as they are, four at a time.
 template <int kCount>
 __device__ __forceinline__ void store_floats(float* row, int64_t begin, int64_t n,
@@ -86,6 +98,35 @@ __device__ void write_tile(const LinearParams& p, int64_t feature, int64_t row,
   }
 }
 
+// Adds steps up to `part_end` of a part, a section of `section_steps` after the other. Copies run
+// ahead, up to step `end`.
+template <typename Shape, typename Tile>
+__device__ __forceinline__ void add_sections(Tile& tile, int& step, int part_end, int end,
+                                             int section_steps, LinearSums<Shape>& total) {
+  while (step < part_end) {
+    const int section_end = min(step + section_steps, part_end);
+    LinearSums<Shape> sums;
+    for (; step < section_end; ++step) {
+      ptx::async_wait<Shape::kStages - 2>();
+      __syncthreads();  // the step is there, and all are done with the one before it
+      const int next = step + Shape::kStages - 1;
+      if (next < end) tile.copy(next);
+      ptx::async_commit();
+      tile.multiply(step, sums);
+    }
+    total.add(sums);
+  }
+}
+
+// Begins to copy the first steps from `begin` on.
+template <typename Shape, typename Tile>
+__device__ __forceinline__ void begin_copies(Tile& tile, int begin, int end) {
+  for (int step = begin; step < begin + Shape::kStages - 1; ++step) {
+    if (step < end) tile.copy(step);
+    ptx::async_commit();
+  }
+}
+
 // Computes one tile of the result, or one section of its sums. `kIsCut`: K has several parts.
 template <typename Shape, bool kIsAligned, bool kIsCut>
 __device__ __forceinline__ void compute_tile(const LinearParams& p, const LinearGrid& grid,
@@ -106,26 +147,11 @@ __device__ __forceinline__ void compute_tile(const LinearParams& p, const Linear
 
   LinearTile<Shape, kIsAligned, kIsCut> tile(p, feature, row, shared, part, first);
   LinearSums<Shape> total;
-  for (int step = begin; step < begin + Shape::kStages - 1; ++step) {
-    if (step < end) tile.copy(step);
-    ptx::async_commit();
-  }
+  begin_copies<Shape>(tile, begin, end);
   for (int step = begin; step < end; ++part) {
     const int part_end = kIsCut ? min((part + 1) * grid.part_steps, end) : end;
     total = {};
-    while (step < part_end) {
-      const int section_end = min(step + grid.section_steps, part_end);
-      LinearSums<Shape> sums;
-      for (; step < section_end; ++step) {
-        ptx::async_wait<Shape::kStages - 2>();
-        __syncthreads();  // the step is there, and all are done with the one before it
-        const int next = step + Shape::kStages - 1;
-        if (next < end) tile.copy(next);
-        ptx::async_commit();
-        tile.multiply(step, sums);
-      }
-      total.add(sums);
-    }
+    add_sections<Shape>(tile, step, part_end, end, grid.section_steps, total);
     if (kIsCut && !grid.is_split) add_to_tree(total, part, part_end == end, results.sums);
   }
   auto* result = reinterpret_cast<float*>(shared);

@@ -6,7 +6,8 @@
 
 namespace quire::cuda {
 
-// A part of K is cut at multiples of `length`; sums of sections begin at zero and are added in order.
+// A part of K is cut at multiples of `length`; sums of sections begin at zero and are added in
+// order.
 struct LinearSections {
   int64_t length;
   int64_t count;

@@ -78,30 +78,40 @@ struct LinearSums {
 };
 
 // `kIsAligned`: both operands may be copied 16 bytes at a time. `kIsCut`: K has several parts.
-template <typename Shape, bool kIsAligned, bool kIsCut>
+// `kGathers`: rows of x lie where `gathered_rows` says.
+template <typename Shape, bool kIsAligned, bool kIsCut, bool kGathers = false>
 class LinearTile {
  public:
   using T = typename Shape::Element;
 
   // Of rows from `feature` and `row` on, to be copied from step `first` of a part of K on.
   __device__ LinearTile(const LinearParams& p, int64_t feature, int64_t row, char* stages, int part,
-                        int first)
+                        int first, const int32_t* gathered_rows = nullptr)
       : weight_{static_cast<const T*>(p.weight) + feature * p.weight_stride, p.weight_stride,
                 p.out_features - feature},
-        x_{static_cast<const T*>(p.x) + row * p.x_stride, p.x_stride, p.num_rows - row},
+        x_{static_cast<const T*>(p.x) + (kGathers ? 0 : row * p.x_stride), p.x_stride,
+           p.num_rows - row},
         part_length_(static_cast<int>(p.in_features) / static_cast<int>(p.num_parts)),
         next_k_(part * part_length_ + first * Shape::kStep),
         part_end_((part + 1) * part_length_),
         stages_(stages),
         lane_(static_cast<int>(threadIdx.x) % kWarpSize),
-        warp_(static_cast<int>(threadIdx.x) / kWarpSize) {}
+        warp_(static_cast<int>(threadIdx.x) / kWarpSize) {
+    if constexpr (kGathers) {
+#pragma unroll
+      for (int i = 0; i < kNumGathered; ++i) {
+        const int64_t at = i * kRowsAtOnce + static_cast<int>(threadIdx.x) / kChunks;
+        gathered_[i] = at < x_.num_rows ? gathered_rows[row + at] : 0;
+      }
+    }
+  }
 
   // Begins to copy the next step of both operands into the stage of `step`; zeros beyond the end of
   // its part.
   __device__ void copy(int step) {
     char* stage = stage_of(step);
-    copy_rows<Shape::kFeatures>(weight_, next_k_, stage);
-    copy_rows<Shape::kRows>(x_, next_k_, stage + Shape::kFeatures * Shape::kStepBytes);
+    copy_rows<Shape::kFeatures, false>(weight_, next_k_, stage);
+    copy_rows<Shape::kRows, kGathers>(x_, next_k_, stage + Shape::kFeatures * Shape::kStepBytes);
     next_k_ += Shape::kStep;
     if (kIsCut && next_k_ >= part_end_) {
       next_k_ = part_end_;
@@ -127,6 +137,11 @@ class LinearTile {
   __device__ int first_row() const { return warp_ % Shape::kRowWarpCount * Shape::kRowTiles * 8; }
 
  private:
+  static constexpr int kChunks = Shape::kStepBytes / 16;  // of a row
+  // Rows that the block copies at once; and those of a thread, if they are gathered.
+  static constexpr int kRowsAtOnce = Shape::kThreads / kChunks;
+  static constexpr int kNumGathered = kGathers ? (Shape::kRows + kRowsAtOnce - 1) / kRowsAtOnce : 1;
+
   struct Operand {
     const T* rows;
     int64_t stride;
@@ -137,27 +152,28 @@ class LinearTile {
     return stages_ + step % Shape::kStages * Shape::kStageBytes;
   }
 
-  template <int kCount>
+  template <int kCount, bool kAreGathered>
   __device__ void copy_rows(const Operand& from, int k, char* stage) const {
-    constexpr int kChunks = Shape::kStepBytes / 16;
     const int thread = static_cast<int>(threadIdx.x);
     const int chunk = thread % kChunks;
     k += chunk * Pack<T>::kSize;
 #pragma unroll
-    for (int first = 0; first < kCount; first += Shape::kThreads / kChunks) {
+    for (int first = 0; first < kCount; first += kRowsAtOnce) {
       const int row = first + thread / kChunks;
-      if (kCount % (Shape::kThreads / kChunks) != 0 && row >= kCount) break;
+      if (kCount % kRowsAtOnce != 0 && row >= kCount) break;
       char* to = stage + Shape::offset(row, chunk);
       const bool exists = row < from.num_rows;
+      const T* source =
+          from.rows + (kAreGathered ? gathered_[first / kRowsAtOnce] : row) * from.stride;
       if constexpr (kIsAligned) {
         const bool is_valid = exists && k < part_end_;
-        ptx::async_copy_16(to, from.rows + row * from.stride + k, is_valid);
+        ptx::async_copy_16(to, source + k, is_valid);
       } else {
         Pack<T> pack;
 #pragma unroll
         for (int i = 0; i < Pack<T>::kSize; ++i) {
           const bool is_valid = exists && k + i < part_end_;
-          pack.values[i] = is_valid ? from.rows[row * from.stride + k + i] : from_float<T>(0.f);
+          pack.values[i] = is_valid ? source[k + i] : from_float<T>(0.f);
         }
         *reinterpret_cast<Pack<T>*>(to) = pack;
       }
@@ -229,6 +245,7 @@ class LinearTile {
   int part_length_;
   int next_k_;
   int part_end_;
+  int32_t gathered_[kNumGathered];
   char* stages_;
   int lane_;
   int warp_;

@@ -1,0 +1,124 @@
+"""The experts of a layer on a GPU: all of them in a few launches, chosen without the host."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from worker_svc import ops
+from worker_svc.layers.activation import Activation
+
+# What the sums of experts' outputs take at once; rows beyond that wait for their turn.
+_MAX_SUM_BYTES = 256 << 20
+_TILE_ROWS = (8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Where the pairs of some rows and their experts lie; see ops.order_experts."""
+
+    weights: torch.Tensor
+    positions: torch.Tensor
+    rows: torch.Tensor
+    offsets: torch.Tensor
+    tiles: torch.Tensor
+    tile_rows: int
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, num_picked: int, normalizes: bool) -> Self:
+        """Route rows by the logits of the router, [rows, experts]."""
+        num_rows, num_experts = logits.shape
+        num_pairs = num_rows * num_picked
+        weights = logits.new_empty(num_rows, num_picked, dtype=torch.float32)
+        experts = logits.new_empty(num_rows, num_picked, dtype=torch.int32)
+        ops.route_experts(weights, experts, logits, normalizes=normalizes)
+        # By sizes alone: how rows are spread is not known here. It changes no bit.
+        of_expert = num_pairs / min(num_pairs, num_experts)
+        tile_rows = next((rows for rows in _TILE_ROWS if of_expert <= rows), _TILE_ROWS[-1])
+        num_tiles = ops.max_tiles(num_pairs, num_experts, tile_rows)
+        order = cls(
+            weights,
+            positions=torch.empty_like(experts),
+            rows=experts.new_empty(num_pairs),
+            offsets=experts.new_empty(num_experts + 1),
+            tiles=experts.new_empty(num_tiles, 2),
+            tile_rows=tile_rows,
+        )
+        ops.order_experts(
+            *(order.positions, order.rows, order.offsets, order.tiles), experts, tile_rows
+        )
+        return order
+
+    def linear(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        rows: torch.Tensor | None,
+        total_features: int,
+    ) -> torch.Tensor:
+        """Return `out`, [parts, pairs, features], filled; see ops.expert_linear."""
+        order = self.offsets, self.tiles, self.tile_rows
+        ops.expert_linear(out, x, weight, rows, *order, total_features)
+        return out
+
+
+class DeviceExperts:
+    """This rank's share of all experts of a layer.
+
+    Args:
+        gate_up: [experts, 2 * this rank's features inside, hidden_size].
+        down: [experts, hidden_size, this rank's features inside].
+        num_ranks: that share each expert.
+        num_parts: that this rank's features inside are cut into.
+        activation: of the gates.
+        num_picked: experts of a row.
+        normalizes: whether their weights are divided by their sum.
+    """
+
+    def __init__(
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        num_ranks: int,
+        num_parts: int,
+        activation: Activation,
+        num_picked: int,
+        *,
+        normalizes: bool,
+    ) -> None:
+        self._gate_up, self._down = gate_up, down
+        self._num_ranks = num_ranks
+        self._num_parts = num_parts
+        self._activation = activation
+        self._num_picked = num_picked
+        self._normalizes = normalizes
+        row_bytes = num_parts * num_picked * down.shape[1] * 4
+        self._rows_at_once = max(_TILE_ROWS[-1], _MAX_SUM_BYTES // row_bytes)
+
+    def __call__(
+        self, hidden: torch.Tensor, logits: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return this rank's sum over the experts of each row, [rows, hidden_size].
+
+        Args:
+            hidden: [rows, hidden_size].
+            logits: [rows, experts] of the router.
+            dtype: of the result; that of `hidden`, or float32 for sums of other ranks.
+        """
+        out = torch.empty_like(hidden, dtype=dtype)
+        for first in range(0, len(hidden), self._rows_at_once):
+            some = slice(first, first + self._rows_at_once)
+            self._add_up(out[some], hidden[some], logits[some])
+        return out
+
+    def _add_up(self, out: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        order = _Order.of(logits, self._num_picked, self._normalizes)
+        num_pairs = len(order.rows)
+        inside, size = self._gate_up.shape[1], self._down.shape[1]
+        both = hidden.new_empty(1, num_pairs, inside)
+        order.linear(both, hidden, self._gate_up, order.rows, inside * self._num_ranks)
+        inner = self._activation(both[0])
+        sums = hidden.new_empty(self._num_parts, num_pairs, size, dtype=torch.float32)
+        order.linear(sums, inner, self._down, None, size)
+        ops.combine_experts(out, sums, order.weights, order.positions)
