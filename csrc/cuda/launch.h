@@ -86,7 +86,9 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_byte
 #else
   static_cast<void>(stream);
   const std::tuple<Params...> values(args...);
-  emu::Machine::launch(grid, block, shared_bytes, [&] { std::apply(kernel, values); });
+  std::apply(
+      [&](const Params&... value) { emu::launch(kernel, grid, block, shared_bytes, value...); },
+      values);
 #endif
 }
 

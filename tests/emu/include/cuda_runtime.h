@@ -11,6 +11,7 @@
 
 #include "device_profile.h"
 #include "machine.h"
+#include "other_machine.h"
 
 #define __global__
 #define __device__
@@ -96,10 +97,12 @@ inline const char* cudaGetErrorString(cudaError_t error) {
 
 inline cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   *pointer = std::malloc(bytes);
+  if (emu::other_machine != nullptr) emu::other_machine->allocated(*pointer, bytes);
   return *pointer != nullptr || bytes == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 inline cudaError_t cudaFree(void* pointer) {
+  if (emu::other_machine != nullptr) emu::other_machine->freed(pointer);
   std::free(pointer);
   return cudaSuccess;
 }
@@ -107,11 +110,13 @@ inline cudaError_t cudaFree(void* pointer) {
 inline cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes,
                                    cudaMemcpyKind, cudaStream_t) {
   if (bytes > 0) memcpy(destination, source, bytes);
+  if (emu::other_machine != nullptr) emu::other_machine->written(destination, bytes);
   return cudaSuccess;
 }
 
 inline cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t) {
   memset(pointer, value, bytes);
+  if (emu::other_machine != nullptr) emu::other_machine->written(pointer, bytes);
   return cudaSuccess;
 }
 
