@@ -3,6 +3,7 @@
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -83,8 +84,25 @@ def forced(name: str) -> Iterator[str]:
     else:
         pytest.skip(f"this machine cannot run {name}")
     assert name.startswith(ops.isa())
-    yield name
+    with bounded_if_interpreted():
+        yield name
     ops.set_isa(before)
+
+
+@contextmanager
+def bounded_if_interpreted() -> Iterator[None]:
+    """Let kernels that run as PTX (QUIRE_PTX) touch the tensors they are given and no others."""
+    if not os.environ.get("QUIRE_PTX"):
+        yield
+        return
+    from tests.ptx.interpreter import BoundedKernels
+
+    kernels = compiled._C
+    compiled._C = BoundedKernels(kernels)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        compiled._C = kernels
 
 
 @pytest.fixture

@@ -68,6 +68,14 @@ void store_integer(Warp& warp, const Instruction& instruction, int lane, D value
 
 template <typename D, typename A, Rounding kRounding>
 void convert(Warp& warp, const Instruction& instruction, uint32_t lanes) {
+  // Most registers are as wide as what is in them.
+  if constexpr (std::is_integral_v<D> && std::is_integral_v<A>) {
+    if (instruction.detail == static_cast<int>(sizeof(A) | sizeof(D) << 8)) {
+      const A* const a = warp.values<A>(instruction.operands[1]);
+      write<D>(warp, instruction, lanes, [&](int lane) { return static_cast<D>(a[lane]); });
+      return;
+    }
+  }
   for (; lanes != 0; lanes &= lanes - 1) {
     const int lane = __builtin_ctz(lanes);
     const A a = low_of<A>(warp, instruction, lane);

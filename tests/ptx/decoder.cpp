@@ -259,7 +259,7 @@ class Decoder {
       instruction.guard = operand(text.substr(from, space - from), Type::kPred);
       text = trimmed(text.substr(space));
     }
-    const size_t space = std::min(text.find_first_of(" \t{"), text.size());
+    const size_t space = std::min(text.find_first_of(" \t\n{"), text.size());
     instruction.name = text.substr(0, space);
     Operation operation;
     operation.parts = split(instruction.name, '.');

@@ -1,11 +1,7 @@
 // Puts the interpreter into the place of the emulator's fibers: a build of the kernels for the
 // emulator finds the PTX of what it launches by the kernel's name.
-//
-// Environment:
-//   QUIRE_PTX: folder of modules; without it kernels run as fibers.
-//   QUIRE_PTX_REPORT: file to which what was counted goes when the process ends.
+// QUIRE_PTX names the folder of modules; without it kernels run as fibers.
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <string>
 
@@ -49,11 +45,7 @@ class Interpreter : public emu::OtherMachine {
     return *machine_;
   }
 
-  ~Interpreter() override {
-    const char* report = std::getenv("QUIRE_PTX_REPORT");
-    if (machine_ != nullptr && report != nullptr) std::ofstream(report) << machine_->report();
-    emu::other_machine = nullptr;
-  }
+  ~Interpreter() override { emu::other_machine = nullptr; }
 
  private:
   std::string folder_;
@@ -67,52 +59,13 @@ std::unique_ptr<Interpreter> interpreter = [] {
   return made;
 }();
 
-std::string shown;
-
-// Text that stays until the next call.
-template <typename F>
-const char* show(F&& text) {
-  try {
-    shown = text();
-  } catch (const std::exception& error) {
-    shown = std::string("error: ") + error.what();
-  }
-  return shown.c_str();
-}
-
 }  // namespace
 
-// For Python's ctypes. Only with QUIRE_PTX.
-#define QUIRE_EXPORTED extern "C" __attribute__((visibility("default")))
+namespace ptx {
 
-// The memory of the tensors that the next operation may touch; none: all memory.
-QUIRE_EXPORTED void quire_ptx_set_tensors(const uint64_t* begins, const uint64_t* sizes,
-                                          int count) {
-  std::map<uint64_t, size_t> tensors;
-  for (int i = 0; i < count; ++i) {
-    size_t& size = tensors[begins[i]];
-    if (sizes[i] > size) size = sizes[i];
-  }
-  ptx::global_memory().set_tensors(tensors);
+Machine& emulated_machine() {
+  if (interpreter == nullptr) throw std::runtime_error("QUIRE_PTX: must name a folder");
+  return interpreter->machine();
 }
 
-// Names of all kernels, one a line.
-QUIRE_EXPORTED const char* quire_ptx_names() {
-  return show([] {
-    std::string lines;
-    for (const std::string& name : interpreter->machine().names()) lines += name + "\n";
-    return lines;
-  });
-}
-
-QUIRE_EXPORTED const char* quire_ptx_listing(const char* name) {
-  return show([&] { return interpreter->machine().listing(name); });
-}
-
-QUIRE_EXPORTED const char* quire_ptx_report() {
-  return show([] { return interpreter->machine().report(); });
-}
-
-QUIRE_EXPORTED void quire_ptx_leave_out(const char* name, int instruction) {
-  interpreter->machine().leave_out(name, instruction);
-}
+}  // namespace ptx

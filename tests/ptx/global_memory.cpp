@@ -1,6 +1,7 @@
 #include "global_memory.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace ptx {
 
@@ -26,6 +27,23 @@ void GlobalMemory::written(const void* begin, size_t bytes) {
   if (found == nullptr) return;
   const auto first = found->is_written.begin() + static_cast<int64_t>(address - from);
   std::fill(first, first + static_cast<int64_t>(bytes), true);
+}
+
+void GlobalMemory::keep() {
+  kept_.clear();
+  for (const auto& [begin, allocation] : allocations_) {
+    const auto* const bytes = reinterpret_cast<const std::byte*>(begin);
+    kept_[begin].assign(bytes, bytes + allocation.bytes);
+  }
+}
+
+void GlobalMemory::put_back() {
+  for (const auto& [begin, bytes] : kept_) {
+    const auto found = allocations_.find(begin);
+    if (found != allocations_.end() && found->second.bytes == bytes.size())
+      std::memcpy(reinterpret_cast<void*>(begin), bytes.data(), bytes.size());
+  }
+  kept_.clear();
 }
 
 void GlobalMemory::set_tensors(const std::map<uint64_t, size_t>& sizes) {

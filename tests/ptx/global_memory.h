@@ -33,6 +33,11 @@ class GlobalMemory {
   void freed(void* begin);
   void written(const void* begin, size_t bytes);
 
+  // Keeps what is in allocated memory, and puts it back where it is still allocated: a kernel that
+  // was stopped leaves counters behind that the next launch counts on.
+  void keep();
+  void put_back();
+
   // Tensors of the operation that runs. While there are any, nothing outside of them and of what
   // was allocated may be touched.
   void set_tensors(const std::map<uint64_t, size_t>& sizes);
@@ -43,6 +48,7 @@ class GlobalMemory {
 
  private:
   std::map<uint64_t, Allocation> allocations_;
+  std::map<uint64_t, std::vector<std::byte>> kept_;
   std::map<uint64_t, size_t> tensors_;
   uint64_t last_begin_ = 0;  // of the tensor that was found last
   uint64_t last_end_ = 0;

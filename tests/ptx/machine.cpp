@@ -8,6 +8,8 @@
 #include <random>
 #include <sstream>
 
+#include "global_memory.h"
+
 namespace ptx {
 namespace {
 
@@ -40,20 +42,27 @@ Program without(const Program& program, int left_out) {
 
 }  // namespace
 
+Machine::Machine(const Text& text) {
+  add(text.ptx);
+}
+
 Machine::Machine(const std::string& folder) {
   for (const auto& each : std::filesystem::directory_iterator(folder)) {
-    if (each.path().extension() != ".ptx") continue;
-    modules_.push_back(std::make_unique<Module>(read_file(each.path())));
-    for (const Entry& entry : modules_.back()->entries()) {
-      const std::string name = normalised(entry.name);
-      const auto [place, is_new] =
-          kernels_.emplace(name, Kernel{modules_.back().get(), &entry, {}, {}});
-      // A template's instance may be in several modules; a kernel of a file may not be another's.
-      if (!is_new && place->second.entry->name != entry.name)
-        throw DecodeError("two kernels are named " + name);
-    }
+    if (each.path().extension() == ".ptx") add(read_file(each.path()));
   }
   if (kernels_.empty()) throw std::runtime_error("there are no kernels in " + folder);
+}
+
+void Machine::add(const std::string& text) {
+  modules_.push_back(std::make_unique<Module>(text));
+  for (const Entry& entry : modules_.back()->entries()) {
+    const std::string name = normalised(entry.name);
+    const auto [place, is_new] =
+        kernels_.emplace(name, Kernel{modules_.back().get(), &entry, {}, {}});
+    // A template's instance may be in several modules; a kernel of a file may not be another's.
+    if (!is_new && place->second.entry->name != entry.name)
+      throw DecodeError("two kernels are named " + name);
+  }
 }
 
 Machine::Kernel& Machine::kernel(const std::string& name) {
@@ -99,14 +108,36 @@ std::vector<std::string> Machine::names() const {
 
 std::string Machine::listing(const std::string& name) {
   std::ostringstream lines;
-  int number = 0;
-  for (const Instruction& each : kernel(name).program->instructions)
-    lines << number++ << ' ' << each.source << ' ' << each.text << '\n';
+  const Kernel& own = kernel(name);
+  for (size_t i = 0; i < own.program->instructions.size(); ++i) {
+    const Instruction& each = own.program->instructions[i];
+    lines << i << ' ' << own.counters->performed[i] << ' ' << each.source << ' ' << each.text
+          << '\n';
+  }
   return lines.str();
 }
 
 void Machine::leave_out(const std::string& name, int instruction) {
-  kernel(name).left_out = instruction;
+  int& left_out = kernel(name).left_out;
+  if (left_out < 0) global_memory().keep();
+  left_out = instruction;
+  if (left_out < 0) global_memory().put_back();
+}
+
+void Machine::replace(const std::string& text) {
+  if (text.empty()) {
+    for (const auto& [name, kernel] : replaced_) kernels_[name] = kernel;
+    replaced_.clear();
+    global_memory().put_back();
+    return;
+  }
+  global_memory().keep();
+  modules_.push_back(std::make_unique<Module>(text));
+  for (const Entry& entry : modules_.back()->entries()) {
+    const std::string name = normalised(entry.name);
+    replaced_[name] = kernels_[name];
+    kernels_[name] = Kernel{modules_.back().get(), &entry, {}, {}};
+  }
 }
 
 std::string Machine::report() {

@@ -13,8 +13,15 @@
 
 namespace ptx {
 
+// That of a module.
+struct Text {
+  std::string ptx;
+};
+
 class Machine {
  public:
+  explicit Machine(const Text& text);
+
   // Reads each *.ptx of a folder. Throws DecodeError, std::runtime_error without any.
   explicit Machine(const std::string& folder);
 
@@ -31,11 +38,16 @@ class Machine {
   // Names of all kernels, normalised.
   std::vector<std::string> names() const;
 
-  // The instructions of a kernel, one a line: its number and text.
+  // The instructions of a kernel, one a line: number, how often warps have performed it, source,
+  // text.
   std::string listing(const std::string& name);
 
   // Leaves an instruction of a kernel out of launches from now on; a negative number none.
   void leave_out(const std::string& name, int instruction);
+
+  // Takes the kernels of another text in the place of those of the same names; an empty text puts
+  // these back.
+  void replace(const std::string& text);
 
   // What each kernel that was launched has done, as JSON.
   std::string report();
@@ -44,15 +56,17 @@ class Machine {
   struct Kernel {
     const Module* module;
     const Entry* entry;
-    std::unique_ptr<Program> program;  // decoded when it is first wanted
-    std::unique_ptr<Counters> counters;
+    std::shared_ptr<Program> program;  // decoded when it is first wanted
+    std::shared_ptr<Counters> counters;
     int left_out = -1;
   };
 
+  void add(const std::string& text);
   Kernel& kernel(const std::string& name);
 
   std::vector<std::unique_ptr<Module>> modules_;
   std::map<std::string, Kernel> kernels_;
+  std::map<std::string, Kernel> replaced_;
   uint32_t launches_ = 0;
 };
 

@@ -19,6 +19,16 @@ std::string without_comments(const std::string& text) {
   return result;
 }
 
+// The place of the brace that closes the one at `opened`.
+size_t end_of_braces(const std::string& text, size_t opened) {
+  int depth = 0;
+  for (size_t at = opened; at < text.size(); ++at) {
+    if (text[at] == '{') ++depth;
+    if (text[at] == '}' && --depth == 0) return at;
+  }
+  throw DecodeError("a kernel has no end");
+}
+
 }  // namespace
 
 int size_of(Type type) {
@@ -102,8 +112,7 @@ Module::Module(const std::string& with_comments) {
     const size_t opened = text.find('(', begin);
     const size_t closed = text.find(')', opened);
     const size_t body = text.find('{', closed);
-    end = text.find("\n}", body);
-    if (end == std::string::npos) throw DecodeError("a kernel has no end");
+    end = end_of_braces(text, body);
     size_t name = begin + 6;
     while (std::isspace(static_cast<unsigned char>(text[name]))) ++name;
     entries_.push_back({text.substr(name, opened - name),

@@ -179,6 +179,7 @@ void Warp::perform(const Instruction& instruction) {
       return;
     case Instruction::Kind::kExit:
       block_.count(instruction);
+      check_copies(lanes);
       ++performed_;
       live_ &= ~lanes;
       active_ &= ~lanes;
@@ -236,6 +237,13 @@ void Warp::check_defined(const Instruction& instruction, uint32_t lanes) {
       const std::string& name = program_.registers[instruction.operands[i]].name;
       fail("a read of register " + name + ", which nothing has written", __builtin_ctz(missing));
     }
+  }
+}
+
+// A block's shared memory may be another's once it has ended: copies must not be on their way then.
+void Warp::check_copies(uint32_t lanes) const {
+  for (const AsyncCopy& each : copies) {
+    if ((lanes >> each.lane & 1) != 0) fail("a thread ends while copies are under way", each.lane);
   }
 }
 

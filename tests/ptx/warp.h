@@ -73,6 +73,7 @@ class Warp {
   void perform(const Instruction& instruction);
   bool may_begin(const Instruction& instruction);
   void check_defined(const Instruction& instruction, uint32_t lanes);
+  void check_copies(uint32_t lanes) const;
   void go_to(uint32_t lanes, int place);
 
   Block& block_;

@@ -1,0 +1,136 @@
+"""Calls of the kernels that need every barrier and every wait which those have."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tests.kernels import (
+    test_attention,
+    test_layers,
+    test_linear,
+    test_logits,
+    test_packed_linear,
+    test_sampling,
+)
+from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
+from tests.kernels.dense_definition import int8_dense
+from tests.kernels.paged import History, Span
+from worker_svc.layers.int8_linear import Int8Linear
+
+Run = Callable[[], None]
+ISA = "cuda"
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Calls, and what they run.
+
+    Attributes:
+        kernel: pattern of the mangled names.
+        run: makes the calls and checks what they give, by AssertionError.
+    """
+
+    kernel: str
+    run: Run
+
+
+def attention(head_size: int, dtype: torch.dtype, cache: PlainCache = PLAIN, group: int = 2) -> Run:
+    """Decode with partitions that are split and merged, and with several in a block."""
+
+    def run() -> None:
+        for sequences, kv_heads in ((1, 2), (12, 2)):
+            spans = []
+            for seed in range(sequences):
+                length = 1100 if seed % 3 == 0 else 70
+                heads = group * kv_heads
+                history = History.random(length, heads, kv_heads, head_size, dtype, seed)
+                spans.append(Span(history, length - 1, length))
+            test_attention.check(spans, dtype, cache)
+
+    return run
+
+
+def linear(rows: int, in_features: int, out_features: int, dtype: torch.dtype) -> Run:
+    """Compute a layer, one whose sections blocks share, and one of a single step."""
+
+    def run() -> None:
+        for shape in ((in_features, out_features), (600, 72), (64, 64)):
+            x, weight, bias = test_linear.operands(rows, *shape, dtype)
+            actual = test_linear.linear(x, weight, bias)
+            test_linear.assert_as_exact_as_torch(actual, x, weight, bias)
+
+    return run
+
+
+def int8_linear(rows: int) -> Run:
+    """Compute layers of one part and of several, whose sums warps share."""
+
+    def run() -> None:
+        for num_parts in (1, 4):
+            x, weight, bias = test_packed_linear.operands(rows, 264, 136, BF16)
+            expected = int8_dense(x, weight, bias, num_parts)
+            layer = Int8Linear(weight, bias, num_parts)
+            test_packed_linear.assert_same_bits(layer(x, F32), expected)
+
+    return run
+
+
+def sample() -> None:
+    """Draw with each filter, from rows with and without ties."""
+    for has_ties in (False, True):
+        for params in ({"top_k": 40}, {"top_p": 0.6}, {"top_k": 50, "top_p": 0.95, "min_p": 0.01}):
+            test_sampling.test_every_instruction_set_draws_the_same_tokens(700, params, has_ties)
+    test_sampling.test_unusable_rows_are_named_and_leave_the_others_alone(ISA)
+
+
+def top_logprobs() -> None:
+    """Find log-probabilities, of rows with and without ties."""
+    for has_ties in (False, True):
+        test_logits.test_top_logprobs(ISA, 300, 20, has_ties)
+        test_logits.test_top_logprobs(ISA, 4099, 5, has_ties)
+    test_logits.test_unusable_rows_are_not_a_number_and_leave_the_others_alone(ISA)
+
+
+def penalties() -> None:
+    """Apply penalties."""
+    test_logits.test_penalties_have_the_bits_of_torchs(ISA, 8192, 40)
+
+
+def norms() -> None:
+    """Norms of one row to a block, and of several heads."""
+    test_layers.test_rms_norm(ISA, BF16, 768)
+    test_layers.test_fused_add_rms_norm_is_both_in_turn(ISA, BF16, 768)
+    test_layers.test_layer_norm(ISA, BF16, 768, True)
+
+
+CASES = {
+    "attention, bfloat16, 8 columns": Case(
+        "attention_mma_kernelI13__nv_bfloat16S2_Li128ELi1E", attention(128, BF16)
+    ),
+    "attention, float16, 16 columns": Case(
+        "attention_mma_kernelI6__halfS2_Li128ELi2E", attention(128, F16, group=16)
+    ),
+    "attention, e4m3": Case(
+        "attention_mma_kernelI13__nv_bfloat16NS0_4e4m3ELi128ELi1E",
+        attention(128, BF16, Float8Cache()),
+    ),
+    "attention, one stage": Case(
+        "attention_mma_kernelI13__nv_bfloat16S2_Li256ELi1E", attention(256, BF16)
+    ),
+    "attention, float32": Case("attention_plain_kernelIffE", attention(64, F32)),
+    "linear, 8 rows": Case("linear_kernel.*Li64ELi8E", linear(3, 320, 256, BF16)),
+    "linear, 16 rows": Case("linear_kernel.*Li64ELi16E", linear(13, 320, 256, BF16)),
+    "linear, 32 rows": Case("linear_kernel.*Li64ELi32E", linear(30, 320, 256, F16)),
+    "linear, 64 rows": Case("linear_kernel.*Li64ELi64E.*Lb1E", linear(60, 320, 256, BF16)),
+    "linear, 128 rows": Case("linear_kernel.*Li128ELi128E", linear(260, 320, 256, BF16)),
+    "linear, unaligned": Case("linear_kernel.*Lb0E", linear(13, 33, 77, F32)),
+    "int8 linear, 8 rows": Case("int8_linear_kernel.*Li1ELi1E", int8_linear(5)),
+    "int8 linear, 16 rows": Case("int8_linear_kernel.*Li1ELi2E", int8_linear(13)),
+    "int8 linear, 32 rows": Case("int8_linear_kernel.*Li1ELi4E", int8_linear(30)),
+    "sampler": Case("sample_kernel", sample),
+    "log-probabilities": Case("top_logprobs_kernel", top_logprobs),
+    "penalties": Case("penalty_kernel", penalties),
+    "norms": Case("norm_kernelI13", norms),
+}

@@ -1,0 +1,37 @@
+"""Attention of every head size, type and number of columns, and int8 layers of every shape.
+
+A pipeline is as deep as the device has it that QUIRE_EMULATED_DEVICE names.
+"""
+
+import pytest
+import torch
+
+from tests.kernels import test_attention, test_int8_linear
+from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
+from tests.kernels.oracle import DTYPES
+from tests.kernels.paged import History, Span
+
+
+@pytest.mark.parametrize("rows", [1, 10], ids=["decode", "chunk"])
+@pytest.mark.parametrize("cache", [PLAIN, Float8Cache()], ids=["plain", "e4m3"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_size", [40, 64, 80, 96, 112, 128, 192, 256])
+def test_attention_of_every_shape(
+    cuda_isa: str, head_size: int, dtype: torch.dtype, cache: PlainCache, rows: int
+) -> None:
+    """Sequences of which partitions are split and merged, and of which a block takes one."""
+    spans = [
+        Span(History.random(length, 2, 1, head_size, dtype, seed), length - rows, length)
+        for seed, length in enumerate((530, 33))
+    ]
+    test_attention.check(spans, dtype, cache, soft_cap=20.0 if rows > 1 else None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [3, 13, 30, 70])
+def test_int8_layers_of_every_shape(cuda_isa: str, dtype: torch.dtype, rows: int) -> None:
+    x, weight, bias = test_int8_linear.operands(rows, 264, 136, dtype)
+    expected = test_int8_linear.int8_dense(x, weight, bias, 4)
+    layer = test_int8_linear.Int8Linear(weight, bias, 4)
+    assert torch.equal(layer(x), expected.to(dtype))
+    assert torch.equal(layer(x, torch.float32), expected)

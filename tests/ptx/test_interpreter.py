@@ -1,0 +1,374 @@
+"""What the interpreter computes, and what it refuses, in kernels of a few instructions."""
+
+import struct
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ptx import interpreter
+from tests.ptx.interpreter import InterpreterError
+
+HEAD = ".version 8.4\n.target sm_90\n.address_size 64\n.extern .shared .align 16 .b8 dynamic[];\n"
+REGISTERS = """
+.reg .pred %p<8>; .reg .b16 %rs<8>; .reg .b32 %r<16>; .reg .f32 %f<8>; .reg .b64 %rd<16>;
+.reg .f64 %fd<4>;
+"""
+# %rd1 to %rd3 are the parameters, %r1 the thread, %r2 four times that, %r3 the block, %rd4 the
+# thread's word of %rd1.
+BEGIN = """
+ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b]; ld.param.u64 %rd3, [c];
+mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 2; mov.u32 %r3, %ctaid.x;
+mul.wide.u32 %rd5, %r1, 4; add.s64 %rd4, %rd1, %rd5;
+"""
+EVERY_ORDER = pytest.mark.parametrize("order", interpreter.ORDERS)
+
+
+def run(body: str, *arguments: Tensor, **options: object) -> None:
+    """Run a kernel of up to three tensors."""
+    addresses = [each.data_ptr() for each in arguments] + [0] * (3 - len(arguments))
+    text = f"{HEAD}.entry kernel(\n.param .u64 a,\n.param .u64 b,\n.param .u64 c\n)\n{{\n"
+    text += f"{REGISTERS}{BEGIN}{body}\nret;\n}}\n"
+    interpreter.run(text, addresses, **options)  # type: ignore[arg-type]
+
+
+def words(values: Sequence[int] | int = 32) -> Tensor:
+    """Return a tensor of 32-bit words."""
+    return (
+        torch.zeros(values, dtype=torch.int32)
+        if isinstance(values, int)
+        else torch.tensor(
+            [each - 2**32 if each >= 2**31 else each for each in values], dtype=torch.int32
+        )
+    )
+
+
+def bits(x: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", x))[0])
+
+
+def of_one(statement: str) -> int:
+    """Return the word that a statement leaves in %r10."""
+    out = words(1)
+    run(f"{statement}\n st.global.u32 [%rd1], %r10;", out, threads=1)
+    return int(out[0]) & 0xFFFFFFFF
+
+
+# ------------------------------------------------------------------------ results
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("mov.u32 %r4, -1; add.s32 %r10, %r4, 3;", 2),
+        ("mov.u32 %r4, -7; mov.u32 %r5, 2; div.s32 %r10, %r4, %r5;", 2**32 - 3),
+        ("mov.u32 %r4, -7; mov.u32 %r5, 2; rem.s32 %r10, %r4, %r5;", 2**32 - 1),
+        ("mov.u32 %r4, 0x80000000; mul.hi.s32 %r10, %r4, 4;", 2**32 - 2),
+        ("mov.u32 %r4, 0x80000000; mul.hi.u32 %r10, %r4, 4;", 2),
+        ("mov.u32 %r4, -8; shr.s32 %r10, %r4, 40;", 2**32 - 1),
+        ("mov.u32 %r4, -8; shr.u32 %r10, %r4, 32;", 0),
+        ("mov.u32 %r4, 1; shl.b32 %r10, %r4, 33;", 0),
+        (
+            "mov.u32 %r4, 0x44332211; mov.u32 %r5, 0x88776655; prmt.b32 %r10, %r4, %r5, 0x70c4;",
+            0x88110055,
+        ),
+        ("mov.u32 %r4, 0x0000f000; bfind.shiftamt.u32 %r10, %r4;", 16),
+        ("mov.u32 %r4, 6; brev.b32 %r10, %r4;", 0x60000000),
+        ("mov.u32 %r4, 5; mov.u32 %r5, -1; bfi.b32 %r10, %r4, %r5, 4, 8;", 0xFFFFF05F),
+        ("mov.f32 %f1, 0f7F800000; cvt.rzi.s32.f32 %r10, %f1;", 0x7FFFFFFF),
+        ("mov.f32 %f1, 0f7FC00000; cvt.rzi.s32.f32 %r10, %f1;", 0),
+        ("mov.f32 %f1, 0fC0200000; cvt.rzi.s32.f32 %r10, %f1;", 2**32 - 2),
+        ("mov.f32 %f1, 0f40200000; cvt.rni.f32.f32 %f2, %f1; mov.b32 %r10, %f2;", bits(2.0)),
+        (
+            "mov.f32 %f1, 0f3F800000; mov.f32 %f2, 0f33000000; "
+            "add.rn.f32 %f3, %f1, %f2; mov.b32 %r10, %f3;",
+            bits(1.0),
+        ),
+        # -1 and a little: down is away from zero.
+        (
+            "mov.f32 %f1, 0fBF800000; mov.f32 %f2, 0f3F800000; mov.f32 %f3, 0fB2000000;"
+            "fma.rm.f32 %f4, %f1, %f2, %f3; mov.b32 %r10, %f4;",
+            0xBF800001,
+        ),
+        (
+            "mov.f32 %f1, 0f7FC00000; mov.f32 %f2, 0f40000000; "
+            "max.f32 %f3, %f1, %f2; mov.b32 %r10, %f3;",
+            bits(2.0),
+        ),
+        (
+            "mov.f32 %f1, 0f7FC00000; setp.gtu.f32 %p1, %f1, 0f00000000; selp.u32 %r10, 7, 9, %p1;",
+            7,
+        ),
+        ("mov.f32 %f1, 0f7FC00000; setp.gt.f32 %p1, %f1, 0f00000000; selp.u32 %r10, 7, 9, %p1;", 9),
+        (
+            "mov.f32 %f1, 0f3F804000; mov.f32 %f2, 0f3F80C000; cvt.rn.bf16x2.f32 %r10, %f2, %f1;",
+            0x3F813F80,
+        ),
+        ("mov.f32 %f1, 0f00000001; ex2.approx.ftz.f32 %f2, %f1; mov.b32 %r10, %f2;", bits(1.0)),
+        ("mov.u32 %r4, 0x8001; cvt.u16.u32 %rs1, %r4; cvt.s32.s16 %r10, %rs1;", 0xFFFF8001),
+    ],
+)
+def test_a_result(statement: str, expected: int) -> None:
+    assert of_one(statement) == expected
+
+
+def test_every_e4m3_is_exact_and_every_half_rounds_to_the_nearest() -> None:
+    codes = torch.arange(256, dtype=torch.int32)
+    for first in range(0, 256, 32):
+        out = codes[first : first + 32].clone()
+        body = """
+        ld.global.u32 %r4, [%rd4]; cvt.u16.u32 %rs1, %r4;
+        cvt.rn.f16x2.e4m3x2 %r5, %rs1; st.global.u32 [%rd4], %r5;
+        """
+        run(body, out)
+        expected = codes[first : first + 32].to(torch.uint8).view(torch.float8_e4m3fn).half()
+        actual = out.view(torch.float16)[::2]
+        assert torch.equal(actual.nan_to_num(-999), expected.nan_to_num(-999))
+    halves = torch.arange(-(2**15), 2**15, 37).to(torch.int16).view(torch.float16).float()
+    for values in halves[halves.isfinite()].split(32):
+        out = values.clone()
+        body = """
+        ld.global.f32 %f1, [%rd4]; mov.f32 %f2, 0f00000000;
+        cvt.rn.satfinite.e4m3x2.f32 %rs1, %f2, %f1; cvt.u32.u16 %r4, %rs1;
+        st.global.u32 [%rd4], %r4;
+        """
+        run(body, out, threads=len(out))
+        rounded = values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).int()
+        assert torch.equal(out.view(torch.int32), rounded)
+
+
+@pytest.mark.parametrize(
+    ("mode", "operand", "clamp", "source"),
+    [
+        ("bfly", 5, 31, lambda lane: lane ^ 5),
+        ("idx", 9, 31, lambda lane: 9),
+        ("idx", 3, 0x181F, lambda lane: lane // 8 * 8 + 3),
+        ("up", 4, 0, lambda lane: lane - 4 if lane >= 4 else lane),
+        ("down", 4, 31, lambda lane: lane + 4 if lane < 28 else lane),
+    ],
+)
+def test_shuffles(mode: str, operand: int, clamp: int, source: object) -> None:
+    out = words()
+    body = f"shfl.sync.{mode}.b32 %r4|%p1, %r1, {operand}, {clamp}, -1; st.global.u32 [%rd4], %r4;"
+    run(body, out)
+    assert out.tolist() == [source(lane) for lane in range(32)]  # type: ignore[operator]
+
+
+def test_lanes_that_part_meet_again() -> None:
+    """A vote counts those that are there, a match those that agree, and a sum adds them."""
+    out = words()
+    body = """
+    and.b32 %r4, %r1, 3; setp.lt.u32 %p1, %r1, 8; mov.u32 %r5, 0;
+    @!%p1 bra $join;
+    mov.u32 %r6, 255;
+    match.any.sync.b32 %r5, %r4, %r6;
+    redux.sync.add.u32 %r5, %r1, %r5;
+$join:
+    vote.sync.ballot.b32 %r7, %p1, -1;
+    add.s32 %r5, %r5, %r7;
+    st.global.u32 [%rd4], %r5;
+    """
+    run(body, out)
+    pairs = [4, 6, 8, 10]
+    assert out.tolist() == [255 + (pairs[lane % 4] if lane < 8 else 0) for lane in range(32)]
+
+
+def test_a_product_of_matrices_by_way_of_shared_memory() -> None:
+    """ldmatrix, movmatrix and mma against torch, each by the fragments of the manual."""
+    rng = torch.Generator().manual_seed(0)
+    a = torch.randn(16, 16, generator=rng).bfloat16()
+    b = torch.randn(16, 8, generator=rng).bfloat16()  # [k, n], read transposed
+    c = torch.zeros(32, 4)
+    body = """
+    mul.lo.s32 %r4, %r1, 16; mul.wide.u32 %rd6, %r4, 1; add.s64 %rd6, %rd1, %rd6;
+    ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%rd6];
+    st.shared.v4.u32 [%r4], {%r5, %r6, %r7, %r8};
+    bar.warp.sync -1;
+    and.b32 %r9, %r1, 15; shl.b32 %r9, %r9, 5; shr.u32 %r10, %r1, 4; shl.b32 %r10, %r10, 4;
+    add.s32 %r9, %r9, %r10;
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5,%r6,%r7,%r8}, [%r9];
+    bar.warp.sync -1;
+    and.b32 %r9, %r1, 15; shl.b32 %r9, %r9, 4; mul.wide.u32 %rd6, %r9, 1; add.s64 %rd6, %rd2, %rd6;
+    ld.global.v4.u32 {%r10, %r11, %r12, %r13}, [%rd6];
+    setp.lt.u32 %p1, %r1, 16;
+    @%p1 st.shared.v4.u32 [%r9], {%r10, %r11, %r12, %r13};
+    bar.warp.sync -1;
+    ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%r10,%r11,%r12,%r13}, [%r9];
+    movmatrix.sync.aligned.m8n8.trans.b16 %r11, %r11;
+    movmatrix.sync.aligned.m8n8.trans.b16 %r11, %r11;
+    mov.f32 %f1, 0f00000000; mov.f32 %f2, %f1; mov.f32 %f3, %f1; mov.f32 %f4, %f1;
+    mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+        {%f1,%f2,%f3,%f4}, {%r5,%r6,%r7,%r8}, {%r10,%r11}, {%f1,%f2,%f3,%f4};
+    mul.wide.u32 %rd6, %r4, 1; add.s64 %rd6, %rd3, %rd6;
+    st.global.v4.f32 [%rd6], {%f1, %f2, %f3, %f4};
+    """
+    run(body, a, b, c, shared_bytes=512)
+    product = torch.empty(16, 8)
+    for lane in range(32):
+        for i in range(4):
+            product[lane // 4 + i // 2 * 8, lane % 4 * 2 + i % 2] = c[lane, i]
+    torch.testing.assert_close(product, a.float() @ b.float(), rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------------ what is refused
+
+
+def refused(words_of_message: str, body: str, *arguments: Tensor, **options: object) -> None:
+    with pytest.raises(InterpreterError, match=words_of_message):
+        run(body, *arguments, **options)
+
+
+WRITE_AND_READ = (
+    "st.shared.u32 [%r2], %r1; {between} xor.b32 %r4, %r2, {flipped}; ld.shared.u32 %r5, [%r4];"
+)
+
+
+@EVERY_ORDER
+def test_lanes_need_a_barrier_of_the_warp(order: str) -> None:
+    body = WRITE_AND_READ.format(between="{between}", flipped=4)
+    run(body.format(between="bar.warp.sync -1;"), shared_bytes=128, order=order)
+    for between in ("", "shfl.sync.bfly.b32 %r6|%p1, %r1, 1, 31, -1;"):
+        message = "another lane has written|nothing has written"
+        refused(message, body.format(between=between), shared_bytes=128, order=order)
+
+
+@EVERY_ORDER
+def test_warps_need_a_barrier_of_the_block(order: str) -> None:
+    body = WRITE_AND_READ.format(between="{between}", flipped=128)
+    options = {"threads": 64, "shared_bytes": 256, "order": order}
+    run(body.format(between="bar.sync 0;"), **options)
+    message = "another warp has written|nothing has written|may yet read"
+    for between in ("", "bar.warp.sync -1;"):
+        refused(message, body.format(between=between), **options)
+
+
+@EVERY_ORDER
+def test_what_is_read_may_not_be_overwritten(order: str) -> None:
+    body = "st.shared.u32 [%r2], %r1; bar.sync 0; xor.b32 %r4, %r2, {flipped};"
+    body += "ld.shared.u32 %r5, [%r4]; {between} st.shared.u32 [%r2], %r5;"
+    options = {"threads": 64, "shared_bytes": 256, "order": order}
+    run(body.format(flipped=128, between="bar.sync 0;"), **options)
+    run(body.format(flipped=4, between="bar.warp.sync -1;"), **options)
+    message = "may yet read|has written"
+    refused(message, body.format(flipped=128, between="bar.warp.sync -1;"), **options)
+    refused(message, body.format(flipped=4, between=""), **options)
+
+
+COPY = "mul.lo.s32 %r4, %r1, 16; mul.wide.u32 %rd6, %r4, 1; add.s64 %rd6, %rd1, %rd6;"
+COPY += "cp.async.cg.shared.global.L2::128B [%r4], [%rd6], 16, 16;"
+
+
+@EVERY_ORDER
+def test_a_copy_is_there_once_its_thread_has_waited(order: str) -> None:
+    source, out = torch.arange(128, dtype=torch.int32), words(128)
+    ended = "cp.async.commit_group; cp.async.wait_group 0;"
+    read = "ld.shared.v4.u32 {%r5, %r6, %r7, %r8}, [%r9];"
+    store = "mul.wide.u32 %rd7, %r9, 1; add.s64 %rd7, %rd2, %rd7;"
+    store += "st.global.v4.u32 [%rd7], {%r5, %r6, %r7, %r8};"
+    own, others = "mov.u32 %r9, %r4;", "xor.b32 %r9, %r4, 16;"
+    options = {"shared_bytes": 512, "order": order}
+    run(COPY + ended + own + read + store, source, out, **options)
+    assert torch.equal(out, source)
+    run(COPY + ended + "bar.warp.sync -1;" + others + read, source, **options)
+    refused("what a copy is filling", COPY + own + read, source, **options)
+    refused(
+        "what a copy is filling",
+        COPY + "cp.async.commit_group; cp.async.wait_group 1;" + own + read,
+        source,
+        **options,
+    )
+    refused(
+        "what a copy is filling", COPY + "cp.async.wait_group 0;" + own + read, source, **options
+    )
+    refused("another lane has written", COPY + ended + others + read, source, **options)
+    refused("a copy to where another is under way", COPY + COPY, source, **options)
+    refused("a thread ends while copies are under way", COPY, source, **options)
+
+
+@EVERY_ORDER
+def test_blocks_need_fences_on_both_sides(order: str) -> None:
+    """Each block leaves a word; the one that arrives last reads all."""
+    body = """
+    mul.wide.u32 %rd6, %r3, 4; add.s64 %rd6, %rd1, %rd6; st.global.u32 [%rd6], %r3;
+    {before}
+    atom.global.add.u32 %r4, [%rd2], 1;
+    setp.ne.s32 %p1, %r4, 1; @%p1 bra $end;
+    {behind}
+    ld.global.u32 %r5, [%rd1]; ld.global.u32 %r6, [%rd1+4]; add.s32 %r5, %r5, %r6;
+    st.global.u32 [%rd3], %r5;
+$end:
+    """
+    fence = "membar.gl;"
+    for before, behind, is_right in ((fence, fence, True), ("", fence, False), (fence, "", False)):
+        shared, counter, out = words(2), words(1), words(1)
+        text = body.format(before=before, behind=behind)
+        with interpreter.unwritten(shared):
+            if is_right:
+                run(text, shared, counter, out, blocks=2, threads=1, order=order)
+                assert out.item() == 1
+            else:
+                refused(
+                    "another block has written",
+                    text,
+                    shared,
+                    counter,
+                    out,
+                    blocks=2,
+                    threads=1,
+                    order=order,
+                )
+
+
+def test_memory_is_what_was_given_and_written() -> None:
+    inside, outside = words(32), words(32)
+    interpreter.set_tensors([inside])
+    try:
+        run("ld.global.u32 %r4, [%rd4];", inside)
+        refused("outside of the operation's memory", "ld.global.u32 %r4, [%rd4+4];", inside)
+        refused("outside of the operation's memory", "st.global.u32 [%rd4], %r1;", outside)
+    finally:
+        interpreter.set_tensors([])
+    with interpreter.unwritten(outside):
+        refused("global memory that nothing has written", "ld.global.u32 %r4, [%rd4];", outside)
+        run("st.global.u32 [%rd4], %r1; ld.global.u32 %r4, [%rd4];", outside)
+
+
+@pytest.mark.parametrize(
+    ("message", "body"),
+    [
+        ("register %r9, which nothing has written", "add.s32 %r4, %r9, 1;"),
+        ("misaligned", "ld.global.u32 %r4, [%rd4+2];"),
+        ("misaligned", "st.shared.u32 [%r2+1], %r1;"),
+        ("outside of shared memory", "st.shared.u32 [%r2+256], %r1;"),
+        ("shared memory that nothing has written", "ld.shared.u32 %r4, [%r2];"),
+        (
+            "deadlock",
+            "setp.lt.u32 %p1, %r1, 8; @%p1 bra $end; bar.warp.sync -1;\n$end: bar.warp.sync -1;",
+        ),
+        (
+            "never come",
+            "setp.lt.u32 %p1, %r1, 8; @%p1 bra $end;\n bar.sync 0;\n$end: bar.warp.sync -1;",
+        ),
+        (
+            "lanes that have ended",
+            "setp.lt.u32 %p1, %r1, 8; @%p1 ret; shfl.sync.bfly.b32 %r4|%p2, %r1, 1, 31, -1;",
+        ),
+        ("its mask leaves out", "shfl.sync.bfly.b32 %r4|%p2, %r1, 1, 31, 255;"),
+        ("not understood", "sin.approx.f32 %f1, %f2;"),
+        ("another size", "add.s32 %r4, %rd1, 1;"),
+    ],
+)
+def test_what_is_undefined_is_refused(message: str, body: str) -> None:
+    refused(message, body, words(64), shared_bytes=256)
+
+
+def test_the_error_names_the_thread_the_instruction_and_the_source() -> None:
+    message = r"thread 33 of block \(1, 0, 0\).*ld.global.u32 %r4, \[%rd4\]"
+    inside = words(33)
+    interpreter.set_tensors([inside])
+    try:
+        body = "setp.eq.u32 %p1, %r3, 0; @%p1 ret; ld.global.u32 %r4, [%rd4];"
+        refused(message, body, inside, blocks=2, threads=64)
+    finally:
+        interpreter.set_tensors([])

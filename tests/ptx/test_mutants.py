@@ -1,0 +1,101 @@
+"""Each barrier, wait and fence of the main kernels is left out in turn, and each is missed.
+
+An instruction is taken out of the PTX, the kernel is run by the calls of `cases`, and the
+interpreter ends it, or a result is wrong. What no call misses is named here with the reason.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.conftest import EMULATED, forced
+from tests.ptx import interpreter
+from tests.ptx.cases import CASES, Case
+from tests.ptx.interpreter import Instruction
+from worker_svc.ops import compiled
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+ORDERS = "bar.sync|bar.warp.sync|cp.async.commit_group|cp.async.wait_group|membar.gl"
+
+# Lines of the source, and why their instruction may be left out. (Kernels, where only some may.)
+REDUNDANT = {
+    "async_wait<0>": "no copies are left in the last groups: it guards a later change of the loop",
+    "a sum before this one has been read": "only the second sum of a kernel needs it",
+    "an earlier result has been read": "of two results some other barrier lies between",
+    "__syncthreads();\n    amounts.clear();": "the barrier that ends the round is before it, too",
+    "__syncthreads();\n  ties[threadIdx.x] = own;": "barriers of the prefix are before it, too",
+}
+# Rows that cannot be copied 16 bytes at a time are stored: groups of copies are empty.
+NO_COPIES = {"linear, unaligned": ("cp.async.commit_group", "cp.async.wait_group")}
+# Instructions that the calls of a case do not reach, by lines of the source.
+NOT_REACHED = {
+    "linear, 128 rows": "sections are never shared in tiles of this size",
+    "linear, unaligned": "the next lines of its shapes are those of the aligned ones",
+}
+
+
+def synchronising(kernel: str) -> list[Instruction]:
+    """Return a kernel's instructions that order threads or copies."""
+    return [each for each in interpreter.instructions(kernel) if re.match(ORDERS, each.text)]
+
+
+def source_lines(instruction: Instruction) -> str:
+    """Return the line of an instruction and the next two."""
+    path, number = instruction.source.rsplit(":", 1)
+    found = [each for each in CSRC.rglob(Path(path).name) if str(each).endswith(path)]
+    if not found:
+        return ""  # of a header of CUDA's
+    lines = found[0].read_text().splitlines()
+    return "\n".join(lines[int(number) - 1 : int(number) + 2])
+
+
+def is_missed(case: Case, kernel: str, instruction: Instruction) -> bool:
+    """Return whether something goes wrong without an instruction, in any order of turns."""
+    for name in EMULATED:
+        for _ in forced(name):
+            with interpreter.without(kernel, instruction.number):
+                try:
+                    case.run()
+                except (RuntimeError, AssertionError):
+                    return True
+    return False
+
+
+def is_known(name: str, instruction: Instruction) -> bool:
+    """Return whether an instruction is known to be redundant."""
+    empty: Sequence[str] = NO_COPIES.get(name, ())
+    if any(instruction.text.startswith(each) for each in empty):
+        return True
+    if instruction.text == "cp.async.wait_group 0":
+        return True
+    lines = source_lines(instruction)
+    return any(each in lines for each in REDUNDANT)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_barrier_is_missed(name: str) -> None:
+    case = CASES[name]
+    candidates = interpreter.kernels(case.kernel)
+    before = {each: synchronising(each) for each in candidates}
+    for _ in forced(EMULATED[0]):
+        case.run()
+    num_tried, unnoticed = 0, []
+    for kernel in candidates:
+        reached = [
+            after
+            for old, after in zip(before[kernel], synchronising(kernel), strict=True)
+            if after.performed > old.performed
+        ]
+        if not reached:
+            continue  # another instance
+        if name not in NOT_REACHED:
+            assert len(reached) == len(before[kernel]), (kernel, reached)
+        for instruction in reached:
+            num_tried += 1
+            if not is_missed(case, kernel, instruction) and not is_known(name, instruction):
+                unnoticed.append((kernel, instruction))
+    assert num_tried > 0
+    assert not unnoticed
+    assert compiled._C.__file__
