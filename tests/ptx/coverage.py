@@ -17,8 +17,15 @@ from typing import Any
 
 from tests.ptx import interpreter
 
-# Launched to see whether the driver can, when a worker starts on a GPU; it has no instruction.
-NOT_RUN = ("empty_kernel",)
+# Why nothing has to run a kernel.
+NO_CARD = "each card of tests/emu/device_profile.h has more bytes in flight with another depth"
+NOT_RUN = {
+    "empty_kernel": "it has no instruction: a worker launches it to see whether the driver can",
+    "attention_mma_kernel<__nv_bfloat16, e4m3, 128, 2, 3>": NO_CARD,
+    "attention_mma_kernel<__nv_bfloat16, e4m3, 256, 1, 1>": NO_CARD,
+    "attention_mma_kernel<__half, e4m3, 128, 2, 3>": NO_CARD,
+    "attention_mma_kernel<__half, e4m3, 256, 1, 1>": NO_CARD,
+}
 
 
 def read_reports(folder: Path) -> dict[str, Counter[str]]:
@@ -42,7 +49,7 @@ def demangled(names: list[str]) -> list[str]:
         re.sub(r"quire::cuda::|\(anonymous namespace\)::|^void ", "", line)
         for line in result.stdout.splitlines()
     )
-    return [re.sub(r"\(quire::.*|\(\)$", "", each) for each in short]
+    return [re.sub(r"\((quire::|\w+\)).*|\(\)$", "", each) for each in short]
 
 
 def family(name: str) -> str:
@@ -88,11 +95,10 @@ def main() -> int:
     total = read_reports(arguments.folder)
     if arguments.table:
         print(*table(total), sep="\n")
-    missing = [
-        each
-        for each in demangled([each for each in interpreter.names() if each not in total])
-        if each not in NOT_RUN
-    ]
+    not_run = demangled([each for each in interpreter.names() if each not in total])
+    for name in sorted(NOT_RUN.keys() & set(not_run)):
+        print(f"not run: {name}: {NOT_RUN[name]}")
+    missing = [each for each in not_run if each not in NOT_RUN]
     for name in missing:
         print(f"error: nothing has run {name}", file=sys.stderr)
     print(f"kernels interpreted: {len(total)} of {len(total) + len(missing)}")

@@ -30,7 +30,7 @@ def test_attention_of_every_shape(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [3, 13, 30, 70])
 def test_int8_layers_of_every_shape(cuda_isa: str, dtype: torch.dtype, rows: int) -> None:
-    x, weight, bias = test_int8_linear.operands(rows, 264, 136, dtype)
+    x, weight, bias = test_int8_linear.operands(rows, 264, 128, dtype)
     expected = test_int8_linear.int8_dense(x, weight, bias, 4)
     layer = test_int8_linear.Int8Linear(weight, bias, 4)
     assert torch.equal(layer(x), expected.to(dtype))

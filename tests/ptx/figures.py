@@ -1,0 +1,150 @@
+"""What kernels do in calls of a common size: python -m tests.ptx.figures.
+
+Prints the table of docs/gpu.md.
+QUIRE_PTX and QUIRE_KERNELS are as csrc/ptx_tests.sh sets them.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tests.kernels import test_layers, test_linear
+from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
+from tests.kernels.conftest import EMULATED, forced
+from tests.kernels.paged import History, Span, attend
+from tests.kernels.test_sampling import Rows, random_logits
+from tests.ptx import interpreter
+
+BF16 = torch.bfloat16
+VOCABULARY = 128_256
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that is counted.
+
+    Attributes:
+        name: in the table.
+        kernel: pattern of its kernels' mangled names.
+        run: makes the call.
+        units: of work that it does.
+        unit: what one is.
+    """
+
+    name: str
+    kernel: str
+    run: Callable[[], object]
+    units: int
+    unit: str
+
+
+def attention(name: str, head_size: int, group: int, rows: int, cache: PlainCache = PLAIN) -> Call:
+    """Attention of the last rows of a sequence of 1,024 tokens, with one key/value head."""
+    length = 1024
+    history = History.random(length, group, 1, head_size, BF16, 0)
+    span = Span(history, length - rows, length)
+    pairs = sum(range(length - rows + 1, length + 1))
+    return Call(
+        f"attention, {name}",
+        "attention_mma_kernel",
+        lambda: attend([span], cache=cache),
+        pairs,
+        "row and key",
+    )
+
+
+def linear(rows: int) -> Call:
+    """A layer whose tiles are those of so many rows."""
+    x, weight, _ = test_linear.operands(rows, 1024, 256, BF16)
+    return Call(
+        f"linear, {rows} rows",
+        "linear_kernel",
+        lambda: test_linear.linear(x, weight),
+        rows * 256,
+        "result of 1,024 products",
+    )
+
+
+def sample(name: str, **params: float) -> Call:
+    """A draw from a row."""
+    logits = random_logits(1, VOCABULARY)
+    return Call(
+        f"sampler, {name}",
+        "sample_kernel",
+        lambda: Rows(logits, **params).sample(),
+        VOCABULARY,
+        "token",
+    )
+
+
+CALLS = (
+    attention("bfloat16, D 128, decode", 128, 8, 1),
+    attention("bfloat16, D 64, decode", 64, 8, 1),
+    attention("bfloat16, D 256, decode", 256, 8, 1),
+    attention("e4m3, D 128, decode", 128, 8, 1, Float8Cache()),
+    attention("bfloat16, D 128, prompt of 32, 4 heads a group", 128, 4, 32),
+    *(linear(rows) for rows in (8, 16, 32, 64)),
+    sample("greedy", temperature=0.0),
+    sample("temperature"),
+    sample("top-k 50", top_k=50),
+    sample("top-p 0.9", top_p=0.9),
+    Call(
+        "fused add and norm of 4,096",
+        "fused_add_rms_norm_kernel",
+        lambda: test_layers.test_fused_add_rms_norm_is_both_in_turn("cuda", BF16, 4096),
+        5 * 4096,
+        "element",
+    ),
+)
+
+
+def counted(call: Call) -> Counter[str]:
+    """Return what the kernels of a call do."""
+    before = _total(call.kernel)
+    for _ in forced(EMULATED[0]):
+        call.run()
+    return _total(call.kernel) - before
+
+
+def _total(kernel: str) -> Counter[str]:
+    total: Counter[str] = Counter()
+    names = set(interpreter.kernels(kernel))
+    for name, report in interpreter.report().items():
+        if name not in names:
+            continue
+        operations: dict[str, int] = report.pop("instructions")
+        total.update(report)
+        for operation, count in operations.items():
+            total["performed"] += count
+            total["mma"] += count if operation.startswith("mma.") else 0
+    return total
+
+
+def ratio(counts: Counter[str], of: str, to: str) -> str:
+    """Return a quotient as text."""
+    return f"{counts[of] / counts[to]:.3f}" if counts[to] else "none"
+
+
+def main() -> None:
+    """Print the table."""
+    print(
+        "| call | unit | lane instructions | mma | wavefronts / ideal | sectors / ideal | copied |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for call in CALLS:
+        counts = counted(call)
+        lanes = 32 * counts["performed"] / call.units
+        copied = counts["copied_bytes"] / call.units
+        print(
+            f"| {call.name} | {call.unit} | {lanes:.1f} "
+            f"| {counts['mma'] / counts['performed']:.1%} "
+            f"| {ratio(counts, 'shared_wavefronts', 'shared_ideal')} "
+            f"| {ratio(counts, 'global_sectors', 'global_ideal')} "
+            f"| {f'{copied:.0f} bytes' if copied else 'none'} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
