@@ -24,6 +24,9 @@ OTHER_CASES = replace(
     ),
     again=("env", "QUIRE_TEST_DEPTH=deep", *PYTEST),
 )
+# nvcc's PTX of every kernel, interpreted: eight minutes of one core. It builds where the emulated
+# lane does, one after the other.
+PTX = script_lane("ptx", "csrc/ptx_tests.sh")
 DEEP = (
     script_lane("emulated", "csrc/emulated_tests.sh"),
     script_lane("sanitized", "csrc/sanitized_tests.sh"),
@@ -37,6 +40,17 @@ NIGHTLY = (
         "every-order", "csrc/emulated_tests.sh", QUIRE_ALL_ORDERS="1", QUIRE_TEST_DEPTH="all"
     ),
     script_lane("sanitized", "csrc/sanitized_tests.sh", QUIRE_TEST_DEPTH="all"),
+    # Every depth of the pipelines is some device's; a kernel that nothing runs is an error.
+    *(
+        script_lane(
+            f"ptx-{architecture}",
+            "csrc/ptx_tests.sh",
+            ARCHITECTURE=str(architecture),
+            DEVICES="small A100 L4",
+            QUIRE_PTX_ALL="1",
+        )
+        for architecture in (80, 90)
+    ),
 )
 CONTAINERS = (
     Lane("images", ("make", "images")),
@@ -68,10 +82,10 @@ def plan(name: str) -> Sequence[Lane]:
     cuda = (CUDA,) if shutil.which("nvcc") else ()
     return {
         "test": TEST,
-        "deep": DEEP,
+        "deep": (*DEEP, PTX),
         "nightly": NIGHTLY,
         "ci": (
-            *(LINT, *CONTAINERS, *TEST, COMPAT),
+            *(LINT, *CONTAINERS, *TEST, PTX, COMPAT),
             *(replace(lane, optional=True) for lane in (WHEELS, *DEEP, *cuda)),
         ),
     }[name]
