@@ -25,7 +25,7 @@ rm -rf "$QUIRE_PTX_REPORT"
 
 run() { "$python" -m pytest -q -p no:cacheprovider -p tests.ptx.plugin "$@"; }
 run tests/kernels tests/ptx \
-  -k "cuda_ or every_instruction_set or seed_attention or test_interpreter or test_mutants" "$@"
+  -k "cuda_ or every_instruction_set or seed_attention or test_interpreter or test_mutants or test_source_mutants" "$@"
 for device in "${devices[@]:1}"; do
   QUIRE_EMULATED_DEVICE=$device run tests/ptx/test_instances.py
 done
