@@ -116,7 +116,7 @@ CASES = {
         "attention_mma_kernelI13__nv_bfloat16NS0_4e4m3ELi128ELi1E",
         attention(128, BF16, Float8Cache()),
     ),
-    "attention, one stage": Case(
+    "attention, heads of 256": Case(
         "attention_mma_kernelI13__nv_bfloat16S2_Li256ELi1E", attention(256, BF16)
     ),
     "attention, float32": Case("attention_plain_kernelIffE", attention(64, F32)),
