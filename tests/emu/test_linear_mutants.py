@@ -84,8 +84,8 @@ MUTANTS = {
         "if (part > 0) {",
     ),
     "parts added one after the other by the last block": (
-        "if ((part >> level) % 2 == 0) {",
-        "if (level > 0 || part == 0) {",
+        "if (part / 2 % 2 == 0) return of_two = total;",
+        "return of_one = total;",
     ),
     "sums that wait in one place": ("part /= 2, own += kLevel)", "part /= 2)"),
     "sections of another length where tiles are whole": (

@@ -125,7 +125,7 @@ CASES = {
     "linear, 32 rows": Case("linear_kernel.*Li64ELi32E", linear(30, 320, 256, F16)),
     "linear, 64 rows": Case("linear_kernel.*Li64ELi64E.*Lb1E", linear(60, 320, 256, BF16)),
     "linear, 128 rows": Case("linear_kernel.*Li128ELi128E", linear(260, 320, 256, BF16)),
-    "linear, unaligned": Case("linear_kernel.*Lb0E", linear(13, 33, 77, F32)),
+    "linear, unaligned": Case("linear_kernel.*Lb0ELb0E", linear(13, 33, 77, F32)),
     "int8 linear, 8 rows": Case("int8_linear_kernel.*Li1ELi1E", int8_linear(5)),
     "int8 linear, 16 rows": Case("int8_linear_kernel.*Li1ELi2E", int8_linear(13)),
     "int8 linear, 32 rows": Case("int8_linear_kernel.*Li1ELi4E", int8_linear(30)),

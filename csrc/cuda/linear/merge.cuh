@@ -44,20 +44,17 @@ __device__ void add_to_tree(LinearSums<Shape>& total, int part, bool is_last, fl
   for (int i = 0; i < Shape::kProducts; ++i) own[i * Shape::kThreads] = total.get(i);
 }
 
-// The same of four sums in registers.
+// The same of four sums in registers, where a loop over levels would lie in local memory.
 struct TreeOfFours {
-  float4 waiting[kTreeLevels];
+  float4 of_one{}, of_two{}, of_four{};  // parts
 
   __device__ __forceinline__ float4 add(float4 total, int part) {
-#pragma unroll
-    for (int level = 0; level < kTreeLevels; ++level) {
-      if ((part >> level) % 2 == 0) {
-        waiting[level] = total;
-        break;
-      }
-      total = waiting[level] + total;
-    }
-    return total;
+    if (part % 2 == 0) return of_one = total;
+    total = of_one + total;
+    if (part / 2 % 2 == 0) return of_two = total;
+    total = of_two + total;
+    if (part / 4 % 2 == 0) return of_four = total;
+    return of_four + total;
   }
 };
 
