@@ -8,6 +8,7 @@ from tests.emu.planted_bugs import Builder, assert_noticed, run
 KERNEL = (
     "attention/mma.cuh",
     "attention/mma_warp.cuh",
+    "attention/mma_copies.cuh",
     "attention/mma_operands.cuh",
     "attention/mma_columns.cuh",
     "attention/common.h",
@@ -33,32 +34,29 @@ MUTANTS = {
         "if (lane_ < 16) sum += __shfl_xor_sync(kFullMask, sum, flipped);",
     ),
     "no barrier after the wait for copies": (
-        "ptx::async_wait<Shape::kStages - 1>();\n      __syncwarp();",
-        "ptx::async_wait<Shape::kStages - 1>();",
+        "ptx::async_wait<kStages - 1>();\n      __syncwarp();",
+        "ptx::async_wait<kStages - 1>();",
     ),
     "no barrier before a stage is filled again": (
         "__syncwarp();  // the stage may be filled again",
         "",
     ),
-    "a copy too many at the beginning": (
-        "stage < Shape::kStages - 1; ++stage) copy_next();",
-        "stage < Shape::kStages; ++stage) copy_next();",
-    ),
+    "a copy into the stage that is read": ("kMmaWarps, free_stage_);", "kMmaWarps, stage_);"),
+    "a stage that is not freed": ("free_stage_ = stage_;", ""),
     "too few copies waited for": (
-        "ptx::async_wait<Shape::kStages - 1>();",
-        "ptx::async_wait<Shape::kStages>();",
+        "ptx::async_wait<kStages - 1>();",
+        "ptx::async_wait<kStages>();",
     ),
-    "a misaligned copy": (
-        "keys_ + from_key + chunk * kElements",
-        "keys_ + from_key + chunk * kElements + 1",
-    ),
+    "a misaligned copy": ("key + chunk * kChunkElements,", "key + chunk * kChunkElements + 1,"),
+    "rows as if of one kind": ("to_[row % kBothKinds / kRowsAtOnce]", "to_[0]"),
+    "rows of the first half twice": ("half * kHalf + row, token", "row, token"),
     "the future is seen": ("distance <= 0 && ", ""),
     "no window": ("&& -distance < p_.sliding_window", ""),
     "what is outside is read": (
-        "const bool exists = first + row >= keys_begin_ && first + row < keys_end_;",
-        "const bool exists = true;",
+        "static_cast<uint32_t>(token - keys_begin_) < static_cast<uint32_t>(num_keys_);",
+        "true;",
     ),
-    "another block's tokens": ("(token >> block_shift_)", "((token >> block_shift_) / 2)"),
+    "another block's tokens": ("(known >> block_shift_)", "((known >> block_shift_) / 2)"),
     "another slot's token": ("const int64_t slot = token &", "const int64_t slot = ~token &"),
     "columns change places": (
         "const int column = g * 8 + lane_ % 4 * 2 + j;",

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "cuda/attention/mma_copies.cuh"
 #include "cuda/attention/mma_operands.cuh"
 
 namespace quire::cuda {
@@ -15,22 +16,16 @@ class WarpAttention {
   using Shape = MmaShape<Cached, kHeadSize, kColumnTiles, kStages>;
   using Operands = MmaOperands<T, Cached>;
   using Element = typename Operands::Element;
+  using Copies = TileCopies<Cached, Shape>;
   static constexpr bool kIsQuantised = !std::is_same_v<T, Cached>;
 
   __device__ WarpAttention(const PagedAttentionParams& p, const AttentionItem& item,
                            const ItemBounds& bounds, char* pipeline)
       : p_(p),
-        table_(p.block_tables + item.seq * p.block_table_stride),
-        keys_(static_cast<const Cached*>(p.key_cache.data) +
-              item.kv_head * p.key_cache.head_stride),
-        values_(static_cast<const Cached*>(p.value_cache.data) +
-                item.kv_head * p.value_cache.head_stride),
-        stages_(pipeline + threadIdx.x / kWarpSize * Shape::kStages * 2 * Shape::kTileBytes),
+        stages_(pipeline + threadIdx.x / kWarpSize * kStages * Copies::kStageBytes),
         warp_(threadIdx.x / kWarpSize),
         lane_(threadIdx.x % kWarpSize),
-        keys_begin_(bounds.keys_begin),
-        keys_end_(bounds.keys_end),
-        block_shift_(log2_of(p.block_size)) {
+        copies_(p, item, bounds, stages_, lane_) {
     constexpr int kTilesOfPartition = kPartitionTokens / kTileTokens;
     const int first =
         max(item.partition_begin * kTilesOfPartition, bounds.keys_begin / kTileTokens);
@@ -38,21 +33,24 @@ class WarpAttention {
                         (bounds.keys_end + kTileTokens - 1) / kTileTokens);
     next_ = first + ((warp_ - first) & (kMmaWarps - 1));
     tiles_end_ = end;
-    next_copy_ = next_;
     load_queries(item, bounds);
     reset();
-    for (int stage = 0; stage < Shape::kStages - 1; ++stage) copy_next();
+#pragma unroll
+    for (int stage = 0; stage < kStages - 1; ++stage)
+      copy(next_ + stage * kMmaWarps, stage * Copies::kStageBytes);
   }
 
   // Takes its tiles up to a partition's end.
   __device__ void walk(int partition) {
     const int end = min((partition + 1) * (kPartitionTokens / kTileTokens), tiles_end_);
     for (; next_ < end; next_ += kMmaWarps) {
-      copy_next();
-      ptx::async_wait<Shape::kStages - 1>();
+      copy(next_ + (kStages - 1) * kMmaWarps, free_stage_);
+      ptx::async_wait<kStages - 1>();
       __syncwarp();
       take_tile();
       __syncwarp();  // the stage may be filled again
+      free_stage_ = stage_;
+      stage_ = stage_ == (kStages - 1) * Copies::kStageBytes ? 0 : stage_ + Copies::kStageBytes;
     }
   }
 
@@ -166,52 +164,14 @@ class WarpAttention {
     return to_float(element);
   }
 
-  // Begins to copy the next tile, if there is one.
-  __device__ void copy_next() {
-    if (next_copy_ < tiles_end_) {
-      char* stage = stages_ + stage_of(next_copy_) * 2 * Shape::kTileBytes;
-      const int first = next_copy_ * kTileTokens;
-      // A lane looks up a token's block; the others have it from there.
-      const int token = first + lane_ % kTileTokens;
-      int64_t key_offset = 0;
-      int64_t value_offset = 0;
-      if (token >= keys_begin_ && token < keys_end_) {
-        const int64_t block = __ldg(table_ + (token >> block_shift_));
-        const int64_t slot = token & ((1 << block_shift_) - 1);
-        key_offset = block * p_.key_cache.block_stride + slot * p_.key_cache.token_stride;
-        value_offset = block * p_.value_cache.block_stride + slot * p_.value_cache.token_stride;
-      }
-      constexpr int kCopies = kTileTokens * Shape::kChunks;
-      // A few chunks of a head of odd length at a time, fewer of a long one: the addresses of all
-      // would take all registers.
-      [[maybe_unused]] constexpr int kUnrolled = kHeadSize > 128 ? 2 : kHeadSize == 112 ? 4 : 8;
-#pragma unroll kUnrolled
-      for (int i = 0; i < kCopies; i += kWarpSize) {
-        const int row = (i + lane_) / Shape::kChunks;
-        const int chunk = (i + lane_) % Shape::kChunks;
-        const auto from_key =
-            __shfl_sync(kFullMask, static_cast<long long>(key_offset), row % kTileTokens);
-        const auto from_value =
-            __shfl_sync(kFullMask, static_cast<long long>(value_offset), row % kTileTokens);
-        if (kCopies % kWarpSize == 0 || row < kTileTokens) {
-          // Keys that no row sees are never read: their block may belong to others by now.
-          const bool exists = first + row >= keys_begin_ && first + row < keys_end_;
-          const int to = Shape::offset(row, chunk);
-          constexpr int kElements = 16 / Shape::kBytes;
-          ptx::async_copy_16(stage + to, keys_ + from_key + chunk * kElements, exists);
-          ptx::async_copy_16(stage + Shape::kTileBytes + to,
-                             values_ + from_value + chunk * kElements, exists);
-        }
-      }
-      next_copy_ += kMmaWarps;
-    }
+  // Begins to copy a tile, if there is one, into a stage.
+  __device__ void copy(int tile, int stage) {
+    if (tile < tiles_end_) copies_.begin(tile, stage);
     ptx::async_commit();
   }
 
-  static __device__ int stage_of(int tile) { return tile / kMmaWarps % Shape::kStages; }
-
   __device__ void take_tile() {
-    const char* keys = stages_ + stage_of(next_) * 2 * Shape::kTileBytes;
+    const char* keys = stages_ + stage_;
     const char* values = keys + Shape::kTileBytes;
     constexpr int kStepsOfLoad = Operands::kStepsOfLoad;
     float scores[kColumnTiles][4] = {};
@@ -293,17 +253,13 @@ class WarpAttention {
   }
 
   const PagedAttentionParams& p_;
-  const int32_t* table_;
-  const Cached* keys_;
-  const Cached* values_;
   char* stages_;
   int warp_;
   int lane_;
-  int keys_begin_;
-  int keys_end_;
-  int block_shift_;
-  int next_;       // tile to take
-  int next_copy_;  // tile to copy
+  Copies copies_;
+  int stage_ = 0;  // of the tile to take: its first byte
+  int free_stage_ = (kStages - 1) * Copies::kStageBytes;
+  int next_;  // tile to take
   int tiles_end_;
   uint32_t query_[kColumnTiles][Shape::kSteps][2];
   int position_[kColumnTiles][2];  // of the query of each column that the lane has scores of

@@ -1,0 +1,96 @@
+// How a warp of attention on tensor cores (mma.cuh) copies tiles from their blocks to its stages.
+#pragma once
+
+#include "cuda/attention/mma_columns.cuh"
+
+namespace quire::cuda {
+
+// Lanes lie along a token, as many as make up 128 bytes or half of that, and over several tokens. A
+// lane has the same chunks of each of its tokens: so their addresses differ by constants, in memory
+// and, but for two kinds of rows, in shared memory.
+template <typename Cached, typename Shape>
+class TileCopies {
+ public:
+  static constexpr int kStageBytes = 2 * Shape::kTileBytes;  // keys, then values
+
+  __device__ TileCopies(const PagedAttentionParams& p, const AttentionItem& item,
+                        const ItemBounds& bounds, char* stages, int lane)
+      : p_(p),
+        table_(p.block_tables + item.seq * p.block_table_stride),
+        keys_(first_chunk(p.key_cache, item.kv_head, lane)),
+        values_(first_chunk(p.value_cache, item.kv_head, lane)),
+        stages_(stages),
+        lane_(lane),
+        keys_begin_(bounds.keys_begin),
+        num_keys_(bounds.keys_end - bounds.keys_begin),
+        block_shift_(log2_of(p.block_size)) {
+    for (int i = 0; i < 2; ++i)
+      to_[i] = Shape::offset(lane / kLanes + i * kRowsAtOnce, lane % kLanes);
+  }
+
+  // Begins to copy a tile into the stage that begins at a byte.
+  __device__ void begin(int tile, int stage) {
+    // A block has whole halves of a tile.
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int token = tile * kTileTokens + half * kHalf;
+      // The block of those of the half that exist, which is looked up only if there are any.
+      const int known = min(max(token, keys_begin_), keys_begin_ + num_keys_ - 1);
+      const int64_t block = static_cast<uint32_t>(__ldg(table_ + (known >> block_shift_)));
+      const int64_t slot = token & ((1 << block_shift_) - 1);
+      const Cached* key =
+          keys_ + block * p_.key_cache.block_stride + slot * p_.key_cache.token_stride;
+      const Cached* value =
+          values_ + block * p_.value_cache.block_stride + slot * p_.value_cache.token_stride;
+#pragma unroll
+      for (int row = 0; row < kHalf; row += kRowsAtOnce) {
+        copy_row(half * kHalf + row, token + row + lane_ / kLanes, stage,
+                 key + row * p_.key_cache.token_stride, value + row * p_.value_cache.token_stride);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kHalf = kTileTokens / 2;
+  static constexpr int kLanes = Shape::kChunks % 8 == 0 ? 8 : 4;  // along a token
+  static constexpr int kRowsAtOnce = kWarpSize / kLanes;
+  static constexpr int kChunkElements = 16 / Shape::kBytes;
+  static_assert(kHalf % kRowsAtOnce == 0);
+  static_assert(!Shape::kSwizzles || kLanes == 8, "chunks change places among eight");
+
+  static __device__ const Cached* first_chunk(const CacheView& cache, int64_t kv_head, int lane) {
+    return static_cast<const Cached*>(cache.data) + kv_head * cache.head_stride +
+           lane / kLanes * cache.token_stride + lane % kLanes * kChunkElements;
+  }
+
+  // The lane's chunks of a row of the tile, `row` rows behind its first.
+  __device__ void copy_row(int row, int token, int stage, const Cached* key, const Cached* value) {
+    // Keys that no row sees are never read: their block may belong to others by now.
+    const bool exists =
+        static_cast<uint32_t>(token - keys_begin_) < static_cast<uint32_t>(num_keys_);
+    constexpr int kBothKinds = 2 * kRowsAtOnce;
+    char* to = stages_ + stage + to_[row % kBothKinds / kRowsAtOnce] +
+               row / kBothKinds * kBothKinds * Shape::kRowBytes;
+#pragma unroll
+    for (int chunk = 0; chunk < Shape::kChunks; chunk += kLanes) {
+      if (chunk + kLanes <= Shape::kChunks || chunk + lane_ % kLanes < Shape::kChunks) {
+        ptx::async_copy_16(to + chunk * 16, key + chunk * kChunkElements, exists);
+        ptx::async_copy_16(to + Shape::kTileBytes + chunk * 16, value + chunk * kChunkElements,
+                           exists);
+      }
+    }
+  }
+
+  const PagedAttentionParams& p_;
+  const int32_t* table_;
+  const Cached* keys_;  // of a block's first token, where the lane begins
+  const Cached* values_;
+  char* stages_;
+  int lane_;
+  int keys_begin_;
+  int num_keys_;
+  int block_shift_;
+  int to_[2];  // where in a tile the lane's first chunks of its first two rows lie
+};
+
+}  // namespace quire::cuda
