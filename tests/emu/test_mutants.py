@@ -67,9 +67,10 @@ MUTANTS = {
         "return (1 - i) * 8 + lane % 4 * 2",
     ),
     "keys' rows change places": (
-        "k[0], tile + Shape::offset(lane % 16,",
-        "k[0], tile + Shape::offset(lane ^ 8,",
+        "return LaneRows<Shape>(Shape::offset(lane % 16,",
+        "return LaneRows<Shape>(Shape::offset((lane ^ 8) % 16,",
     ),
+    "chunks of every load in the places of the first's": ("(lane & 6)) - (lane & 6)", "0)"),
     "values not transposed": ("load_matrices_transposed(", "load_matrices("),
     "no rescaling of values": ("acc_[g][step][j] *= factor;", ""),
     "no rescaling of the sum": ("sum_[g][j] *= factor;", ""),

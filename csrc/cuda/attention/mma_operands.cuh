@@ -11,6 +11,25 @@
 
 namespace quire::cuda {
 
+// Where a lane's rows of the matrices of a tile lie: each load takes two chunks. The lane's rows
+// are those of number lane % 8 in each eight, so that chunks that change places do so alike in keys
+// and values, and every fourth load as in the first.
+template <typename Shape>
+struct LaneRows {
+  int keys;  // of the first load
+  int values;
+  int turned[4];  // how far behind the first the next ones lie
+
+  __device__ LaneRows(int key, int value, int lane) : keys(key), values(value) {
+#pragma unroll
+    for (int load = 0; load < 4; ++load)
+      turned[load] = Shape::kSwizzles ? ((load * 2 ^ (lane & 6)) - (lane & 6)) * 16 : load * 32;
+  }
+
+  // How far behind those of the first load.
+  __device__ int behind(int load) const { return turned[load % 4] + load / 4 * 128; }
+};
+
 template <typename T, typename Cached>
 struct MmaOperands;
 
@@ -26,14 +45,22 @@ struct MmaOperands<T, T> {
   static __device__ int value_element(int lane, int half) { return half * 8 + lane / 4; }
 
   template <typename Shape>
-  static __device__ void load_keys(uint32_t (&k)[1][4], const char* tile, int load, int lane) {
-    ptx::load_matrices(k[0], tile + Shape::offset(lane % 16, load * 2 + lane / 16));
+  static __device__ LaneRows<Shape> rows(int lane) {
+    return LaneRows<Shape>(Shape::offset(lane % 16, lane / 16),
+                           Shape::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2), lane);
+  }
+
+  // `tile` is where the lane's rows of the first load lie.
+  template <typename Shape>
+  static __device__ void load_keys(uint32_t (&k)[1][4], const char* tile,
+                                   const LaneRows<Shape>& rows, int load) {
+    ptx::load_matrices(k[0], tile + rows.behind(load));
   }
 
   template <typename Shape>
-  static __device__ void load_values(uint32_t (&v)[1][4], const char* tile, int load, int lane) {
-    const int token = lane % 8 + lane / 16 * 8;
-    ptx::load_matrices_transposed(v[0], tile + Shape::offset(token, load * 2 + lane / 8 % 2));
+  static __device__ void load_values(uint32_t (&v)[1][4], const char* tile,
+                                     const LaneRows<Shape>& rows, int load) {
+    ptx::load_matrices_transposed(v[0], tile + rows.behind(load));
   }
 };
 
@@ -45,11 +72,19 @@ struct MmaOperands<T, e4m3> {
   static __device__ int query_element(int lane, int i) { return lane % 4 * 4 + i * 2; }
   static __device__ int value_element(int lane, int half) { return lane / 4 * 2 + half; }
 
+  // Two tiles of eight tokens by two chunks, of keys as of values.
+  template <typename Shape>
+  static __device__ LaneRows<Shape> rows(int lane) {
+    const int first = Shape::offset(lane % 16, lane / 16);
+    return LaneRows<Shape>(first, first, lane);
+  }
+
   // A lane has four elements of a token in a register: two for each half of a step's slots.
   template <typename Shape>
-  static __device__ void load_keys(uint32_t (&k)[2][4], const char* tile, int load, int lane) {
+  static __device__ void load_keys(uint32_t (&k)[2][4], const char* tile,
+                                   const LaneRows<Shape>& rows, int load) {
     uint32_t codes[4];
-    ptx::load_matrices(codes, tile + offset<Shape>(load, lane));
+    ptx::load_matrices(codes, tile + behind(rows, load));
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
 #pragma unroll
@@ -62,9 +97,10 @@ struct MmaOperands<T, e4m3> {
 
   // A lane has two elements of two tokens in a register; a pair is to be of one element.
   template <typename Shape>
-  static __device__ void load_values(uint32_t (&v)[2][4], const char* tile, int load, int lane) {
+  static __device__ void load_values(uint32_t (&v)[2][4], const char* tile,
+                                     const LaneRows<Shape>& rows, int load) {
     uint32_t codes[4];
-    ptx::load_matrices_transposed(codes, tile + offset<Shape>(load, lane));
+    ptx::load_matrices_transposed(codes, tile + behind(rows, load));
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
 #pragma unroll
@@ -77,11 +113,11 @@ struct MmaOperands<T, e4m3> {
   }
 
  private:
-  // Two tiles of eight tokens by two chunks; a head of an odd number of chunks ends with one,
-  // twice.
+  // A head of an odd number of chunks ends with one, twice.
   template <typename Shape>
-  static __device__ int offset(int load, int lane) {
-    return Shape::offset(lane % 16, min(load * 2 + lane / 16, Shape::kChunks - 1));
+  static __device__ int behind(const LaneRows<Shape>& rows, int load) {
+    const bool is_half = load * 2 + 1 == Shape::kChunks;
+    return rows.behind(load) - (is_half ? static_cast<int>(threadIdx.x) / 16 % 2 * 16 : 0);
   }
 };
 

@@ -25,7 +25,8 @@ class WarpAttention {
         stages_(pipeline + threadIdx.x / kWarpSize * kStages * Copies::kStageBytes),
         warp_(threadIdx.x / kWarpSize),
         lane_(threadIdx.x % kWarpSize),
-        copies_(p, item, bounds, stages_, lane_) {
+        copies_(p, item, bounds, stages_, lane_),
+        rows_(Operands::template rows<Shape>(lane_)) {
     constexpr int kTilesOfPartition = kPartitionTokens / kTileTokens;
     const int first =
         max(item.partition_begin * kTilesOfPartition, bounds.keys_begin / kTileTokens);
@@ -171,14 +172,14 @@ class WarpAttention {
   }
 
   __device__ void take_tile() {
-    const char* keys = stages_ + stage_;
-    const char* values = keys + Shape::kTileBytes;
+    const char* keys = stages_ + stage_ + rows_.keys;
+    const char* values = stages_ + stage_ + Shape::kTileBytes + rows_.values;
     constexpr int kStepsOfLoad = Operands::kStepsOfLoad;
     float scores[kColumnTiles][4] = {};
 #pragma unroll
     for (int step = 0; step < Shape::kSteps; step += kStepsOfLoad) {
       uint32_t k[kStepsOfLoad][4];
-      Operands::template load_keys<Shape>(k, keys, step / kStepsOfLoad, lane_);
+      Operands::template load_keys<Shape>(k, keys, rows_, step / kStepsOfLoad);
 #pragma unroll
       for (int s = 0; s < kStepsOfLoad && step + s < Shape::kSteps; ++s)
 #pragma unroll
@@ -191,7 +192,7 @@ class WarpAttention {
 #pragma unroll
     for (int step = 0; step < Shape::kSteps; step += kStepsOfLoad) {
       uint32_t v[kStepsOfLoad][4];
-      Operands::template load_values<Shape>(v, values, step / kStepsOfLoad, lane_);
+      Operands::template load_values<Shape>(v, values, rows_, step / kStepsOfLoad);
 #pragma unroll
       for (int s = 0; s < kStepsOfLoad && step + s < Shape::kSteps; ++s)
 #pragma unroll
@@ -257,6 +258,7 @@ class WarpAttention {
   int warp_;
   int lane_;
   Copies copies_;
+  LaneRows<Shape> rows_;
   int stage_ = 0;  // of the tile to take: its first byte
   int free_stage_ = (kStages - 1) * Copies::kStageBytes;
   int next_;  // tile to take
