@@ -159,6 +159,7 @@ int compare() {
       p.sliding_window = window;
       p.alibi_slopes = problem.alibi_slopes.data();
     }
+    if (window == 45) p.soft_cap = 3.f;
     attention_plain(p, nullptr);
     for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {
       // Few blocks at once leave sequences whole, more cut them into pairs of partitions, many into

@@ -50,8 +50,9 @@ MUTANTS = {
     "a misaligned copy": ("key + chunk * kChunkElements,", "key + chunk * kChunkElements + 1,"),
     "rows as if of one kind": ("to_[row % kBothKinds / kRowsAtOnce]", "to_[0]"),
     "rows of the first half twice": ("half * kHalf + row, token", "row, token"),
-    "the future is seen": ("distance <= 0 && ", ""),
-    "no window": ("&& -distance < p_.sliding_window", ""),
+    "the future is seen": ("static_cast<uint32_t>(ages[i]) < window_", "ages[i] < int(window_)"),
+    "no window": ("static_cast<uint32_t>(ages[i]) < window_", "ages[i] >= 0"),
+    "scores capped in other places": ("s[3] = capped;", "s[0] = capped;"),
     "what is outside is read": (
         "static_cast<uint32_t>(token - keys_begin_) < static_cast<uint32_t>(num_keys_);",
         "true;",
@@ -82,6 +83,7 @@ MUTANTS = {
     "the last slot left out": ("i < work.num_slots)", "i < work.num_slots - 1)"),
     "not normalised": ("acc[e] / columns.total[column]", "acc[e]"),
     "scaled in another base": ("p.scale * kLog2E", "p.scale"),
+    "capped in another base": ("p.soft_cap * kLog2E", "p.soft_cap"),
     "queries in the order of 16-bit keys": (
         "return lane % 4 * 4 + i * 2;",
         "return i * 8 + lane % 4 * 2;",

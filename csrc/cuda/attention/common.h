@@ -18,14 +18,26 @@ __device__ __forceinline__ float slope_of(const PagedAttentionParams& p, int64_t
   return p.alibi_slopes != nullptr ? p.alibi_slopes[head] * kLog2E : 0.f;
 }
 
-// A raw score as a base-2 logit: scale, then soft cap, then ALiBi. `distance` is the position of
-// the key minus that of the query.
+// What a raw score is multiplied by first: that makes it a base-2 logit unless there is a soft cap.
+__device__ __forceinline__ float score_factor(const PagedAttentionParams& p) {
+  return p.soft_cap != 0.f ? p.scale / p.soft_cap : p.scale * kLog2E;
+}
+
+// The base-2 logit of what that makes of a score, where there is a soft cap.
+__device__ __forceinline__ float cap(const PagedAttentionParams& p, float score) {
+  return tanhf(score) * (p.soft_cap * kLog2E);
+}
+
+// A logit with ALiBi. `distance` is the position of the key minus that of the query.
+__device__ __forceinline__ float add_slope(float slope, float distance, float logit) {
+  return slope != 0.f ? fmaf(slope, distance, logit) : logit;
+}
+
+// A raw score as a base-2 logit: scale, then soft cap, then ALiBi.
 __device__ __forceinline__ float to_logit(const PagedAttentionParams& p, float slope, float score,
                                           float distance) {
-  const float logit = p.soft_cap != 0.f
-                          ? tanhf(score * (p.scale / p.soft_cap)) * (p.soft_cap * kLog2E)
-                          : score * (p.scale * kLog2E);
-  return slope != 0.f ? fmaf(slope, distance, logit) : logit;
+  const float scaled = score * score_factor(p);
+  return add_slope(slope, distance, p.soft_cap != 0.f ? cap(p, scaled) : scaled);
 }
 
 // Softmax over the keys seen so far, in base 2, and as many columns of the weighted values.

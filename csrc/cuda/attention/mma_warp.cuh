@@ -25,6 +25,8 @@ class WarpAttention {
         stages_(pipeline + threadIdx.x / kWarpSize * kStages * Copies::kStageBytes),
         warp_(threadIdx.x / kWarpSize),
         lane_(threadIdx.x % kWarpSize),
+        factor_(score_factor(p)),
+        window_(static_cast<uint32_t>(min(p.sliding_window, int64_t{INT32_MAX}))),
         copies_(p, item, bounds, stages_, lane_),
         rows_(Operands::template rows<Shape>(lane_)) {
     constexpr int kTilesOfPartition = kPartitionTokens / kTileTokens;
@@ -207,12 +209,30 @@ class WarpAttention {
     const int token = next_ * kTileTokens + lane_ / 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int distance = token + i / 2 * 8 - position_[g][i % 2];
       if constexpr (kIsQuantised) s[i] *= score_scale_[g][i % 2];
-      const float logit = to_logit(p_, slope_[g][i % 2], s[i], static_cast<float>(distance));
-      const bool seen = distance <= 0 && -distance < p_.sliding_window;
-      s[i] = seen ? logit : -INFINITY;
+      s[i] *= factor_;
     }
+    if (p_.soft_cap != 0.f) {
+      // Seldom asked for: the four take turns in one body of tanh.
+#pragma unroll 1
+      for (int turn = 0; turn < 4; ++turn) {
+        const float capped = cap(p_, s[0]);
+        s[0] = s[1];
+        s[1] = s[2];
+        s[2] = s[3];
+        s[3] = capped;
+      }
+    }
+    int ages[4];  // positions of the query less those of the keys
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ages[i] = position_[g][i % 2] - token - i / 2 * 8;
+    if (p_.alibi_slopes != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        s[i] = add_slope(slope_[g][i % 2], static_cast<float>(-ages[i]), s[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] = static_cast<uint32_t>(ages[i]) < window_ ? s[i] : -INFINITY;
     float larger[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -257,6 +277,8 @@ class WarpAttention {
   char* stages_;
   int warp_;
   int lane_;
+  float factor_;     // of scores
+  uint32_t window_;  // ages below it are seen; that of a key behind the query is none of them
   Copies copies_;
   LaneRows<Shape> rows_;
   int stage_ = 0;  // of the tile to take: its first byte
