@@ -90,14 +90,20 @@ __device__ __forceinline__ void multiply_add(int32_t* c, const uint32_t (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Two e4m3, in the low 16 bits, as two float16.
-__device__ __forceinline__ uint32_t widen_e4m3(uint32_t pair) {
+// Four e4m3 as two pairs of float16. The instruction takes either half of a register.
+__device__ __forceinline__ void widen_e4m3(uint32_t four, uint32_t& low, uint32_t& high) {
 #if __CUDA_ARCH__ >= 890
-  uint32_t result;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(static_cast<uint16_t>(pair)));
-  return result;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+      "}"
+      : "=r"(low), "=r"(high)
+      : "r"(four));
 #else
-  return widen_e4m3_pair(pair);
+  low = widen_e4m3_pair(four & 0xffff);
+  high = widen_e4m3_pair(four >> 16);
 #endif
 }
 

@@ -57,8 +57,8 @@ MUTANTS = {
         "static_cast<uint32_t>(token - keys_begin_) < static_cast<uint32_t>(num_keys_);",
         "true;",
     ),
-    "another block's tokens": ("(known >> block_shift_)", "((known >> block_shift_) / 2)"),
-    "another slot's token": ("const int64_t slot = token &", "const int64_t slot = ~token &"),
+    "another block's tokens": ("(known) >> block_shift_", "(known) >> block_shift_ + 1"),
+    "another slot's token": ("static_cast<uint32_t>(token) &", "~static_cast<uint32_t>(token) &"),
     "columns change places": (
         "const int column = g * 8 + lane_ % 4 * 2 + j;",
         "const int column = g * 8 + lane_ % 4 * 2 + 1 - j;",
@@ -88,7 +88,7 @@ MUTANTS = {
         "return lane % 4 * 4 + i * 2;",
         "return i * 8 + lane % 4 * 2;",
     ),
-    "half of an 8-bit key twice": ("(codes[s * 2 + i] >> 16)", "(codes[s * 2 + i] & 0xffff)"),
+    "halves of an 8-bit key change places": ("k[s][i], k[s][i + 2])", "k[s][i + 2], k[s][i])"),
     "pairs of 8-bit values of two elements": ("0x3120", "0x3210"),
     "results in the order of 16-bit values": (
         "return lane / 4 * 2 + half;",

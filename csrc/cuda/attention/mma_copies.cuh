@@ -23,7 +23,8 @@ class TileCopies {
         lane_(lane),
         keys_begin_(bounds.keys_begin),
         num_keys_(bounds.keys_end - bounds.keys_begin),
-        block_shift_(log2_of(p.block_size)) {
+        block_shift_(log2_of(p.block_size)),
+        block_size_(static_cast<uint32_t>(p.block_size)) {
     for (int i = 0; i < 2; ++i)
       to_[i] = Shape::offset(lane / kLanes + i * kRowsAtOnce, lane % kLanes);
   }
@@ -36,8 +37,10 @@ class TileCopies {
       const int token = tile * kTileTokens + half * kHalf;
       // The block of those of the half that exist, which is looked up only if there are any.
       const int known = min(max(token, keys_begin_), keys_begin_ + num_keys_ - 1);
-      const int64_t block = static_cast<uint32_t>(__ldg(table_ + (known >> block_shift_)));
-      const int64_t slot = token & ((1 << block_shift_) - 1);
+      // Unsigned, so that nothing is extended by its sign.
+      const uint32_t place = static_cast<uint32_t>(known) >> block_shift_;
+      const int64_t block = static_cast<uint32_t>(__ldg(table_ + place));
+      const int64_t slot = static_cast<uint32_t>(token) & (block_size_ - 1);
       const Cached* key =
           keys_ + block * p_.key_cache.block_stride + slot * p_.key_cache.token_stride;
       const Cached* value =
@@ -90,6 +93,7 @@ class TileCopies {
   int keys_begin_;
   int num_keys_;
   int block_shift_;
+  uint32_t block_size_;
   int to_[2];  // where in a tile the lane's first chunks of its first two rows lie
 };
 

@@ -89,8 +89,7 @@ struct MmaOperands<T, e4m3> {
     for (int s = 0; s < 2; ++s) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        k[s][i] = ptx::widen_e4m3(codes[s * 2 + i] & 0xffff);
-        k[s][i + 2] = ptx::widen_e4m3(codes[s * 2 + i] >> 16);
+        ptx::widen_e4m3(codes[s * 2 + i], k[s][i], k[s][i + 2]);
       }
     }
   }
@@ -106,8 +105,7 @@ struct MmaOperands<T, e4m3> {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const uint32_t pairs = __byte_perm(codes[s * 2 + i], 0, 0x3120);
-        v[s][i * 2] = ptx::widen_e4m3(pairs & 0xffff);
-        v[s][i * 2 + 1] = ptx::widen_e4m3(pairs >> 16);
+        ptx::widen_e4m3(pairs, v[s][i * 2], v[s][i * 2 + 1]);
       }
     }
   }

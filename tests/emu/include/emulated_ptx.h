@@ -127,8 +127,9 @@ inline void multiply_add(int32_t* c, const uint32_t (&a)[4], const uint32_t (&b)
   }
 }
 
-inline uint32_t widen_e4m3(uint32_t pair) {
-  return widen_e4m3_pair(pair);
+inline void widen_e4m3(uint32_t four, uint32_t& low, uint32_t& high) {
+  low = widen_e4m3_pair(four & 0xffff);
+  high = widen_e4m3_pair(four >> 16);
 }
 
 inline e4m3 round_to_e4m3(float x) {
