@@ -23,6 +23,8 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarpSize;
+// Of a multiprocessor. Where none are asked for, the compiler spills registers to run more.
+constexpr int kBlocks = 2;
 constexpr int kPartition = 512;
 
 thread_local Workspace workspace;
@@ -202,7 +204,8 @@ class SeedAttention {
 };
 
 template <typename T, int kHeadSize, int kBlockSize>
-__global__ void __launch_bounds__(kThreads) attention_v1_kernel(const SeedAttentionParams p) {
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    attention_v1_kernel(const SeedAttentionParams p) {
   QUIRE_DYNAMIC_SHARED(shared);
   const int64_t seq = blockIdx.y;
   const Range range{0, p.seq_lens[seq]};
@@ -214,7 +217,7 @@ __global__ void __launch_bounds__(kThreads) attention_v1_kernel(const SeedAttent
 
 // Grid: heads, sequences, partitions. Results of a partition lie at [seq, head, partition].
 template <typename T, int kHeadSize, int kBlockSize>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks)
     attention_v2_kernel(const SeedAttentionParams p, SeedPartitions partitions) {
   QUIRE_DYNAMIC_SHARED(shared);
   const int64_t seq = blockIdx.y;

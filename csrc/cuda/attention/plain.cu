@@ -12,6 +12,8 @@ namespace quire::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+// Of a multiprocessor. Where none are asked for, the compiler spills registers to run more.
+constexpr int kBlocks = 8;
 constexpr int kColumnsOfThread = kMaxHeadSize / kThreads;
 constexpr int kTokensOfThread = kPartitionTokens / kThreads;
 
@@ -32,7 +34,8 @@ __device__ int64_t find_sequence(const PagedAttentionParams& p, int64_t row) {
 
 // A block for each row and query head.
 template <typename T, typename Cached>
-__global__ void __launch_bounds__(kThreads) attention_plain_kernel(const PagedAttentionParams p) {
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    attention_plain_kernel(const PagedAttentionParams p) {
   const int64_t row = blockIdx.x;
   if (row >= p.query_start_loc[p.num_seqs]) return;  // beyond the batch
   const int64_t head = blockIdx.y;

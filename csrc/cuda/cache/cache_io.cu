@@ -13,6 +13,9 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarpSize;
+// Of a multiprocessor. Where none are asked for, the compiler spills registers to run more.
+constexpr int kBlocks = 8;
+constexpr int kBlocksThatRotate = 6;
 
 // Calls body(is_key, scale, row, cached) for each head of a token's key and value: the scale of its
 // cache, and where it lies among rows and in its slot. A warp for each.
@@ -65,7 +68,7 @@ __device__ void read_row(T* row, const e4m3* cached, int64_t count, int lane, fl
 
 // A block for each token.
 template <typename T, typename Cached, bool kIntoCache>
-__global__ void __launch_bounds__(kThreads) cache_io_kernel(const CacheIoParams p) {
+__global__ void __launch_bounds__(kThreads, kBlocks) cache_io_kernel(const CacheIoParams p) {
   const int lane = threadIdx.x % kWarpSize;
   for_each_head<T, Cached>(p, blockIdx.x, [&](bool, float scale, T* row, Cached* cached) {
     if constexpr (kIntoCache) {
@@ -79,7 +82,8 @@ __global__ void __launch_bounds__(kThreads) cache_io_kernel(const CacheIoParams 
 // A block for each token: threads take the pairs of its query heads, then warps a head of its key
 // or value each.
 template <typename T, typename Cached>
-__global__ void __launch_bounds__(kThreads) rotary_and_cache_kernel(const RotaryCacheParams p) {
+__global__ void __launch_bounds__(kThreads, kBlocksThatRotate)
+    rotary_and_cache_kernel(const RotaryCacheParams p) {
   const int64_t token = blockIdx.x;
   const TokenRotation rotation(p.rotary, token);
   const int64_t num_pairs = p.rotary.num_heads * rotation.half;
