@@ -100,11 +100,20 @@ def extra(name):
     return list(found)
 
 
+def group(name):
+    """The requirements of a dependency group, and of those that it includes."""
+    for each in project["dependency-groups"][name]:
+        if isinstance(each, str):
+            yield each
+        else:
+            yield from group(each["include-group"])
+
+
 groups = {
-    "build": project["build-system"]["requires"] + project["dependency-groups"]["build"],
+    "build": [*project["build-system"]["requires"], *group("build")],
     # A cluster on this machine.
     "run": extra("all"),
-    "dev": [each for each in project["dependency-groups"]["dev"] if isinstance(each, str)],
+    "dev": [*group("dev")],
 }
 print(*(line for name in sys.argv[1:] for line in groups[name]), sep="\n")
 PYTHON

@@ -15,6 +15,9 @@ TEST = (
     pytest_lane("unit", "tests/unit", "tests/docs", "tests/monitoring"),
     pytest_lane("kernels", "tests/kernels", "tests/models"),
 )
+# nvcc compiles every kernel for the architectures of the build, in three minutes on two cores, or
+# not at all where nothing has changed.
+MACHINE_CODE = pytest_lane("machine-code", "tests/machine_code")
 # They start services, too.
 OTHER_CASES = replace(
     pytest_lane(
@@ -51,6 +54,7 @@ NIGHTLY = (
         )
         for architecture in (80, 90)
     ),
+    replace(MACHINE_CODE, environment={"QUIRE_TEST_DEPTH": "all"}),
 )
 CONTAINERS = (
     Lane("images", ("make", "images")),
@@ -82,10 +86,10 @@ def plan(name: str) -> Sequence[Lane]:
     cuda = (CUDA,) if shutil.which("nvcc") else ()
     return {
         "test": TEST,
-        "deep": (*DEEP, PTX),
+        "deep": (*DEEP, PTX, MACHINE_CODE),
         "nightly": NIGHTLY,
         "ci": (
-            *(LINT, *CONTAINERS, *TEST, PTX, COMPAT),
+            *(LINT, *CONTAINERS, *TEST, PTX, MACHINE_CODE, COMPAT),
             *(replace(lane, optional=True) for lane in (WHEELS, *DEEP, *cuda)),
         ),
     }[name]

@@ -1,0 +1,67 @@
+// Prints what kernels ask for when they are launched: a part of a kernel's name, as it is written,
+// and bytes of shared memory.
+#include <cstdio>
+
+#include "cuda/attention/mma_launch.cuh"
+#include "cuda/linear/int8_tile.cuh"
+#include "cuda/linear/linear.cuh"
+
+namespace {
+
+using namespace quire::cuda;
+
+template <typename Cached, int kHeadSize, int kColumnTiles, int kStages>
+void print_one() {
+  for (const char* type : {"bf16", "f16"}) {
+    std::printf("attention_mma_kernel<%s, %s, %d, %d, %d>\t%d\n", type,
+                sizeof(Cached) == 1 ? "e4m3" : type, kHeadSize, kColumnTiles, kStages,
+                MmaShape<Cached, kHeadSize, kColumnTiles, kStages>::kSharedBytes);
+  }
+}
+
+template <typename Cached, int... kHeadSizes>
+void print_attention() {
+  const auto print_stages = [](auto head_size, auto columns) {
+    constexpr int kMost = most_stages<Cached, head_size>();
+    print_one<Cached, head_size, columns, kMost>();
+    print_one<Cached, head_size, columns, kMost - 1>();
+  };
+  (print_stages(std::integral_constant<int, kHeadSizes>(), std::integral_constant<int, 1>()), ...);
+  (print_stages(std::integral_constant<int, kHeadSizes>(), std::integral_constant<int, 2>()), ...);
+}
+
+template <typename T, int kFeatures, int kRows, int kFeatureWarps, int kRowWarps, int kStages>
+void print_linear(LinearShape<T, kFeatures, kRows, kFeatureWarps, kRowWarps, kStages> shape,
+                  const char* type) {
+  std::printf("LinearShape<%s, %d, %d, %d, %d, %d>\t%d\n", type, kFeatures, kRows, kFeatureWarps,
+              kRowWarps, kStages, shape.kSharedBytes);
+}
+
+template <typename T>
+void print_linear(const char* type) {
+  print_linear(RowsOf8<T>(), type);
+  print_linear(RowsOf16<T>(), type);
+  print_linear(RowsOf32<T>(), type);
+  print_linear(RowsOf64<T>(), type);
+  print_linear(RowsOf128<T>(), type);
+}
+
+template <int kPanels, int kRowTiles>
+void print_int8() {
+  std::printf("Int8Shape<%d, %d>\t%d\n", kPanels, kRowTiles,
+              Int8Shape<kPanels, kRowTiles>::kSharedBytes);
+}
+
+}  // namespace
+
+int main() {
+  print_attention<bf16, 64, 80, 96, 112, 128, 192, 256>();
+  print_attention<e4m3, 64, 80, 96, 112, 128, 192, 256>();
+  print_linear<bf16>("bf16");
+  print_linear<f16>("f16");
+  print_linear<float>("float");
+  print_int8<1, 1>();
+  print_int8<1, 2>();
+  print_int8<1, 4>();
+  print_int8<2, 8>();
+}

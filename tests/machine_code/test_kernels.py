@@ -1,0 +1,163 @@
+"""The machine code of every kernel, for every architecture that is served."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.emu.test_depth import EXPECTED
+from tests.machine_code import statements
+from tests.machine_code.compiled import COMPUTE, SOURCES, Kernel, compile_all, version
+from tests.machine_code.statements import SharedBytes
+from tests.nvcc import PINNED
+
+# Those of the build, and one that has instructions for e4m3. The others run in make test-nightly.
+IN_EVERY_RUN = (80, 89, 90)
+PINNED_VERSION = "13.0.88"
+DEVICES = {"A100": 80, "L4": 89, "H100": 90}
+# Instructions of a tile of 16 keys: decode of bfloat16, heads of 128, 8 columns.
+DECODE = "attention_mma_kernel<bf16, bf16, 128, 1, {}>"
+MOST_OF_DECODE = 420
+# A dense layer whose K has several parts keeps sums of a tree of them, by level.
+STACK_OF_CUT_LAYERS = 48
+
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.parametrize(
+        "architecture",
+        [
+            pytest.param(each, marks=() if each in IN_EVERY_RUN else pytest.mark.deep)
+            for each in COMPUTE
+        ],
+    ),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> None:
+    """Skip where there is none; refuse another than the one whose code is stated."""
+    try:
+        found = version()
+    except LookupError as error:
+        pytest.skip(str(error))
+    assert found == PINNED_VERSION, f"{found} is not what pyproject.toml pins, in {PINNED}"
+
+
+@pytest.fixture(scope="module")
+def shared_bytes(tmp_path_factory: pytest.TempPathFactory) -> SharedBytes:
+    return SharedBytes(tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture
+def kernels(architecture: int) -> dict[str, list[Kernel]]:
+    """By source."""
+    return {source: found for (source, _), found in compile_all([architecture]).items()}
+
+
+def stack_bytes(kernel: Kernel) -> int:
+    """The bytes of a thread's arrays in local memory."""
+    is_cut = kernel.name.startswith("linear_kernel") and kernel.name.endswith("true>")
+    return STACK_OF_CUT_LAYERS if is_cut else 0
+
+
+def each_of(kernels: dict[str, list[Kernel]], *prefixes: str) -> Iterator[Kernel]:
+    """The kernels of sources under some folders."""
+    for source, found in kernels.items():
+        if source.startswith(prefixes):
+            yield from found
+
+
+def test_every_kernel_lives_in_registers(kernels: dict[str, list[Kernel]]) -> None:
+    """Nothing is spilt, and but for what is stated no array is indexed by what is not known."""
+    assert kernels.keys() == {*SOURCES}
+    everything = [*each_of(kernels, "")]
+    assert len(everything) > 200
+    for kernel in everything:
+        assert kernel.spilt_bytes == 0, kernel.name
+        assert kernel.stack_bytes == stack_bytes(kernel), kernel.name
+        if kernel.stack_bytes == 0:
+            local = [each for each in kernel.opcodes if each.partition(".")[0] in ("STL", "LDL")]
+            assert not local, kernel.name
+
+
+def test_shared_memory_adds_by_an_instruction(kernels: dict[str, list[Kernel]]) -> None:
+    """Of 64 bits it would add in a loop, which threads that meet run through one by one."""
+    adding = 0
+    for kernel in each_of(kernels, ""):
+        atomics = [each for each in kernel.opcodes if each.startswith("ATOMS")]
+        assert not [each for each in atomics if "CAS" in each], kernel.name
+        adding += any(each.startswith("ATOMS") for each in atomics)
+    assert adding >= 3  # sampler, top log-probabilities, penalties
+
+
+def test_tiles_are_copied_16_bytes_at_a_time(kernels: dict[str, list[Kernel]]) -> None:
+    copying = 0
+    for kernel in each_of(kernels, "cuda/"):
+        copies = [each for each in kernel.opcodes if each.startswith("LDGSTS")]
+        assert all(each.endswith(".128") for each in copies), kernel.name
+        copying += bool(copies)
+        if kernel.name.startswith("attention_mma_kernel"):
+            assert copies, kernel.name
+        if kernel.name.startswith("linear_kernel"):
+            is_aligned = ">, true" in kernel.name
+            assert bool(copies) == is_aligned, kernel.name
+    assert copying > 50
+
+
+def test_a_tile_of_decode_takes_few_instructions(
+    architecture: int, kernels: dict[str, list[Kernel]]
+) -> None:
+    for stages in (2, 3):
+        (kernel,) = (
+            each
+            for each in each_of(kernels, "cuda/attention/mma.cu")
+            if each.name == DECODE.format(stages)
+        )
+        assert sum(kernel.hot_loop.values()) <= MOST_OF_DECODE
+
+
+def test_the_page_states_what_there_is(
+    architecture: int, kernels: dict[str, list[Kernel]], shared_bytes: SharedBytes
+) -> None:
+    """`python -m tests.machine_code` prints the table of docs/gpu.md."""
+    compiled = {(source, architecture): found for source, found in kernels.items()}
+    found = statements.rows(compiled, shared_bytes)
+    stated = statements.stated()
+    assert stated.keys() == found.keys() == {*statements.STATED}
+    for name, cells in found.items():
+        assert {each: stated[name][each] for each in cells} == cells, name
+
+
+def test_registers_allow_the_blocks_of_a_device(
+    architecture: int, kernels: dict[str, list[Kernel]], shared_bytes: SharedBytes
+) -> None:
+    """Depths of pipelines were chosen for as many as shared memory allows."""
+    by_name = {kernel.name: kernel for kernel in each_of(kernels, "cuda/attention")}
+    for device, expected in EXPECTED.items():
+        if DEVICES[device] != architecture:
+            continue
+        for (size, head, columns), (stages, blocks) in expected.items():
+            cached = "bf16" if size == 2 else "e4m3"
+            name = f"attention_mma_kernel<bf16, {cached}, {head}, {columns // 8}, {stages}>"
+            assert statements.blocks_of(by_name[name], architecture, shared_bytes) == blocks, name
+
+
+def test_every_kernel_fits_a_device(
+    architecture: int, kernels: dict[str, list[Kernel]], shared_bytes: SharedBytes
+) -> None:
+    """The deeper of two pipelines of attention need not."""
+    most: dict[str, int] = {}
+    for kernel in each_of(kernels, "cuda/"):
+        name = kernel.name
+        shape = name.rpartition(",")[0] if name.startswith("attention_mma_kernel") else name
+        blocks = statements.blocks_of(kernel, architecture, shared_bytes)
+        most[shape] = max(blocks, most.get(shape, 0))
+    assert [shape for shape, blocks in most.items() if blocks == 0] == []
+
+
+def test_memory_of_launches_is_known(
+    kernels: dict[str, list[Kernel]], shared_bytes: SharedBytes
+) -> None:
+    asking = ("attention_mma_kernel", "linear_kernel", "int8_linear_kernel")
+    found = [each for each in each_of(kernels, "cuda/") if each.name.startswith(asking)]
+    assert len(found) > 80
+    assert [each.name for each in found if shared_bytes.of(each) == 0] == []
