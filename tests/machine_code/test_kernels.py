@@ -17,8 +17,6 @@ DEVICES = {"A100": 80, "L4": 89, "H100": 90}
 # Instructions of a tile of 16 keys: decode of bfloat16, heads of 128, 8 columns.
 DECODE = "attention_mma_kernel<bf16, bf16, 128, 1, {}>"
 MOST_OF_DECODE = 420
-# A dense layer whose K has several parts keeps sums of a tree of them, by level.
-STACK_OF_CUT_LAYERS = 48
 
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -53,12 +51,6 @@ def kernels(architecture: int) -> dict[str, list[Kernel]]:
     return {source: found for (source, _), found in compile_all([architecture]).items()}
 
 
-def stack_bytes(kernel: Kernel) -> int:
-    """The bytes of a thread's arrays in local memory."""
-    is_cut = kernel.name.startswith("linear_kernel") and kernel.name.endswith("true>")
-    return STACK_OF_CUT_LAYERS if is_cut else 0
-
-
 def each_of(kernels: dict[str, list[Kernel]], *prefixes: str) -> Iterator[Kernel]:
     """The kernels of sources under some folders."""
     for source, found in kernels.items():
@@ -67,16 +59,15 @@ def each_of(kernels: dict[str, list[Kernel]], *prefixes: str) -> Iterator[Kernel
 
 
 def test_every_kernel_lives_in_registers(kernels: dict[str, list[Kernel]]) -> None:
-    """Nothing is spilt, and but for what is stated no array is indexed by what is not known."""
+    """Nothing is spilt, and no array is indexed by what is not known."""
     assert kernels.keys() == {*SOURCES}
     everything = [*each_of(kernels, "")]
     assert len(everything) > 200
     for kernel in everything:
         assert kernel.spilt_bytes == 0, kernel.name
-        assert kernel.stack_bytes == stack_bytes(kernel), kernel.name
-        if kernel.stack_bytes == 0:
-            local = [each for each in kernel.opcodes if each.partition(".")[0] in ("STL", "LDL")]
-            assert not local, kernel.name
+        assert kernel.stack_bytes == 0, kernel.name
+        local = [each for each in kernel.opcodes if each.partition(".")[0] in ("STL", "LDL")]
+        assert not local, kernel.name
 
 
 def test_shared_memory_adds_by_an_instruction(kernels: dict[str, list[Kernel]]) -> None:
