@@ -43,7 +43,9 @@ class EventIds:
             return None
         if len(self._num_events) > MAX_CHOICES_WITH_IDS:
             return ""
-        return ".".join(map(str, self._num_events))
+        # Of other choices the client may have more than came again so far.
+        have = zip(self._num_events, self._received, strict=True)
+        return ".".join(str(max(numbers)) for numbers in have)
 
 
 @dataclass(frozen=True, slots=True)
