@@ -123,7 +123,8 @@ async def test_the_command_resizes_and_says_why_it_cannot(start_cluster: StartCl
                 assert refused.stderr.startswith(f"error: {address}: ") and reason in refused.stderr
             # The old ones go on.
             assert [place.process for place in cluster.launcher.places] == pids
-            answer = await client.generate(PROMPTS[0], SamplingParams(max_tokens=4))
+            params = SamplingParams(max_tokens=4, ignore_eos=True)
+            answer = await client.generate(PROMPTS[0], params)
             assert len(answer.token_ids) == 4
         finally:
             await control.stop()

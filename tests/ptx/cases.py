@@ -7,6 +7,7 @@ import torch
 
 from tests.kernels import (
     test_attention,
+    test_experts,
     test_layers,
     test_linear,
     test_logits,
@@ -77,6 +78,23 @@ def int8_linear(rows: int) -> Run:
     return run
 
 
+def experts(tile_rows: int) -> Run:
+    """Compute layers of several experts, and of a single step, gathering rows and not."""
+
+    def run() -> None:
+        for in_features, gathers in ((600, True), (600, False), (64, True), (64, False)):
+            test_experts.test_an_expert_has_the_bits_of_its_own_layer(
+                ISA, BF16, tile_rows, in_features, 1, gathers
+            )
+
+    return run
+
+
+def order_experts() -> None:
+    """Order pairs of more experts than a block has warps."""
+    test_experts.test_pairs_lie_in_the_order_of_experts(ISA, (40, 60, 4), 8)
+
+
 def sample() -> None:
     """Draw with each filter, from rows with and without ties."""
     for has_ties in (False, True):
@@ -129,6 +147,9 @@ CASES = {
     "int8 linear, 8 rows": Case("int8_linear_kernel.*Li1ELi1E", int8_linear(5)),
     "int8 linear, 16 rows": Case("int8_linear_kernel.*Li1ELi2E", int8_linear(13)),
     "int8 linear, 32 rows": Case("int8_linear_kernel.*Li1ELi4E", int8_linear(30)),
+    "experts, 8 rows": Case("expert_linear_kernel.*Li64ELi8E", experts(8)),
+    "experts, 64 rows": Case("expert_linear_kernel.*Li64ELi64E.*Lb1ELb", experts(64)),
+    "order of experts": Case("order_experts_kernel", order_experts),
     "sampler": Case("sample_kernel", sample),
     "log-probabilities": Case("top_logprobs_kernel", top_logprobs),
     "penalties": Case("penalty_kernel", penalties),

@@ -7,11 +7,14 @@
 namespace ptx {
 namespace {
 
+// In the names of files, which are quoted, two slashes begin none.
 std::string without_comments(const std::string& text) {
   std::string result;
   result.reserve(text.size());
+  bool is_quoted = false;
   for (size_t i = 0; i < text.size(); ++i) {
-    if (text.compare(i, 2, "//") == 0) {
+    if (text[i] == '"') is_quoted = !is_quoted;
+    if (!is_quoted && text.compare(i, 2, "//") == 0) {
       while (i < text.size() && text[i] != '\n') ++i;
     }
     if (i < text.size()) result += text[i];
