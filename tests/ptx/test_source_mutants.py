@@ -15,7 +15,7 @@ from tests.ptx.compile import CSRC, compile_text
 NAMES = (
     "no barrier after the wait for copies",
     "no barrier before a stage is filled again",
-    "a copy too many at the beginning",
+    "a copy into the stage that is read",
     "too few copies waited for",
 )
 FILES = ("mma.cuh", "mma_warp.cuh")
