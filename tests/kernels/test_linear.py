@@ -32,9 +32,9 @@ def operands(
     )
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, num_parts: int = 1) -> Tensor:
     out = torch.full((len(x), len(weight)), torch.nan, dtype=x.dtype)
-    ops.linear(out, x, weight, bias)
+    ops.linear(out, x, weight, bias, None, num_parts)
     return out
 
 
@@ -90,14 +90,16 @@ def test_invariance_of_a_row(cuda_isa: str, dtype: torch.dtype, shape: tuple[int
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_invariance_of_tile_shapes(cuda_isa: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("num_parts", [1, 4])
+def test_invariance_of_tile_shapes(cuda_isa: str, dtype: torch.dtype, num_parts: int) -> None:
     """A layer wide enough for the largest tiles, and of several sections: each shape is chosen."""
     in_features, out_features = (320, 256) if cuda_isa != "gpu" else (4096, 4096)
     num_rows = 260 if cuda_isa != "gpu" else 1100
     x, weight, bias = operands(num_rows, in_features, out_features, dtype)
-    reference = linear(x, weight, bias)
+    reference = linear(x, weight, bias, num_parts)
     for count in (1, 8, 9, 16, 17, 32, 33, 64, 65, 130):
-        assert torch.equal(linear(x[-count:], weight, bias), reference[-count:]), count
+        found = linear(x[-count:], weight, bias, num_parts)
+        assert torch.equal(found, reference[-count:]), count
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
