@@ -82,6 +82,7 @@ environment() {
 }
 
 # kernels PYTHON ARCHITECTURE: worker_svc._C in build/wheels/kernels/ARCHITECTURE; another Python compiles its bindings alone.
+# No cache of objects has them: it would not see ZIG_TARGET, and take those of another architecture for them.
 # pybind11 would see whether link-time optimisation works, and not use it: zig compiles its C++ library anew for each kind.
 kernels() {
   local build=$out/kernels/$2 includes
@@ -89,7 +90,7 @@ kernels() {
   rm -f "$build/CMakeCache.txt" "$build"/csrc/_C*.so
   ZIG_TARGET=$2-linux-gnu.2.28 CXX=$root/tools/zig_cxx.sh cmake -G Ninja -S . -B "$build" -Wno-author \
     -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR="$2" -DQUIRE_KERNELS_ONLY=ON \
-    -DCMAKE_MODULE_LINKER_FLAGS=-s -DHAS_FLTO=OFF -DHAS_FLTO_THIN=OFF \
+    -DCMAKE_CXX_COMPILER_LAUNCHER= -DCMAKE_MODULE_LINKER_FLAGS=-s -DHAS_FLTO=OFF -DHAS_FLTO_THIN=OFF \
     -DPython_EXECUTABLE="$1" -DPython_INCLUDE_DIR="$includes" -Dpybind11_DIR="$("$1" -m pybind11 --cmakedir)"
   ZIG_TARGET=$2-linux-gnu.2.28 cmake --build "$build" --target _C
 }
