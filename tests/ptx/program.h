@@ -107,7 +107,7 @@ struct Program {
   size_t static_shared_bytes = 0;  // before which dynamic shared memory begins
   std::vector<Register> registers;
   std::vector<Instruction> instructions;
-  // The smallest access to shared memory, in bytes: what the race detector tells apart.
+  // Races are looked for in units of the narrowest access to shared memory, in bytes.
   unsigned granule = 16;
 };
 
