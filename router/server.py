@@ -1,6 +1,7 @@
 """The router process: a public gRPC server, a tokenizer, and a session with every scheduler."""
 
 import asyncio
+import gc
 import signal
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -266,6 +267,8 @@ async def serve(config: RouterConfig, ready_fd: int | None) -> int:
         template = await ChatTemplate.load(
             config.model, config.chat_template, config.max_prompt_bytes, config.max_queued_texts
         )
+        # A collection that visits all modules and the tokenizer keeps every stream waiting.
+        gc.freeze()
         router = Router(config, tokenizer, template)
         if config.admin_port is not None:
             address = await router.start_admin(config.admin_port, config.admin_host)

@@ -118,6 +118,8 @@ async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
         The exit status of the process.
     """
     quire_log.configure("scheduler", config.log_level)
+    # A collection that visits all modules keeps heartbeats waiting.
+    gc.freeze()
 
     def report_missing(ranks: tuple[int, ...]) -> None:
         names = ", ".join(f"worker {rank}" for rank in ranks)

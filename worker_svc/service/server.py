@@ -1,5 +1,6 @@
 """The worker process: binds, serves until it is asked to stop, and closes."""
 
+import gc
 from typing import TYPE_CHECKING
 
 from quire.contract.errors import QuireError
@@ -109,6 +110,8 @@ async def serve(config: WorkerConfig, device: Device, ready_fd: int | None) -> i
     Returns:
         The exit status: 0 after a clean stop, else as of `fail`.
     """
+    # A collection that visits all modules keeps heartbeats waiting, a second on a busy machine.
+    gc.freeze()
     server = WorkerServer(config, device)
     try:
         if config.admin_port is not None:
