@@ -32,6 +32,8 @@ async def test_an_urgent_request_takes_the_place_of_others(start_cluster: StartC
     """One runs, one waits; one that comes last, with a better priority, ends first."""
     long = SamplingParams(seed=1, max_tokens=400, ignore_eos=True)
     short = SamplingParams(seed=2, max_tokens=8, ignore_eos=True)
+    # Longer than all that it waits for: a client that falls behind reads its end last, too.
+    longer = SamplingParams(seed=3, max_tokens=600, ignore_eos=True)
     order: list[str] = []
     async with (
         start_cluster(max_num_seqs=1) as cluster,
@@ -49,8 +51,10 @@ async def test_an_urgent_request_takes_the_place_of_others(start_cluster: StartC
                 running.extend(event.token_ids if isinstance(event, Delta) else ())
             order.append("running")
 
-        async def run(name: str, priority: int, accepted: asyncio.Event) -> None:
-            stream = client.stream(PROMPT, short, priority=priority)
+        async def run(
+            name: str, params: SamplingParams, priority: int, accepted: asyncio.Event
+        ) -> None:
+            stream = client.stream(PROMPT, params, priority=priority)
             await anext(stream)
             accepted.set()
             async for _ in stream:
@@ -60,8 +64,8 @@ async def test_an_urgent_request_takes_the_place_of_others(start_cluster: StartC
         waiting = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(finish_running())
-            tasks.create_task(run("waiting", 5, waiting))
+            tasks.create_task(run("waiting", longer, 5, waiting))
             await waiting.wait()
-            tasks.create_task(run("urgent", -5, asyncio.Event()))
+            tasks.create_task(run("urgent", short, -5, asyncio.Event()))
         assert order == ["urgent", "running", "waiting"]
     assert tuple(running) == alone.token_ids
