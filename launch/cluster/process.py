@@ -57,7 +57,10 @@ class ServiceProcess:
         address: where it listens; empty until `start` has returned.
         admin_address: where its metrics and probes are; empty if it serves none.
         http_address: where it speaks HTTP to clients; empty if it does not.
+        module: what runs the subcommand.
     """
+
+    module = "launch.cli.main"
 
     def __init__(
         self,
@@ -207,7 +210,7 @@ class ServiceProcess:
         read_fd, write_fd = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *[sys.executable, "-m", "launch.cli.main", self.command],
+                *[sys.executable, "-m", self.module, self.command],
                 *["--ready-fd", str(write_fd)],
                 pass_fds=[write_fd],
                 stdin=asyncio.subprocess.PIPE,

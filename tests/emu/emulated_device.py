@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from tests.emu.emulated_nccl import EmulatedNccl
 from tests.emu.emulated_torch import (
     DEVICE_TYPE,
     EmulatedEvent,
@@ -17,6 +19,7 @@ from tests.emu.emulated_torch import (
     EmulatedStream,
     EmulatedTensor,
     Machine,
+    check_may_wait,
     register,
 )
 from worker_svc.device.cuda import CudaDevice
@@ -52,6 +55,10 @@ def _is_on_device(value: Any) -> bool:
 
 class EmulatedDevice(CudaDevice):
     """A CudaDevice whose GPU is the emulator. Only inside `emulated_gpu`."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.compute_stream, self.copy_stream = Machine.current.compute, Machine.current.copy
 
     def make_torch_device(self, index: int) -> torch.device:
         """See CudaDevice."""
@@ -89,12 +96,12 @@ class EmulatedDevice(CudaDevice):
 
     def capture(self, work: Callable[[], None], pool: Any) -> Any:
         """See CudaDevice."""
-        machine = Machine.current
-        machine.captured = captured = []
+        thread = Machine.current.thread
+        thread.captured = captured = []
         try:
             work()
         finally:
-            machine.captured = None
+            thread.captured = None
         return EmulatedGraph(captured)
 
     def new_pool(self) -> Any:
@@ -102,8 +109,11 @@ class EmulatedDevice(CudaDevice):
 
     def synchronize(self) -> None:
         """See CudaDevice."""
+        check_may_wait()
         for stream in (self.compute_stream, self.copy_stream):
             stream.catch_up(len(stream.work))
+            order = Machine.current.order
+            order.waited |= order.moment(stream.number)
 
     def memory_bytes(self) -> tuple[int, int]:
         """See CudaDevice."""
@@ -121,26 +131,52 @@ class EmulatedDevice(CudaDevice):
 
 @contextmanager
 def _on_stream(stream: EmulatedStream) -> Iterator[None]:
-    machine = Machine.current
-    before, machine.stream = machine.stream, stream
+    thread = Machine.current.thread
+    before, thread.stream = thread.stream, stream
     try:
         yield
     finally:
-        machine.stream = before
+        thread.stream = before
+
+
+def _plug_in(index: int) -> None:
+    """Make an emulated GPU the one of this process."""
+    register()
+    Machine.current = Machine(index)
+    dist.ProcessGroupNCCL = EmulatedNccl  # type: ignore[attr-defined]
+    compiled._C = _KernelsOfDevice(compiled._C)  # type: ignore[assignment]
 
 
 @contextmanager
 def emulated_gpu() -> Iterator[EmulatedDevice]:
     """A GPU for the length of a block, in the thread that runs it."""
-    register()
     kernels = compiled._C
-    Machine.current = Machine()
-    compiled._C = _KernelsOfDevice(kernels)  # type: ignore[assignment]
+    _plug_in(0)
     try:
         with torch.inference_mode(), Machine.current:
             yield EmulatedDevice(0)
     finally:
         compiled._C = kernels
+
+
+class EmulatedDeviceOfProcess(EmulatedDevice):
+    """The device of a whole process, for each thread that prepares for it."""
+
+    def __init__(self, index: int) -> None:
+        _plug_in(index)
+        super().__init__(index)
+        self._modes: list[AbstractContextManager[Any]] = []
+
+    def start_thread(self, num_threads: int | None) -> None:
+        """See CudaDevice."""
+        super().start_thread(num_threads)
+        self.start_waiting_thread()
+
+    def start_waiting_thread(self) -> None:
+        """See CudaDevice; the thread keeps its modes for as long as it lives."""
+        for mode in (torch.inference_mode(), Machine.current):
+            mode.__enter__()
+            self._modes.append(mode)
 
 
 @contextmanager

@@ -2,21 +2,30 @@
 
 Tensors of the device are wrappers around tensors of the CPU. Every operation of torch passes
 through one function, which refuses to mix devices as a GPU would, and our kernels find the wrapped
-memory. What a GPU does later is done here at once, with two exceptions that would hide bugs: the
-stream that moves blocks does nothing until something waits for it, and a graph replays the
-operations that were captured, on the same memory, without running the model's Python again.
+memory. What a GPU does later is done here at once, where that hides no bug:
+
+- The stream that moves blocks does nothing until something waits for it, and what it shares with
+  the compute stream must be ordered by events (see stream_order).
+- A copy to the host that nobody has waited for has not come: numbers that mean nothing are there.
+- Host memory that a copy reads must stay as it is until something has waited for the copy.
+- A graph replays the operations that were captured, on the same memory, without running the model's
+  Python again; while one is captured, the host may not wait.
 """
 
 from __future__ import annotations
 
+import threading
 import types
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.emu.stream_order import Clock, StreamOrder
 
 DEVICE_TYPE = "emu"
 
@@ -41,7 +50,7 @@ class EmulatedTensor(torch.Tensor):
             strides=inner.stride(),
             storage_offset=inner.storage_offset(),
             dtype=inner.dtype,
-            device=torch.device(DEVICE_TYPE, 0),
+            device=Machine.current.device,
         )
         wrapper.inner = inner
         return wrapper
@@ -67,22 +76,40 @@ class EmulatedTensor(torch.Tensor):
         return Machine.current.run(func, args, kwargs or {})
 
 
-class Machine(TorchDispatchMode):
-    """What the device does: at once, or in a graph that is being captured, or later in a stream.
+class _OfThread(threading.local):
+    """What each thread has of its own, as with torch.
 
     Attributes:
-        launches: kernels of torch so far, by name; an operation counts as one.
         captured: of a graph that is being captured.
         stream: that work is for; None for the compute stream.
     """
 
+    captured: list[Callable[[], None]] | None = None
+    stream: EmulatedStream | None = None
+
+
+class Machine(TorchDispatchMode):
+    """What the device does: at once, or in a graph that is being captured, or later in a stream.
+
+    Args:
+        index: number of the device.
+
+    Attributes:
+        device: as torch names it.
+        launches: kernels of torch so far, by name; an operation counts as one.
+        thread: what holds for the calling thread.
+        order: of the work of `compute` and of `copy`, the streams of the device.
+    """
+
     current: Machine
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
         super().__init__()
+        self.device = torch.device(DEVICE_TYPE, index)
         self.launches: Counter[str] = Counter()
-        self.captured: list[Callable[[], None]] | None = None
-        self.stream: EmulatedStream | None = None
+        self.thread = _OfThread()
+        self.order = StreamOrder()
+        self.compute, self.copy = EmulatedStream(), EmulatedStream()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -109,17 +136,21 @@ class Machine(TorchDispatchMode):
             ]
             if mixed:
                 raise RuntimeError(f"{name}: tensors of the CPU, {mixed}, beside the device's")
-        if self.captured is not None:
+        if self.thread.captured is not None:
             stays = name not in _BETWEEN_DEVICES or (
                 all(on_device) and (asked is None or to_device)
             )
             if name in _WAITS or not stays:
                 raise RuntimeError(f"{name}: makes the host wait while a graph is captured")
         inner_args, inner_kwargs = tree_map(_unwrap, args), tree_map(_unwrap, kwargs)
+        if name == "aten::copy_" and True in (*args[2:], kwargs.get("non_blocking")):
+            self._copy_later(*inner_args[:2], to_host=not on_device[0])
+            self.launches[name] += 1
+            return args[0]
         result = func(*inner_args, **inner_kwargs)
         if not func.is_view and name not in _ALLOCATIONS and _has_elements(result):
             self.launches[name] += 1
-        if self.captured is not None:
+        if self.thread.captured is not None:
             self._capture(func, inner_args, inner_kwargs, result)
         leaves_device = asked is not None and not to_device
         if leaves_device or (name == "aten::copy_" and not on_device[0]):
@@ -128,18 +159,48 @@ class Machine(TorchDispatchMode):
 
     def kernel(self, operation: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run one of our kernels: now, later if its stream is a lazy one, again in a graph."""
-        if self.stream is not None:
-            self.stream.work.append(lambda: operation(*args))
+        stream = self.thread.stream or self.compute
+        addresses = [
+            each.data_ptr() for each in tree_leaves(args) if isinstance(each, torch.Tensor)
+        ]
+
+        def start() -> None:
+            if stream in (self.compute, self.copy):
+                self.order.start(stream.number, operation.__name__, addresses)
+
+        if self.thread.captured is not None:
+            self.thread.captured.append(lambda: (start(), operation(*args)))
+            return operation(*args)
+        start()
+        if stream is not self.compute:
+            stream.work.append(lambda: operation(*args))
             return None
-        if self.captured is not None:
-            self.captured.append(lambda: operation(*args))
         return operation(*args)
+
+    def _copy_later(self, out: torch.Tensor, source: torch.Tensor, *, to_host: bool) -> None:
+        """Copy between host and device as if the device came to it as late as it can."""
+        stream = self.thread.stream or self.compute
+        if to_host:
+            # The compute stream has done what comes before.
+            source = source.clone() if stream is self.compute else source
+            stream.work.append(lambda: out.copy_(source))
+            out.fill_(torch.nan if out.is_floating_point() else _MEANINGLESS[out.dtype])
+            return
+        assert stream is self.compute, "nothing uploads on another stream"
+        out.copy_(source)
+        then = source.clone()
+
+        def check() -> None:
+            if not _has_same_bytes(source, then):
+                raise RuntimeError("host memory was written before the copy that reads it was done")
+
+        stream.work.append(check)
 
     def _capture(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Note an operation so that a replay writes its results where they are now."""
-        assert self.captured is not None
+        assert self.thread.captured is not None
         results = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         owned = {
             each.untyped_storage().data_ptr()
@@ -158,7 +219,7 @@ class Machine(TorchDispatchMode):
                 if old.untyped_storage().data_ptr() not in owned and old.numel() > 0:
                     old.copy_(new)
 
-        self.captured.append(replay)
+        self.thread.captured.append(replay)
 
 
 def _unwrap(value: Any) -> Any:
@@ -183,53 +244,95 @@ def _same(result: Any, inner_args: tuple[Any, ...], args: tuple[Any, ...]) -> An
     return result
 
 
+_MEANINGLESS = {torch.bool: True, torch.uint8: 255, torch.int32: 2**31 - 1, torch.int64: 2**62}
+
+
+def _has_same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.numpy().tobytes() == other.numpy().tobytes()
+
+
 class EmulatedStream:
-    """A stream. The compute stream is never behind; another does nothing until it is waited for."""
+    """A stream.
+
+    The compute stream is behind with copies between device and host alone; another does nothing
+    until it is waited for.
+
+    Attributes:
+        number: of the stream, its own.
+        work: that it has yet to do.
+    """
 
     cuda_stream = 0
+    _numbers = count()
 
     def __init__(self) -> None:
+        self.number = next(self._numbers)
         self.work: list[Callable[[], Any]] = []
+        # Whichever thread waits does the work, one piece after the other.
+        self._works = threading.Lock()
 
     def catch_up(self, count: int) -> None:
         """Do what was started before the `count`-th piece of work."""
-        while self.work and count > 0:
-            self.work.pop(0)()
-            count -= 1
+        with self._works:
+            while self.work and count > 0:
+                self.work.pop(0)()
+                count -= 1
 
     def wait_event(self, event: EmulatedEvent) -> None:
         """Do what the event stands for."""
-        event.synchronize()
+        event.come()
+        Machine.current.order.wait(self.number, event.moment)
 
     def wait_stream(self, stream: EmulatedStream) -> None:
         """Do what the other stream has yet to do."""
         stream.catch_up(len(stream.work))
+        order = Machine.current.order
+        order.wait(self.number, order.moment(stream.number))
 
 
 class EmulatedEvent:
-    """A moment of a stream."""
+    """A moment of a stream.
+
+    Attributes:
+        moment: what comes before it.
+    """
 
     def __init__(self) -> None:
         self._stream: EmulatedStream | None = None
         self._done = False
+        self.moment: Clock = Counter()
 
     def record(self, stream: EmulatedStream) -> None:
-        """See cuda_device.Event."""
+        """See cuda.Event."""
         self._stream, self._done = stream, False
-        stream.work.append(self._come)
+        self.moment = Machine.current.order.moment(stream.number)
+        stream.work.append(self._set_done)
 
-    def _come(self) -> None:
+    def _set_done(self) -> None:
         self._done = True
 
-    def synchronize(self) -> None:
-        """See cuda_device.Event."""
+    def come(self) -> None:
+        """Do what comes before it, for a stream that waits."""
         while self._stream is not None and not self._done:
             self._stream.catch_up(1)
 
+    def synchronize(self) -> None:
+        """See cuda.Event."""
+        check_may_wait()
+        self.come()
+        Machine.current.order.waited |= self.moment
+
     def elapsed_time(self, end: EmulatedEvent) -> float:
         """Return a time that is no time: nothing here takes as long as it would."""
-        assert self._done and end._done, "a time was asked for before it had come"
+        if not (self._done and end._done):
+            raise RuntimeError("a time was asked for before it had come")
         return 1.0
+
+
+def check_may_wait() -> None:
+    """Raise RuntimeError if a graph is being captured: the host may wait for nothing then."""
+    if Machine.current.thread.captured is not None:
+        raise RuntimeError("the host waits for the device while a graph is captured")
 
 
 class EmulatedGraph:
@@ -278,8 +381,8 @@ def register() -> None:
         _lazy_init=lambda: None,
         is_initialized=lambda: True,
         is_available=lambda: True,
-        current_device=lambda: 0,
-        device_count=lambda: 1,
+        current_device=lambda: Machine.current.device.index,
+        device_count=lambda: Machine.current.device.index + 1,
         manual_seed_all=lambda seed: None,
     )
     torch._register_device_module(DEVICE_TYPE, module)

@@ -18,12 +18,9 @@ from tests.factories import CONFIGS, FALLBACKS, random_model, save_model
 from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
 from tests.models.test_against_transformers import reference_tokens
-from worker_svc import ops
-from worker_svc.cache.mover_gpu import StreamBlockMover
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps.gpu_inputs import GpuInputs
-from worker_svc.steps.graphs import DecodeGraphs
 from worker_svc.steps.runner import ModelRunner
 from worker_svc.worker import Worker
 
@@ -286,16 +283,6 @@ def swapped(tmp_path: Path, gpu: CudaDevice) -> list[int]:
     return driver.tokens[2][len(PROMPTS[2]) :]
 
 
-def test_each_layer_waits_for_its_blocks(
-    emulated_gpu: EmulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_model(tmp_path, CONFIGS["llama"]())
-    expected = continuations(tmp_path)[2]
-    assert swapped(tmp_path, emulated_gpu) == expected
-    monkeypatch.setattr(StreamBlockMover, "await_layer", lambda self, layer: None)
-    assert swapped(tmp_path, emulated_gpu) != expected, "the copy stream is never late here"
-
-
 def test_a_sequence_that_fails_fails_alone(gpu: CudaDevice, tmp_path: Path) -> None:
     poison = 77
 
@@ -338,31 +325,3 @@ def test_a_worker_over_its_life(emulated_gpu: EmulatedDevice, tmp_path: Path) ->
     assert not mirror.sequences
     assert mirror.blocks, "what blocks hold outlives the sequences"
     assert Driver(runner).generate(PROMPTS, 2) == first
-
-
-def test_what_makes_the_host_wait_is_not_captured(
-    emulated_gpu: EmulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # More experts than the kernels take: the host decides which of them run.
-    monkeypatch.setattr(ops, "MAX_EXPERTS", 4)
-    save_model(tmp_path, CONFIGS["mixtral"]())
-    runner = load_runner(tmp_path, dtype="float32", device=emulated_gpu, max_num_seqs=2)
-    assert inputs_of(runner).graphs is None
-    monkeypatch.setattr(runner._model, "is_capturable", True)
-    graphs = DecodeGraphs(
-        emulated_gpu,
-        runner._model,
-        runner.mirror.held,
-        runner.cache_engine.caches,
-        inputs_of(runner).rows,
-        2,
-    )
-    with pytest.raises(RuntimeError, match="makes the host wait"):
-        graphs.capture()
-
-
-def test_devices_do_not_mix(emulated_gpu: EmulatedDevice) -> None:
-    there = torch.ones(3, device=emulated_gpu.torch_device)
-    with pytest.raises(RuntimeError, match="tensors of the CPU"):
-        there + torch.ones(3)
-    assert (there + there).cpu().tolist() == [2.0] * 3
