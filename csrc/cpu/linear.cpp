@@ -51,4 +51,11 @@ void linear(const LinearParams&, const KernelTable&, ThreadPool&) {
   fail("linear: must be called with tensors on a GPU; on the CPU packed_linear computes it");
 }
 
+void weight_only_linear(const WeightOnlyLinearParams&, const KernelTable&, ThreadPool&) {
+  fail(
+      "weight_only_linear: must be called with tensors on a GPU; on the CPU grouped_linear "
+      "computes "
+      "it");
+}
+
 }  // namespace quire::cpu

@@ -23,6 +23,18 @@ struct LinearParams {
   bool out_is_float;       // or of the type of x
 };
 
+// Weights of 8 or 4 bits as cuda/linear/weight_only_tile.cuh reads them: ceil(N / 16) tiles of 16
+// features, cut along each part of K into steps of 64 elements. A step of a tile holds what each
+// lane of a tensor core's operand takes; scales and zeros lie beside.
+constexpr int64_t kOperandFeatures = 16;
+constexpr int64_t kOperandStep = 64;
+
+struct WeightOnlyLinearParams : LinearParams {  // `weight` is packed, `weight_stride` 0
+  const void* scales;  // [ceil(N / 16), K / group_size, 16, 2] float32: scale, 2^23 + zero
+  int64_t group_size;  // elements of K with the same scale: 32, 64 or 128
+  int64_t bits;        // 8 or 4
+};
+
 // Weights as cpu/kernels/linear.h reads them: panels of kPanelFeatures features, in each of them
 // pairs of elements of K. N is rounded up to whole panels and K to pairs, with zeros.
 constexpr int64_t kPanelFeatures = 32;
@@ -71,6 +83,7 @@ struct PackedLinearParams {
 #if defined(QUIRE_COMPILE_CHECKS)
 
 #include <limits>
+#include <tuple>
 
 #include "core/check.h"
 #include "ops/ops.h"
@@ -87,15 +100,16 @@ void check_matrix(const char* name, const Tensor& tensor, const Tensor& x, DType
 
 }  // namespace
 
-void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
-            const std::optional<Tensor>& bias, int64_t total_features, int64_t num_parts,
-            int64_t total_parts) {
+namespace {
+
+// All but the weights. Sets `p`.
+void take_linear_operands(const Tensor& out, const Tensor& x, const std::optional<Tensor>& bias,
+                          int64_t total_features, int64_t num_parts, int64_t total_parts,
+                          LinearParams& p) {
   check_shape("x", x, {-1, -1}, "[M, K]");
-  check_shape("weight", weight, {-1, x.shape[1]}, "[N, K]");
-  check_shape("out", out, {x.shape[0], weight.shape[0]}, "[M, N]");
+  check_shape("out", out, {x.shape[0], -1}, "[M, N]");
   check_activation_dtype("x", x);
   check_unit_stride("x", x);
-  check_matrix("weight", weight, x, x.dtype);
   check_matrix("out", out, x, out.dtype == DType::kFloat32 ? out.dtype : x.dtype);
   if (x.shape[1] > std::numeric_limits<int32_t>::max()) fail("x: K must be below 2^31");
   const bool is_cut = num_parts == 2 || num_parts == 4 || num_parts == 8;
@@ -107,13 +121,12 @@ void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& 
     fail("total_parts: must be at least num_parts = " + std::to_string(num_parts) + ", got " +
          std::to_string(total_parts));
   }
-  if (total_features < weight.shape[0]) {
-    fail("total_features: must be at least N = " + std::to_string(weight.shape[0]) + ", got " +
+  if (total_features < out.shape[1]) {
+    fail("total_features: must be at least N = " + std::to_string(out.shape[1]) + ", got " +
          std::to_string(total_features));
   }
-  LinearParams p{};
   if (bias) {
-    check_shape("bias", *bias, {weight.shape[0]}, "[N]");
+    check_shape("bias", *bias, {out.shape[1]}, "[N]");
     check_dtype("bias", *bias, x.dtype);
     check_contiguous("bias", *bias);
     check_device("bias", *bias, x.device);
@@ -121,19 +134,64 @@ void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& 
   }
   p.out = out.data;
   p.x = x.data;
-  p.weight = weight.data;
   p.out_stride = out.stride[0];
   p.x_stride = x.stride[0];
-  p.weight_stride = weight.stride[0];
   p.num_rows = x.shape[0];
-  p.out_features = weight.shape[0];
+  p.out_features = out.shape[1];
   p.total_features = total_features;
   p.in_features = x.shape[1];
   p.num_parts = num_parts;
   p.total_parts = total_parts;
   p.dtype = x.dtype;
   p.out_is_float = out.dtype == DType::kFloat32;
+}
+
+}  // namespace
+
+void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
+            const std::optional<Tensor>& bias, int64_t total_features, int64_t num_parts,
+            int64_t total_parts) {
+  LinearParams p{};
+  take_linear_operands(out, x, bias, total_features, num_parts, total_parts, p);
+  check_shape("weight", weight, {p.out_features, p.in_features}, "[N, K]");
+  check_matrix("weight", weight, x, x.dtype);
+  p.weight = weight.data;
+  p.weight_stride = weight.stride[0];
   backend.linear(p);
+}
+
+void weight_only_linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& packed,
+                        const Tensor& scales, const std::optional<Tensor>& bias,
+                        int64_t total_features, int64_t num_parts, int64_t total_parts,
+                        int64_t bits) {
+  if (x.dtype == DType::kFloat32) fail("x: must be bfloat16 or float16, got float32");
+  WeightOnlyLinearParams p{};
+  take_linear_operands(out, x, bias, total_features, num_parts, total_parts, p);
+  if (bits != 8 && bits != 4) fail("bits: must be 8 or 4, got " + std::to_string(bits));
+  const int64_t tiles = (p.out_features + kOperandFeatures - 1) / kOperandFeatures;
+  check_shape("scales", scales, {tiles, -1, kOperandFeatures, 2},
+              "[ceil(N / 16), K / group size, 16, 2]");
+  p.group_size = scales.shape[1] == 0 ? 0 : p.in_features / scales.shape[1];
+  const bool is_size = p.group_size == 32 || p.group_size == 64 || p.group_size == 128;
+  if (!is_size || p.in_features % (p.group_size * num_parts) != 0) {
+    fail("scales: must be of groups of 32, 64 or 128 of K / num_parts = " +
+         std::to_string(p.in_features / num_parts) + ", got " + std::to_string(scales.shape[1]));
+  }
+  const int64_t part_steps = (p.in_features / num_parts + kOperandStep - 1) / kOperandStep;
+  check_shape("packed", packed,
+              {tiles, num_parts * part_steps, kOperandFeatures * kOperandStep * bits / 8},
+              "[ceil(N / 16), P * ceil(K / P / 64), 128 * bits]");
+  for (const auto& [name, tensor, dtype] :
+       {std::tuple<const char*, const Tensor&, DType>{"packed", packed, DType::kInt8},
+        {"scales", scales, DType::kFloat32}}) {
+    check_dtype(name, tensor, dtype);
+    check_contiguous(name, tensor);
+    check_device(name, tensor, x.device);
+  }
+  p.weight = packed.data;
+  p.scales = scales.data;
+  p.bits = bits;
+  backend.weight_only_linear(p);
 }
 
 namespace {

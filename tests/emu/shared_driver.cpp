@@ -4,7 +4,7 @@
 
 #include "cuda/attention/mma_launch.cuh"
 #include "cuda/linear/int8_tile.cuh"
-#include "cuda/linear/linear.cuh"
+#include "cuda/linear/weight_only_tile.cuh"
 
 namespace {
 
@@ -33,8 +33,15 @@ void print_attention() {
 template <typename T, int kFeatures, int kRows, int kFeatureWarps, int kRowWarps, int kStages>
 void print_linear(LinearShape<T, kFeatures, kRows, kFeatureWarps, kRowWarps, kStages> shape,
                   const char* type) {
-  std::printf("LinearShape<%s, %d, %d, %d, %d, %d>\t%d\n", type, kFeatures, kRows, kFeatureWarps,
-              kRowWarps, kStages, shape.kSharedBytes);
+  char name[64];
+  std::snprintf(name, sizeof name, "LinearShape<%s, %d, %d, %d, %d, %d>", type, kFeatures, kRows,
+                kFeatureWarps, kRowWarps, kStages);
+  std::printf("kernel<%s\t%d\n", name, shape.kSharedBytes);
+  if constexpr (sizeof(T) == 2) {
+    using Shape = decltype(shape);
+    std::printf("WeightOnlyShape<%s, 8>\t%d\n", name, WeightOnlyShape<Shape, 8>::kSharedBytes);
+    std::printf("WeightOnlyShape<%s, 4>\t%d\n", name, WeightOnlyShape<Shape, 4>::kSharedBytes);
+  }
 }
 
 template <typename T>
@@ -44,6 +51,7 @@ void print_linear(const char* type) {
   print_linear(RowsOf32<T>(), type);
   print_linear(RowsOf64<T>(), type);
   print_linear(RowsOf128<T>(), type);
+  if constexpr (sizeof(T) == 2) print_linear(WholeRowsOf64<T>(), type);
 }
 
 template <int kPanels, int kRowTiles>

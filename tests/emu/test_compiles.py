@@ -23,6 +23,7 @@ def find_nvcc() -> str | None:
         ("attention/mma_e4m3.cu", "attention_mma_kernel"),
         ("linear/linear.cu", "linear_kernel"),
         ("linear/int8_linear.cu", "int8_linear_kernel"),
+        ("linear/weight_only_linear.cu", "weight_only_kernel"),
         ("logits/sampler.cu", "sample_kernel"),
         ("logits/top_logprobs.cu", "top_logprobs_kernel"),
         ("logits/logit_rules.cu", "penalty_kernel"),

@@ -148,7 +148,12 @@ def test_every_kernel_fits_a_device(
 def test_memory_of_launches_is_known(
     kernels: dict[str, list[Kernel]], shared_bytes: SharedBytes
 ) -> None:
-    asking = ("attention_mma_kernel", "linear_kernel", "int8_linear_kernel")
+    asking = (
+        "attention_mma_kernel",
+        "linear_kernel",
+        "int8_linear_kernel",
+        "weight_only_kernel",
+    )
     found = [each for each in each_of(kernels, "cuda/") if each.name.startswith(asking)]
     assert len(found) > 80
     assert [each.name for each in found if shared_bytes.of(each) == 0] == []

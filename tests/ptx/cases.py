@@ -13,6 +13,7 @@ from tests.kernels import (
     test_logits,
     test_packed_linear,
     test_sampling,
+    test_weight_only_linear,
 )
 from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
 from tests.kernels.dense_definition import int8_dense
@@ -74,6 +75,16 @@ def int8_linear(rows: int) -> Run:
             expected = int8_dense(x, weight, bias, num_parts)
             layer = Int8Linear(weight, bias, num_parts)
             test_packed_linear.assert_same_bits(layer(x, F32), expected)
+
+    return run
+
+
+def weight_only_linear(rows: int, bits: int) -> Run:
+    """Compute layers of 8 or 4 bits whose sections blocks share, and one of a single step."""
+
+    def run() -> None:
+        for cut, out_features in (((640, 1, 32), 330), ((640, 1, 64), 72), ((64, 1, 64), 64)):
+            test_weight_only_linear.check(rows, cut, out_features, BF16, bits)
 
     return run
 
@@ -147,6 +158,12 @@ CASES = {
     "int8 linear, 8 rows": Case("int8_linear_kernel.*Li1ELi1E", int8_linear(5)),
     "int8 linear, 16 rows": Case("int8_linear_kernel.*Li1ELi2E", int8_linear(13)),
     "int8 linear, 32 rows": Case("int8_linear_kernel.*Li1ELi4E", int8_linear(30)),
+    "weights of 8 bits, 8 rows": Case(
+        "weight_only_kernel.*Li64ELi8E.*ELi8EEELb0E", weight_only_linear(3, 8)
+    ),
+    "weights of 4 bits, 64 rows": Case(
+        "weight_only_kernel.*Li64ELi64E.*ELi4EEELb0E", weight_only_linear(60, 4)
+    ),
     "experts, 8 rows": Case("expert_linear_kernel.*Li64ELi8E", experts(8)),
     "experts, 64 rows": Case("expert_linear_kernel.*Li64ELi64E.*Lb1ELb", experts(64)),
     "order of experts": Case("order_experts_kernel", order_experts),

@@ -1,4 +1,4 @@
-"""Attention of every head size, type and number of columns, and int8 layers of every shape.
+"""Attention of every head size, type and number of columns, and quantised layers of every shape.
 
 A pipeline is as deep as the device has it that QUIRE_EMULATED_DEVICE names.
 """
@@ -6,7 +6,7 @@ A pipeline is as deep as the device has it that QUIRE_EMULATED_DEVICE names.
 import pytest
 import torch
 
-from tests.kernels import test_attention, test_int8_linear
+from tests.kernels import test_attention, test_int8_linear, test_weight_only_linear
 from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
 from tests.kernels.oracle import DTYPES
 from tests.kernels.paged import History, Span
@@ -35,3 +35,13 @@ def test_int8_layers_of_every_shape(cuda_isa: str, dtype: torch.dtype, rows: int
     layer = test_int8_linear.Int8Linear(weight, bias, 4)
     assert torch.equal(layer(x), expected.to(dtype))
     assert torch.equal(layer(x, torch.float32), expected)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", test_weight_only_linear.DTYPES, ids=str)
+@pytest.mark.parametrize("cut", [(64, 1, 64), (128, 2, 32)], ids=str)
+@pytest.mark.parametrize("rows", [3, 13, 60, 260])
+def test_layers_of_few_bits_of_every_shape(
+    cuda_isa: str, rows: int, cut: tuple[int, int, int], dtype: torch.dtype, bits: int
+) -> None:
+    test_weight_only_linear.check(rows, cut, 330, dtype, bits)

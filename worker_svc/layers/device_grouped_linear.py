@@ -1,7 +1,8 @@
-"""Dense layers on a GPU over weights of 8 or 4 bits, with the bits of `ops.linear`.
+"""Dense layers on a GPU over weights of 8 or 4 bits, with the bits of `ops.linear`, in float32.
 
-Weights become those of the activations' type a few features at a time, so that no layer is ever
-held whole; `ops.linear` multiplies them. Its sums do not depend on how features are shared out.
+Tensor cores do not multiply float32; other types are multiplied by weight_only_linear.py. Here
+weights become float32 a few features at a time, so that no layer is ever held whole; `ops.linear`
+multiplies them. Its sums do not depend on how features are shared out.
 """
 
 import torch

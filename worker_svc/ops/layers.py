@@ -147,6 +147,49 @@ def packed_linear(
     compiled._C.packed_linear(out, x, packed, bias, num_parts)
 
 
+def weight_only_linear(
+    out: Tensor,
+    x: Tensor,
+    packed: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    bits: int,
+    total_features: int | None = None,
+    num_parts: int = 1,
+    total_parts: int | None = None,
+) -> None:
+    """Multiply rows by packed weights of 8 or 4 bits, x @ weight.T + bias, on a GPU.
+
+    A weight is (integer - zero) * scale in float32, rounded to the dtype of x, in the registers of
+    the thread that multiplies it; the rest, and every bit, is `linear` of such weights.
+
+    Args:
+        out: [M, N], in the dtype of x or float32; must not overlap the others.
+        x: [M, K] bfloat16 or float16; rows begin at multiples of 16 bytes.
+        packed: [ceil(N / 16), P * ceil(K / P / 64), 128 * bits] int8, integers without a sign: for
+            each tile of 16 features and each step of 64 elements of a part of K, two halves of 32
+            elements; in each, for the lanes (g, t) of a warp, two blocks of 16 elements; in each,
+            of features g and g + 8 the elements 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+        scales: [ceil(N / 16), K / G, 16, 2] float32 for groups of G = 32, 64 or 128 elements of K:
+            of each feature its scale, and 2^23 more than the integer that means zero.
+        bias: [N], or None.
+        bits: 8 or 4; of 4, the first of two integers is in the lower half of a byte.
+        total_features: see `linear`.
+        num_parts: see `linear`; parts are of whole groups.
+        total_parts: see `linear`.
+
+    Mutates:
+        out.
+
+    Raises:
+        ValueError: the operands are on the CPU, where `grouped_linear` computes it, or do not fit.
+    """
+    total_features, total_parts = total_features or out.shape[1], total_parts or num_parts
+    compiled._C.weight_only_linear(
+        out, x, packed, scales, bias, total_features, num_parts, total_parts, bits
+    )
+
+
 def grouped_linear(
     out: Tensor, x: Tensor, packed: Tensor, bias: Tensor | None, num_parts: int, bits: int
 ) -> None:

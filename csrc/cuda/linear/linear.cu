@@ -7,23 +7,9 @@
 namespace quire::cuda {
 namespace {
 
-template <typename Shape>
-int64_t num_tiles(const LinearParams& p) {
-  return (p.num_rows + Shape::kRows - 1) / Shape::kRows *
-         ((p.out_features + Shape::kFeatures - 1) / Shape::kFeatures);
-}
-
-// Splits if whole tiles would leave multiprocessors without work.
 template <typename Shape, bool kIsAligned>
 void run(const LinearParams& p, const SplitResults& results, cudaStream_t stream) {
-  static_assert(Shape::kFeatures * Shape::kRows <= SplitMemory::kMaxTileElements);
-  const int64_t tiles = num_tiles<Shape>(p);
-  const int64_t part_length = p.in_features / p.num_parts;
-  const int64_t sections =
-      p.num_parts * linear_sections(p.total_features, p.total_parts, part_length).count;
-  const bool is_split = sections > 1 && 2 * tiles < num_blocks_at_once() &&
-                        tiles * sections <= SplitMemory::kMaxBlocks;
-  launch_linear<Shape, kIsAligned>(p, is_split, results, stream);
+  launch_linear<Shape, kIsAligned>(p, is_split_well<Shape>(p), results, stream);
 }
 
 template <typename T>

@@ -128,9 +128,10 @@ __device__ __forceinline__ void begin_copies(Tile& tile, int begin, int end) {
 }
 
 // Computes one tile of the result, or one section of its sums. `kIsCut`: K has several parts.
-template <typename Shape, bool kIsAligned, bool kIsCut>
-__device__ __forceinline__ void compute_tile(const LinearParams& p, const LinearGrid& grid,
+template <typename Tile, bool kIsCut>
+__device__ __forceinline__ void compute_tile(const typename Tile::Params& p, const LinearGrid& grid,
                                              const SplitResults& results, int work, char* shared) {
+  using Shape = typename Tile::Shape;
   const int num_parts = kIsCut ? grid.num_parts : 1;
   const int num_sections = grid.is_split ? num_parts * grid.part_sections : 1;
   const int row_tile = work % grid.row_tiles;
@@ -145,7 +146,7 @@ __device__ __forceinline__ void compute_tile(const LinearParams& p, const Linear
                       ? part * grid.part_steps + min(first + grid.section_steps, grid.part_steps)
                       : num_parts * grid.part_steps;
 
-  LinearTile<Shape, kIsAligned, kIsCut> tile(p, feature, row, shared, part, first);
+  Tile tile(p, feature, row, shared, part, first);
   LinearSums<Shape> total;
   begin_copies<Shape>(tile, begin, end);
   for (int step = begin; step < end; ++part) {
@@ -175,35 +176,61 @@ __device__ __forceinline__ void compute_tile(const LinearParams& p, const Linear
   write_tile<Shape>(p, feature, row, result);
 }
 
-template <typename Shape, bool kIsAligned, bool kIsCut>
-__global__ void __launch_bounds__(Shape::kThreads, kIsAligned ? Shape::kBlocks : 2)
-    linear_kernel(const LinearParams p, const LinearGrid grid, const SplitResults results) {
-  QUIRE_DYNAMIC_SHARED(shared);
+// Computes the tiles of the calling block.
+template <typename Tile, bool kIsCut>
+__device__ __forceinline__ void compute_tiles(const typename Tile::Params& p,
+                                              const LinearGrid& grid, const SplitResults& results,
+                                              char* shared) {
   int work = static_cast<int>(blockIdx.x);
-  compute_tile<Shape, kIsAligned, kIsCut>(p, grid, results, work, shared);
+  compute_tile<Tile, kIsCut>(p, grid, results, work, shared);
   // Where parts are added in memory that there is for so many blocks, each has several tiles.
   if constexpr (kIsCut) {
     if (grid.is_split) return;
     while ((work += static_cast<int>(gridDim.x)) < grid.num_tiles) {
       __syncthreads();  // the result has been read: the next tile's stages take its place
-      compute_tile<Shape, kIsAligned, kIsCut>(p, grid, results, work, shared);
+      compute_tile<Tile, kIsCut>(p, grid, results, work, shared);
     }
   }
 }
 
-// Starts a kernel whose blocks take all sections of their tiles, or one each.
-template <typename Shape, bool kIsAligned>
-void launch_linear(const LinearParams& p, bool is_split, const SplitResults& results,
-                   cudaStream_t stream) {
+template <typename Shape, bool kIsAligned, bool kIsCut>
+__global__ void __launch_bounds__(Shape::kThreads, kIsAligned ? Shape::kBlocks : 2)
+    linear_kernel(const LinearParams p, const LinearGrid grid, const SplitResults results) {
+  QUIRE_DYNAMIC_SHARED(shared);
+  compute_tiles<LinearTile<Shape, kIsAligned, kIsCut>, kIsCut>(p, grid, results, shared);
+}
+
+template <typename Shape>
+int64_t num_tiles(const LinearParams& p) {
+  return (p.num_rows + Shape::kRows - 1) / Shape::kRows *
+         ((p.out_features + Shape::kFeatures - 1) / Shape::kFeatures);
+}
+
+// Whether sections are spread over blocks: if whole tiles would leave multiprocessors without work.
+template <typename Shape>
+bool is_split_well(const LinearParams& p) {
+  static_assert(Shape::kFeatures * Shape::kRows <= SplitMemory::kMaxTileElements);
+  const int64_t tiles = num_tiles<Shape>(p);
+  const int64_t part_length = p.in_features / p.num_parts;
+  const int64_t sections =
+      p.num_parts * linear_sections(p.total_features, p.total_parts, part_length).count;
+  return sections > 1 && 2 * tiles < num_blocks_at_once() &&
+         tiles * sections <= SplitMemory::kMaxBlocks;
+}
+
+// Starts a kernel whose blocks take all sections of their tiles, or one each: `cut` where K has
+// several parts, else `whole`.
+template <typename Shape, typename Params>
+void launch_tiles(void (*cut)(Params, LinearGrid, SplitResults),
+                  void (*whole)(Params, LinearGrid, SplitResults), const Params& p, bool is_split,
+                  const SplitResults& results, cudaStream_t stream) {
   const int64_t part_length = p.in_features / p.num_parts;
   const LinearSections sections = linear_sections(p.total_features, p.total_parts, part_length);
   LinearGrid grid{};
-  const int64_t row_tiles = (p.num_rows + Shape::kRows - 1) / Shape::kRows;
-  const int64_t num_tiles =
-      row_tiles * ((p.out_features + Shape::kFeatures - 1) / Shape::kFeatures);
-  int64_t blocks = is_split ? num_tiles * p.num_parts * sections.count : num_tiles;
-  grid.row_tiles = static_cast<int>(row_tiles);
-  grid.num_tiles = static_cast<int>(grid_size(num_tiles));
+  const int64_t tiles = num_tiles<Shape>(p);
+  int64_t blocks = is_split ? tiles * p.num_parts * sections.count : tiles;
+  grid.row_tiles = static_cast<int>((p.num_rows + Shape::kRows - 1) / Shape::kRows);
+  grid.num_tiles = static_cast<int>(grid_size(tiles));
   grid.section_steps = static_cast<int>(sections.length / Shape::kStep);
   grid.num_parts = static_cast<int>(p.num_parts);
   grid.part_steps = static_cast<int>((part_length + Shape::kStep - 1) / Shape::kStep);
@@ -211,8 +238,15 @@ void launch_linear(const LinearParams& p, bool is_split, const SplitResults& res
   grid.is_split = is_split;
   const bool is_cut = p.num_parts > 1;
   if (is_cut && !is_split) blocks = std::min(blocks, results.num_elements / kTreeElements<Shape>);
-  launch(is_cut ? linear_kernel<Shape, kIsAligned, true> : linear_kernel<Shape, kIsAligned, false>,
-         grid_size(blocks), Shape::kThreads, Shape::kSharedBytes, stream, p, grid, results);
+  launch(is_cut ? cut : whole, grid_size(blocks), Shape::kThreads, Shape::kSharedBytes, stream, p,
+         grid, results);
+}
+
+template <typename Shape, bool kIsAligned>
+void launch_linear(const LinearParams& p, bool is_split, const SplitResults& results,
+                   cudaStream_t stream) {
+  launch_tiles<Shape>(linear_kernel<Shape, kIsAligned, true>,
+                      linear_kernel<Shape, kIsAligned, false>, p, is_split, results, stream);
 }
 
 }  // namespace quire::cuda

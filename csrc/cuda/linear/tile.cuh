@@ -79,9 +79,11 @@ struct LinearSums {
 
 // `kIsAligned`: both operands may be copied 16 bytes at a time. `kIsCut`: K has several parts.
 // `kGathers`: rows of x lie where `gathered_rows` says.
-template <typename Shape, bool kIsAligned, bool kIsCut, bool kGathers = false>
+template <typename Shape_, bool kIsAligned, bool kIsCut, bool kGathers = false>
 class LinearTile {
  public:
+  using Shape = Shape_;
+  using Params = LinearParams;
   using T = typename Shape::Element;
 
   // Of rows from `feature` and `row` on, to be copied from step `first` of a part of K on.
