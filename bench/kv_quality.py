@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from launch.cluster.supervisor import embedded_model
-from quire.contract.engine_options import QUANTIZATIONS, LoadOptions
+from quire.contract.engine_options import LoadOptions
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.steps import SchedulerOutputs, SequenceState
 from quire.contract.workers import LoadSpec
@@ -156,7 +156,7 @@ def main() -> None:
         f"{name} cache": LoadOptions(kv_cache_dtype=name)
         for name, dtype in KV_CACHE_DTYPES.items()
         if dtype in device.kv_cache_dtypes
-    } | {method: LoadOptions(quantization=method) for method in QUANTIZATIONS[1:]}
+    } | {method: LoadOptions(quantization=method) for method in ("w8a8", "w8", "w4")}
     for what, each in options.items():
         print_perplexity(what, arguments.model, each, device, arguments.tokens)
         if each.kv_cache_dtype in KV_CACHE_DTYPES:

@@ -14,7 +14,7 @@ from quire.contract.options import Bounds, Options, option
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("safetensors", "dummy")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
-QUANTIZATIONS = ("none", "w8a8", "w8", "w4")
+QUANTIZATIONS = ("none", "w8a8", "w8", "w4", "stored")
 LARGEST_INT32 = 2**31 - 1
 GIB = 2**30
 
@@ -68,7 +68,8 @@ class LoadOptions(Options):
     quantization: str = option(
         "none",
         "How attention and MLPs hold their weights: 'w8a8' as int8, with activations in int8 as "
-        "well; 'w8' and 'w4' in 8 and 4 bits, activations in the model's type.",
+        "well; 'w8' and 'w4' in 8 and 4 bits, activations in the model's type; 'stored' as the "
+        "integers that a checkpoint of GPTQ, AWQ or compressed-tensors has.",
         choices=QUANTIZATIONS,
     )
     max_model_len: int | None = option(

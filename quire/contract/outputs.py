@@ -39,8 +39,8 @@ class ModelInfo:
             `invariant`, where nothing is promised.
         text_id: digest of tokenizer and chat template: from workers those of the model directory,
             "" if it has none; from routers those in use.
-        quantization: how attention and MLPs hold their weights; "none", "w8a8", "w8" or
-            "w4".
+        quantization: how attention and MLPs hold their weights; "none", "w8a8", "w8", "w4"
+            or "stored".
         embedding_size: elements of a vector that a request for one gets; 0 where none is computed,
             by workers of an earlier release.
         is_matryoshka: whether the first elements of a vector are one, too: as many as

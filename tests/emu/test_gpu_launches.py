@@ -17,7 +17,7 @@ NUM_SEQUENCES = 4
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
 # Above them a step of a small batch is bound by its launches.
 LIMITS = {
-    **{"plain": 9, "invariant": 9, "w8a8": 13},
+    **{"plain": 9, "invariant": 9, "w8a8": 13, "w8": 9, "w4": 9},
     **{"experts": 13, "experts, invariant": 13},
 }
 
@@ -53,7 +53,8 @@ def launches_of_step(gpu: EmulatedDevice, directory: Path, **options: Any) -> Co
         ("plain", "llama", {}),
         ("invariant", "llama", {"invariant": True}),
         ("w8a8", "llama", {"quantization": "w8a8"}),
-        ("w4, dequantised", "llama", {"quantization": "w4"}),
+        ("w8", "llama", {"quantization": "w8"}),
+        ("w4", "llama", {"quantization": "w4"}),
         ("experts", "mixtral", {}),
         ("experts, invariant", "mixtral", {"invariant": True}),
     ],

@@ -4,6 +4,7 @@ Of 8 and 4 bits, the bits of layers over the dequantised weights.
 """
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from tests.emu.emulated_device import EmulatedDevice, on_the_same_gpu
 from tests.factories import CONFIGS, FALLBACKS, save_model
 from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
+from tests.models.test_published_formats import FORMATS, save_both
+from tests.models.test_published_formats import logits as stored_logits
+from tests.models.test_stored_integers import WIDE as WIDE_PARTS
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.layers import quantization
 from worker_svc.layers.device_linear import fixed_tile_linear
@@ -103,6 +107,7 @@ class DequantisedLinear:
         weight: GroupedWeight,
         bias: torch.Tensor | None,
         total_features: int,
+        *_: object,
         dtype: torch.dtype,
     ) -> None:
         self._weight, self._bias = weight.dequantised().to(dtype), bias
@@ -126,10 +131,22 @@ def test_tokens_and_logits_are_those_of_the_dequantised_weights(
         return driver.generate(PROMPTS, 4), driver.logits[2].cpu()
 
     tokens, logits = run()
-    monkeypatch.setattr(quantization, "DeviceGroupedLinear", DequantisedLinear)
+    expected = partial(DequantisedLinear, dtype=getattr(torch, dtype))
+    layer = "DeviceGroupedLinear" if dtype == "float32" else "WeightOnlyLinear"
+    monkeypatch.setattr(quantization, layer, expected)
     expected_tokens, expected_logits = run()
     assert tokens == expected_tokens
     assert torch.equal(logits, expected_logits)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq of 8 bits", "compressed-tensors of 4 bits"])
+def test_stored_integers_give_the_logits_of_the_dequantised_weights(
+    gpu: CudaDevice, tmp_path: Path, name: str
+) -> None:
+    stored, plain = save_both(tmp_path, FORMATS[name], **WIDE_PARTS)
+    options: dict[str, Any] = {"dtype": "bfloat16", "device": gpu, "invariant": True}
+    expected = stored_logits(plain, **options)
+    assert torch.equal(stored_logits(stored, quantization="stored", **options), expected)
 
 
 def test_layers_of_transformers_are_refused(gpu: CudaDevice, tmp_path: Path) -> None:

@@ -208,11 +208,11 @@ FORMATS = {
 }
 
 
-def save_both(directory: Path, form: Format) -> tuple[Path, Path]:
+def save_both(directory: Path, form: Format, **sizes: int) -> tuple[Path, Path]:
     """Write a model in a format, and the same with the weights that its integers stand for."""
     stored, plain = directory / "stored", directory / "plain"
     for each in (stored, plain):
-        save_model(each, llama_config(intermediate_size=96))
+        save_model(each, llama_config(**{"intermediate_size": 96, **sizes}))
     rng = np.random.default_rng(4)
     tensors = load_file(plain / "model.safetensors")
     in_format = dict(tensors)
@@ -230,10 +230,10 @@ def save_both(directory: Path, form: Format) -> tuple[Path, Path]:
 
 
 def logits(directory: Path, **options: Any) -> torch.Tensor:
-    driver = Driver(load_runner(directory, dtype="float32", **options))
+    driver = Driver(load_runner(directory, **{"dtype": "float32", **options}))
     driver.add(0, PROMPT)
     driver.step()
-    return driver.logits[0]
+    return driver.logits[0].cpu()
 
 
 @pytest.mark.parametrize("name", FORMATS)

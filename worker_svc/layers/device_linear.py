@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as functional
 
 from worker_svc.layers.fixed_tiles import WHOLE, Parts, fixed_tile_linear
+from worker_svc.layers.grouped_linear import GroupedWeight
 from worker_svc.layers.packed_linear import PackedLinear
 from worker_svc.layers.quantization import (
     grouped_linear_of_device,
@@ -59,7 +60,7 @@ def are_rows_independent(device: torch.device) -> bool:
 
 
 def make_linear(
-    weight: torch.Tensor,
+    weight: torch.Tensor | GroupedWeight,
     bias: torch.Tensor | None,
     total_features: int | None = None,
     *,
@@ -85,12 +86,12 @@ def make_linear(
     is_on_cpu = weight.device.type == "cpu"
     if is_shared and has_defined_bits(weight.device):
         return shared_linear(weight, bias)
-    if is_on_cpu:
-        return PackedLinear(weight, bias)
     total_features = total_features or weight.shape[0]
-    if is_shared and is_quantised():
+    if isinstance(weight, GroupedWeight) or (is_shared and is_quantised() and not is_on_cpu):
         grouped = grouped_linear_of_device(weight, bias, total_features, parts.num_own)
         return partial(grouped, parts=parts, dtype=dtype)
+    if is_on_cpu:
+        return PackedLinear(weight, bias)
     if not _invariant.get():
         return partial(functional.linear, weight=weight, bias=bias)
     return partial(

@@ -4,7 +4,9 @@ A weight is (integer - zero) * scale in float32, rounded to the type of the acti
 on the layer is that of packed_linear.py. docs/numerics.md has both.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Self
 
 import torch
@@ -25,17 +27,77 @@ class GroupedWeight:
         scales: [N, K / group size] float32.
         zeros: [N, K / group size] int8, the integers that mean 0.
         bits: 8 or 4.
+        dtype: of the activations, to which a weight is rounded.
     """
 
     integers: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor
     bits: int
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def shape(self) -> torch.Size:
+        """[N, K]."""
+        return self.integers.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.integers.device
+
+    @property
+    def nbytes(self) -> int:
+        """Memory as it is held here, before it is packed."""
+        return self.integers.nbytes + self.scales.nbytes + self.zeros.nbytes
 
     @property
     def group_size(self) -> int:
         """Elements of K with the same scale."""
         return self.integers.shape[1] // self.scales.shape[1]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """Return it on a device, for activations of a type."""
+        return type(self)(
+            self.integers.to(device),
+            self.scales.to(device),
+            self.zeros.to(device),
+            self.bits,
+            dtype,
+        )
+
+    def part(self, rows: range, columns: range) -> Self:
+        """Return some features, and elements of K that begin and end with groups of 32."""
+        sizes = (self.group_size, columns.start, len(columns))
+        own = self.regrouped(next(size for size in GROUP_SIZES if gcd(*sizes) % size == 0))
+        features, elements = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+        groups = slice(columns.start // own.group_size, columns.stop // own.group_size)
+        return type(self)(
+            own.integers[features, elements].contiguous(),
+            own.scales[features, groups],
+            own.zeros[features, groups],
+            self.bits,
+            self.dtype,
+        )
+
+    def regrouped(self, size: int) -> Self:
+        """Return it with groups of a size that divides that which it has."""
+        count = self.group_size // size
+        scales, zeros = (each.repeat_interleave(count, dim=1) for each in (self.scales, self.zeros))
+        return type(self)(self.integers, scales, zeros, self.bits, self.dtype)
+
+    @classmethod
+    def stacked(cls, weights: Sequence[Self]) -> Self:
+        """Return weights of the same bits and K as one, in order."""
+        size = min(weight.group_size for weight in weights)
+        parts = [weight.regrouped(size) for weight in weights]
+        return cls(
+            torch.cat([part.integers for part in parts]),
+            torch.cat([part.scales for part in parts]),
+            torch.cat([part.zeros for part in parts]),
+            weights[0].bits,
+            weights[0].dtype,
+        )
 
     def dequantised(self) -> torch.Tensor:
         """Return [N, K] float32."""
@@ -62,7 +124,13 @@ class GroupedWeight:
         zeros = torch.zeros_like(low) if bits == 8 else (-low / scales).round()
         integers = (groups / scales.unsqueeze(-1)).round() + zeros.unsqueeze(-1)
         integers = integers.clamp(-127 if bits == 8 else 0, steps)
-        return cls(integers.view(weight.shape).to(torch.int8), scales, zeros.to(torch.int8), bits)
+        return cls(
+            integers.view(weight.shape).to(torch.int8),
+            scales,
+            zeros.to(torch.int8),
+            bits,
+            weight.dtype,
+        )
 
 
 class GroupedLinear:

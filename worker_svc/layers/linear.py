@@ -11,7 +11,9 @@ import torch
 
 from quire.contract.errors import ModelLoadError
 from worker_svc.layers.device_linear import make_linear
+from worker_svc.layers.grouped_linear import GroupedWeight
 from worker_svc.layers.partial_sums import PartialSums, add_up
+from worker_svc.layers.quantization import are_stored_integers_kept
 from worker_svc.loading.weights import Weights
 from worker_svc.parallel.group import ParallelGroup
 
@@ -98,6 +100,29 @@ def _load(
     return weights.load(name, (source.total_rows, in_features), (source.rows, columns))
 
 
+def _load_shared(
+    weights: Weights,
+    sources: Sequence[LinearSource],
+    in_features: int,
+    columns: range,
+    transposed: bool,
+) -> torch.Tensor | GroupedWeight:
+    """Return [rows of all sources, columns]; as integers, if that is asked for and all are so."""
+    if are_stored_integers_kept() and not transposed:
+        found = [
+            weights.load_grouped(
+                f"{source.name}.weight", (source.total_rows, in_features), (source.rows, columns)
+            )
+            for source in sources
+        ]
+        kept = [each for each in found if each is not None]
+        if len(kept) == len(found) and len({each.bits for each in kept}) == 1:
+            return GroupedWeight.stacked(kept)
+    return torch.cat(
+        [_load(weights, source, in_features, columns, transposed) for source in sources]
+    )
+
+
 class MergedColumnParallelLinear:
     """Several column-parallel layers with the same input, computed as one.
 
@@ -118,12 +143,7 @@ class MergedColumnParallelLinear:
         bias: bool,
         transposed: bool = False,
     ) -> None:
-        weight = torch.cat(
-            [
-                _load(weights, source, in_features, range(in_features), transposed)
-                for source in sources
-            ]
-        )
+        weight = _load_shared(weights, sources, in_features, range(in_features), transposed)
         merged_bias = None
         if bias:
             merged_bias = torch.cat(
@@ -284,7 +304,7 @@ class RowParallelLinear:
     ) -> None:
         source = LinearSource(name, out_features, range(out_features))
         columns = parallel.part(name, in_features)
-        weight = _load(weights, source, in_features, columns, transposed)
+        weight = _load_shared(weights, (source,), in_features, columns, transposed)
         own_bias = weights.load(f"{name}.bias", (out_features,)) if bias else None
         self._parallel = parallel
         self._partial_sums = PartialSums(name, weight, parallel, own_bias)

@@ -14,6 +14,7 @@ import torch
 from quire.contract.errors import ModelLoadError
 from worker_svc.layers.device_linear import Linear, is_invariance_wanted, make_linear
 from worker_svc.layers.fixed_tiles import Parts
+from worker_svc.layers.grouped_linear import GroupedWeight
 from worker_svc.layers.quantization import has_defined_bits, part_step, shared_linear
 from worker_svc.parallel.group import ParallelGroup, tree_sum
 
@@ -26,7 +27,7 @@ class PartialSums:
 
     Args:
         name: of the layer, for errors.
-        weight: [out_features, this rank's input features].
+        weight: [out_features, this rank's input features]; no integers with `apart`.
         parallel: the group.
         bias: [out_features], or None; not with `apart`.
         apart: whether the sum of each part is wanted, not their sum.
@@ -42,7 +43,7 @@ class PartialSums:
     def __init__(
         self,
         name: str,
-        weight: torch.Tensor,
+        weight: torch.Tensor | GroupedWeight,
         parallel: ParallelGroup,
         bias: torch.Tensor | None = None,
         *,
@@ -61,15 +62,14 @@ class PartialSums:
         if is_defined and not apart:
             linear = shared_linear(weight, own_bias, num_parts)
             self._linears = [partial(linear, dtype=dtype) if is_exact else linear]
-        elif is_defined:
+        elif apart:
+            assert isinstance(weight, torch.Tensor), "experts are loaded as tensors"
+            chunks = weight.chunk(num_parts, dim=1)
             self._linears = [
                 partial(shared_linear(part, None), dtype=dtype)
-                for part in weight.chunk(num_parts, dim=1)
-            ]
-        elif apart:
-            self._linears = [
-                make_linear(part.contiguous(), None, is_shared=True, dtype=dtype)
-                for part in weight.chunk(num_parts, dim=1)
+                if is_defined
+                else make_linear(part.contiguous(), None, is_shared=True, dtype=dtype)
+                for part in chunks
             ]
         else:
             total = num_parts * parallel.size if is_invariance_wanted() else 1

@@ -21,8 +21,10 @@ from worker_svc.layers.grouped_linear import (
 )
 from worker_svc.layers.int8_linear import Int8Linear
 from worker_svc.layers.packed_linear import PackedLinear
+from worker_svc.layers.weight_only_linear import WeightOnlyLinear
 
 NONE = "none"
+STORED = "stored"
 _W8A8 = "w8a8"
 _BITS = {"w8": 8, "w4": 4}
 
@@ -32,7 +34,7 @@ class Quantization:
     """What layers are built for.
 
     Attributes:
-        method: "none"; "w8a8"; "w8" or "w4", weights alone.
+        method: "none"; "w8a8"; "w8" or "w4", weights alone; "stored", as the checkpoint has them.
         saved_bytes: of the weights given, which the layers built so far do not hold.
     """
 
@@ -60,12 +62,17 @@ def quantization(method: str) -> Iterator[Quantization]:
 
 def part_step() -> int:
     """Return what the length of a part of K must be a multiple of, where K is cut into parts."""
-    return GROUP_SIZES[-1] if _asked().method in _BITS else 1
+    return GROUP_SIZES[-1] if _asked().method in (*_BITS, STORED) else 1
 
 
 def is_quantised() -> bool:
     """Return whether layers built now that ranks share are quantised."""
-    return _asked().method != NONE
+    return _asked().method not in (NONE, STORED)
+
+
+def are_stored_integers_kept() -> bool:
+    """Return whether layers built now take the integers that a checkpoint has."""
+    return _asked().method == STORED
 
 
 def has_defined_bits(device: torch.device) -> bool:
@@ -74,12 +81,12 @@ def has_defined_bits(device: torch.device) -> bool:
 
 
 def shared_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, num_parts: int = 1
+    weight: torch.Tensor | GroupedWeight, bias: torch.Tensor | None, num_parts: int = 1
 ) -> PackedLinear | Int8Linear | GroupedLinear:
     """Return a layer that ranks share: quantised, or on the CPU.
 
     Args:
-        weight: [out_features, in_features] of this rank.
+        weight: [out_features, in_features] of this rank; of integers as they are.
         bias: [out_features], or None.
         num_parts: into which the input features are cut; 1, 2, 4 or 8.
 
@@ -87,33 +94,45 @@ def shared_linear(
         ModelLoadError: no groups divide the parts.
     """
     asked = _asked()
-    if asked.method == NONE:
-        return PackedLinear(weight, bias, num_parts)
     layer: Int8Linear | GroupedLinear
-    if asked.method in _BITS:
-        group_size = group_size_of(weight.shape[1] // num_parts)
-        grouped = GroupedWeight.of(weight, _BITS[asked.method], group_size)
-        layer = GroupedLinear(grouped, bias, num_parts, weight.dtype)
-    else:
+    if isinstance(weight, GroupedWeight) or asked.method in _BITS:
+        layer = GroupedLinear(_grouped(weight, num_parts), bias, num_parts, weight.dtype)
+    elif asked.method == _W8A8:
         layer = Int8Linear(weight, bias, num_parts)
+    else:
+        return PackedLinear(weight, bias, num_parts)
     asked.saved_bytes += weight.nbytes - layer.weight_bytes
     return layer
 
 
 def grouped_linear_of_device(
-    weight: torch.Tensor, bias: torch.Tensor | None, total_features: int, num_parts: int
-) -> DeviceGroupedLinear:
+    weight: torch.Tensor | GroupedWeight,
+    bias: torch.Tensor | None,
+    total_features: int,
+    num_parts: int,
+) -> DeviceGroupedLinear | WeightOnlyLinear:
     """Return a layer of 8 or 4 bits on a GPU that ranks share; see shared_linear and make_linear.
 
     Raises:
         ModelLoadError: no groups divide the parts.
     """
     asked = _asked()
-    group_size = group_size_of(weight.shape[1] // num_parts)
-    grouped = GroupedWeight.of(weight, _BITS[asked.method], group_size)
-    layer = DeviceGroupedLinear(grouped, bias, total_features, weight.dtype)
+    grouped = _grouped(weight, num_parts)
+    layer: DeviceGroupedLinear | WeightOnlyLinear
+    if weight.dtype == torch.float32:
+        layer = DeviceGroupedLinear(grouped, bias, total_features, weight.dtype)
+    else:
+        layer = WeightOnlyLinear(grouped, bias, total_features, num_parts)
     asked.saved_bytes += weight.nbytes - layer.weight_bytes
     return layer
+
+
+def _grouped(weight: torch.Tensor | GroupedWeight, num_parts: int) -> GroupedWeight:
+    """Return integers whose groups divide the parts of K."""
+    size = group_size_of(weight.shape[1] // num_parts)
+    if isinstance(weight, GroupedWeight):
+        return weight.regrouped(min(size, weight.group_size))
+    return GroupedWeight.of(weight, _BITS[_asked().method], size)
 
 
 def _asked() -> Quantization:

@@ -16,14 +16,20 @@ from worker_svc.cache.format import resolve_kv_cache_dtype
 from worker_svc.device.base import Device
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers.device_linear import invariance
-from worker_svc.layers.quantization import NONE, quantization
+from worker_svc.layers.quantization import NONE, STORED, quantization
 from worker_svc.loading.digest import CheckpointDigest, StoredBytes, safetensors_bytes
 from worker_svc.loading.dummy_weights import DummyCheckpoint
 from worker_svc.loading.gguf_checkpoint import GgufCheckpoint
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.numerics_id import numerics_id
 from worker_svc.loading.quantized_checkpoint import read_quantization
-from worker_svc.loading.weights import SafetensorsCheckpoint, TensorReader, Weights, WeightTally
+from worker_svc.loading.weights import (
+    GroupedReader,
+    SafetensorsCheckpoint,
+    TensorReader,
+    Weights,
+    WeightTally,
+)
 from worker_svc.models.interface import CausalLM
 from worker_svc.models.registry import find_family, is_native
 from worker_svc.parallel.group import ParallelGroup
@@ -111,6 +117,11 @@ def load_model(
         checkpoint = SafetensorsCheckpoint(model_path)
         tensors = safetensors_bytes(checkpoint.files)
         reader = read_quantization(checkpoint, hf, is_native=is_native(architecture))
+    if spec.options.quantization == STORED and not isinstance(reader, GroupedReader):
+        raise ModelLoadError(
+            "quantization: must be another than stored for a checkpoint that holds no integers "
+            f"of GPTQ, AWQ or compressed-tensors, got {spec.model}"
+        )
     weights = Weights(reader, DTYPES[dtype_name], device.torch_device, tally=tally)
     with (
         CheckpointDigest(hf, tensors) as digest,
@@ -177,7 +188,9 @@ def _load_draft_model(options: LoadOptions, target: ModelInfo, device: Device) -
     Raises:
         ModelLoadError: it cannot be served, or not beside the target.
     """
-    own = replace(options, draft_model="", max_model_len=target.max_model_len)
+    # Drafts of any kind will do.
+    method = NONE if options.quantization == STORED else options.quantization
+    own = replace(options, draft_model="", max_model_len=target.max_model_len, quantization=method)
     try:
         draft = load_model(LoadSpec(options.draft_model, own), "", ParallelGroup(), device)
     except ModelLoadError as error:

@@ -1,6 +1,7 @@
 """Checkpoints that hold integers in the place of weights: GPTQ, AWQ, compressed-tensors.
 
-A weight is (integer - zero) * scale, computed in float32, and then like any other of a checkpoint.
+A weight is (integer - zero) * scale, computed in float32, and then like any other of a checkpoint;
+or layers are given the integers, where `--quantization stored` asks for them.
 `read_quantization` finds the format by `quantization_config`.
 
 Sources: Frantar et al., 2022, "GPTQ"; Lin et al., 2023, "AWQ"; the layouts are those that
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.contract.errors import ModelLoadError
+from worker_svc.layers.grouped_linear import GROUP_SIZES, GroupedWeight
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.weights import SafetensorsCheckpoint, TensorReader
 
@@ -36,6 +38,8 @@ class StoredLayer:
         group_of: [K], the group of each input feature; None for groups in order.
         group_size: input features of each group, where they are in order, but for the last, which
             may be shorter; None for one group of all.
+        bits: of an integer; None of float8.
+        least: the least integer of that many bits.
     """
 
     values: torch.Tensor
@@ -43,6 +47,8 @@ class StoredLayer:
     zeros: torch.Tensor | None = None
     group_of: torch.Tensor | None = None
     group_size: int | None = None
+    bits: int | None = None
+    least: int = 0
 
     def dequantised(self, name: str) -> torch.Tensor:
         """Return [N, K] float32.
@@ -50,11 +56,48 @@ class StoredLayer:
         Raises:
             ModelLoadError: shapes do not fit together; names the layer.
         """
+        group_of = self._checked_groups(name)
+        weight: torch.Tensor = self.values.float()
+        if self.zeros is not None:
+            weight = weight - self.zeros[:, group_of]
+        return weight * self.scales[:, group_of]
+
+    def grouped(self, name: str) -> GroupedWeight | None:
+        """Return the same weights as integers; None if layers cannot hold them so.
+
+        Raises:
+            ModelLoadError: see `dequantised`.
+        """
+        group_of, in_features = self._checked_groups(name), self.values.shape[1]
+        size = self.group_size or in_features
+        held = next((each for each in GROUP_SIZES if size % each == 0), None)
+        if (
+            self.bits is None
+            or held is None
+            or size * self.scales.shape[1] != in_features
+            or not torch.equal(group_of, torch.arange(in_features) // size)
+        ):
+            return None
+        offset = (0 if self.bits == 4 else -128) - self.least
+        zeros = torch.zeros_like(self.scales) if self.zeros is None else self.zeros
+        zeros = (zeros + offset).int()
+        smallest = torch.finfo(torch.float32).tiny
+        if ((zeros < -128) | (zeros > 127)).any() or (self.scales.abs() < smallest).any():
+            return None
+        count, rows = size // held, len(self.values)
+        return GroupedWeight(
+            (self.values + offset).to(torch.int8),
+            self.scales.expand(rows, -1).repeat_interleave(count, dim=1),
+            zeros.to(torch.int8).expand(rows, -1).repeat_interleave(count, dim=1),
+            self.bits,
+        )
+
+    def _checked_groups(self, name: str) -> torch.Tensor:
+        """Return the group of each input feature."""
         (num_features, in_features), (rows, groups) = self.values.shape, self.scales.shape
         group_of = self.group_of
         if group_of is None:
             group_of = torch.arange(in_features) // (self.group_size or in_features)
-        weight: torch.Tensor = self.values.float()
         if (
             rows not in (1, num_features)
             or (self.group_of is None and groups != group_of[-1] + 1)
@@ -66,9 +109,7 @@ class StoredLayer:
                 f"{None if self.zeros is None else list(self.zeros.shape)} do not fit a weight of "
                 f"{list(self.values.shape)}"
             )
-        if self.zeros is not None:
-            weight = weight - self.zeros[:, group_of]
-        return weight * self.scales[:, group_of]
+        return group_of
 
 
 class QuantizedCheckpoint(ABC):
@@ -86,6 +127,7 @@ class QuantizedCheckpoint(ABC):
         self._suffix = suffix
         # Layers of several sources are read once for each.
         self._last: tuple[str, torch.Tensor] | None = None
+        self._last_grouped: tuple[str, GroupedWeight | None] | None = None
 
     def has(self, name: str) -> bool:
         """Return whether there is a tensor of this name, or what it can be made from."""
@@ -108,6 +150,23 @@ class QuantizedCheckpoint(ABC):
             layer = self._layer(name.removesuffix("weight"), shape[0], shape[1])
             self._last = name, layer.dequantised(name)
         return self._last[1][tuple(slice(item.start, item.stop) for item in part) or ...]
+
+    def grouped(self, name: str, shape: tuple[int, int]) -> GroupedWeight | None:
+        """Return a weight as integers; None if it is not stored so, or layers cannot hold it.
+
+        Args:
+            name: as in the checkpoint.
+            shape: that the weight must have.
+
+        Raises:
+            ModelLoadError: of another shape, or unreadable.
+        """
+        if not self._is_quantized(name):
+            return None
+        if self._last_grouped is None or self._last_grouped[0] != name:
+            layer = self._layer(name.removesuffix("weight"), *shape)
+            self._last_grouped = name, layer.grouped(name)
+        return self._last_grouped[1]
 
     def _is_quantized(self, name: str) -> bool:
         layer = name.removesuffix("weight")
@@ -144,7 +203,7 @@ class GptqCheckpoint(QuantizedCheckpoint):
         if self._checkpoint.has(f"{layer}g_idx"):
             group_of = self._checkpoint.stored(f"{layer}g_idx", (in_features,), torch.int32).long()
         self._checkpoint.require_shape(f"{layer}qweight", integers, (num_features, in_features))
-        return StoredLayer(integers, scales, zeros, group_of, self._group_size)
+        return StoredLayer(integers, scales, zeros, group_of, self._group_size, self._bits)
 
 
 class AwqCheckpoint(QuantizedCheckpoint):
@@ -163,7 +222,7 @@ class AwqCheckpoint(QuantizedCheckpoint):
             self._integers(layer + name, (rows, num_features)).t()
             for name, rows in (("qweight", in_features), ("qzeros", len(scales)))
         )
-        return StoredLayer(integers, scales.t(), zeros, group_size=self._group_size)
+        return StoredLayer(integers, scales.t(), zeros, group_size=self._group_size, bits=4)
 
     def _integers(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         words = self._checkpoint.stored(name, (shape[0], shape[1] // 8), torch.int32)
@@ -228,7 +287,9 @@ class CompressedCheckpoint(QuantizedCheckpoint):
                 problem = f"must have one group_size for {layer}weight, got {fitting}"
                 raise self._config.error("config_groups", problem)
             group_size = (fitting or self._group_sizes)[0]
-        return StoredLayer(values, scales, zeros, group_of, group_size)
+        bits = None if self._format == "float-quantized" else self._bits
+        least = -(2 ** (self._bits - 1))
+        return StoredLayer(values, scales, zeros, group_of, group_size, bits, least)
 
 
 def _table(stored: torch.Tensor) -> torch.Tensor:

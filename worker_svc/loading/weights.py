@@ -6,12 +6,13 @@ missing or has another shape, the construction ends with a one-line error.
 
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from quire.contract.errors import ModelLoadError
+from worker_svc.layers.grouped_linear import GROUP_SIZES, GroupedWeight
 from worker_svc.loading.hf_config import HfConfig, one_line
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -28,6 +29,14 @@ class TensorReader(Protocol):
 
     def read(self, name: str, shape: tuple[int, ...], part: tuple[range, ...]) -> torch.Tensor:
         """Return part of a tensor that must have `shape`."""
+
+
+@runtime_checkable
+class GroupedReader(Protocol):
+    """A store that holds integers in the place of weights."""
+
+    def grouped(self, name: str, shape: tuple[int, int]) -> GroupedWeight | None:
+        """Return a weight as integers, or None if it is not held so."""
 
 
 class SafetensorsCheckpoint:
@@ -274,4 +283,33 @@ class Weights:
         # A copy, because the tensor of safetensors may be a view of the file.
         own = tensor.to(self.device, self.dtype, copy=True).contiguous()
         self._tally.add(full_name, prod(shape), own.nbytes)
+        return own
+
+    def load_grouped(
+        self, name: str, shape: tuple[int, int], part: tuple[range, range]
+    ) -> GroupedWeight | None:
+        """Return part of a weight as the integers that the checkpoint has.
+
+        Args:
+            name: below this view's prefix.
+            shape: shape that the whole weight must have, [out_features, in_features].
+            part: indices of both dimensions.
+
+        Returns:
+            None if there are no integers, or the part does not begin and end with groups.
+
+        Raises:
+            ModelLoadError: of another shape, or unreadable.
+        """
+        rows, columns = part
+        step = GROUP_SIZES[-1]
+        if not isinstance(self._reader, GroupedReader) or any(
+            each % step != 0 for each in (columns.start, columns.stop)
+        ):
+            return None
+        whole = self._reader.grouped(self._prefix + name, shape)
+        if whole is None:
+            return None
+        own = whole.part(rows, columns).to(self.device, self.dtype)
+        self._tally.add(self._prefix + name, prod(shape), own.nbytes)
         return own

@@ -344,7 +344,10 @@ def test_missing_directory(tmp_path: Path) -> None:
         ({"dtype": "int8"}, "dtype: must be one of auto, float32"),
         ({"load_format": "pt"}, "load_format: must be one of safetensors, dummy, got pt"),
         ({"kv_cache_dtype": "int4"}, "kv_cache_dtype: must be one of auto, fp8, int8, got int4"),
-        ({"quantization": "int8"}, "quantization: must be one of none, w8a8, w8, w4, got int8"),
+        (
+            {"quantization": "int8"},
+            "quantization: must be one of none, w8a8, w8, w4, stored, got int8",
+        ),
         ({"max_model_len": 0}, r"max_model_len: must be in \[2, 2147483647\], got 0"),
     ],
 )
