@@ -47,7 +47,11 @@ _ONE_WAY: dict[str, tuple[object, ...]] = {
 _SAME: dict[str, dict[Any, str]] = {
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"auto": "safetensors"},
-    "quantization": {None: "none"},
+    "quantization": {
+        None: "none",
+        **dict.fromkeys(("awq", "gptq", "compressed-tensors"), "stored"),
+        **dict.fromkeys(("awq_marlin", "gptq_marlin"), "stored"),
+    },
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
 }
 

@@ -98,10 +98,6 @@ void check_matrix(const char* name, const Tensor& tensor, const Tensor& x, DType
   check_device(name, tensor, x.device);
 }
 
-}  // namespace
-
-namespace {
-
 // All but the weights. Sets `p`.
 void take_linear_operands(const Tensor& out, const Tensor& x, const std::optional<Tensor>& bias,
                           int64_t total_features, int64_t num_parts, int64_t total_parts,

@@ -143,7 +143,8 @@ class Machine(TorchDispatchMode):
             if name in _WAITS or not stays:
                 raise RuntimeError(f"{name}: makes the host wait while a graph is captured")
         inner_args, inner_kwargs = tree_map(_unwrap, args), tree_map(_unwrap, kwargs)
-        if name == "aten::copy_" and True in (*args[2:], kwargs.get("non_blocking")):
+        is_between = name == "aten::copy_" and not all(on_device)
+        if is_between and True in (*args[2:], kwargs.get("non_blocking")):
             self._copy_later(*inner_args[:2], to_host=not on_device[0])
             self.launches[name] += 1
             return args[0]

@@ -14,8 +14,10 @@ from tests.kernels import test_layers, test_linear
 from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
 from tests.kernels.conftest import EMULATED, forced
 from tests.kernels.paged import History, Span, attend
+from tests.kernels.test_grouped_linear import made_up
 from tests.kernels.test_sampling import Rows, random_logits
 from tests.ptx import interpreter
+from worker_svc.layers.weight_only_linear import WeightOnlyLinear
 
 BF16 = torch.bfloat16
 VOCABULARY = 128_256
@@ -67,6 +69,19 @@ def linear(rows: int) -> Call:
     )
 
 
+def weight_only_linear(bits: int, rows: int) -> Call:
+    """A layer of 8 or 4 bits in groups of 128."""
+    x = test_linear.operands(rows, 1024, 256, BF16)[0]
+    layer = WeightOnlyLinear(made_up(256, 1024, bits, 128), None, 256, 1)
+    return Call(
+        f"linear of {bits} bits, {rows} rows",
+        "weight_only_kernel",
+        lambda: layer(x),
+        rows * 256,
+        "result of 1,024 products",
+    )
+
+
 def sample(name: str, **params: float) -> Call:
     """A draw from a row."""
     logits = random_logits(1, VOCABULARY)
@@ -86,6 +101,7 @@ CALLS = (
     attention("e4m3, D 128, decode", 128, 8, 1, Float8Cache()),
     attention("bfloat16, D 128, prompt of 32, 4 heads a group", 128, 4, 32),
     *(linear(rows) for rows in (8, 16, 32, 64)),
+    *(weight_only_linear(bits, rows) for bits in (8, 4) for rows in (8, 64)),
     sample("greedy", temperature=0.0),
     sample("temperature"),
     sample("top-k 50", top_k=50),

@@ -31,6 +31,8 @@ def test_keywords_of_vllm_have_their_meaning_or_are_refused_by_name() -> None:
         "gpu_memory_utilization": 0.5,
         "tensor_parallel_size": 2,
     }
+    for name in ("awq", "gptq_marlin", "compressed-tensors"):
+        assert translate({"quantization": name}) == {"quantization": "stored"}
     assert found.keys() <= EngineKeywords.__annotations__.keys()
     for keyword, value in (
         ("trust_remote_code", True),
