@@ -146,7 +146,7 @@ async def test_a_cell_that_is_drained_sends_its_blocks_to_another(model: Path) -
             async with open_channel(first.address) as channel:
                 stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
                 request = scheduler_pb2.DrainRequest(move=True)
-                last = [each async for each in stub.Drain(request, timeout=60)][-1]
+                last = [each async for each in stub.Drain(request, timeout=300)][-1]
             assert (last.num_moved > 0, last.num_unfinished) == (True, 0)
             assert await asyncio.gather(*streams) == expected
         moved = await scrape_address(second.scheduler.admin_address)
