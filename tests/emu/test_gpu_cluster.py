@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bench.cell_processes import Cells
 from launch.cluster.process import ServiceProcess
@@ -35,7 +36,8 @@ TOKENS_BEFORE = 8
 # Keys and values of 3 layers, 2 heads of 16, 16 positions, in float32.
 GIB_OF_BLOCK = 2 * 3 * 2 * 16 * 16 * 4 / 2**30
 MAX_MODEL_LEN = 128
-OPTIONS = {"dtype": "float32", "max_num_seqs": 8, "max_model_len": MAX_MODEL_LEN}
+ON_GPU: dict[str, Any] = {"device": "cuda", "invariant": True}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 8, "max_model_len": MAX_MODEL_LEN}
 
 
 @pytest.fixture
@@ -77,19 +79,20 @@ async def begin_all(client: AsyncClient) -> list[asyncio.Task[dict[int, list[int
     return streams
 
 
-async def answers(model: Path, **options: Any) -> list[dict[int, list[int]]]:
-    """What the prompts get of a cluster that nothing disturbs."""
+async def answers(model: Path) -> list[dict[int, list[int]]]:
+    """What the prompts get of a cluster that nothing disturbs: a CPU's, or a real GPU's own."""
+    device = {"device": "cpu"} if IS_EMULATED else ON_GPU
     async with (
-        running_cluster(model, **OPTIONS, **options) as cluster,
+        running_cluster(model, **OPTIONS, **device) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         return await collect_all(client)
 
 
 async def test_the_tokens_of_a_cpu_through_kills_too(model: Path) -> None:
-    expected = await answers(model, device="cpu")
+    expected = await answers(model)
     async with (
-        running_cluster(model, device="cuda", invariant=True, **OPTIONS) as cluster,
+        running_cluster(model, **ON_GPU, **OPTIONS) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         assert await collect_all(client) == expected
@@ -104,10 +107,10 @@ async def test_the_tokens_of_a_cpu_through_kills_too(model: Path) -> None:
 
 
 async def test_blocks_that_are_swapped_change_no_token(model: Path) -> None:
-    expected = await answers(model, device="cpu")
+    expected = await answers(model)
     options = {"kv_cache_gib": 16.5 * GIB_OF_BLOCK, "preemption_mode": "swap", "admin_port": 0}
     async with (
-        running_cluster(model, device="cuda", **OPTIONS, **options) as cluster,
+        running_cluster(model, **ON_GPU, **OPTIONS, **options) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         assert await collect_all(client) == expected
@@ -117,12 +120,14 @@ async def test_blocks_that_are_swapped_change_no_token(model: Path) -> None:
             assert counted("quire_scheduler_swapped_blocks_total", direction=direction) > 0
 
 
+@pytest.mark.skipif(
+    not IS_EMULATED and torch.cuda.device_count() < 2, reason="there is one GPU, not two"
+)
 async def test_ranks_on_two_gpus(model: Path) -> None:
     """Exchanges of a rank that dies fail on the other, and both meet again."""
-    expected = await answers(model, device="cpu")
-    options = {**OPTIONS, "invariant": True, "tensor_parallel_size": 2}
+    expected = await answers(model)
     async with (
-        running_cluster(model, device="cuda", **options) as cluster,
+        running_cluster(model, **ON_GPU, **OPTIONS, tensor_parallel_size=2) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         assert await collect_all(client) == expected
