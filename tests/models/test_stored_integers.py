@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quire.contract.engine_options import LoadOptions
 from quire.contract.errors import ModelLoadError
@@ -54,6 +55,23 @@ def test_ranks_share_them(name: str, tmp_path: Path) -> None:
         return logits(stored, quantization="stored", parallel=parallel)
 
     assert all(torch.equal(each, expected) for each in run_ranks(2, of_rank))
+
+
+def test_a_layer_that_is_stored_in_two_ways_is_dequantised_and_counted_once(
+    tmp_path: Path,
+) -> None:
+    """Each layer of ours lacks the integers of one of its sources."""
+    stored, plain = save_both(tmp_path, FORMATS["awq"], **WIDE)
+    tensors, weights = (load_file(each / "model.safetensors") for each in (stored, plain))
+    for name, weight in weights.items():
+        if name.endswith(("k_proj.weight", "o_proj.weight", "up_proj.weight", "down_proj.weight")):
+            for suffix in ("qweight", "qzeros", "scales"):
+                del tensors[name.removesuffix("weight") + suffix]
+            tensors[name] = weight
+    save_file(tensors, stored / "model.safetensors")
+    assert torch.equal(logits(stored, quantization="stored"), logits(stored))
+    whole = weight_bytes(stored, dtype="float32")
+    assert weight_bytes(stored, dtype="float32", quantization="stored") == whole
 
 
 def test_a_checkpoint_without_integers_is_refused(tmp_path: Path) -> None:

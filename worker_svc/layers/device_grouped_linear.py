@@ -59,8 +59,7 @@ class DeviceGroupedLinear:
             # The first half of a row lies in the lower halves of bytes.
             low, high = weight.integers.view(torch.uint8).chunk(2, dim=1)
             self._integers = low | high << 4
-        is_denormal = weight.scales.abs() < torch.finfo(torch.float32).tiny
-        self._scales = torch.where(is_denormal, 0.0, weight.scales)
+        self._scales = weight.flushed_scales
         # Differences of two integers of 8 bits have 9.
         self._zeros = weight.zeros.to(torch.int16)
 

@@ -56,6 +56,12 @@ class GroupedWeight:
         """Elements of K with the same scale."""
         return self.integers.shape[1] // self.scales.shape[1]
 
+    @property
+    def flushed_scales(self) -> torch.Tensor:
+        """The scales, 0 where they are denormal, as the CPU's kernels take them."""
+        is_denormal = self.scales.abs() < torch.finfo(torch.float32).tiny
+        return torch.where(is_denormal, 0.0, self.scales)
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return it on a device, for activations of a type."""
         return type(self)(

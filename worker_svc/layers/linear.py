@@ -109,15 +109,14 @@ def _load_shared(
 ) -> torch.Tensor | GroupedWeight:
     """Return [rows of all sources, columns]; as integers, if that is asked for and all are so."""
     if are_stored_integers_kept() and not transposed:
-        found = [
-            weights.load_grouped(
-                f"{source.name}.weight", (source.total_rows, in_features), (source.rows, columns)
-            )
-            for source in sources
-        ]
-        kept = [each for each in found if each is not None]
-        if len(kept) == len(found) and len({each.bits for each in kept}) == 1:
-            return GroupedWeight.stacked(kept)
+        integers = weights.load_grouped(
+            [
+                (f"{each.name}.weight", (each.total_rows, in_features), (each.rows, columns))
+                for each in sources
+            ]
+        )
+        if integers is not None:
+            return integers
     return torch.cat(
         [_load(weights, source, in_features, columns, transposed) for source in sources]
     )

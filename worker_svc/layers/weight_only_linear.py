@@ -99,9 +99,9 @@ def pack_for_tensor_cores(
     if weight.bits == 4:
         lanes = lanes[..., 0] | lanes[..., 1] << 4
     packed = lanes.reshape(len(places), places.shape[3], -1)
-    is_denormal = weight.scales.abs() < torch.finfo(torch.float32).tiny
-    scales = torch.where(is_denormal, 0.0, weight.scales)
     zeros = weight.zeros.float() + float(2**23 + offset)
-    groups = functional.pad(torch.stack([scales, zeros], dim=-1), (0, 0, 0, 0, *rows))
+    groups = functional.pad(
+        torch.stack([weight.flushed_scales, zeros], dim=-1), (0, 0, 0, 0, *rows)
+    )
     groups = groups.view(-1, _TILE_FEATURES, *groups.shape[1:]).transpose(1, 2)
     return packed.view(torch.int8), groups.contiguous()

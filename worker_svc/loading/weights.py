@@ -4,6 +4,7 @@ Layers read their weights while they are built, so a model is never half loaded:
 missing or has another shape, the construction ends with a one-line error.
 """
 
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -286,30 +287,32 @@ class Weights:
         return own
 
     def load_grouped(
-        self, name: str, shape: tuple[int, int], part: tuple[range, range]
+        self, sources: Sequence[tuple[str, tuple[int, int], tuple[range, range]]]
     ) -> GroupedWeight | None:
-        """Return part of a weight as the integers that the checkpoint has.
+        """Return parts of weights, stacked, as the integers that the checkpoint has.
 
         Args:
-            name: below this view's prefix.
-            shape: shape that the whole weight must have, [out_features, in_features].
-            part: indices of both dimensions.
+            sources: of each its name below this view's prefix, the shape that the whole weight must
+                have, [out_features, in_features], and the indices of both dimensions.
 
         Returns:
-            None if there are no integers, or the part does not begin and end with groups.
+            None if one has no integers, or another number of bits than the first, or a part that
+            does not begin and end with groups.
 
         Raises:
             ModelLoadError: of another shape, or unreadable.
         """
-        rows, columns = part
         step = GROUP_SIZES[-1]
-        if not isinstance(self._reader, GroupedReader) or any(
-            each % step != 0 for each in (columns.start, columns.stop)
-        ):
-            return None
-        whole = self._reader.grouped(self._prefix + name, shape)
-        if whole is None:
-            return None
-        own = whole.part(rows, columns).to(self.device, self.dtype)
-        self._tally.add(self._prefix + name, prod(shape), own.nbytes)
-        return own
+        parts: list[GroupedWeight] = []
+        for name, shape, (rows, columns) in sources:
+            if not isinstance(self._reader, GroupedReader) or any(
+                each % step != 0 for each in (columns.start, columns.stop)
+            ):
+                return None
+            whole = self._reader.grouped(self._prefix + name, shape)
+            if whole is None or (parts and whole.bits != parts[0].bits):
+                return None
+            parts.append(whole.part(rows, columns).to(self.device, self.dtype))
+        for (name, shape, _), part in zip(sources, parts, strict=True):
+            self._tally.add(self._prefix + name, prod(shape), part.nbytes)
+        return GroupedWeight.stacked(parts)
