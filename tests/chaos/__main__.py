@@ -10,7 +10,8 @@ router of `quire serve` is killed under clients over HTTP, who go on where they 
 asks for answers of random grammars; `soak` gives requests up in every state, beside clients that
 stop reading, and looks for what is left of them; in `moves` a cell of 64 streams is drained, in
 `roll` every process is replaced in turn, both with notice; in `resize` a cell goes from one rank to
-two, to four and back.
+two, to four and back; in `calm` nothing is done, on a machine whose cores others want as well, and
+nothing may be taken for lost.
 What is done follows from the seed; when exactly it strikes, from the machine.
 """
 
@@ -22,6 +23,7 @@ import time
 
 from quire import AsyncClient
 from tests.chaos import soak
+from tests.chaos.calm import stay_calm
 from tests.chaos.cluster import ChaosCluster, ServedCluster
 from tests.chaos.hostile import Attack
 from tests.chaos.http_attack import insult_http
@@ -159,6 +161,7 @@ SCENARIOS = {
     "moves": move,
     "roll": roll,
     "resize": resize,
+    "calm": stay_calm,
 }
 
 
