@@ -271,11 +271,12 @@ class Driver:
 
     # ---------------------------------------------------------------- draining
 
-    async def drain(self, move: bool) -> int:
+    async def drain(self, move: bool, timeout_s: float = 0) -> int:
         """Refuse new requests, report that to the routers, and finish what time allows.
 
         Args:
             move: have the routers move what other cells may continue.
+            timeout_s: for what is not moved; 0 for the configuration's drain_timeout_s.
 
         Returns:
             How many requests are unfinished in the end. Their routers continue them on other cells
@@ -293,7 +294,7 @@ class Driver:
                 self.cell.is_moving = True
                 self._send(BlockSource(self.workers.addresses))
             self._send_state(self.cell)
-        deadline = time.monotonic() + self._config.drain_timeout_s
+        deadline = time.monotonic() + (timeout_s or self._config.drain_timeout_s)
         while self._is_busy and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
         num_unfinished = self.num_unfinished

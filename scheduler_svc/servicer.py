@@ -78,7 +78,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.DrainRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[scheduler_pb2.DrainResponse]:
         """Drain the cell and report how far that is; the process ends afterwards."""
-        draining = asyncio.create_task(self._driver.drain(request.move))
+        draining = asyncio.create_task(self._driver.drain(request.move, request.timeout_s))
         try:
             while request.move and not draining.done():
                 yield self._drain_progress()

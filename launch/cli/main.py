@@ -9,6 +9,7 @@ from launch.cli import (
     drain,
     embed,
     generate,
+    identify,
     keys,
     probe,
     pull,
@@ -54,6 +55,7 @@ app.command("simulate")(simulate.simulate)
 app.command("torture")(torture.torture)
 app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
+app.command("identify")(identify.identify)
 
 
 def _print_version(value: bool) -> None:

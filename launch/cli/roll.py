@@ -14,11 +14,20 @@ def roll(
     address: Annotated[
         str, typer.Argument(metavar="HOST:PORT", help="The control port of `quire serve`.")
     ],
+    timeout_s: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=86_400,
+            help="How long what only the old code can finish may take, in seconds.",
+        ),
+    ] = 300,
 ) -> None:
     """Have a cluster go on with the code that is installed now, process by process.
 
-    Each is ready before the next is replaced. Streams pause and go on with the same tokens; if
-    the new code does not start, what was not replaced yet keeps running.
+    Each is ready before the next is replaced. Streams pause and go on with the same tokens. Where
+    the new code computes other tokens (`quire identify`), what runs is finished first, and new
+    requests wait. If the new code does not start, what was not replaced yet keeps running.
     """
     import asyncio
 
@@ -27,7 +36,8 @@ def roll(
     from quire.rpc import Role, open_tls
 
     async def run() -> None:
-        await ask_for_roll(address, open_tls(options["tls_dir"], Role.OPERATOR), typer.echo)
+        tls = open_tls(options["tls_dir"], Role.OPERATOR)
+        await ask_for_roll(address, timeout_s, tls, typer.echo)
 
     try:
         asyncio.run(run())

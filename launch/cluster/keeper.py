@@ -62,6 +62,7 @@ async def keep(service: ServiceProcess, patience: Patience) -> None:
             delay_s = patience.first_delay_s
         log.warning("service_restarting", name=service.name, status=status, delay_s=delay_s)
         await asyncio.sleep(delay_s)
+        await service.may_start.wait()
         delay_s = min(2 * delay_s, patience.longest_delay_s)
         try:
             async with _beside(_kill_when_it_hangs(service, patience.start_timeout_s)):

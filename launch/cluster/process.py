@@ -58,6 +58,7 @@ class ServiceProcess:
         admin_address: where its metrics and probes are; empty if it serves none.
         http_address: where it speaks HTTP to clients; empty if it does not.
         module: what runs the subcommand.
+        may_start: set but while its keeper must not start it again yet.
     """
 
     module = "launch.cli.main"
@@ -89,6 +90,8 @@ class ServiceProcess:
         # A child that waits for its options, and the pipe on which it will report.
         self._spare: tuple[asyncio.subprocess.Process, int] | None = None
         self._next_start: asyncio.Future[None] | None = None
+        self.may_start = asyncio.Event()
+        self.may_start.set()
 
     @property
     def pid(self) -> int:

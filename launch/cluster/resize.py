@@ -91,11 +91,14 @@ async def ask_cluster(
     raise UnavailableError(f"{address} ended the call without a result")
 
 
-async def ask_for_roll(address: str, tls: TlsFiles | None, say: Callable[[str], None]) -> None:
+async def ask_for_roll(
+    address: str, timeout_s: int, tls: TlsFiles | None, say: Callable[[str], None]
+) -> None:
     """Have `quire serve` replace its processes with the code that is installed now.
 
     Args:
         address: of its control port.
+        timeout_s: for requests that must be finished first; 0 for 300 s.
         tls: certificate of an operator; None speaks in the clear.
         say: called with a line about each that was replaced.
 
@@ -105,7 +108,7 @@ async def ask_for_roll(address: str, tls: TlsFiles | None, say: Callable[[str], 
     async with open_channel(address, tls, Role.OPERATOR) as channel:
         stub = cluster_pb2_grpc.ClusterServiceStub(channel)
         try:
-            async for at in stub.Roll(cluster_pb2.ClusterServiceRollRequest()):
+            async for at in stub.Roll(cluster_pb2.ClusterServiceRollRequest(timeout_s=timeout_s)):
                 say(at.progress)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from None

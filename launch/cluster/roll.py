@@ -3,24 +3,40 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
+from launch.cluster.drain import DrainProgress
 from launch.cluster.process import ServiceProcess
 from quire.contract.errors import UnavailableError
+from quire.contract.outputs import ModelIds
 
 # For the imports of a successor, and for a start, the load of a model included.
 PREPARE_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 600.0
+# Between two lines about requests that are being finished.
+REPORT_S = 5.0
 # A scheduler that is to drain would finish what only it may continue. It ends at once instead: the
 # workers keep the cache, which its successor adopts.
 _SIGNALS = {"scheduler": signal.SIGINT}
 
+Say = Callable[[str], None]
 
-async def roll(services: Sequence[ServiceProcess], say: Callable[[str], None]) -> None:
-    """Replace all children of a cluster in turn: workers, scheduler, router.
 
-    Keepers start them again. Before anything is stopped, a successor of each has imported the code
-    that is installed now; those held ready before, with the old code, are discarded.
+async def prepare(services: Sequence[ServiceProcess]) -> None:
+    """Have a successor of each child that has imported the code that is installed now.
+
+    Those held ready before, with the old code, are discarded.
+
+    Raises:
+        UnavailableError: one does not come up. Nothing was replaced.
+    """
+    await asyncio.gather(*(each.renew_spare(PREPARE_TIMEOUT_S) for each in services))
+
+
+async def replace_each(services: Sequence[ServiceProcess], say: Say) -> None:
+    """Replace all children of a cluster: workers, scheduler, router; streams go on.
+
+    Keepers start them again.
 
     Args:
         services: which are kept; workers first, as ranks of different releases do not work together
@@ -30,19 +46,85 @@ async def roll(services: Sequence[ServiceProcess], say: Callable[[str], None]) -
     Raises:
         UnavailableError: a successor does not come up. Those after it keep running.
     """
-    began = time.monotonic()
-    await asyncio.gather(*(each.renew_spare(PREPARE_TIMEOUT_S) for each in services))
     workers = [each for each in services if each.command == "worker"]
     others = [[each] for each in services if each.command != "worker"]
     for group in filter(None, [workers, *others]):
         await asyncio.gather(*(_replace(each, say) for each in group))
-    say(f"{len(services)} processes replaced in {time.monotonic() - began:.1f} s")
 
 
-async def _replace(service: ServiceProcess, say: Callable[[str], None]) -> None:
+async def replace_at_rest(
+    services: Sequence[ServiceProcess], drained: AsyncIterator[DrainProgress], say: Say
+) -> None:
+    """Replace all children of a cluster once its streams have ended; new requests wait.
+
+    The scheduler, which ends when it is drained, starts last: nothing is computed by a mixture of
+    old and new.
+
+    Args:
+        services: which are kept.
+        drained: drains the scheduler, and yields how far that is.
+        say: called with lines about what is being finished, and one for each that is replaced.
+
+    Raises:
+        UnavailableError: the scheduler was lost before it was drained, and nothing was replaced; or
+            a successor does not come up.
+    """
+    scheduler = next(each for each in services if each.command == "scheduler")
+    old, starting = scheduler.pid, scheduler.next_start()
+    scheduler.may_start.clear()
+    try:
+        await _finish(drained, say)
+        began = time.monotonic()
+        others = [each for each in services if each is not scheduler]
+        await asyncio.gather(*(_replace(each, say) for each in others))
+    finally:
+        scheduler.may_start.set()
+    await _until_started(scheduler, starting)
+    say(f"scheduler: pid {old} -> {scheduler.pid}, {time.monotonic() - began:.1f} s")
+
+
+def why_at_rest(old: ModelIds, new: ModelIds) -> str:
+    """Return why streams of the old code cannot go on under the new; "" if they can."""
+    if old.numerics_id != new.numerics_id:
+        ids = f"{old.numerics_id or 'none'} -> {new.numerics_id or 'none'}"
+        return f"the new code computes other tokens (numerics id {ids})"
+    if old.text_id != new.text_id:
+        return (
+            "the new code makes other text of tokens "
+            f"(text id {old.text_id or 'none'} -> {new.text_id or 'none'})"
+        )
+    return ""
+
+
+async def _finish(drained: AsyncIterator[DrainProgress], say: Say) -> None:
+    """Have a scheduler finish what it has, and report how many there were and how long it took."""
+    reported_s: float | None = None
+    async for at in drained:
+        if reported_s is None or at.seconds - reported_s >= REPORT_S:
+            reported_s = at.seconds
+            say(f"{at.num_left} requests are being finished, {at.seconds:.1f} s")
+    result = f"{at.num_finished} requests finished by the old code in {at.seconds:.1f} s"
+    if at.num_moved:
+        result += f", {at.num_moved} moved to other cells"
+    if at.num_left:
+        result += f"; {at.num_left} were not, and end with an error"
+    say(result)
+
+
+async def _replace(service: ServiceProcess, say: Say) -> None:
     began, old = time.monotonic(), service.pid
     starting = service.next_start()
     service.send_signal(_SIGNALS.get(service.command, signal.SIGTERM))
+    await _until_started(service, starting)
+    say(f"{service.name}: pid {old} -> {service.pid}, {time.monotonic() - began:.1f} s")
+
+
+async def _until_started(service: ServiceProcess, starting: "asyncio.Future[None]") -> None:
+    """Return when a child that has ended runs again.
+
+    Raises:
+        UnavailableError: it does not.
+    """
     try:
         await asyncio.wait_for(starting, START_TIMEOUT_S)
     except TimeoutError:
@@ -54,4 +136,3 @@ async def _replace(service: ServiceProcess, say: Callable[[str], None]) -> None:
         raise UnavailableError(
             f"roll: {service.name} does not start: {error}; the services after it keep running"
         ) from error
-    say(f"{service.name}: pid {old} -> {service.pid}, {time.monotonic() - began:.1f} s")

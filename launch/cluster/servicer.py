@@ -42,7 +42,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self, request: cluster_pb2.ClusterServiceRollRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[cluster_pb2.ClusterServiceRollResponse]:
         """Replace every process, also if the caller leaves, and report each."""
-        lines, rolling = self._begin(self._cluster.roll)
+        lines, rolling = self._begin(lambda say: self._cluster.roll(say, request.timeout_s))
         while (line := await lines.get()) is not None:
             yield cluster_pb2.ClusterServiceRollResponse(progress=line)
         await rolling

@@ -1,14 +1,17 @@
 """A whole cluster: a scheduler and a router as child processes, workers from a launcher."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 
 from launch.cluster.config import ClusterConfig, LauncherName, embedded_model
+from launch.cluster.drain import drain
+from launch.cluster.identity import ids_in_use, ids_of_installed
 from launch.cluster.keeper import Patience, keep
 from launch.cluster.process import ServiceProcess
 from launch.cluster.resize import LostCallError, ask_scheduler
-from launch.cluster.roll import roll
+from launch.cluster.roll import prepare, replace_at_rest, replace_each, why_at_rest
 from launch.launchers import make_launcher
 from quire.contract.addresses import MAX_RANKS
 from quire.contract.engine_options import EngineOptions
@@ -21,6 +24,7 @@ __all__ = ["Cluster", "ClusterConfig", "LauncherName", "embedded_model"]
 
 ROUTER_SERVICE = "quire.v1.InferenceService"
 ROUTER_TIMEOUT_S = 30.0
+ROLL_TIMEOUT_S = 300
 
 
 class Cluster:
@@ -167,11 +171,15 @@ class Cluster:
                 f"the router does not reach its scheduler within {ROUTER_TIMEOUT_S:g} s"
             ) from None
 
-    async def roll(self, say: Callable[[str], None]) -> None:
+    async def roll(self, say: Callable[[str], None], timeout_s: int = 0) -> None:
         """Replace every child in turn, with the code that is installed now.
+
+        Streams pause and go on with the same tokens. Where that code computes others, or makes
+        other text of them, they are finished first.
 
         Args:
             say: called with a line for each.
+            timeout_s: for requests that must be finished; 0 for 300 s.
 
         Raises:
             UnavailableError: a successor does not come up, those after it keep running; or the
@@ -182,10 +190,41 @@ class Cluster:
             raise UnavailableError(f"roll: must wait for the {what} that is under way")
         self._is_rolling = True
         try:
-            await roll(self.services, say)
+            began, services = time.monotonic(), list(self.services)
+            await prepare(services)
+            if why := await self._why_at_rest():
+                say(f"{why}: what runs is finished first, new requests wait")
+                tls = open_tls(self.config.tls_dir, Role.OPERATOR)
+                timeout_s = timeout_s or ROLL_TIMEOUT_S
+                drained = drain(self._scheduler.address, tls, timeout_s=timeout_s)
+                await replace_at_rest(services, drained, say)
+            else:
+                await replace_each(services, say)
             await self._wait_for_router()
+            say(f"{len(services)} processes replaced in {time.monotonic() - began:.1f} s")
         finally:
             self._is_rolling = False
+
+    async def _why_at_rest(self) -> str:
+        """Return why no stream may go on under the code that is installed; "" if all may.
+
+        Raises:
+            UnavailableError: that code cannot serve the model; nothing was replaced.
+        """
+        if not self.launcher.services:
+            return ""  # workers of others, which stay as they are
+        worker, tls = self.launcher.services[0], open_tls(self.config.tls_dir, Role.OPERATOR)
+        try:
+            new = await ids_of_installed(self.config)
+        except UnavailableError as error:
+            raise UnavailableError(f"roll: nothing was replaced: {error.message}") from error
+        old = await ids_in_use(worker.address, tls)
+        # Without an id nothing runs: a release that does not come up is replaced, too.
+        return why_at_rest(old, new) if old else ""
+
+    @property
+    def _scheduler(self) -> ServiceProcess:
+        return next(each for each in self.services if each.command == "scheduler")
 
     async def wait(self) -> None:
         """Run until cancelled.
@@ -227,7 +266,7 @@ class Cluster:
             what = "roll" if self._is_rolling else "resize"
             raise ConfigError(f"resize: must wait for the {what} that is under way")
         others = self._others = self.launcher.others(size)
-        scheduler = next(each for each in self.services if each.name == "scheduler")
+        scheduler = self._scheduler
         old: list[ServiceProcess] = []
 
         def switched() -> None:

@@ -24,6 +24,19 @@ class FinishReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelIds:
+    """What must be equal where a stream is to go on.
+
+    Attributes:
+        numerics_id: see ModelInfo.
+        text_id: see ModelInfo.
+    """
+
+    numerics_id: str
+    text_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a served model is.
 
@@ -63,6 +76,11 @@ class ModelInfo:
     is_matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
     vectors_only: bool = False
+
+    @property
+    def ids(self) -> ModelIds:
+        """What must be equal where a stream is to go on."""
+        return ModelIds(self.numerics_id, self.text_id)
 
     def check_generates(self) -> None:
         """Check that the model generates text.

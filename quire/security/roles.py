@@ -59,7 +59,7 @@ ALLOWED_ROLES: dict[str, frozenset[Role]] = {
     "/quire.v1.SchedulerService/AnnounceWorker": _WORKERS,
     "/quire.v1.SchedulerService/Drain": _OPERATORS,
     "/quire.v1.SchedulerService/Resize": _OPERATORS,
-    "/quire.v1.WorkerService/Describe": _SCHEDULERS,
+    "/quire.v1.WorkerService/Describe": _SCHEDULERS | _OPERATORS,
     "/quire.v1.WorkerService/OpenRendezvous": _SCHEDULERS,
     "/quire.v1.WorkerService/LoadModel": _SCHEDULERS,
     "/quire.v1.WorkerService/ProfileCache": _SCHEDULERS,

@@ -71,7 +71,7 @@ MAY_CALL = {
     f"{ENGINE}/GetModelInfo": USERS,
     f"{ENGINE}/GetServerInfo": USERS,
     f"{ENGINE}/GetLoads": USERS,
-    f"{WORKER}/Describe": ("quire-scheduler",),
+    f"{WORKER}/Describe": ("quire-scheduler", "quire-operator"),
     f"{WORKER}/OpenRendezvous": ("quire-scheduler",),
     f"{WORKER}/LoadModel": ("quire-scheduler",),
     f"{WORKER}/ProfileCache": ("quire-scheduler",),

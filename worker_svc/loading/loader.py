@@ -9,38 +9,21 @@ from quire.contract.engine_options import LoadOptions
 from quire.contract.errors import ModelLoadError
 from quire.contract.outputs import ModelInfo
 from quire.contract.workers import LoadSpec
-from quire.gguf_file import GgufFile, find_gguf
 from quire.observe.log import get_logger
 from quire.text_id import text_id
-from worker_svc.cache.format import resolve_kv_cache_dtype
 from worker_svc.device.base import Device
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers.device_linear import invariance
 from worker_svc.layers.quantization import NONE, STORED, quantization
-from worker_svc.loading.digest import CheckpointDigest, StoredBytes, safetensors_bytes
-from worker_svc.loading.dummy_weights import DummyCheckpoint
+from worker_svc.loading.checkpoint import open_checkpoint
 from worker_svc.loading.gguf_checkpoint import GgufCheckpoint
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.numerics_id import numerics_id
-from worker_svc.loading.quantized_checkpoint import read_quantization
-from worker_svc.loading.weights import (
-    GroupedReader,
-    SafetensorsCheckpoint,
-    TensorReader,
-    Weights,
-    WeightTally,
-)
+from worker_svc.loading.weights import Weights, WeightTally
 from worker_svc.models.interface import CausalLM
-from worker_svc.models.registry import find_family, is_native
 from worker_svc.parallel.group import ParallelGroup
 
 log = get_logger()
-
-DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,78 +73,49 @@ def load_model(
     Raises:
         ModelLoadError: the model cannot be served; the message is one line.
     """
-    device = device or CpuDevice()
-    model_path = Path(spec.model)
-    gguf_file = find_gguf(model_path)
-    gguf = None if gguf_file is None else GgufCheckpoint(GgufFile(gguf_file))
-    hf = _read_config(model_path) if gguf is None else gguf.config
-    architecture, family = find_family(hf)
-    config = family.read(hf)
-    dtype_name = _resolve_dtype(hf, spec.options.dtype)
-    kv_cache_dtype = resolve_kv_cache_dtype(spec.options.kv_cache_dtype, DTYPES[dtype_name], device)
-    max_model_len = _resolve_max_model_len(
-        spec.options.max_model_len, config.max_position_embeddings, config.max_context
-    )
-    eos_token_ids = _eos_token_ids(model_path, hf)
-
-    _check_quantization(spec.options.quantization, architecture, device)
+    device, options = device or CpuDevice(), spec.options
+    checkpoint = open_checkpoint(Path(spec.model), options, device)
+    reader, family = checkpoint.reader, checkpoint.family
     tally = WeightTally()
-    is_dummy = spec.options.load_format == "dummy"
-    if is_dummy and not is_native(architecture):
-        raise ModelLoadError(f"load_format: dummy is not served for {architecture}")
-    reader: TensorReader = DummyCheckpoint(device.torch_device)
-    tensors: dict[str, StoredBytes] = {}
-    if gguf is not None and not is_dummy:
-        reader, tensors = gguf, gguf.stored_bytes()
-    elif not is_dummy:
-        checkpoint = SafetensorsCheckpoint(model_path)
-        tensors = safetensors_bytes(checkpoint.files)
-        reader = read_quantization(checkpoint, hf, is_native=is_native(architecture))
-    if spec.options.quantization == STORED and not isinstance(reader, GroupedReader):
-        raise ModelLoadError(
-            "quantization: must be another than stored for a checkpoint that holds no integers "
-            f"of GPTQ, AWQ or compressed-tensors, got {spec.model}"
-        )
-    weights = Weights(reader, DTYPES[dtype_name], device.torch_device, tally=tally)
+    weights = Weights(reader, checkpoint.dtype, device.torch_device, tally=tally)
     with (
-        CheckpointDigest(hf, tensors) as digest,
-        invariance(spec.options.invariant),
-        quantization(spec.options.quantization) as quantized,
+        checkpoint.digest() as digest,
+        invariance(options.invariant),
+        quantization(options.quantization) as quantized,
     ):
-        model = family.build(config, weights, parallel, max_model_len)
-        if gguf is not None and not is_dummy:
-            gguf.require_all_read()
+        model = family.build(checkpoint.config, weights, parallel, checkpoint.max_model_len)
+        if isinstance(reader, GgufCheckpoint):
+            reader.require_all_read()
         checkpoint_digest = digest.result()
+    hf = checkpoint.hf
     info = ModelInfo(
         name=served_model_name or spec.model,
-        architecture=architecture,
-        dtype=dtype_name,
-        vocab_size=config.vocab_size,
-        max_model_len=max_model_len,
-        eos_token_ids=eos_token_ids,
+        architecture=checkpoint.architecture,
+        dtype=checkpoint.dtype_name,
+        vocab_size=checkpoint.config.vocab_size,
+        max_model_len=checkpoint.max_model_len,
+        eos_token_ids=checkpoint.eos_token_ids,
         num_parameters=tally.num_parameters,
-        quantization=spec.options.quantization,
-        text_id=text_id(model_path),
+        numerics_id=numerics_id(checkpoint, checkpoint_digest, device),
+        text_id=text_id(checkpoint.path),
+        quantization=options.quantization,
         embedding_size=model.hidden_size,
         is_matryoshka=hf.flag("is_matryoshka", False) or "matryoshka_dimensions" in hf,
         matryoshka_dimensions=_matryoshka_dimensions(hf, model.hidden_size),
         vectors_only=not family.has_head,
     )
-    numerics = numerics_id(
-        info, config, checkpoint_digest, kv_cache_dtype, device, invariant=spec.options.invariant
-    )
     draft, weight_bytes = None, tally.loaded_bytes - quantized.saved_bytes
-    if spec.options.draft_model and parallel.rank == 0:
-        draft = _load_draft_model(spec.options, info, device)
+    if options.draft_model and parallel.rank == 0:
+        draft = _load_draft_model(options, info, device)
         weight_bytes += draft.weight_bytes
     return LoadedModel(
         spec,
-        replace(info, numerics_id=numerics),
+        info,
         model,
-        DTYPES[dtype_name],
+        checkpoint.dtype,
         parallel,
         device,
-        kv_cache_dtype,
+        checkpoint.kv_cache_dtype,
         weight_bytes,
         checkpoint_digest,
         draft,
@@ -208,50 +162,3 @@ def _load_draft_model(options: LoadOptions, target: ModelInfo, device: Device) -
         # Chat templates differ within a family; other tokens make bad drafts, no wrong output.
         log.warning("draft_tokenizer_differs", draft_model=options.draft_model)
     return draft
-
-
-def _check_quantization(method: str, architecture: str, device: Device) -> None:
-    if method == NONE:
-        return
-    if not is_native(architecture):
-        raise ModelLoadError(
-            f"quantization: must be none for {architecture}, whose layers are those of "
-            f"transformers, got {method!r}"
-        )
-
-
-def _read_config(directory: Path) -> HfConfig:
-    if not directory.is_dir():
-        raise ModelLoadError(f"{directory}: no such directory")
-    if not (directory / "config.json").is_file():
-        raise ModelLoadError(
-            f"{directory}: no config.json and no .gguf file; is it a Hugging Face model directory?"
-        )
-    return HfConfig.read(directory / "config.json")
-
-
-def _resolve_dtype(hf: HfConfig, asked: str) -> str:
-    if asked != "auto":
-        return asked
-    key = "dtype" if "dtype" in hf else "torch_dtype"
-    name = hf.text(key, "float32").removeprefix("torch.")
-    if name not in DTYPES:
-        raise hf.error(key, f"must be one of {', '.join(DTYPES)}, got {name!r}; or set --dtype")
-    return name
-
-
-def _resolve_max_model_len(asked: int | None, default: int, longest: int) -> int:
-    if asked is None:
-        return default
-    if asked > longest:
-        raise ModelLoadError(f"max_model_len: must be at most the model's {longest}, got {asked}")
-    return asked
-
-
-def _eos_token_ids(directory: Path, hf: HfConfig) -> tuple[int, ...]:
-    generation_config = directory / "generation_config.json"
-    if generation_config.is_file():
-        ids = HfConfig.read(generation_config).token_ids("eos_token_id")
-        if ids:
-            return ids
-    return hf.token_ids("eos_token_id")

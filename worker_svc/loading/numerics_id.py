@@ -8,14 +8,18 @@ import json
 from collections.abc import Iterator
 from dataclasses import fields
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from quire.contract.outputs import ModelInfo
+from quire.contract.engine_options import LoadOptions
+from quire.contract.outputs import ModelIds
+from quire.text_id import text_id
 from worker_svc.cache.format import calibration_length
 from worker_svc.device.base import Device
 from worker_svc.layers.rope_scaling import RopeParameters
+from worker_svc.loading.checkpoint import Checkpoint, open_checkpoint
 from worker_svc.models.interface import ModelConfig
 from worker_svc.models.registry import is_native
 
@@ -27,44 +31,45 @@ GPU_ARITHMETIC_VERSION = 2
 ID_BYTES = 16
 
 
-def numerics_id(
-    info: ModelInfo,
-    config: ModelConfig,
-    checkpoint_digest: bytes,
-    kv_cache_dtype: torch.dtype,
-    device: Device,
-    *,
-    invariant: bool,
-) -> str:
+def numerics_id(checkpoint: Checkpoint, digest: bytes, device: Device) -> str:
     """Return the id in hexadecimal; "" on a GPU without `invariant`, whose bits may vary.
 
     Args:
-        info: of the model. Its max_model_len counts only where it picks frequencies of the rotary
-            embedding, or is shorter than the text that a float8 cache is calibrated on.
-        config: as the model's family reads it.
-        checkpoint_digest: of config.json and of the tensors.
-        kv_cache_dtype: type of the paged cache's elements.
+        checkpoint: of the model. Its max_model_len counts only where it picks frequencies of the
+            rotary embedding, or is shorter than the text that a float8 cache is calibrated on.
+        digest: of config.json and of the tensors.
         device: of the model.
-        invariant: as in LoadOptions.
     """
-    on_cpu = device.torch_device.type == "cpu"
-    if not on_cpu and not invariant:
+    on_cpu, options = device.torch_device.type == "cpu", checkpoint.options
+    if not on_cpu and not options.invariant:
         return ""
+    cache_dtype, limit = checkpoint.kv_cache_dtype, checkpoint.max_model_len
     parts: dict[str, Any] = {
         "arithmetic": ARITHMETIC_VERSION if on_cpu else GPU_ARITHMETIC_VERSION,
-        "checkpoint": checkpoint_digest.hex(),
-        "dtype": info.dtype,
-        "kv_cache_dtype": str(kv_cache_dtype),
-        "quantization": info.quantization,
-        "calibration": calibration_length(kv_cache_dtype, info.max_model_len),
-        "rope": [rope.deciding_length(info.max_model_len) for rope in _ropes(config)],
-        "eos_token_ids": info.eos_token_ids,
+        "checkpoint": digest.hex(),
+        "dtype": checkpoint.dtype_name,
+        "kv_cache_dtype": str(cache_dtype),
+        "quantization": options.quantization,
+        "calibration": calibration_length(cache_dtype, limit),
+        "rope": [rope.deciding_length(limit) for rope in _ropes(checkpoint.config)],
+        "eos_token_ids": checkpoint.eos_token_ids,
         # One arithmetic for all instruction sets of CPUs; one for each generation of GPUs.
         "device": "cpu" if on_cpu else device.isa,
     }
-    if not is_native(info.architecture):
-        parts["fallback"] = _of_fallback(on_cpu, info.max_model_len)
+    if not is_native(checkpoint.architecture):
+        parts["fallback"] = _of_fallback(on_cpu, limit)
     return sha256(json.dumps(parts, sort_keys=True).encode()).digest()[:ID_BYTES].hex()
+
+
+def ids_of(path: Path, options: LoadOptions, device: Device) -> ModelIds:
+    """Return the ids that a model would have once it is loaded, which it is not.
+
+    Raises:
+        ModelLoadError: the model cannot be served; the message is one line.
+    """
+    checkpoint = open_checkpoint(path, options, device)
+    with checkpoint.digest() as digest:
+        return ModelIds(numerics_id(checkpoint, digest.result(), device), text_id(path))
 
 
 def _ropes(config: ModelConfig) -> Iterator[RopeParameters]:

@@ -2,12 +2,15 @@
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
 
 import pytest
 
+from launch.cluster.drain import DrainProgress
 from launch.cluster.process import ServiceProcess
-from launch.cluster.roll import roll
+from launch.cluster.roll import prepare, replace_at_rest, replace_each, why_at_rest
 from quire.contract.errors import ConfigError, QuireError, UnavailableError
+from quire.contract.outputs import ModelIds
 
 STARTS = ["start worker 0", "start worker 1", "start scheduler", "start router"]
 SPARES = ["spare worker 0", "spare worker 1", "spare scheduler", "spare router"]
@@ -35,6 +38,7 @@ class FakeChild(ServiceProcess):
         asyncio.get_running_loop().call_soon(self._start_again)
 
     def _start_again(self) -> None:
+        assert self.may_start.is_set()
         self.number += 1
         self._done.append(f"start {self.name}")
         self._started(self._error)
@@ -50,7 +54,8 @@ async def test_workers_go_first_then_the_scheduler_then_the_router() -> None:
     done: list[str] = []
     lines: list[str] = []
     services = children(done)
-    await roll(services, lines.append)
+    await prepare(services)
+    await replace_each(services, lines.append)
     assert done == SPARES + STARTS
     assert [line.partition(",")[0] for line in lines[:4]] == [
         f"{name}: pid 0 -> 1" for name in ("worker 0", "worker 1", "scheduler", "router")
@@ -64,10 +69,79 @@ async def test_a_roll_stops_at_a_child_that_does_not_start() -> None:
     done: list[str] = []
     services = children(done, fails="scheduler")
     with pytest.raises(UnavailableError) as caught:
-        await roll(services, lambda _: None)
+        await replace_each(services, lambda _: None)
     assert caught.value.message == (
         "roll: scheduler does not start: model: must be there, got nothing; the services after it "
         "keep running"
     )
-    assert done == SPARES + STARTS[:3]
+    assert done == STARTS[:3]
     assert services[3].signals == []
+
+
+# ---------------------------------------------------------------- other tokens
+
+
+async def drained(scheduler: FakeChild, *progress: DrainProgress) -> AsyncIterator[DrainProgress]:
+    """Yield how far a scheduler is, which then ends; its keeper starts it as soon as it may."""
+    for each in progress:
+        yield each
+
+    async def keep() -> None:
+        await scheduler.may_start.wait()
+        scheduler._start_again()
+
+    scheduler.keeper = asyncio.create_task(keep())  # type: ignore[attr-defined]
+
+
+async def test_what_only_the_old_code_can_finish_is_finished_first() -> None:
+    done: list[str] = []
+    lines: list[str] = []
+    services = children(done)
+    steps = [(0, 0, 3, 0.0), (0, 1, 2, 1.0), (0, 2, 1, 5.5), (1, 2, 0, 6.0)]
+    progress = drained(services[2], *(DrainProgress(*step) for step in steps))
+    await replace_at_rest(services, progress, lines.append)
+    # The scheduler last: what waits is not computed by old workers, nor read by an old router.
+    assert set(done[:3]) == {"start worker 0", "start worker 1", "start router"}
+    assert done[3:] == ["start scheduler"]
+    assert services[2].signals == []
+    assert lines[:3] == [
+        "3 requests are being finished, 0.0 s",
+        "1 requests are being finished, 5.5 s",
+        "2 requests finished by the old code in 6.0 s, 1 moved to other cells",
+    ]
+    assert lines[-1].startswith("scheduler: pid 0 -> 1, ")
+
+
+async def test_what_is_not_finished_in_time_is_reported() -> None:
+    services, lines = children([]), []  # type: ignore[var-annotated]
+    progress = drained(services[2], DrainProgress(0, 0, 2, 0.0), DrainProgress(0, 1, 1, 300.0))
+    await replace_at_rest(services, progress, lines.append)
+    assert lines[2] == (
+        "1 requests finished by the old code in 300.0 s; 1 were not, and end with an error"
+    )
+
+
+async def test_nothing_is_replaced_if_the_scheduler_is_lost_while_it_finishes() -> None:
+    async def lost() -> AsyncIterator[DrainProgress]:
+        yield DrainProgress(0, 0, 1, 0.0)
+        raise UnavailableError("connection lost")
+
+    done: list[str] = []
+    services = children(done)
+    with pytest.raises(UnavailableError, match=r"^connection lost$"):
+        await replace_at_rest(services, lost(), lambda _: None)
+    assert done == []
+    assert all(each.may_start.is_set() for each in services)
+
+
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        (ModelIds("a1", "b1"), ""),
+        (ModelIds("a2", "b1"), "the new code computes other tokens (numerics id a1 -> a2)"),
+        (ModelIds("", "b2"), "the new code computes other tokens (numerics id a1 -> none)"),
+        (ModelIds("a1", "b2"), "the new code makes other text of tokens (text id b1 -> b2)"),
+    ],
+)
+def test_either_id_decides(new: ModelIds, reason: str) -> None:
+    assert why_at_rest(ModelIds("a1", "b1"), new) == reason

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,11 @@ from quire.contract.workers import CacheSpec, LoadSpec
 from tests.factories import FALLBACKS, edit_config, llama_config, rope, save_model
 from tests.models.linked_ranks import run_ranks
 from worker_svc import ops
+from worker_svc.device.cpu import CpuDevice
 from worker_svc.loading import numerics_id as module
-from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.checkpoint import open_checkpoint
 from worker_svc.loading.loader import LoadedModel, load_model
-from worker_svc.loading.numerics_id import numerics_id
-from worker_svc.models.registry import find_family
+from worker_svc.loading.numerics_id import ids_of, numerics_id
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.worker import Worker
 
@@ -233,21 +234,25 @@ def test_dummy_weights_are_those_of_their_configuration(llama: Path) -> None:
     assert id_of(llama, load_format="dummy") != dummy
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "bfloat16", "quantization": "w8a8"}, {"load_format": "dummy"}]
+)
+def test_it_is_known_without_loading_the_model(llama: Path, options: dict[str, Any]) -> None:
+    assert ids_of(llama, LoadOptions(**options), CpuDevice()) == load(llama, **options).info.ids
+
+
 # ---------------------------------------------------------------- on a GPU
 
 
 def on_gpu(loaded: LoadedModel, isa: str = "sm_90", **changes: Any) -> str:
     """Return the id that a GPU's model would have."""
-    hf = HfConfig.read(Path(loaded.spec.model) / "config.json")
-    _, family = find_family(hf)
     given: dict[str, Any] = {"kv_cache_dtype": loaded.kv_cache_dtype, "invariant": True} | changes
+    options = replace(loaded.spec.options, invariant=given["invariant"])
+    checkpoint = open_checkpoint(Path(loaded.spec.model), options, CpuDevice())
     return numerics_id(
-        loaded.info,
-        family.read(hf),
+        replace(checkpoint, kv_cache_dtype=given["kv_cache_dtype"]),
         loaded.checkpoint_digest,
-        given["kv_cache_dtype"],
         SimpleNamespace(torch_device=torch.device("cuda", 0), isa=isa),  # type: ignore[arg-type]
-        invariant=given["invariant"],
     )
 
 

@@ -1,0 +1,45 @@
+"""`quire identify`: what must be equal where a stream is to go on, of a model on this machine."""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launch.cli.options import ModelArgument, Values, model_path, takes_options
+from launch.cluster.config import ClusterConfig
+from quire.contract.engine_options import LoadOptions
+
+_OF_LOADING = tuple(each.name for each in fields(LoadOptions))
+
+
+@takes_options(ClusterConfig, only=("device", *_OF_LOADING))
+def identify(
+    options: Values,
+    model: ModelArgument = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the numerics id and the text id that a model has under the code that is installed.
+
+    Cells of the same ids go on with each other's streams. The files are read, nothing is loaded.
+    """
+    from launch.extras import require
+    from quire.contract.errors import QuireError
+
+    device = options.pop("device")
+    try:
+        require("quire identify", "worker")
+        from worker_svc.device.open import open_device
+        from worker_svc.loading.numerics_id import ids_of
+
+        path = Path(model_path(model))
+        ids = ids_of(path, LoadOptions(**options), open_device(device))
+    except QuireError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(json.dumps(asdict(ids)))
+        return
+    typer.echo(f"numerics id  {ids.numerics_id or 'none: a GPU computes without --invariant'}")
+    typer.echo(f"text id      {ids.text_id or 'none: the model has no tokenizer'}")
