@@ -26,7 +26,10 @@ def identify(
     """
     from launch.extras import require
     from quire.contract.errors import QuireError
+    from quire.observe import log
 
+    # To stderr: what is printed may be read by a program.
+    log.configure("identify")
     device = options.pop("device")
     try:
         require("quire identify", "worker")

@@ -97,3 +97,5 @@ async def _roll_when_asked(cluster: "Cluster") -> None:
             await cluster.roll(lambda line: typer.echo(f"roll: {line}"))
         except QuireError as error:
             typer.echo(f"error: {error.message}", err=True)
+        except Exception as error:  # the next signal is to find somebody who waits for it
+            typer.echo(f"error: roll: {error!r}", err=True)

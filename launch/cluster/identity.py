@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 
 import grpc
@@ -19,17 +20,24 @@ from quire.rpc.call_metadata import PROTOCOL_METADATA
 from quire.v1 import worker_pb2, worker_pb2_grpc
 
 DESCRIBE_TIMEOUT_S = 10.0
+# Of a command line that is not understood.
+USAGE_ERROR = 2
 
 log = get_logger()
 
 
-async def ids_in_use(worker: str, tls: TlsFiles | None) -> ModelIds | None:
-    """Return the ids of the model that a worker has loaded; None if it has none or is away.
+async def ids_in_use(workers: Sequence[str], tls: TlsFiles | None) -> ModelIds | None:
+    """Return the ids of the model that workers have loaded; None if none that answers has one.
 
     Args:
-        worker: its address.
+        workers: their addresses.
         tls: certificate of an operator; None speaks in the clear.
     """
+    found = await asyncio.gather(*(_ids_of_worker(each, tls) for each in workers))
+    return next(filter(None, found), None)
+
+
+async def _ids_of_worker(worker: str, tls: TlsFiles | None) -> ModelIds | None:
     async with open_channel(worker, tls, Role.WORKER) as channel:
         try:
             described = await worker_pb2_grpc.WorkerServiceStub(channel).Describe(
@@ -45,11 +53,14 @@ async def ids_in_use(worker: str, tls: TlsFiles | None) -> ModelIds | None:
     return ModelIds(described.model.numerics_id, described.model.text_id)
 
 
-async def ids_of_installed(config: ClusterConfig) -> ModelIds:
+async def ids_of_installed(config: ClusterConfig) -> ModelIds | None:
     """Return the ids that the model would have under the code that is installed now.
 
     Args:
         config: how the cluster loads it.
+
+    Returns:
+        None if that is a release without `quire identify`, or with other options.
 
     Raises:
         UnavailableError: that code cannot serve the model; the message is one line.
@@ -68,12 +79,28 @@ async def ids_of_installed(config: ClusterConfig) -> ModelIds:
         process.kill()
         await process.wait()
         raise
+    if process.returncode == USAGE_ERROR:
+        return None
+    said = errors.decode(errors="replace").splitlines()
     if process.returncode:
-        *_, last = errors.decode(errors="replace").strip().splitlines() or [
-            f"`quire identify` ended with status {process.returncode}"
-        ]
-        raise UnavailableError(last.removeprefix("error: "))
-    return ModelIds(**json.loads(out))
+        reported = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+        raise UnavailableError(
+            reported[-1] if reported else f"`quire identify` ended with {process.returncode}"
+        )
+    return parse_ids(out.decode(errors="replace"))
+
+
+def parse_ids(text: str) -> ModelIds:
+    """Return what `quire identify --json` of this release or another has printed.
+
+    Raises:
+        UnavailableError: it is something else.
+    """
+    try:
+        printed = json.loads(text)
+        return ModelIds(**{each.name: str(printed[each.name]) for each in fields(ModelIds)})
+    except (ValueError, TypeError, LookupError):
+        raise UnavailableError(f"`quire identify` must print ids, got {text[:100]!r}") from None
 
 
 def _flags(config: ClusterConfig) -> list[str]:

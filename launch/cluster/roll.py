@@ -3,7 +3,8 @@
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
 
 from launch.cluster.drain import DrainProgress
 from launch.cluster.process import ServiceProcess
@@ -46,45 +47,73 @@ async def replace_each(services: Sequence[ServiceProcess], say: Say) -> None:
     Raises:
         UnavailableError: a successor does not come up. Those after it keep running.
     """
-    workers = [each for each in services if each.command == "worker"]
+    workers = _of(services, "worker")
     others = [[each] for each in services if each.command != "worker"]
     for group in filter(None, [workers, *others]):
-        await asyncio.gather(*(_replace(each, say) for each in group))
+        try:
+            await _all(*(_replace(each, say) for each in group))
+        except UnavailableError as error:
+            message = f"{error.message}; the services after it keep running"
+            raise UnavailableError(message) from error
 
 
 async def replace_at_rest(
-    services: Sequence[ServiceProcess], drained: AsyncIterator[DrainProgress], say: Say
+    services: Sequence[ServiceProcess],
+    drained: AsyncIterator[DrainProgress],
+    say: Say,
+    *,
+    router_is_last: bool = True,
 ) -> None:
     """Replace all children of a cluster once its streams have ended; new requests wait.
 
-    The scheduler, which ends when it is drained, starts last: nothing is computed by a mixture of
-    old and new.
+    The scheduler, which ends when it is drained, starts again when the workers have: nothing is
+    computed by a mixture of old and new.
 
     Args:
         services: which are kept.
         drained: drains the scheduler, and yields how far that is.
         say: called with lines about what is being finished, and one for each that is replaced.
+        router_is_last: whether what waits at the router may begin there, and be cut as in any roll;
+            else the router ends with the workers, and so does what waits.
 
     Raises:
-        UnavailableError: the scheduler was lost before it was drained, and nothing was replaced; or
-            a successor does not come up.
+        UnavailableError: the scheduler was lost before it was drained, and nothing else was
+            replaced; or a successor does not come up.
     """
-    scheduler = next(each for each in services if each.command == "scheduler")
+    (scheduler,), routers = _of(services, "scheduler"), _of(services, "router")
     old, starting = scheduler.pid, scheduler.next_start()
     scheduler.may_start.clear()
     try:
         await _finish(drained, say)
         began = time.monotonic()
-        others = [each for each in services if each is not scheduler]
-        await asyncio.gather(*(_replace(each, say) for each in others))
+        await _all(*(_replace(each, say) for each in _of(services, "worker")))
+    except BaseException:
+        # Half drained it would neither serve nor end.
+        scheduler.send_signal(_SIGNALS["scheduler"])
+        raise
     finally:
         scheduler.may_start.set()
-    await _until_started(scheduler, starting)
-    say(f"scheduler: pid {old} -> {scheduler.pid}, {time.monotonic() - began:.1f} s")
+
+    async def start_scheduler() -> None:
+        await _until_started(scheduler, starting)
+        say(f"scheduler: pid {old} -> {scheduler.pid}, {time.monotonic() - began:.1f} s")
+
+    if router_is_last:
+        await start_scheduler()
+        await _all(*(_replace(each, say) for each in routers))
+    else:
+        await _all(start_scheduler(), *(_replace(each, say) for each in routers))
 
 
-def why_at_rest(old: ModelIds, new: ModelIds) -> str:
-    """Return why streams of the old code cannot go on under the new; "" if they can."""
+def why_at_rest(old: ModelIds, new: ModelIds | None) -> str:
+    """Return why streams of the old code cannot go on under the new; "" if they can.
+
+    Args:
+        old: of the model in use.
+        new: that the installed code would give it; None if that is a release that does not say.
+    """
+    if new is None:
+        return "the installed code does not say which tokens it computes"
     if old.numerics_id != new.numerics_id:
         ids = f"{old.numerics_id or 'none'} -> {new.numerics_id or 'none'}"
         return f"the new code computes other tokens (numerics id {ids})"
@@ -111,6 +140,17 @@ async def _finish(drained: AsyncIterator[DrainProgress], say: Say) -> None:
     say(result)
 
 
+def _of(services: Sequence[ServiceProcess], command: str) -> list[ServiceProcess]:
+    return [each for each in services if each.command == command]
+
+
+async def _all(*work: Coroutine[Any, Any, None]) -> None:
+    """Wait for all of it, then raise the first error."""
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+
+
 async def _replace(service: ServiceProcess, say: Say) -> None:
     began, old = time.monotonic(), service.pid
     starting = service.next_start()
@@ -129,10 +169,7 @@ async def _until_started(service: ServiceProcess, starting: "asyncio.Future[None
         await asyncio.wait_for(starting, START_TIMEOUT_S)
     except TimeoutError:
         raise UnavailableError(
-            f"roll: {service.name} must start within {START_TIMEOUT_S:g} s, got no answer; "
-            "the services after it keep running"
+            f"roll: {service.name} must start within {START_TIMEOUT_S:g} s, got no answer"
         ) from None
     except Exception as error:
-        raise UnavailableError(
-            f"roll: {service.name} does not start: {error}; the services after it keep running"
-        ) from error
+        raise UnavailableError(f"roll: {service.name} does not start: {error}") from error

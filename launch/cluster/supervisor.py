@@ -17,6 +17,7 @@ from quire.contract.addresses import MAX_RANKS
 from quire.contract.engine_options import EngineOptions
 from quire.contract.errors import ConfigError, InvalidRequestError, UnavailableError
 from quire.contract.options import values_of
+from quire.contract.outputs import ModelIds
 from quire.contract.resizing import ResizeProgress
 from quire.rpc import Role, open_tls, until_serving
 
@@ -192,12 +193,15 @@ class Cluster:
         try:
             began, services = time.monotonic(), list(self.services)
             await prepare(services)
-            if why := await self._why_at_rest():
+            old, new = await self._ids()
+            # Without a model no worker computes: a release that does not come up is replaced, too.
+            if old is not None and (why := why_at_rest(old, new)):
                 say(f"{why}: what runs is finished first, new requests wait")
                 tls = open_tls(self.config.tls_dir, Role.OPERATOR)
                 timeout_s = timeout_s or ROLL_TIMEOUT_S
                 drained = drain(self._scheduler.address, tls, timeout_s=timeout_s)
-                await replace_at_rest(services, drained, say)
+                keeps_text = new is not None and new.text_id == old.text_id
+                await replace_at_rest(services, drained, say, router_is_last=keeps_text)
             else:
                 await replace_each(services, say)
             await self._wait_for_router()
@@ -205,22 +209,20 @@ class Cluster:
         finally:
             self._is_rolling = False
 
-    async def _why_at_rest(self) -> str:
-        """Return why no stream may go on under the code that is installed; "" if all may.
+    async def _ids(self) -> tuple[ModelIds | None, ModelIds | None]:
+        """Return the ids of the model in use, and under the code that is installed; see there.
 
         Raises:
             UnavailableError: that code cannot serve the model; nothing was replaced.
         """
         if not self.launcher.services:
-            return ""  # workers of others, which stay as they are
-        worker, tls = self.launcher.services[0], open_tls(self.config.tls_dir, Role.OPERATOR)
+            return None, None  # workers of others, which stay as they are
+        tls = open_tls(self.config.tls_dir, Role.OPERATOR)
         try:
             new = await ids_of_installed(self.config)
         except UnavailableError as error:
             raise UnavailableError(f"roll: nothing was replaced: {error.message}") from error
-        old = await ids_in_use(worker.address, tls)
-        # Without an id nothing runs: a release that does not come up is replaced, too.
-        return why_at_rest(old, new) if old else ""
+        return await ids_in_use([each.address for each in self.launcher.services], tls), new
 
     @property
     def _scheduler(self) -> ServiceProcess:

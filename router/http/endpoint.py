@@ -17,6 +17,7 @@ from quire.contract.errors import (
     InvalidRequestError,
     QuireError,
     ReaderStalledError,
+    UnavailableError,
 )
 from quire.observe.log import failure_of, get_logger
 from quire.observe.tracing import (
@@ -129,6 +130,10 @@ class Endpoint:
                 await self._run(call, scope, receive)
             except Exception as error:
                 await self._fail(call, error)
+            except asyncio.CancelledError:
+                # The server stops. A stream breaks off, and its client resumes it elsewhere.
+                if call.status is None:
+                    await self._fail(call, UnavailableError("the router stops: ask again"))
             if call.status is not None and not call.is_complete:
                 call.abort()
         finally:

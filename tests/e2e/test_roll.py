@@ -72,7 +72,7 @@ async def test_what_only_the_old_weights_can_finish_is_finished_first(tmp_path: 
             lines: list[str] = []
             rolling = asyncio.create_task(cluster.roll(lines.append))
             # What comes meanwhile waits for the new weights.
-            while not any(line.endswith("new requests wait") for line in lines):
+            while not any("are being finished" in line for line in lines):
                 await asyncio.sleep(0.01)
             new_one = await collect(client, 1)
             assert await asyncio.gather(*streams) == expected

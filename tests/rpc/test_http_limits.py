@@ -267,3 +267,13 @@ async def test_what_each_choice_shows_of_a_prompt_is_bounded_by_all_of_them(tmp_
         assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
         body |= {"n": 1}
         assert (await setup.post(PATH, body)).status_code == 200
+
+
+async def test_what_a_router_that_stops_has_not_answered_may_be_asked_again(tmp_path) -> None:
+    fake = FakeScheduler()
+    fake.hold()
+    async with http_router(tmp_path, fake) as setup:
+        asking = asyncio.create_task(setup.post(PATH, {"prompt": PROMPT, "max_tokens": 2}))
+        await fake.until(lambda: bool(fake.submitted))
+        await setup.router._http.server.stop(0.1)
+        assert shown(await asking) == (503, "unavailable")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from launch.cluster.drain import DrainProgress
+from launch.cluster.identity import parse_ids
 from launch.cluster.process import ServiceProcess
 from launch.cluster.roll import prepare, replace_at_rest, replace_each, why_at_rest
 from quire.contract.errors import ConfigError, QuireError, UnavailableError
@@ -100,16 +101,25 @@ async def test_what_only_the_old_code_can_finish_is_finished_first() -> None:
     steps = [(0, 0, 3, 0.0), (0, 1, 2, 1.0), (0, 2, 1, 5.5), (1, 2, 0, 6.0)]
     progress = drained(services[2], *(DrainProgress(*step) for step in steps))
     await replace_at_rest(services, progress, lines.append)
-    # The scheduler last: what waits is not computed by old workers, nor read by an old router.
-    assert set(done[:3]) == {"start worker 0", "start worker 1", "start router"}
-    assert done[3:] == ["start scheduler"]
+    # The scheduler after the workers: what waits is not computed by old ones.
+    assert set(done[:2]) == {"start worker 0", "start worker 1"}
+    assert done[2:] == ["start scheduler", "start router"]
     assert services[2].signals == []
     assert lines[:3] == [
         "3 requests are being finished, 0.0 s",
         "1 requests are being finished, 5.5 s",
         "2 requests finished by the old code in 6.0 s, 1 moved to other cells",
     ]
-    assert lines[-1].startswith("scheduler: pid 0 -> 1, ")
+    assert lines[-2].startswith("scheduler: pid 0 -> 1, ")
+
+
+async def test_a_router_that_reads_text_otherwise_ends_with_the_workers() -> None:
+    done: list[str] = []
+    services = children(done)
+    progress = drained(services[2], DrainProgress(0, 0, 0, 0.0))
+    await replace_at_rest(services, progress, lambda _: None, router_is_last=False)
+    assert set(done[:2]) == {"start worker 0", "start worker 1"}
+    assert set(done[2:]) == {"start scheduler", "start router"}
 
 
 async def test_what_is_not_finished_in_time_is_reported() -> None:
@@ -130,7 +140,9 @@ async def test_nothing_is_replaced_if_the_scheduler_is_lost_while_it_finishes() 
     services = children(done)
     with pytest.raises(UnavailableError, match=r"^connection lost$"):
         await replace_at_rest(services, lost(), lambda _: None)
-    assert done == []
+    # It would neither serve nor end if it were alive, half drained.
+    assert services[2].signals == [signal.SIGINT]
+    assert [each.signals for each in services if each.name != "scheduler"] == [[], [], []]
     assert all(each.may_start.is_set() for each in services)
 
 
@@ -140,8 +152,17 @@ async def test_nothing_is_replaced_if_the_scheduler_is_lost_while_it_finishes() 
         (ModelIds("a1", "b1"), ""),
         (ModelIds("a2", "b1"), "the new code computes other tokens (numerics id a1 -> a2)"),
         (ModelIds("", "b2"), "the new code computes other tokens (numerics id a1 -> none)"),
+        (None, "the installed code does not say which tokens it computes"),
         (ModelIds("a1", "b2"), "the new code makes other text of tokens (text id b1 -> b2)"),
     ],
 )
-def test_either_id_decides(new: ModelIds, reason: str) -> None:
+def test_either_id_decides(new: ModelIds | None, reason: str) -> None:
     assert why_at_rest(ModelIds("a1", "b1"), new) == reason
+
+
+def test_ids_of_another_release_are_read() -> None:
+    text = '{"numerics_id": "a1", "text_id": "b1", "of_a_later_release": 1}'
+    assert parse_ids(text) == ModelIds("a1", "b1")
+    for wrong in ("", "[]", '{"numerics_id": "a1"}'):
+        with pytest.raises(UnavailableError, match="must print ids"):
+            parse_ids(wrong)
