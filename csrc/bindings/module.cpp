@@ -76,23 +76,54 @@ void stop_recording(quire::Recording&) {
   recording = nullptr;
 }
 
-// The backend for the operands of an operation: that of the GPU if any of them is on it.
+// Whether any operand of an operation is on the GPU.
+template <typename... Args>
+bool runs_on_gpu(const Args&... args) {
+#if defined(QUIRE_EMULATED_CUDA)
+  if (is_emulating) return true;
+#endif
+  return (is_on_gpu(args) || ...);
+}
+
+// The backend for the operands of an operation.
 template <typename... Args>
 quire::Backend& backend_for(const Args&... args) {
-#if defined(QUIRE_EMULATED_CUDA)
-  if (is_emulating) return cuda_backend();
-#endif
-  if ((is_on_gpu(args) || ...)) return cuda_backend();
+  if (runs_on_gpu(args...)) return cuda_backend();
   if (recording != nullptr) return *recording;
   return backend();
 }
 
+#if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
+// Returns the stream that torch's work of the calling thread goes to; null for the default one.
+// Lives as long as the process: the interpreter is gone before it.
+py::object& stream_source() {
+  static auto* source = new py::object;
+  return *source;
+}
+
+// `source` returns a cudaStream_t; None ends that: operations run on the default stream.
+void follow_streams(py::object source) {
+  if (source.is_none()) quire::cuda::CudaBackend::set_stream(0);
+  stream_source() = source.is_none() ? py::object() : std::move(source);
+}
+
+// Has operations of the GPU run on that stream. Needs the GIL.
+void follow_stream() {
+  if (py::object& source = stream_source())
+    quire::cuda::CudaBackend::set_stream(source().cast<uintptr_t>());
+}
+#else
+void follow_stream() {}
+#endif
+
 // Binds an operation to the backend of its operands and releases the GIL while it runs.
 template <typename... Args>
 void define(py::module_& module, const char* name, void (*op)(quire::Backend&, Args...)) {
-  module.def(
-      name, [op](Args... args) { op(backend_for(args...), args...); },
-      py::call_guard<py::gil_scoped_release>());
+  module.def(name, [op](Args... args) {
+    if (runs_on_gpu(args...)) follow_stream();
+    const py::gil_scoped_release released;
+    op(backend_for(args...), args...);
+  });
 }
 
 std::shared_ptr<quire::AttentionPlan> plan_attention(
@@ -100,6 +131,8 @@ std::shared_ptr<quire::AttentionPlan> plan_attention(
     const quire::Tensor& seq_lens, const quire::Tensor& query_start_loc,
     std::optional<int64_t> sliding_window, std::optional<int64_t> max_seq_len,
     std::shared_ptr<quire::AttentionPlan> earlier) {
+  if (runs_on_gpu(query)) follow_stream();
+  const py::gil_scoped_release released;
   return quire::ops::plan_attention(backend_for(query), query, key_cache, value_cache, seq_lens,
                                     query_start_loc, sliding_window, max_seq_len,
                                     std::move(earlier));
@@ -173,7 +206,7 @@ PYBIND11_MODULE(_C, module) {
       .def("replay_timed", &quire::Recording::replay_timed,
            py::call_guard<py::gil_scoped_release>())
       .def("__len__", &quire::Recording::size);
-  module.def("plan_attention", plan_attention, py::call_guard<py::gil_scoped_release>());
+  module.def("plan_attention", plan_attention);
   module.def("isa", isa);
   module.def("available_isas", available_isas);
   module.def("set_isa", set_isa);
@@ -182,7 +215,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("stream_read", stream_read, py::call_guard<py::gil_scoped_release>());
   module.def("philox4x32", philox4x32);
 #if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
-  module.def("set_stream", quire::cuda::CudaBackend::set_stream);
+  module.def("follow_streams", follow_streams);
   module.def("driver_problem", quire::cuda::driver_problem);
   module.def("launch_problem", quire::cuda::launch_problem,
              py::call_guard<py::gil_scoped_release>());
@@ -190,7 +223,7 @@ PYBIND11_MODULE(_C, module) {
              py::call_guard<py::gil_scoped_release>());
   module.def("unpin_host_memory", quire::cuda::unpin_host_memory,
              py::call_guard<py::gil_scoped_release>());
-  quire::bind_seed(module);
+  quire::bind_seed(module, follow_stream);
 #endif
 #if defined(QUIRE_EMULATED_CUDA)
   module.def("set_emulator_order", set_emulator_order);

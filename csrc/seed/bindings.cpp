@@ -91,9 +91,18 @@ void paged_attention_v1(const Tensor& out, const Tensor& query, const Tensor& ke
 
 }  // namespace
 
-void bind_seed(pybind11::module_& module) {
-  module.def("paged_attention_v1", paged_attention_v1,
-             pybind11::call_guard<pybind11::gil_scoped_release>());
+void bind_seed(pybind11::module_& module, void (*follow_stream)()) {
+  module.def(
+      "paged_attention_v1",
+      [follow_stream](const Tensor& out, const Tensor& query, const Tensor& key_cache,
+                      const Tensor& value_cache, const Tensor& block_tables, const Tensor& seq_lens,
+                      double scale, const std::optional<Tensor>& alibi_slopes, int64_t max_seq_len,
+                      bool is_partitioned) {
+        follow_stream();
+        const pybind11::gil_scoped_release released;
+        paged_attention_v1(out, query, key_cache, value_cache, block_tables, seq_lens, scale,
+                           alibi_slopes, max_seq_len, is_partitioned);
+      });
 }
 
 }  // namespace quire

@@ -5,7 +5,7 @@
 
 namespace quire {
 
-// Defines `paged_attention_v1`.
-void bind_seed(pybind11::module_& module);
+// Defines `paged_attention_v1`, which calls `follow_stream` before it begins.
+void bind_seed(pybind11::module_& module, void (*follow_stream)());
 
 }  // namespace quire

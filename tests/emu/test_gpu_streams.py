@@ -14,6 +14,7 @@ from tests.models.driver import load_runner
 from worker_svc import ops
 from worker_svc.cache.mover_gpu import StreamBlockMover
 from worker_svc.device.cuda import CudaDevice, PinnedCopies
+from worker_svc.ops import compiled
 from worker_svc.steps.graphs import DecodeGraphs
 
 
@@ -109,3 +110,22 @@ def test_devices_do_not_mix(emulated_gpu: EmulatedDevice) -> None:
     with pytest.raises(RuntimeError, match="tensors of the CPU"):
         there + torch.ones(3)
     assert (there + there).cpu().tolist() == [2.0] * 3
+
+
+def test_kernels_run_on_torchs_stream(emulated_gpu: EmulatedDevice) -> None:
+    """The kernels keep no stream of their own, which could be another than torch's."""
+    asked: list[int] = []
+
+    def stream() -> int:
+        asked.append(len(asked))
+        return 0
+
+    x = torch.ones(3, 64, device=emulated_gpu.torch_device)
+    out, weight = torch.empty_like(x), torch.ones(64, device=emulated_gpu.torch_device)
+    compiled._C.follow_streams(stream)
+    try:
+        for _ in range(2):
+            ops.rms_norm(out, x, weight, 1e-5)
+        assert asked == [0, 1]
+    finally:
+        compiled._C.follow_streams(None)

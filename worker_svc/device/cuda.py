@@ -139,7 +139,7 @@ class CudaDevice:
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Run the work that torch and our kernels start in the block on a stream."""
-        return _OnStream(stream)
+        return torch.cuda.stream(stream)
 
     def capture(self, work: Callable[[], None], pool: Any) -> Graph:
         """Return the work that a function starts, as a graph; the work is not done.
@@ -183,7 +183,6 @@ class CudaDevice:
         """See Device."""
         torch.cuda.set_device(self.torch_device)
         torch.cuda.set_stream(self.compute_stream)
-        ops.set_stream(self.compute_stream.cuda_stream)
 
     def start_waiting_thread(self) -> None:
         """See Device."""
@@ -299,21 +298,3 @@ class PinnedCopies:
         """See Fetched."""
         self._done.synchronize()
         return [copy.numpy() for copy in self._copies]
-
-
-class _OnStream:
-    """Torch's current stream and our kernels', for the length of a block."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._torch = torch.cuda.stream(stream)
-        self._before: Any = None
-
-    def __enter__(self) -> None:
-        self._before = torch.cuda.current_stream()
-        self._torch.__enter__()  # type: ignore[no-untyped-call]
-        ops.set_stream(self._stream.cuda_stream)
-
-    def __exit__(self, *error: object) -> None:
-        self._torch.__exit__(*error)
-        ops.set_stream(self._before.cuda_stream)

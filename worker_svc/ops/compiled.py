@@ -9,6 +9,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from worker_svc import _C as _C
 else:
@@ -26,4 +28,11 @@ else:
         spec.loader.exec_module(module)
         return module
 
+    def _current_stream() -> int:
+        """Return the stream of torch's work of this thread on its device, a cudaStream_t."""
+        return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+
     _C = _load_kernels()
+    # Torch alone knows on which stream a thread works.
+    if hasattr(_C, "follow_streams") and hasattr(torch._C, "_cuda_getCurrentRawStream"):
+        _C.follow_streams(_current_stream)

@@ -11,18 +11,7 @@ on the same memory, without checks. Their tensors must stay where they are."""
 
 def has_cuda() -> bool:
     """Return whether this build has kernels for GPUs."""
-    return hasattr(compiled._C, "set_stream")
-
-
-def set_stream(stream: int) -> None:
-    """Run the calling thread's operations on a CUDA stream from now on; 0 is the default one.
-
-    Only in builds with kernels for GPUs.
-
-    Args:
-        stream: a cudaStream_t.
-    """
-    compiled._C.set_stream(stream)
+    return hasattr(compiled._C, "follow_streams")
 
 
 def driver_problem() -> str:

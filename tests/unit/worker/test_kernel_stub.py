@@ -61,7 +61,7 @@ def test_the_stub_has_the_functions_of_the_module() -> None:
     stub, built = stub_functions(), built_functions()
     assert built.keys() - stub.keys() <= {"set_emulator_order"}
     assert stub.keys() - built.keys() <= {
-        *("set_stream", "driver_problem", "launch_problem"),
+        *("follow_streams", "driver_problem", "launch_problem"),
         *("pin_host_memory", "unpin_host_memory", "paged_attention_v1"),
     }
     common = stub.keys() & built.keys()
