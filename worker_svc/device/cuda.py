@@ -19,6 +19,14 @@ UPLOAD_BUFFERS = 12
 FLOAT8_CAPABILITY = (8, 9)
 LEAST_CAPABILITY = (8, 0)
 _ALIGNMENT = 16
+# Of arrays, by numpy's name.
+DTYPES = {
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float32": torch.float32,
+}
 
 
 class Event(Protocol):
@@ -196,26 +204,17 @@ class CudaDevice:
             return True
         return False
 
-    def place(
-        self, arrays: Mapping[str, Array], into: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
-        """Copy arrays to the device in one piece, without waiting for it.
+    def place(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        """Copy arrays to new memory of the device in one piece, without waiting for it.
 
         Args:
             arrays: by name.
-            into: [bytes] uint8 of the device to use; None takes new memory.
 
         Returns:
-            Views of that piece, at the same places for the same shapes.
+            Views of that piece.
         """
-        places: dict[str, int] = {}
-        num_bytes = 0
-        for name, array in arrays.items():
-            places[name] = num_bytes
-            num_bytes += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        buffer = into
-        if buffer is None:
-            buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
+        places, num_bytes = places_of(arrays)
+        buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
         host, sent = self._next_upload(num_bytes)
         written = host.numpy()
         for name, array in arrays.items():
@@ -223,11 +222,11 @@ class CudaDevice:
             written[start : start + array.nbytes] = (
                 np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             )
-        buffer[:num_bytes].copy_(host[:num_bytes], non_blocking=True)
+        buffer.copy_(host[:num_bytes], non_blocking=True)
         sent.record(self.compute_stream)
         return {
             name: buffer[start : start + arrays[name].nbytes]
-            .view(_DTYPES[arrays[name].dtype.name])
+            .view(DTYPES[arrays[name].dtype.name])
             .view(arrays[name].shape)
             for name, start in places.items()
         }
@@ -273,13 +272,14 @@ class CudaDevice:
         return upload
 
 
-_DTYPES = {
-    "uint8": torch.uint8,
-    "bool": torch.bool,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "float32": torch.float32,
-}
+def places_of(arrays: Mapping[str, Array]) -> tuple[dict[str, int], int]:
+    """Return where each array begins in one piece of memory, in bytes, and how long that is."""
+    places: dict[str, int] = {}
+    num_bytes = 0
+    for name, array in arrays.items():
+        places[name] = num_bytes
+        num_bytes += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return places, num_bytes
 
 
 class PinnedCopies:

@@ -14,6 +14,7 @@ import torch
 
 from worker_svc.device.base import Array
 from worker_svc.device.cuda import CudaDevice, Graph
+from worker_svc.device.placement import Placement
 from worker_svc.layers.attention import AttentionMetadata, KVCaches
 from worker_svc.layers.attention_plans import AttentionPlans
 from worker_svc.models.interface import CausalLM
@@ -21,6 +22,17 @@ from worker_svc.steps.batch import Batch
 from worker_svc.steps.gpu_rows import GpuRows
 from worker_svc.steps.inputs import DeviceBatch
 from worker_svc.steps.rows import SequenceRows
+
+# What a graph reads of each sequence beside its place among the rows.
+_DECODE_DTYPES: dict[str, type[np.generic]] = {
+    "input_codes": np.int64,
+    "positions": np.int64,
+    "slot_mapping": np.int64,
+    "rows": np.int64,
+    "seq_lens": np.int32,
+}
+# Nothing is written to the cache.
+_NO_SLOT = -1
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -36,13 +48,13 @@ class _Captured:
 
     Attributes:
         graph: the graph.
-        buffer: [bytes] uint8, the memory that it reads its inputs from.
+        inputs: what it reads, and the arguments of sampling, which it does not.
         plans: the attention plans that it reads.
         hidden: [size, hidden_size] last hidden states that it writes.
     """
 
     graph: Graph
-    buffer: torch.Tensor
+    inputs: Placement
     plans: AttentionPlans
     hidden: torch.Tensor
 
@@ -105,29 +117,38 @@ class DecodeGraphs:
             self._generation = self._rows.generation
             self.capture()
         size = next(size for size in self._sizes if size >= batch.num_tokens)
-        captured = self._captured[size]
+        captured, count = self._captured[size], len(batch.sampling_rows)
+        arrays = captured.inputs.begin()
+        _fill(arrays, batch)
         sampling = self._held.sampling.columns(batch.sampling_rows, batch.sampled_positions)
-        arrays = _decode_arrays(size, batch)
-        placed = self._device.place(
-            {**arrays, "sampling_rows": batch.sampling_rows, **sampling}, into=captured.buffer
-        )
+        for name, column in sampling.items():
+            arrays[name][:count] = column
+        arrays["sampling_rows"][:count] = batch.sampling_rows
+        captured.inputs.send()
         captured.plans.begin(
             torch.from_numpy(arrays["seq_lens"]), torch.from_numpy(arrays["query_start_loc"])
         )
         captured.plans.make_again()
+        placed = captured.inputs.tensors
         return DeviceBatch(
             partial(captured.replay, batch.num_tokens),
             None,
-            placed["sampling_rows"],
-            {name: placed[name] for name in sampling},
+            placed["sampling_rows"][:count],
+            {name: placed[name][:count] for name in sampling},
         )
 
     def _capture(self, size: int) -> _Captured:
-        device, arrays = self._device, _decode_arrays(size)
-        # Room for the sampling columns, which follow in the buffer; the graph does not read them.
-        num_bytes = sum(array.nbytes + 64 for array in arrays.values()) + 64 * (size + 8)
-        buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=device.torch_device)
-        placed = device.place(arrays, into=buffer)
+        device, rows = self._device, np.zeros(size, np.int64)
+        examples = {
+            **{name: np.empty(size, dtype) for name, dtype in _DECODE_DTYPES.items()},
+            "query_start_loc": np.empty(size + 1, np.int32),
+            "sampling_rows": rows,
+            **self._held.sampling.columns(rows, rows),
+        }
+        inputs = Placement(device, examples)
+        arrays, placed = inputs.begin(), inputs.tensors
+        _fill(arrays)
+        inputs.send()
         plans = AttentionPlans(max_seq_len=self._held.max_num_tokens)
         plans.begin(
             torch.from_numpy(arrays["seq_lens"]), torch.from_numpy(arrays["query_start_loc"])
@@ -150,24 +171,21 @@ class DecodeGraphs:
 
         work()  # makes the plans, and what libraries make at their first call
         graph = device.capture(work, self._pool)
-        return _Captured(graph, buffer, plans, hidden)
+        return _Captured(graph, inputs, plans, hidden)
 
 
-def _decode_arrays(size: int, batch: Batch | None = None) -> dict[str, Array]:
-    """Return the arrays of a decode batch of `size` sequences; those beyond `batch` are empty.
+def _fill(arrays: dict[str, Array], batch: Batch | None = None) -> None:
+    """Fill the arrays that a graph reads with a batch; sequences beyond it are empty.
 
-    Shapes are those of Batch with `size` rows and sequences, dtypes the same.
+    Args:
+        arrays: by name, of the sizes and dtypes of Batch with as many rows as the graph's size.
+        batch: decoding sequences; None for none.
     """
     count = 0 if batch is None else batch.num_tokens
-    arrays: dict[str, Array] = {
-        "input_codes": np.zeros(size, np.int64),
-        "positions": np.zeros(size, np.int64),
-        "slot_mapping": np.full(size, -1, np.int64),
-        "rows": np.zeros(size, np.int64),
-        "seq_lens": np.zeros(size, np.int32),
-        "query_start_loc": np.minimum(np.arange(size + 1), count).astype(np.int32),
-    }
-    if batch is not None:
-        for name in ("input_codes", "positions", "slot_mapping", "rows", "seq_lens"):
+    for name in _DECODE_DTYPES:
+        if batch is not None:
             arrays[name][:count] = getattr(batch, name)
-    return arrays
+        arrays[name][count:] = _NO_SLOT if name == "slot_mapping" else 0
+    starts = arrays["query_start_loc"]
+    starts[:count] = np.arange(count)
+    starts[count:] = count
