@@ -152,8 +152,8 @@ PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 bench-gpu: ## On a machine with a GPU: output tokens per second of a Llama-3-8B with made-up weights
 	@$(PYTHON) -m bench.gpu
 
-gpu-check: ## On a machine with a GPU: build, test, sanitize and measure the CUDA kernels
-	@$(PYTHON) bench/gpu_check.py
+gpu-check: ## On a machine with a GPU: build, test, sanitize and measure the CUDA kernels (SMOKE=1: what is soon known)
+	@$(PYTHON) -m bench.gpu_check $(if $(filter 1,$(SMOKE)),--smoke)
 
 clean: ## Remove .venv and everything built
 	rm -rf .venv build quire/v1 quire/facades worker_svc/_C.pyi

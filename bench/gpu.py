@@ -217,7 +217,9 @@ def main() -> int:
     def save() -> None:
         """Write what is known so far: a run may be cut short."""
         if arguments.json:
-            arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+            unfinished = arguments.json.with_suffix(".new")
+            unfinished.write_text(json.dumps(figures, indent=1) + "\n")
+            unfinished.rename(arguments.json)
 
     rate = copy_rate(device)
     figures["copy_bytes_per_s"] = rate

@@ -1,0 +1,110 @@
+"""What docs/gpu.md predicts of a GPU, by bytes and instructions, beside what was measured.
+
+Shares are of the bandwidth of a copy on the same device, so that they hold for every card; rates
+are of an H100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Figures = dict[str, Any]
+# Of the kind with the most bandwidth.
+H100 = "H100 80GB HBM3"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A figure that was predicted.
+
+    Attributes:
+        step: of gpu-check, whose figures have it.
+        name: what is shown.
+        find: returns what was measured; raises LookupError if that has no such figure.
+        low: at least that was predicted.
+        high: and at most that.
+        device: part of the name of the only device that it is predicted for; "" for all.
+    """
+
+    step: str
+    name: str
+    find: Callable[[Figures], float]
+    low: float
+    high: float
+    device: str = ""
+
+
+def _first(cases: list[Figures], **wanted: object) -> Figures:
+    for case in cases:
+        if all(case[name] == value for name, value in wanted.items()):
+            return case
+    raise LookupError(f"no case of {wanted}")
+
+
+def _attention(case: str, group: int) -> Callable[[Figures], float]:
+    return lambda found: float(
+        _first(found["cases"], case=case, group=group)["share_of_copy"]["ours"]
+    )
+
+
+def _linear(rows: int) -> Callable[[Figures], float]:
+    return lambda found: float(
+        _first(found["linear"], in_features=4096, out_features=28672, rows=rows)["share_of_copy"]
+    )
+
+
+def _prompt(rows: int, length: int) -> Callable[[Figures], float]:
+    return lambda found: float(_first(found["prompts"], rows=rows, length=length)["tflops"]["ours"])
+
+
+def _roof(streams: int) -> Callable[[Figures], float]:
+    return lambda found: float(_first(found["default"], streams=streams)["roof"])
+
+
+KERNELS, ENGINE = "bench", "bench-gpu"
+PREDICTIONS = (
+    Prediction(
+        KERNELS, "decode attention, 64 x 4k, G=4, of a copy", _attention("64 x 4k", 4), 0.85, 1.05
+    ),
+    Prediction(
+        KERNELS, "decode attention, 1 x 128k, G=4, of a copy", _attention("1 x 128k", 4), 0.75, 1.05
+    ),
+    Prediction(
+        KERNELS,
+        "decode attention, 1 x 128k + 63 x 1k, G=4, of a copy",
+        _attention("1 x 128k + 63 x 1k", 4),
+        0.75,
+        1.05,
+    ),
+    Prediction(KERNELS, "layer 4096 x 28672, 1 row, of a copy", _linear(1), 0.8, 1.05),
+    Prediction(KERNELS, "layer 4096 x 28672, 64 rows, of a copy", _linear(64), 0.55, 0.75),
+    Prediction(KERNELS, "prompt of 8k, TFLOP/s", _prompt(8192, 8192), 180, 260, H100),
+    Prediction(KERNELS, "chunk of 2k behind 32k, TFLOP/s", _prompt(2048, 34816), 180, 260, H100),
+    Prediction(ENGINE, "decode step, 1 stream, of the roof", _roof(1), 0.80, 0.90),
+    Prediction(ENGINE, "decode step, 64 streams, of the roof", _roof(64), 0.75, 0.85),
+)
+
+
+def compared(step: str, device: str, figures: Figures) -> Iterator[Figures]:
+    """Yield each prediction of a step beside what was measured.
+
+    Args:
+        step: of gpu-check.
+        device: its name.
+        figures: of the step's benchmark.
+    """
+    for each in PREDICTIONS:
+        if each.step != step or each.device not in device:
+            continue
+        try:
+            measured = each.find(figures)
+        except LookupError:
+            continue  # the run was cut short
+        yield {
+            "name": each.name,
+            "measured": round(measured, 3),
+            "predicted": [each.low, each.high],
+            "as_predicted": each.low <= measured <= each.high,
+        }

@@ -1,0 +1,129 @@
+"""What `make gpu-check` does in which order, and what is left of a run that is cut short."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import gpu_check
+from bench.gpu_predictions import compared
+
+ABOUT = {"device": "NVIDIA H100 80GB HBM3", "capability": "90"}
+SOON_KNOWN = ["build", "first", "bits", "protos", "graphs"]
+ALL = [*SOON_KNOWN, "tests", "worker", "memcheck", "racecheck", "bench", "bench-gpu"]
+KERNEL_FIGURES: dict[str, Any] = {
+    "cases": [
+        {"case": "64 x 4k", "group": 4, "share_of_copy": {"ours": 0.9}},
+        {"case": "1 x 128k", "group": 4, "share_of_copy": {"ours": 0.5}},
+    ],
+    "linear": [],
+    "prompts": [{"rows": 8192, "length": 8192, "tflops": {"ours": 220.0, "torch": 500.0}}],
+}
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> gpu_check.Check:
+    """A run that has not begun, on a machine where every command succeeds."""
+    build = tmp_path / "build"
+    (build / "csrc").mkdir(parents=True)
+    (build / "csrc" / "_C.so").touch()
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu_check, "BUILD", build)
+    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: f"/opt/{name}")
+    monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda name: name)
+    fails(monkeypatch, "")
+    return gpu_check.Check(ABOUT, tmp_path / "results" / "run.json", 100.0)
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, word: str, writes: str = "") -> None:
+    """Have commands with a word fail; those with `writes` write figures first."""
+
+    def run(command: tuple[object, ...], env: dict[str, str], timeout_s: float) -> dict[str, Any]:
+        words = [str(each) for each in command]
+        if writes and writes in words:
+            Path(words[-1]).write_text(json.dumps(KERNEL_FIGURES))
+        is_bad = bool(word) and any(word in each for each in words)
+        return {"ok": not is_bad, "s": 0.1, "output": " ".join(words)}
+
+    monkeypatch.setattr(gpu_check, "_run", run)
+
+
+def test_what_is_soon_known_comes_first(check: gpu_check.Check) -> None:
+    assert gpu_check.run_all(check, smoke=False, without=[]) == 0
+    assert [*check.steps] == ALL
+    written = json.loads(check.path.read_text())
+    assert [*written["steps"]] == ALL
+    assert written["device"] == ABOUT["device"]
+
+
+def test_smoke_stops_there(check: gpu_check.Check) -> None:
+    assert gpu_check.run_all(check, smoke=True, without=[]) == 0
+    assert [*check.steps] == SOON_KNOWN
+
+
+def test_what_does_not_build_is_not_run(
+    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails(monkeypatch, "dev_build.sh")
+    assert gpu_check.run_all(check, smoke=False, without=[]) == 1
+    assert [*check.steps] == ["build"]
+
+
+def test_each_step_is_written_when_it_has_ended(
+    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_check, "check_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpu_check.run_all(check, smoke=False, without=[])
+    assert [*json.loads(check.path.read_text())["steps"]] == SOON_KNOWN
+
+
+def test_a_missing_sanitizer_is_an_error_unless_it_is_named(
+    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: None)
+    assert gpu_check.run_all(check, smoke=False, without=[]) == 1
+    assert [name for name, found in check.steps.items() if not found["ok"]] == [
+        "memcheck",
+        "racecheck",
+    ]
+    check.steps.clear()
+    assert gpu_check.run_all(check, smoke=False, without=["sanitizer"]) == 0
+    assert "memcheck" not in check.steps
+
+
+def test_a_worker_that_cannot_run_is_an_error_and_kernels_are_measured(
+    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda name: None)
+    assert gpu_check.run_all(check, smoke=False, without=[]) == 1
+    assert not check.steps["protos"]["ok"]
+    assert "transformers" in check.steps["protos"]["output"]
+    assert "bench" in check.steps
+    assert not {"graphs", "worker", "bench-gpu"} & {*check.steps}
+
+
+def test_figures_stand_beside_what_was_predicted(
+    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails(monkeypatch, "", writes="bench.kernels_gpu")
+    gpu_check.run_all(check, smoke=False, without=[])
+    found = {
+        each["name"]: (each["measured"], each["as_predicted"])
+        for each in check.steps["bench"]["predictions"]
+    }
+    assert found == {
+        "decode attention, 64 x 4k, G=4, of a copy": (0.9, True),
+        "decode attention, 1 x 128k, G=4, of a copy": (0.5, False),
+        "prompt of 8k, TFLOP/s": (220.0, True),
+    }
+
+
+def test_rates_are_predicted_for_one_card_and_shares_for_all() -> None:
+    names = {each["name"] for each in compared("bench", "NVIDIA L4", KERNEL_FIGURES)}
+    assert "prompt of 8k, TFLOP/s" not in names
+    assert len(names) == 2
