@@ -2,8 +2,9 @@
 
 Prints a line for each case: time, bytes of keys and values over time, and that as a share of what a
 copy reaches on the same device; "float8" is our kernel over caches of e4m3. FlashInfer is compared
-with where it is installed, torch's flex_attention at one group of heads. Then linear layers by the
-invariance rule against torch's, which keep no such rule.
+with where it is installed, torch's flex_attention at one group of heads. Then attention of prompts
+against torch's over contiguous keys, and linear layers by the invariance rule against torch's,
+which keep no such rule.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ CASES = {
     "mixed": ([512, 1024, 2048, 4096, 8192, 16384, 300, 50] * 4, 8),
 }
 GROUPS = (1, 4, 8)
+# Rows of a prompt or chunk, and tokens of its sequence with them.
+PROMPTS = ((2048, 2048), (8192, 8192), (2048, 34816))
+PROMPT_HEADS = (8, 4)  # key/value heads, and heads of a group
 # To compile it takes long.
 FLEX_GROUP = 4
 # (in_features, out_features) of Llama-3-8B: QKV, output, gate and up, down, vocabulary.
@@ -78,15 +82,18 @@ def memory_rates() -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """One query token of each sequence, over scattered blocks."""
+    """The last query tokens of each sequence, one by default, over scattered blocks."""
 
     query: Tensor
     caches: tuple[Tensor, Tensor]
     tables: Tensor
     lengths: list[int]
+    rows: int = 1
 
     @classmethod
-    def random(cls, lengths: list[int], kv_heads: int, group: int, dtype: torch.dtype) -> Decode:
+    def random(
+        cls, lengths: list[int], kv_heads: int, group: int, dtype: torch.dtype, rows: int = 1
+    ) -> Decode:
         """Fill caches that hold exactly these sequences."""
         counts = [-(-length // BLOCK_SIZE) for length in lengths]
         shape = (sum(counts), kv_heads, BLOCK_SIZE, HEAD_SIZE)
@@ -97,13 +104,14 @@ class Decode:
         for row, count in enumerate(counts):
             tables[row, :count] = order[used : used + count]
             used += count
-        query = torch.randn(len(lengths), kv_heads * group, HEAD_SIZE, device="cuda").to(dtype)
-        return cls(query, (keys, values), tables.cuda(), lengths)
+        tokens = len(lengths) * rows
+        query = torch.randn(tokens, kv_heads * group, HEAD_SIZE, device="cuda").to(dtype)
+        return cls(query, (keys, values), tables.cuda(), lengths, rows)
 
     def as_float8(self) -> Decode:
         """The same sequences over caches of e4m3."""
         keys, values = (cache.to(torch.float8_e4m3fn) for cache in self.caches)
-        return Decode(self.query, (keys, values), self.tables, self.lengths)
+        return Decode(self.query, (keys, values), self.tables, self.lengths, self.rows)
 
     @property
     def bytes_read(self) -> int:
@@ -115,7 +123,7 @@ class Decode:
         """The kernel that serves."""
         out = torch.empty_like(self.query)
         seq_lens = torch.tensor(self.lengths, dtype=torch.int32)
-        starts = torch.arange(len(self.lengths) + 1, dtype=torch.int32)
+        starts = self.rows * torch.arange(len(self.lengths) + 1, dtype=torch.int32)
         plan = ops.plan_attention(self.query, *self.caches, seq_lens, starts)
         on_device = seq_lens.cuda(), starts.cuda()
         return lambda: ops.paged_attention(
@@ -210,6 +218,37 @@ def print_case(found: dict[str, Any]) -> None:
     print(f"{found['case']:>9}  G={found['group']}  {found['dtype']}  {columns}", flush=True)
 
 
+def bench_prompt(rows: int, length: int) -> dict[str, Any]:
+    """Measure the last rows of a sequence; torch's kernel only where they are all of it."""
+    kv_heads, group = PROMPT_HEADS
+    prompt = Decode.random([length], kv_heads, group, torch.bfloat16, rows)
+    bodies: dict[str, Callable[[], object]] = {"ours": prompt.ours()}
+    if rows == length:
+        shape = (1, kv_heads * group, length, HEAD_SIZE)
+        query, keys, values = (torch.randn(shape, device="cuda").bfloat16() for _ in range(3))
+
+        def torchs() -> Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(
+                query, keys, values, is_causal=True
+            )
+
+        bodies["torch"] = torchs
+    pairs = sum(range(length - rows + 1, length + 1))
+    operations = 4 * HEAD_SIZE * kv_heads * group * pairs
+    times = {kernel: microseconds(body, 5) for kernel, body in bodies.items()}
+    rates = {kernel: 1e-6 * operations / us for kernel, us in times.items()}
+    return {"rows": rows, "length": length, "us": times, "tflops": rates}
+
+
+def print_prompt(found: dict[str, Any]) -> None:
+    """Print the line of a prompt."""
+    columns = "  ".join(
+        f"{kernel} {us:8.1f} us {found['tflops'][kernel]:4.0f} TFLOP/s"
+        for kernel, us in found["us"].items()
+    )
+    print(f"prompt, {found['rows']} rows of {found['length']} tokens  {columns}", flush=True)
+
+
 def bench_linear(in_features: int, out_features: int, copy_rate: float) -> list[dict[str, Any]]:
     """Measure a layer at each number of rows; weights over time as a share of a copy's rate."""
     weight_bytes = 2 * in_features * out_features
@@ -270,22 +309,30 @@ def main() -> int:
     print(
         f"copy {rates['copy'] / 1e12:.2f} TB/s (read and written), read {rates['read'] / 1e12:.2f}"
     )
-    cases = []
+    figures: dict[str, Any] = {"memory": rates, "cases": [], "prompts": [], "linear": []}
+
+    def keep(kind: str, found: dict[str, Any]) -> None:
+        """Add a case to what is written so far: a run may be cut short."""
+        figures[kind].append(found)
+        torch.cuda.empty_cache()
+        if args.json:
+            unfinished = Path(f"{args.json}.new")
+            unfinished.write_text(json.dumps(figures, indent=1))
+            unfinished.rename(args.json)
+
     for name in CASES:
         for group in GROUPS:
-            cases.append(bench_case(name, group, torch.bfloat16, rates["copy"]))
-            print_case(cases[-1])
-            torch.cuda.empty_cache()
-    linear = []
+            case = bench_case(name, group, torch.bfloat16, rates["copy"])
+            print_case(case)
+            keep("cases", case)
+    for shape in PROMPTS:
+        case = bench_prompt(*shape)
+        print_prompt(case)
+        keep("prompts", case)
     for shape in LINEAR_SHAPES:
-        found = bench_linear(*shape, rates["copy"])
-        linear.extend(found)
-        for case in found:
+        for case in bench_linear(*shape, rates["copy"]):
             print_linear(case)
-        torch.cuda.empty_cache()
-    if args.json:
-        figures = {"memory": rates, "cases": cases, "linear": linear}
-        Path(args.json).write_text(json.dumps(figures, indent=1))
+            keep("linear", case)
     return 0
 
 

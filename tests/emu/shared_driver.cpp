@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "cuda/attention/mma_launch.cuh"
+#include "cuda/attention/prompt.cuh"
 #include "cuda/linear/int8_tile.cuh"
 #include "cuda/linear/weight_only_tile.cuh"
 
@@ -28,6 +29,14 @@ void print_attention() {
   };
   (print_stages(std::integral_constant<int, kHeadSizes>(), std::integral_constant<int, 1>()), ...);
   (print_stages(std::integral_constant<int, kHeadSizes>(), std::integral_constant<int, 2>()), ...);
+}
+
+template <int kHeadSize, int kWarps, int kTiles>
+void print_prompt() {
+  for (const char* type : {"bf16", "f16"}) {
+    std::printf("attention_prompt_kernel<%s, %d, %d, %d>\t%d\n", type, kHeadSize, kWarps, kTiles,
+                PromptShape<bf16, kHeadSize, kWarps, kTiles>::kSharedBytes);
+  }
 }
 
 template <typename T, int kFeatures, int kRows, int kFeatureWarps, int kRowWarps, int kStages>
@@ -65,6 +74,10 @@ void print_int8() {
 int main() {
   print_attention<bf16, 64, 80, 96, 112, 128, 192, 256>();
   print_attention<e4m3, 64, 80, 96, 112, 128, 192, 256>();
+  print_prompt<64, 8, 4>();
+  print_prompt<128, 8, 4>();
+  print_prompt<128, 8, 2>();
+  print_prompt<128, 4, 2>();
   print_linear<bf16>("bf16");
   print_linear<f16>("f16");
   print_linear<float>("float");

@@ -21,6 +21,7 @@ def find_nvcc() -> str | None:
     [
         ("attention/mma.cu", "attention_mma_kernel"),
         ("attention/mma_e4m3.cu", "attention_mma_kernel"),
+        ("attention/prompt.cu", "attention_prompt_kernel"),
         ("linear/linear.cu", "linear_kernel"),
         ("linear/int8_linear.cu", "int8_linear_kernel"),
         ("linear/weight_only_linear.cu", "weight_only_kernel"),

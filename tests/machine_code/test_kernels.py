@@ -86,7 +86,7 @@ def test_tiles_are_copied_16_bytes_at_a_time(kernels: dict[str, list[Kernel]]) -
         copies = [each for each in kernel.opcodes if each.startswith("LDGSTS")]
         assert all(each.endswith(".128") for each in copies), kernel.name
         copying += bool(copies)
-        if kernel.name.startswith("attention_mma_kernel"):
+        if kernel.name.startswith(("attention_mma_kernel", "attention_prompt_kernel")):
             assert copies, kernel.name
         if kernel.name.startswith("linear_kernel"):
             is_aligned = ">, true" in kernel.name
@@ -135,11 +135,13 @@ def test_registers_allow_the_blocks_of_a_device(
 def test_every_kernel_fits_a_device(
     architecture: int, kernels: dict[str, list[Kernel]], shared_bytes: SharedBytes
 ) -> None:
-    """The deeper of two pipelines of attention need not."""
+    """The deeper of two pipelines of attention need not, nor the wider kernels of prompts."""
     most: dict[str, int] = {}
     for kernel in each_of(kernels, "cuda/"):
-        name = kernel.name
-        shape = name.rpartition(",")[0] if name.startswith("attention_mma_kernel") else name
+        shape = name = kernel.name
+        for prefix, num_choices in (("attention_mma_kernel", 1), ("attention_prompt_kernel", 2)):
+            if name.startswith(prefix):
+                shape = name.rsplit(",", num_choices)[0]
         blocks = statements.blocks_of(kernel, architecture, shared_bytes)
         most[shape] = max(blocks, most.get(shape, 0))
     assert [shape for shape, blocks in most.items() if blocks == 0] == []

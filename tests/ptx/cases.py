@@ -54,6 +54,19 @@ def attention(head_size: int, dtype: torch.dtype, cache: PlainCache = PLAIN, gro
     return run
 
 
+def prompt(head_size: int, dtype: torch.dtype) -> Run:
+    """Compute rows of partitions that are split and merged, and a short prompt."""
+
+    def run() -> None:
+        spans = []
+        for seed, (begin, end) in enumerate(((1070, 1100), (0, 40))):
+            history = History.random(end, 8, 2, head_size, dtype, seed)
+            spans.append(Span(history, begin, end))
+        test_attention.check(spans, dtype, PLAIN)
+
+    return run
+
+
 def linear(rows: int, in_features: int, out_features: int, dtype: torch.dtype) -> Run:
     """Compute a layer, one whose sections blocks share, and one of a single step."""
 
@@ -147,6 +160,9 @@ CASES = {
     ),
     "attention, heads of 256": Case(
         "attention_mma_kernelI13__nv_bfloat16S2_Li256ELi1E", attention(256, BF16)
+    ),
+    "attention of prompts": Case(
+        "attention_prompt_kernelI13__nv_bfloat16Li128E", prompt(128, BF16)
     ),
     "attention, float32": Case("attention_plain_kernelIffE", attention(64, F32)),
     "linear, 8 rows": Case("linear_kernel.*Li64ELi8E", linear(3, 320, 256, BF16)),

@@ -50,7 +50,7 @@ def attention(name: str, head_size: int, group: int, rows: int, cache: PlainCach
     pairs = sum(range(length - rows + 1, length + 1))
     return Call(
         f"attention, {name}",
-        "attention_mma_kernel",
+        "attention_mma_kernel|attention_prompt_kernel",
         lambda: attend([span], cache=cache),
         pairs,
         "row and key",
@@ -99,7 +99,9 @@ CALLS = (
     attention("bfloat16, D 64, decode", 64, 8, 1),
     attention("bfloat16, D 256, decode", 256, 8, 1),
     attention("e4m3, D 128, decode", 128, 8, 1, Float8Cache()),
+    attention("e4m3, D 128, prompt of 32, 4 heads a group", 128, 4, 32, Float8Cache()),
     attention("bfloat16, D 128, prompt of 32, 4 heads a group", 128, 4, 32),
+    attention("bfloat16, D 64, prompt of 32, 4 heads a group", 64, 4, 32),
     *(linear(rows) for rows in (8, 16, 32, 64)),
     *(weight_only_linear(bits, rows) for bits in (8, 4) for rows in (8, 64)),
     sample("greedy", temperature=0.0),

@@ -27,6 +27,17 @@ def test_attention_of_every_shape(
     test_attention.check(spans, dtype, cache, soft_cap=20.0 if rows > 1 else None)
 
 
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("head_size", [64, 128])
+def test_prompts_of_every_shape(cuda_isa: str, head_size: int, dtype: torch.dtype) -> None:
+    """One of which partitions are split and merged, and one that a block takes whole."""
+    spans = [
+        Span(History.random(length, 8, 2, head_size, dtype, seed), length - 33, length)
+        for seed, length in enumerate((1060, 40))
+    ]
+    test_attention.check(spans, dtype, PLAIN, soft_cap=20.0)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [3, 13, 30, 70])
 def test_int8_layers_of_every_shape(cuda_isa: str, dtype: torch.dtype, rows: int) -> None:

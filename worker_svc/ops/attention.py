@@ -45,6 +45,8 @@ def plan_attention(
             that the graph was captured with.
         earlier: a plan that is no longer needed; the new one reuses its memory.
 
+    On a GPU it is made and used on one stream, torch's current one.
+
     Returns:
         The plan for `paged_attention` over these sequences; None on devices that need none.
     """

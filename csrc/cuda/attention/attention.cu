@@ -18,6 +18,11 @@ std::vector<int32_t> fetch(const int32_t* device, int64_t count, cudaStream_t st
   return host;
 }
 
+void run_plan(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
+  attention_mma(p, plan.few(), stream);
+  if (plan.many().num_items != 0) attention_prompt(p, plan.many(), stream);
+}
+
 }  // namespace
 
 std::shared_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& p, int64_t max_seq_len,
@@ -38,13 +43,13 @@ void paged_attention(const PagedAttentionParams& p, cudaStream_t stream) {
   if (!attention_mma_serves(p)) {
     attention_plain(p, stream);
   } else if (p.plan != nullptr) {
-    attention_mma(p, *static_cast<const DevicePlan*>(p.plan), stream);
+    run_plan(p, *static_cast<const DevicePlan*>(p.plan), stream);
   } else {
     const std::vector<int32_t> seq_lens = fetch(p.seq_lens, p.num_seqs, stream);
     const std::vector<int32_t> query_start_loc = fetch(p.query_start_loc, p.num_seqs + 1, stream);
-    static thread_local DevicePlan plan;
+    DevicePlan& plan = of_stream<DevicePlan>(stream);
     plan.make(p, seq_lens.data(), query_start_loc.data(), stream);
-    attention_mma(p, plan, stream);
+    run_plan(p, plan, stream);
   }
 }
 

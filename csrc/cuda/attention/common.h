@@ -69,13 +69,19 @@ __device__ const T* token_address(const PagedAttentionParams& p, const CacheView
 // The kinds of kernels. Dtypes, sizes and arguments were checked.
 void attention_plain(const PagedAttentionParams& p, cudaStream_t stream);
 // `attention_mma_serves` must have returned true.
-void attention_mma(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream);
-// The blocks of it that the device runs at once.
-int attention_mma_blocks(const PagedAttentionParams& p);
+void attention_mma(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t stream);
+// The blocks of 8 or 16 columns of it that the device runs at once.
+int attention_mma_blocks(const PagedAttentionParams& p, int columns);
 // Both for caches of e4m3.
-void attention_mma_e4m3(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream);
-int attention_mma_blocks_e4m3(const PagedAttentionParams& p);
+void attention_mma_e4m3(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t stream);
+int attention_mma_blocks_e4m3(const PagedAttentionParams& p, int columns);
 // Whether a kernel on tensor cores takes these types, sizes and alignments.
 bool attention_mma_serves(const PagedAttentionParams& p);
+// The same for sequences of many columns, with the same bits: `attention_prompt_serves` must have
+// returned true.
+void attention_prompt(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t stream);
+int attention_prompt_blocks(const PagedAttentionParams& p);
+int attention_prompt_columns(const PagedAttentionParams& p);  // of a block
+bool attention_prompt_serves(const PagedAttentionParams& p);
 
 }  // namespace quire::cuda

@@ -7,20 +7,45 @@
 namespace quire::cuda {
 namespace {
 
-WorkLimits limits_of(const PagedAttentionParams& p) {
-  const int columns = 8 * DevicePlan::column_tiles(p);
-  return {columns, attention_mma_blocks(p), PartialMemory::max_columns(p.head_size) / columns};
+// Sequences with so many columns have a kernel of their own.
+constexpr int64_t kManyColumns = 64;
+
+int64_t group_of(const PagedAttentionParams& p) {
+  return p.num_heads / p.num_kv_heads;
+}
+
+// For sequences with so many rows in all. One tile of columns for decode; two, if registers allow
+// it, when the heads of a group do not fit one or there are rows to fill two.
+WorkLimits limits_of_few(const PagedAttentionParams& p, int64_t num_rows, int64_t num_seqs) {
+  const int64_t group = group_of(p);
+  const bool has_more = group > 8 || group * num_rows > 8 * num_seqs;
+  const int columns = p.head_size <= 128 && has_more ? 16 : 8;
+  return {columns, attention_mma_blocks(p, columns),
+          PartialMemory::max_columns(p.head_size) / columns};
+}
+
+WorkLimits limits_of_many(const PagedAttentionParams& p) {
+  const int columns = attention_prompt_columns(p);
+  return {columns, attention_prompt_blocks(p), PartialMemory::max_columns(p.head_size) / columns,
+          kManyColumns};
+}
+
+// The limits of those sequences of a step that the kernel of prompts leaves.
+WorkLimits limits_of_rest(const PagedAttentionParams& p, const int32_t* query_start_loc) {
+  int64_t num_rows = 0;
+  int64_t num_seqs = 0;
+  for (int64_t seq = 0; seq < p.num_seqs; ++seq) {
+    const int64_t rows = query_start_loc[seq + 1] - query_start_loc[seq];
+    if (rows * group_of(p) >= kManyColumns) continue;
+    num_rows += rows;
+    ++num_seqs;
+  }
+  WorkLimits limits = limits_of_few(p, num_rows, num_seqs);
+  limits.until = kManyColumns;
+  return limits;
 }
 
 }  // namespace
-
-// One tile for decode; two, if registers allow it, when the heads of a group do not fit one or
-// there are rows to fill two.
-int DevicePlan::column_tiles(const PagedAttentionParams& p) {
-  const int64_t group = p.num_heads / p.num_kv_heads;
-  const bool has_more = group > 8 || group * p.num_tokens > 8 * p.num_seqs;
-  return p.head_size <= 128 && has_more ? 2 : 1;
-}
 
 PartialResults PartialMemory::get(int64_t head_size) {
   const int64_t columns = max_columns(head_size);
@@ -31,10 +56,17 @@ PartialResults PartialMemory::get(int64_t head_size) {
 
 void DevicePlan::make(const PagedAttentionParams& p, const int32_t* seq_lens,
                       const int32_t* query_start_loc, cudaStream_t stream) {
-  const WorkPlan plan = plan_work(p, seq_lens, query_start_loc, limits_of(p));
-  upload(plan, static_cast<int64_t>(plan.items.size()), static_cast<int64_t>(plan.merges.size()),
-         stream);
-  partials_ = of_stream<PartialMemory>(stream).get(p.head_size);
+  const bool has_many = attention_prompt_serves(p);
+  const auto plan = [&](const WorkLimits& limits, Launch& launch) {
+    const WorkPlan work = plan_work(p, seq_lens, query_start_loc, limits);
+    const WorkBounds size{static_cast<int64_t>(work.items.size()),
+                          static_cast<int64_t>(work.merges.size())};
+    launch.send(work, size, limits.columns, p, stream);
+  };
+  many_.work = {};
+  if (has_many) plan(limits_of_many(p), many_);
+  plan(has_many ? limits_of_rest(p, query_start_loc) : limits_of_few(p, p.num_tokens, p.num_seqs),
+       few_);
 }
 
 void DevicePlan::make_fixed(const PagedAttentionParams& p, const int32_t* seq_lens,
@@ -45,32 +77,35 @@ void DevicePlan::make_fixed(const PagedAttentionParams& p, const int32_t* seq_le
     check_range("rows of sequence " + index, query_start_loc[i + 1] - query_start_loc[i], 0, 2);
     check_range("seq_lens" + index, seq_lens[i], 0, max_seq_len + 1);
   }
-  const WorkLimits limits = limits_of(p);
+  const WorkLimits limits = limits_of_few(p, p.num_tokens, p.num_seqs);
   const WorkBounds bounds = bound_work(p, limits);
-  if (num_items_ != 0) check_range("launch", bounds.num_items, num_items_, int64_t{num_items_} + 1);
-  upload(plan_work(p, seq_lens, query_start_loc, limits), bounds.num_items, bounds.num_merges,
-         stream);
-  partials_ = of_stream<PartialMemory>(stream).get(p.head_size);
+  const unsigned earlier = few_.work.num_items;
+  if (earlier != 0) check_range("launch", bounds.num_items, earlier, int64_t{earlier} + 1);
+  few_.send(plan_work(p, seq_lens, query_start_loc, limits), bounds, limits.columns, p, stream);
+  many_.work = {};
 }
 
-void DevicePlan::upload(const WorkPlan& plan, int64_t num_items, int64_t num_merges,
-                        cudaStream_t stream) {
-  const size_t items_bytes = Workspace::piece_bytes<AttentionItem>(num_items);
-  const size_t bytes = items_bytes + Workspace::piece_bytes<AttentionMerge>(num_merges);
-  char* host = upload_.begin(bytes);
+void DevicePlan::Launch::send(const WorkPlan& plan, const WorkBounds& size, int columns,
+                              const PagedAttentionParams& p, cudaStream_t stream) {
+  work.columns = columns;
+  work.num_items = grid_size(size.num_items);
+  work.num_merges = grid_size(size.num_merges);
+  if (work.num_items == 0) return;
+  const size_t items_bytes = Workspace::piece_bytes<AttentionItem>(size.num_items);
+  const size_t bytes = items_bytes + Workspace::piece_bytes<AttentionMerge>(size.num_merges);
+  char* host = buffer.begin(bytes);
   auto* items = reinterpret_cast<AttentionItem*>(host);
   auto* merges = reinterpret_cast<AttentionMerge*>(host + items_bytes);
-  std::fill(std::copy(plan.items.begin(), plan.items.end(), items), items + num_items,
+  std::fill(std::copy(plan.items.begin(), plan.items.end(), items), items + size.num_items,
             AttentionItem{kNoWork, 0, 0, 0, 0, 0, 0});
-  std::fill(std::copy(plan.merges.begin(), plan.merges.end(), merges), merges + num_merges,
+  std::fill(std::copy(plan.merges.begin(), plan.merges.end(), merges), merges + size.num_merges,
             AttentionMerge{kNoWork, 0, 0, 0, 0});
-  work_.begin(bytes, stream);
-  char* device = work_.take<char>(bytes);
-  upload_.send(device, bytes, stream);
-  items_ = reinterpret_cast<const AttentionItem*>(device);
-  merges_ = reinterpret_cast<const AttentionMerge*>(device + items_bytes);
-  num_items_ = grid_size(num_items);
-  num_merges_ = grid_size(num_merges);
+  memory.begin(bytes, stream);
+  char* device = memory.take<char>(bytes);
+  buffer.send(device, bytes, stream);
+  work.items = reinterpret_cast<const AttentionItem*>(device);
+  work.merges = reinterpret_cast<const AttentionMerge*>(device + items_bytes);
+  work.partials = of_stream<PartialMemory>(stream).get(p.head_size);
 }
 
 }  // namespace quire::cuda

@@ -33,6 +33,16 @@ class PartialMemory {
   FixedMemory<kBytes> memory_;
 };
 
+// The work of a launch, on the device.
+struct DeviceWork {
+  const AttentionItem* items = nullptr;
+  const AttentionMerge* merges = nullptr;
+  unsigned num_items = 0;
+  unsigned num_merges = 0;
+  int columns = 0;  // of a block
+  PartialResults partials{};
+};
+
 // Serves the layers of a step one after the other, and the steps of one stream.
 class DevicePlan final : public AttentionPlan {
  public:
@@ -47,25 +57,24 @@ class DevicePlan final : public AttentionPlan {
   void make_fixed(const PagedAttentionParams& p, const int32_t* seq_lens,
                   const int32_t* query_start_loc, int64_t max_seq_len, cudaStream_t stream);
 
-  // Tiles of eight columns that a block computes.
-  static int column_tiles(const PagedAttentionParams& p);
-
-  const AttentionItem* items() const { return items_; }
-  const AttentionMerge* merges() const { return merges_; }
-  unsigned num_items() const { return num_items_; }
-  unsigned num_merges() const { return num_merges_; }
-  const PartialResults& partials() const { return partials_; }
+  // Of sequences with few columns, as those that decode.
+  const DeviceWork& few() const { return few_.work; }
+  // Of those with many, for the kernel of prompts.
+  const DeviceWork& many() const { return many_.work; }
 
  private:
-  void upload(const WorkPlan& plan, int64_t num_items, int64_t num_merges, cudaStream_t stream);
+  struct Launch {
+    // Sends a plan, filled up to a size with blocks that find no work.
+    void send(const WorkPlan& plan, const WorkBounds& size, int columns,
+              const PagedAttentionParams& p, cudaStream_t stream);
 
-  UploadBuffer upload_;
-  Workspace work_;
-  const AttentionItem* items_ = nullptr;
-  const AttentionMerge* merges_ = nullptr;
-  unsigned num_items_ = 0;
-  unsigned num_merges_ = 0;
-  PartialResults partials_{};
+    DeviceWork work;
+    UploadBuffer buffer;
+    Workspace memory;
+  };
+
+  Launch few_;
+  Launch many_;
 };
 
 }  // namespace quire::cuda

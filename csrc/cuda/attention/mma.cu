@@ -39,20 +39,20 @@ bool attention_mma_serves(const PagedAttentionParams& p) {
          is_aligned(p.query.data, {p.query.token_stride, p.query.head_stride}, 2, 4);
 }
 
-void attention_mma(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
+void attention_mma(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t stream) {
   if (p.cache_dtype == DType::kFloat8E4M3) {
-    attention_mma_e4m3(p, plan, stream);
+    attention_mma_e4m3(p, work, stream);
   } else if (p.dtype == DType::kBFloat16) {
-    attention_mma_of<bf16, bf16>(p, plan, stream);
+    attention_mma_of<bf16, bf16>(p, work, stream);
   } else {
-    attention_mma_of<f16, f16>(p, plan, stream);
+    attention_mma_of<f16, f16>(p, work, stream);
   }
 }
 
-int attention_mma_blocks(const PagedAttentionParams& p) {
-  if (p.cache_dtype == DType::kFloat8E4M3) return attention_mma_blocks_e4m3(p);
-  if (p.dtype == DType::kBFloat16) return attention_mma_blocks_of<bf16, bf16>(p);
-  return attention_mma_blocks_of<f16, f16>(p);
+int attention_mma_blocks(const PagedAttentionParams& p, int columns) {
+  if (p.cache_dtype == DType::kFloat8E4M3) return attention_mma_blocks_e4m3(p, columns);
+  if (p.dtype == DType::kBFloat16) return attention_mma_blocks_of<bf16, bf16>(p, columns);
+  return attention_mma_blocks_of<f16, f16>(p, columns);
 }
 
 }  // namespace quire::cuda

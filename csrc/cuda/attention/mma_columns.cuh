@@ -64,21 +64,31 @@ constexpr int most_stages() {
   return kHeadSize <= 128 ? 4 : kHeadSize <= 192 ? 3 : 2;
 }
 
-// The shape of a block's work over a cache of `Cached` elements. The stages change no bit.
-template <typename Cached, int kHeadSize, int kColumnTiles, int kNumStages>
-struct MmaShape {
+// A tile of keys, or of values, in shared memory.
+template <typename Cached, int kHeadSize>
+struct TileShape {
   static constexpr int kBytes = static_cast<int>(sizeof(Cached));
-  static constexpr int kColumns = 8 * kColumnTiles;
   static constexpr int kSteps = kHeadSize / 16;            // matrix products along the head
   static constexpr int kChunks = kHeadSize * kBytes / 16;  // 16 bytes each, of a token
-  static constexpr int kStages = kNumStages;
-  static constexpr int kElements = kColumns * kHeadSize / kMmaThreads;  // of a thread, merged
 
   // Rows of a tile lie so that eight of them in one column of chunks fall into eight different bank
   // groups: by swapping chunks where a row is a multiple of 128 bytes, else by an odd row length.
   static constexpr bool kSwizzles = kChunks % 8 == 0;
   static constexpr int kRowBytes = (kSwizzles ? kChunks : kChunks | 1) * 16;
   static constexpr int kTileBytes = kTileTokens * kRowBytes;
+
+  static __device__ int offset(int row, int chunk) {
+    return row * kRowBytes + (kSwizzles ? chunk ^ (row & 7) : chunk) * 16;
+  }
+};
+
+// The shape of a block's work over a cache of `Cached` elements. The stages change no bit.
+template <typename Cached, int kHeadSize, int kColumnTiles, int kNumStages>
+struct MmaShape : TileShape<Cached, kHeadSize> {
+  using TileShape<Cached, kHeadSize>::kTileBytes;
+  static constexpr int kColumns = 8 * kColumnTiles;
+  static constexpr int kStages = kNumStages;
+  static constexpr int kElements = kColumns * kHeadSize / kMmaThreads;  // of a thread, merged
   static constexpr int kPipelineBytes = kMmaWarps * kStages * 2 * kTileBytes;
   static constexpr int kAccStride = kHeadSize + 4;
   static constexpr int kSharedBytes = kPipelineBytes + kMmaWarps * kColumns * kAccStride * 4 +
@@ -88,10 +98,6 @@ struct MmaShape {
   // takes 1 KB beside what it asks for.
   static constexpr bool two_fit(int shared_kb) {
     return 2 * (kSharedBytes + 1024) <= shared_kb * 1024;
-  }
-
-  static __device__ int offset(int row, int chunk) {
-    return row * kRowBytes + (kSwizzles ? chunk ^ (row & 7) : chunk) * 16;
   }
 };
 
@@ -110,11 +116,16 @@ struct ItemBounds {
     const int num_rows = p.query_start_loc[item.seq + 1] - first_row;
     num_columns = num_rows * group;
     first_position = p.seq_lens[item.seq] - num_rows;
-    const int last = min(item.column + columns, num_columns) - 1;
-    const int64_t begin = first_position + item.column / group + 1 - p.sliding_window;
-    keys_begin = begin > 0 ? static_cast<int>(begin) : 0;
-    keys_end = first_position + last / group + 1;
+    keys_begin = first_key(p.sliding_window, item.column);
+    keys_end = end_of_keys(min(item.column + columns, num_columns) - 1);
   }
+
+  // The first key that a column sees, and the end of its keys.
+  __device__ int first_key(int64_t window, int column) const {
+    const int64_t begin = end_of_keys(column) - window;
+    return begin > 0 ? static_cast<int>(begin) : 0;
+  }
+  __device__ int end_of_keys(int column) const { return first_position + column / group + 1; }
 
   // The offset of a column's query or output among rows.
   template <typename T>

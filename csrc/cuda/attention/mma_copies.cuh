@@ -1,4 +1,4 @@
-// How a warp of attention on tensor cores (mma.cuh) copies tiles from their blocks to its stages.
+// How a warp of attention on tensor cores copies tiles from their blocks to shared memory.
 #pragma once
 
 #include "cuda/attention/mma_columns.cuh"
@@ -11,7 +11,8 @@ namespace quire::cuda {
 template <typename Cached, typename Shape>
 class TileCopies {
  public:
-  static constexpr int kStageBytes = 2 * Shape::kTileBytes;  // keys, then values
+  static constexpr int kTilesBytes = 2 * Shape::kTileBytes;  // keys, then values
+  static constexpr int kHalf = kTileTokens / 2;
 
   __device__ TileCopies(const PagedAttentionParams& p, const AttentionItem& item,
                         const ItemBounds& bounds, char* stages, int lane)
@@ -29,32 +30,33 @@ class TileCopies {
       to_[i] = Shape::offset(lane / kLanes + i * kRowsAtOnce, lane % kLanes);
   }
 
-  // Begins to copy a tile into the stage that begins at a byte.
+  // Begins to copy a tile, keys and values, to where a byte of the stages begins.
   __device__ void begin(int tile, int stage) {
-    // A block has whole halves of a tile.
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int token = tile * kTileTokens + half * kHalf;
-      // The block of those of the half that exist, which is looked up only if there are any.
-      const int known = min(max(token, keys_begin_), keys_begin_ + num_keys_ - 1);
-      // Unsigned, so that nothing is extended by its sign.
-      const uint32_t place = static_cast<uint32_t>(known) >> block_shift_;
-      const int64_t block = static_cast<uint32_t>(__ldg(table_ + place));
-      const int64_t slot = static_cast<uint32_t>(token) & (block_size_ - 1);
-      const Cached* key =
-          keys_ + block * p_.key_cache.block_stride + slot * p_.key_cache.token_stride;
-      const Cached* value =
-          values_ + block * p_.value_cache.block_stride + slot * p_.value_cache.token_stride;
+    for (int half = 0; half < 2; ++half) begin_half(tile, half, stage);
+  }
+
+  // Begins to copy half of a tile: a block has whole halves.
+  __device__ void begin_half(int tile, int half, int stage) {
+    const int token = tile * kTileTokens + half * kHalf;
+    // The block of those of the half that exist, which is looked up only if there are any.
+    const int known = min(max(token, keys_begin_), keys_begin_ + num_keys_ - 1);
+    // Unsigned, so that nothing is extended by its sign.
+    const uint32_t place = static_cast<uint32_t>(known) >> block_shift_;
+    const int64_t block = static_cast<uint32_t>(__ldg(table_ + place));
+    const int64_t slot = static_cast<uint32_t>(token) & (block_size_ - 1);
+    const Cached* key =
+        keys_ + block * p_.key_cache.block_stride + slot * p_.key_cache.token_stride;
+    const Cached* value =
+        values_ + block * p_.value_cache.block_stride + slot * p_.value_cache.token_stride;
 #pragma unroll
-      for (int row = 0; row < kHalf; row += kRowsAtOnce) {
-        copy_row(half * kHalf + row, token + row + lane_ / kLanes, stage,
-                 key + row * p_.key_cache.token_stride, value + row * p_.value_cache.token_stride);
-      }
+    for (int row = 0; row < kHalf; row += kRowsAtOnce) {
+      copy_row(half, row, token + row + lane_ / kLanes, stage,
+               key + row * p_.key_cache.token_stride, value + row * p_.value_cache.token_stride);
     }
   }
 
  private:
-  static constexpr int kHalf = kTileTokens / 2;
   static constexpr int kLanes = Shape::kChunks % 8 == 0 ? 8 : 4;  // along a token
   static constexpr int kRowsAtOnce = kWarpSize / kLanes;
   static constexpr int kChunkElements = 16 / Shape::kBytes;
@@ -66,14 +68,17 @@ class TileCopies {
            lane / kLanes * cache.token_stride + lane % kLanes * kChunkElements;
   }
 
-  // The lane's chunks of a row of the tile, `row` rows behind its first.
-  __device__ void copy_row(int row, int token, int stage, const Cached* key, const Cached* value) {
+  // The lane's chunks of a row of the tile, `row` rows behind its first of the half.
+  __device__ void copy_row(int half, int row, int token, int stage, const Cached* key,
+                           const Cached* value) {
     // Keys that no row sees are never read: their block may belong to others by now.
     const bool exists =
         static_cast<uint32_t>(token - keys_begin_) < static_cast<uint32_t>(num_keys_);
     constexpr int kBothKinds = 2 * kRowsAtOnce;
-    char* to = stages_ + stage + to_[row % kBothKinds / kRowsAtOnce] +
-               row / kBothKinds * kBothKinds * Shape::kRowBytes;
+    constexpr bool kHasBoth = kBothKinds <= kHalf;  // a half: then it is known which kind a row is
+    const int kind = kHasBoth ? row % kBothKinds / kRowsAtOnce : half;
+    const int first = kHasBoth ? half * kHalf + row / kBothKinds * kBothKinds : 0;
+    char* to = stages_ + stage + to_[kind] + first * Shape::kRowBytes;
 #pragma unroll
     for (int chunk = 0; chunk < Shape::kChunks; chunk += kLanes) {
       if (chunk + kLanes <= Shape::kChunks || chunk + lane_ % kLanes < Shape::kChunks) {

@@ -28,13 +28,13 @@ class MmaLauncher {
 
   static int blocks_at_once() { return chosen().blocks * num_multiprocessors(); }
 
-  static void run(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
+  static void run(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t stream) {
     constexpr int kColumns = 8 * kColumnTiles;
     const Variant& variant = chosen();
-    launch(variant.kernel, plan.num_items(), kMmaThreads, variant.shared_bytes, stream, p,
-           plan.items(), plan.partials());
-    launch(attention_merge_kernel<T, kHeadSize, kColumns>, dim3(plan.num_merges(), kColumns),
-           kMmaThreads, 0, stream, p, plan.merges(), plan.partials());
+    launch(variant.kernel, work.num_items, kMmaThreads, variant.shared_bytes, stream, p, work.items,
+           work.partials);
+    launch(attention_merge_kernel<T, kHeadSize, kColumns>, dim3(work.num_merges, kColumns),
+           kMmaThreads, 0, stream, p, work.merges, work.partials);
   }
 
   // The one with most bytes in flight, and then that with the deeper pipeline.
@@ -69,43 +69,44 @@ class MmaLauncher {
 
 // Calls body(launcher) with the MmaLauncher of a call.
 template <typename T, typename Cached, int kHeadSize, typename Body>
-auto with_columns(const PagedAttentionParams& p, const Body& body) {
+auto with_columns(int columns, const Body& body) {
   if constexpr (kHeadSize <= 128) {
-    if (DevicePlan::column_tiles(p) == 2) return body(MmaLauncher<T, Cached, kHeadSize, 2>());
+    if (columns == 16) return body(MmaLauncher<T, Cached, kHeadSize, 2>());
   }
   return body(MmaLauncher<T, Cached, kHeadSize, 1>());
 }
 
 template <typename T, typename Cached, typename Body>
-auto with_launcher(const PagedAttentionParams& p, const Body& body) {
+auto with_launcher(const PagedAttentionParams& p, int columns, const Body& body) {
   switch (p.head_size) {
     case 64:
-      return with_columns<T, Cached, 64>(p, body);
+      return with_columns<T, Cached, 64>(columns, body);
     case 80:
-      return with_columns<T, Cached, 80>(p, body);
+      return with_columns<T, Cached, 80>(columns, body);
     case 96:
-      return with_columns<T, Cached, 96>(p, body);
+      return with_columns<T, Cached, 96>(columns, body);
     case 112:
-      return with_columns<T, Cached, 112>(p, body);
+      return with_columns<T, Cached, 112>(columns, body);
     case 128:
-      return with_columns<T, Cached, 128>(p, body);
+      return with_columns<T, Cached, 128>(columns, body);
     case 192:
-      return with_columns<T, Cached, 192>(p, body);
+      return with_columns<T, Cached, 192>(columns, body);
     case 256:
-      return with_columns<T, Cached, 256>(p, body);
+      return with_columns<T, Cached, 256>(columns, body);
     default:
       dispatch_failed("head size", static_cast<int>(p.head_size));
   }
 }
 
 template <typename T, typename Cached>
-void attention_mma_of(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
-  with_launcher<T, Cached>(p, [&](auto launcher) { launcher.run(p, plan, stream); });
+void attention_mma_of(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t stream) {
+  with_launcher<T, Cached>(p, work.columns, [&](auto launcher) { launcher.run(p, work, stream); });
 }
 
 template <typename T, typename Cached>
-int attention_mma_blocks_of(const PagedAttentionParams& p) {
-  return with_launcher<T, Cached>(p, [](auto launcher) { return launcher.blocks_at_once(); });
+int attention_mma_blocks_of(const PagedAttentionParams& p, int columns) {
+  return with_launcher<T, Cached>(p, columns,
+                                  [](auto launcher) { return launcher.blocks_at_once(); });
 }
 
 }  // namespace quire::cuda

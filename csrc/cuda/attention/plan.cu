@@ -13,12 +13,14 @@ int64_t ceil_div(int64_t a, int64_t b) {
 // Calls body(seq, column, first partition, end of partitions) for each tile of columns.
 template <typename Body>
 void for_each_tile(const PagedAttentionParams& p, const int32_t* seq_lens,
-                   const int32_t* query_start_loc, int columns, const Body& body) {
+                   const int32_t* query_start_loc, const WorkLimits& limits, const Body& body) {
+  const int columns = limits.columns;
   const int64_t group = p.num_heads / p.num_kv_heads;
   for (int64_t seq = 0; seq < p.num_seqs; ++seq) {
     const int64_t num_rows = query_start_loc[seq + 1] - query_start_loc[seq];
     const int64_t first_position = seq_lens[seq] - num_rows;
     const int64_t num_columns = num_rows * group;
+    if (num_columns < limits.from || num_columns >= limits.until) continue;
     for (int64_t column = 0; column < num_columns; column += columns) {
       const int64_t first_row = column / group;
       const int64_t last_row = (std::min(column + columns, num_columns) - 1) / group;
@@ -104,14 +106,14 @@ class Shares {
 WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
                    const int32_t* query_start_loc, const WorkLimits& limits) {
   int64_t num_partitions = 0;
-  for_each_tile(p, seq_lens, query_start_loc, limits.columns,
+  for_each_tile(p, seq_lens, query_start_loc, limits,
                 [&](int64_t, int64_t, int64_t begin, int64_t end) {
                   num_partitions += (end - begin) * p.num_kv_heads;
                 });
   Shares shares(ceil_div(num_partitions, limits.blocks_at_once));
   WorkPlan plan;
   for_each_tile(
-      p, seq_lens, query_start_loc, limits.columns,
+      p, seq_lens, query_start_loc, limits,
       [&](int64_t seq, int64_t column, int64_t begin, int64_t end) {
         const int64_t length = end - begin;
         for (int32_t kv_head = 0; kv_head < p.num_kv_heads; ++kv_head) {

@@ -43,6 +43,9 @@ struct WorkLimits {
   int columns;         // that a block computes together
   int blocks_at_once;  // that the device runs
   int64_t max_slots;   // what would take more is not cut
+  // Sequences with fewer columns are left out, and those with as many or more as `until`.
+  int64_t from = 0;
+  int64_t until = INT64_MAX;
 };
 
 // Cuts the work of a step so that no block has more than a fair share: tiles are laid end to end

@@ -1,0 +1,82 @@
+"""Bugs planted in the attention kernel of prompts: the emulator must notice each of them."""
+
+import pytest
+
+from tests.emu.planted_bugs import Builder, assert_noticed, run
+from tests.emu.test_mutants import SOURCES
+
+KERNEL = ("attention/prompt.cuh", "attention/mma_copies.cuh")
+
+# What is wrong: the text of the kernel that is replaced, and by what.
+MUTANTS = {
+    "no barrier before a stage is read": ("__syncthreads();  // the stage is filled", "//"),
+    "no wait for copies": ("ptx::async_wait<0>();\n        __syncthreads()", "__syncthreads()"),
+    "a copy into the stage that is read": (
+        "tiles.copy(next, end, Shape::kStageBytes - place);",
+        "tiles.copy(next, end, place);",
+    ),
+    "stages that do not take turns": ("        place = Shape::kStageBytes - place;\n", ""),
+    "half of a tile that nobody copies": (
+        "half < 2 * Shape::kTilesOfStage;",
+        "half < 2 * Shape::kTilesOfStage - 1;",
+    ),
+    "rows of the first half twice": ("copy_row(half, row, token", "copy_row(0, row, token"),
+    "values of another tile": ("keys + Shape::kTileBytes);", "keys + 3 * Shape::kTileBytes);"),
+    "tiles that are taken twice": (
+        "within % kStagesOfClass * kClasses * Shape::kTilesOfStage;",
+        "within % kStagesOfClass * Shape::kTilesOfStage;",
+    ),
+    "the first class again": ("+ within / kStagesOfClass +", "+"),
+    "tiles of a stage in the order of the keys": ("i * Tiles::kClasses;", "i;"),
+    "a stage of tiles that is passed over": (
+        "known < tile + kClasses * Shape::kTilesOfStage;",
+        "known < tile + kClasses * (Shape::kTilesOfStage - 1);",
+    ),
+    "a tile that only the last columns see": (
+        "(bounds.end_of_keys(last) + kTileTokens - 1) / kTileTokens",
+        "bounds.end_of_keys(last) / kTileTokens",
+    ),
+    "the future is seen": ("token + kTileTokens <= all_see_end_", "token <= all_see_end_"),
+    "what is behind the window is seen": ("token >= all_see_from_ &&", "true &&"),
+    "the window of the first column": (
+        "all_see_from_ = bounds.first_key(p.sliding_window, last);",
+        "all_see_from_ = bounds.first_key(p.sliding_window, column_);",
+    ),
+    "the last class apart": ("number == kMmaWarps - 1;", "number == kMmaWarps - 2;"),
+    "classes that forget": ("number == 0 ? float4", "number <= 1 ? float4"),
+    "partitions that forget": ("has_total_ ? total_[at]", "false ? total_[at]"),
+    "partitions that add up classes": ("        state = {};\n", ""),
+    "no new beginning after a class": ("    Base::reset();\n", ""),
+    "columns change places": (
+        "return g * 8 + lane_ % 4 * 2 + j;",
+        "return g * 8 + lane_ % 4 * 2 + 1 - j;",
+    ),
+    "factors change places": (
+        "merge_values(before.x, after.x, factors[0])",
+        "merge_values(before.x, after.x, factors[1])",
+    ),
+    "one memory for both": (
+        "total_(held + Shape::kFours * Shape::kThreads + threadIdx.x)",
+        "total_(held + threadIdx.x)",
+    ),
+    "a prefix's partitions apart": ("item.slot < 0 || item.is_prefix != 0", "item.slot < 0"),
+    "partitions in one slot": ("partition - item.partition_begin) * Shape", "0) * Shape"),
+    "not normalised": ("values[half] / totals_[g][j].sum", "values[half]"),
+    "another half's elements": ("value_element(lane_, half)", "value_element(lane_, 1 - half)"),
+}
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    directory = tmp_path_factory.mktemp("prompt_mutants")
+    return Builder(directory, "prompt_driver.cpp", KERNEL, SOURCES)
+
+
+def test_the_kernel_has_the_bits_of_decoding(builder: Builder) -> None:
+    result = run(builder.build("none"))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
+    assert_noticed(name, run(builder.build(name, *MUTANTS[name])))
