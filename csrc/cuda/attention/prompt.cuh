@@ -246,7 +246,7 @@ class PromptColumns : private WarpColumns<T, T, kHeadSize, Shape::kColumnTiles> 
   bool has_total_ = false;
   int first_tile_;  // that a column sees
   int tiles_end_;
-  int all_see_from_;
+  int all_see_from_;  // tokens from here to the end below are seen by every column
   int all_see_end_;
 };
 
