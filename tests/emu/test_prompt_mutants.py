@@ -7,6 +7,8 @@ from tests.emu.test_mutants import SOURCES
 
 KERNEL = ("attention/prompt.cuh", "attention/mma_copies.cuh")
 
+pytestmark = pytest.mark.timeout(600)
+
 # What is wrong: the text of the kernel that is replaced, and by what.
 MUTANTS = {
     "no barrier before a stage is read": ("__syncthreads();  // the stage is filled", "//"),
