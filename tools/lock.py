@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -84,11 +85,17 @@ def resolve(name: str) -> None:
     for package in sorted(packages, key=lambda x: canonicalize_name(x["metadata"]["name"])):
         metadata = package["metadata"]
         if canonicalize_name(metadata["name"]) in kept:
-            digest = package["download_info"]["archive_info"]["hashes"]["sha256"]
+            digest = _sha256(package["download_info"]["archive_info"])
             pin = f"{canonicalize_name(metadata['name'])}=={metadata['version']}"
             lines.append(f"{pin} \\\n    --hash=sha256:{digest}")
     (REQUIREMENTS / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{name}.txt: {len(kept)} packages")
+
+
+def _sha256(archive: dict[str, Any]) -> str:
+    """Return the hash that pip reports of a wheel; before 23.1 it knew no other kind beside it."""
+    hashes: dict[str, str] = archive.get("hashes", {})
+    return hashes.get("sha256") or str(archive["hash"]).removeprefix("sha256=")
 
 
 def _reachable(packages: list[dict[str, object]], left_out: set[str]) -> set[str]:
