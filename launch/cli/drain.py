@@ -36,6 +36,8 @@ def drain(
     """
     import asyncio
 
+    import grpc
+
     from launch.cluster.drain import drain as drain_cell
     from quire.contract.errors import QuireError
     from quire.rpc import Role, open_tls
@@ -53,6 +55,8 @@ def drain(
     try:
         result = asyncio.run(run())
     except QuireError as error:
-        typer.echo(f"error: {address}: {error.message}", err=True)
+        cause = error.__cause__
+        code = f"{cause.code().name}: " if isinstance(cause, grpc.RpcError) else ""
+        typer.echo(f"error: {address}: {code}{error.message}", err=True)
         raise typer.Exit(1) from None
     typer.echo(f"{address} is drained: {result}")

@@ -42,7 +42,7 @@ async def drain(
         timeout_s: for what is not moved; 0 for the scheduler's own.
 
     Raises:
-        QuireError: the scheduler does not answer, or was lost.
+        QuireError: the scheduler does not answer, or was lost; its cause is the error of the call.
     """
     async with open_channel(scheduler, tls, Role.SCHEDULER) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
@@ -55,6 +55,6 @@ async def drain(
                 seconds = time.monotonic() - began
                 yield DrainProgress(at.num_moved, num_finished, at.num_unfinished, seconds)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from None
+            raise error_from_rpc(error) from error
     if total is None:
         raise UnavailableError(f"scheduler {scheduler} ended the call without a result")

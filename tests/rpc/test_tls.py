@@ -76,6 +76,7 @@ def test_only_the_roles_that_need_to_may_call() -> None:
         "SchedulerService/Drain": {Role.OPERATOR},
         "WorkerService/FetchBlocks": {Role.WORKER},
         "SchedulerService/Resize": {Role.OPERATOR},
+        "WorkerService/Describe": {Role.SCHEDULER, Role.OPERATOR},
         "WorkerService": {Role.SCHEDULER},
     }
     for method in METHODS:
