@@ -16,10 +16,19 @@ from launch.cluster.servicer import Control
 from launch.cluster.supervisor import Cluster
 from quire import AsyncClient
 from quire.contract.errors import ConfigError, UnavailableError
+from quire.contract.outputs import Completion
 from tests.e2e.conftest import cluster_config
 from tests.e2e.test_recovery import NUM_STREAMING, PROMPTS, collect, collect_all
 
 QUIRE = str(Path(sys.executable).parent / "quire")
+
+
+async def begin_all(client: AsyncClient) -> "list[asyncio.Task[list[Completion]]]":
+    """Return every stream once those that send tokens before their end have sent some."""
+    arrived = [asyncio.Event() for _ in PROMPTS]
+    streams = [asyncio.create_task(collect(client, i, event)) for i, event in enumerate(arrived)]
+    await asyncio.gather(*(event.wait() for event in arrived[:NUM_STREAMING]))
+    return streams
 
 
 async def test_every_process_is_replaced_and_no_token_changes() -> None:
@@ -32,11 +41,7 @@ async def test_every_process_is_replaced_and_no_token_changes() -> None:
             await worker.prepare()
             stale = worker.spare_pid
             old = [each.pid for each in cluster.services]
-            arrived = [asyncio.Event() for _ in PROMPTS]
-            streams = [
-                asyncio.create_task(collect(client, i, arrived[i])) for i in range(len(PROMPTS))
-            ]
-            await asyncio.gather(*(event.wait() for event in arrived[:NUM_STREAMING]))
+            streams = await begin_all(client)
             lines: list[str] = []
             await cluster.roll(lines.append)
             assert await asyncio.gather(*streams) == expected
@@ -60,11 +65,7 @@ async def test_what_only_the_old_weights_can_finish_is_finished_first(tmp_path: 
         async with AsyncClient(cluster.router.address) as client:
             expected = await collect_all(client)
             old = [each.pid for each in cluster.services]
-            arrived = [asyncio.Event() for _ in PROMPTS]
-            streams = [
-                asyncio.create_task(collect(client, i, arrived[i])) for i in range(len(PROMPTS))
-            ]
-            await asyncio.gather(*(event.wait() for event in arrived[:NUM_STREAMING]))
+            streams = await begin_all(client)
             weights = model / "model.safetensors"
             changed = {name: each * 1.25 for name, each in load_file(weights).items()}
             save_file(changed, tmp_path / "new")
