@@ -4,8 +4,9 @@ import time
 
 # 2020-01-01, so that epochs are short on the wire.
 _ORIGIN_S = 1_577_836_800
-# About 100 years: clocks that differ, and incarnations within a millisecond, stay far below.
-_MAX_AHEAD_MS = 100 * 365 * 86_400_000
+# Clocks that differ, and incarnations within a millisecond, stay below. A number that comes from
+# noise or a torn message seldom does, and would take a worker from its scheduler.
+_MAX_AHEAD_MS = 30 * 86_400_000
 
 
 def clock_epoch() -> int:
@@ -14,5 +15,5 @@ def clock_epoch() -> int:
 
 
 def max_epoch() -> int:
-    """Return the largest epoch that a scheduler may have, about 100 years ahead of the clock."""
+    """Return the largest epoch that a scheduler may have, 30 days ahead of the clock."""
     return clock_epoch() + _MAX_AHEAD_MS

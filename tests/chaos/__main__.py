@@ -20,6 +20,7 @@ import asyncio
 import random
 import sys
 import time
+from collections import Counter
 
 from quire import AsyncClient
 from tests.chaos import soak
@@ -41,6 +42,8 @@ from tools.lanes import report
 MEAN_S = 5.0
 # Of streams in scenario `everything`, when the processes die.
 _TOKENS_BEFORE = 12
+# Of each port, in scenario `hostile`.
+_ERRORS_SHOWN = 5
 
 
 def _print(line: str) -> None:
@@ -136,8 +139,11 @@ async def insult(arguments: argparse.Namespace) -> int:
             answers = {code: n for (each, code), n in attack.codes.items() if each == kind}
             codes = ", ".join(f"{code} {number:,}" for code, number in sorted(answers.items()))
             print(f"| {attack.role} | {kind} | {sum(answers.values()):,} | {codes} |")
-    wrong = sum(each.wrong for each in attacks)
+    wrong = sum(len(each.errors) for each in attacks)
     print(f"{deaths} deaths, {wrong} wrong answers")
+    for attack in attacks:
+        for error, number in Counter(attack.errors).most_common(_ERRORS_SHOWN):
+            print(f"{attack.role}, {number} times: {error}")
     verdict = judge(streams, expected, alone_s, [])
     print("\n".join(verdict.lines))
     return verdict.num_wrong + wrong + deaths

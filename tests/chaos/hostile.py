@@ -41,6 +41,7 @@ RIGHT_CODES = frozenset(
         grpc.StatusCode.DEADLINE_EXCEEDED,
     )
 )
+_RIGHT_ANSWERS = frozenset((*(each.name for each in RIGHT_CODES), "closed"))
 _DEADLINE_S = 2.0
 _AT_ONCE = 16
 _MAX_DEPTH = 4
@@ -144,18 +145,23 @@ class Attack:
         role: of the service there.
         address: where it listens.
         codes: how each kind of message was answered, so far.
+        errors: what was answered as nothing may be: its kind, answer and details.
     """
 
     role: str
     address: str
     seed: int
     codes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
 
-    @property
-    def wrong(self) -> int:
-        """Calls that were answered as no call may be."""
-        names = {each.name for each in RIGHT_CODES} | {"closed"}
-        return sum(number for (_, code), number in self.codes.items() if code not in names)
+    def record(self, kind: str, answer: str, details: str = "") -> None:
+        """Count an answer: the name of a status, or what became of a connection.
+
+        Mutates: codes, errors.
+        """
+        self.codes[kind, answer] += 1
+        if answer not in _RIGHT_ANSWERS:
+            self.errors.append(f"{kind}: {answer}{details}")
 
     async def run(self, number: int) -> None:
         """Send so many messages, some of them at once."""
@@ -171,12 +177,13 @@ class Attack:
         methods = [each for each in SERVICES[self.role].methods if each.name not in COMMANDS]
         for kind in kinds:
             if kind == "frames":
-                self.codes[kind, await self._frames(draw)] += 1
+                self.record(kind, await self._frames(draw))
                 continue
             method = draw.choice(methods)
             payload = _PAYLOADS.get(kind, _absurd)(draw, method)
             metadata = _flood(draw) if kind == "metadata" else []
-            self.codes[kind, (await _call(channel, method, payload, metadata)).name] += 1
+            code, details = await _call(channel, method, payload, metadata)
+            self.record(kind, code.name, f" of {method.name}, {details}")
 
     async def _frames(self, draw: random.Random) -> str:
         """Speak HTTP/2, or nothing at all, badly; the service closes the connection."""
@@ -203,8 +210,8 @@ async def _call(
     method: MethodDescriptor,
     payload: bytes,
     metadata: Sequence[tuple[str, str | bytes]],
-) -> grpc.StatusCode:
-    """Call a method with these bytes and return the status."""
+) -> tuple[grpc.StatusCode, str]:
+    """Call a method with these bytes; return the status and its details."""
     path = f"/{method.containing_service.full_name}/{method.name}"
     kind = (
         ("unary", "stream")[method.client_streaming],
@@ -221,7 +228,7 @@ async def _call(
         else:
             await call
     except grpc.aio.AioRpcError as error:
-        return error.code()
+        return error.code(), error.details() or ""
     finally:
         call.cancel()
-    return grpc.StatusCode.OK
+    return grpc.StatusCode.OK, ""

@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from quire import __version__
+from quire.contract.epochs import clock_epoch
 from quire.v1 import worker_pb2
 from tests.factories import VOCAB_SIZE, llama_config, random_model
 from tests.models.driver import Driver, load_runner
@@ -146,7 +147,7 @@ async def test_stale_epoch_is_refused_everywhere(ready_worker: WorkerStub, llama
         code, details = await error_of(awaitable)
         assert code == grpc.StatusCode.FAILED_PRECONDITION
         assert details == "epoch 4 is over; this worker obeys epoch 5"
-    for absurd in (0, 2**64 - 1):
+    for absurd in (0, clock_epoch() + 31 * 86_400_000, 2**64 - 1):
         for call in (
             ready_worker.Reset(worker_pb2.ResetRequest(epoch=absurd)),
             ready_worker.Mirror(worker_pb2.MirrorRequest(epoch=absurd)),

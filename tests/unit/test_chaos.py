@@ -71,11 +71,13 @@ def test_plans_follow_from_the_seed_and_have_five_kills_for_two_freezes() -> Non
 def test_a_code_that_is_not_right_is_counted() -> None:
     attack = Attack("router", "127.0.0.1:1", 1)
     for code in RIGHT_CODES:
-        attack.codes["noise", code.name] += 1
-    assert attack.wrong == 0
-    attack.codes["noise", "INTERNAL"] += 2
-    attack.codes["frames", "refused"] += 1
-    assert attack.wrong == 3
+        attack.record("noise", code.name)
+    attack.record("frames", "closed")
+    assert attack.errors == []
+    attack.record("noise", "INTERNAL", " of Generate, lost")
+    attack.record("frames", "refused")
+    assert attack.errors == ["noise: INTERNAL of Generate, lost", "frames: refused"]
+    assert attack.codes["noise", "INTERNAL"] == attack.codes["frames", "refused"] == 1
 
 
 CLEAN = Remains({"router": 100.0}, {"router": 5}, 0, (120, 40))

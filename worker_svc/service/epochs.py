@@ -100,7 +100,10 @@ class EpochGuard:
         if epoch == 0:
             raise InvalidRequestError("epoch", "must be at least 1, got 0")
         if epoch > (limit := max_epoch()):
-            raise InvalidRequestError("epoch", f"must be at most {limit}, got {epoch}")
+            raise InvalidRequestError(
+                "epoch",
+                f"must be at most {limit}, 30 days ahead of the worker's clock, got {epoch}",
+            )
         if epoch < self.highest:
             raise StaleEpochError(f"epoch {epoch} is over; this worker obeys epoch {self.highest}")
         if epoch > self.highest:
