@@ -2,9 +2,10 @@
 //
 // Blocks run one after the other; within a block every CUDA thread is a fiber, which runs until it
 // meets a barrier or a warp collective. In which order threads get their turn is a setting: a
-// kernel that lacks a barrier gives a wrong result under at least one of three orders. Shared
-// memory begins as NaNs, asynchronous copies happen as late as they may, and a barrier that not all
-// threads reach is reported as the deadlock it is.
+// kernel that lacks a barrier gives a wrong result under at least one of three orders. Asynchronous
+// copies land as late as they may in the first of them, at once in the second, and now so, now so
+// in the third. Shared memory begins as NaNs, and a barrier that not all threads reach is reported
+// as the deadlock it is.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +47,13 @@ struct AsyncCopy {
   const void* source;
   size_t bytes;
   size_t valid_bytes;  // the rest becomes zero
+  bool has_landed = false;
+
+  void land() {
+    if (valid_bytes > 0) memcpy(destination, source, valid_bytes);
+    memset(static_cast<char*>(destination) + valid_bytes, 0, bytes - valid_bytes);
+    has_landed = true;
+  }
 };
 
 struct CudaThread {
@@ -105,6 +113,11 @@ class Machine {
   // Waits for the lanes of `mask`, of which the caller must be one. Memory is ordered by
   // __syncwarp, not by other collectives.
   void warp_barrier(uint32_t mask, bool orders_memory = false);
+
+  // Whether the copy that begins now lands before the thread goes on.
+  bool lands_at_once() {
+    return order == Order::kReverse || (order == Order::kShuffled && random_() % 2 == 0);
+  }
 
   // The thread begins a copy to shared memory, has waited for it, or reads 16 bytes of it.
   void begin_copy(const void* shared);

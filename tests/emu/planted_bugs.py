@@ -24,12 +24,18 @@ class Builder:
     Args:
         directory: for what is built.
         driver: a file of tests/emu.
-        kernel: files of csrc/cuda that bugs are planted in.
+        kernel: files of `folder` that bugs are planted in; the driver includes them by its name.
         sources: other files of csrc that the driver needs.
+        folder: of the kernel.
     """
 
     def __init__(
-        self, directory: Path, driver: str, kernel: Sequence[str], sources: Sequence[str]
+        self,
+        directory: Path,
+        driver: str,
+        kernel: Sequence[str],
+        sources: Sequence[str],
+        folder: Path = ROOT / "csrc/cuda",
     ) -> None:
         self._compiler = os.environ.get("CXX", "c++")
         command = [self._compiler, "--version"]
@@ -38,6 +44,7 @@ class Builder:
         self._directory = directory
         self._driver = EMULATOR / driver
         self._kernel = kernel
+        self._folder = folder
         paths = (
             EMULATOR / "fiber.cpp",
             EMULATOR / "machine.cpp",
@@ -48,10 +55,10 @@ class Builder:
     def build(self, name: str, old: str = "", new: str = "") -> Path:
         """Return a driver of the kernel in which `new` stands for `old`."""
         directory = self._directory / name.replace(" ", "_").replace("'", "")
-        texts = {each: (ROOT / "csrc/cuda" / each).read_text() for each in self._kernel}
+        texts = {each: (self._folder / each).read_text() for each in self._kernel}
         assert any(old in text for text in texts.values()), "the mutant needs another text"
         for file_name, text in texts.items():
-            path = directory / "cuda" / file_name
+            path = directory / self._folder.name / file_name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text.replace(old, new) if old else text)
         driver = self._compile(self._driver, directory, f"-I{directory}")

@@ -6,15 +6,17 @@
 
 namespace quire::cuda::ptx {
 
-// Performed by the wait that cannot do without it, not before: a kernel that reads early reads what
-// was there.
+// Lands at once or with the wait that cannot do without it: a kernel that reads early reads what
+// was there, and one that copies early takes away what others read.
 inline void async_copy_16(void* shared, const void* global, bool is_valid) {
   auto& machine = emu::Machine::current();
   const auto address =
       reinterpret_cast<uintptr_t>(shared) | (is_valid ? reinterpret_cast<uintptr_t>(global) : 0);
   if (address % 16 != 0) machine.fail("cp.async of a misaligned address");
   machine.begin_copy(shared);
-  machine.thread().open_copies.push_back({shared, global, 16, size_t{is_valid ? 16u : 0u}});
+  emu::AsyncCopy copy{shared, global, 16, size_t{is_valid ? 16u : 0u}};
+  if (machine.lands_at_once()) copy.land();
+  machine.thread().open_copies.push_back(copy);
 }
 
 inline void async_commit() {
@@ -28,10 +30,8 @@ void async_wait() {
   auto& machine = emu::Machine::current();
   auto& groups = machine.thread().copy_groups;
   while (groups.size() > kGroups) {
-    for (const emu::AsyncCopy& copy : groups.front()) {
-      if (copy.valid_bytes > 0) memcpy(copy.destination, copy.source, copy.valid_bytes);
-      memset(static_cast<char*>(copy.destination) + copy.valid_bytes, 0,
-             copy.bytes - copy.valid_bytes);
+    for (emu::AsyncCopy& copy : groups.front()) {
+      if (!copy.has_landed) copy.land();
       machine.end_copy(copy.destination);
     }
     groups.erase(groups.begin());
