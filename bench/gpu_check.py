@@ -193,7 +193,11 @@ def build(check: Check) -> dict[str, str] | None:
 def check_first(check: Check, env: dict[str, str]) -> None:
     """Look at what is soon known: a call of each kind, and whether bits are a token's own."""
     check.run("first", *PYTEST, *FIRST_TESTS, "-k", "gpu", "--maxfail=5", env=env, timeout_s=60)
-    check.run("bits", *PYTEST, *BITS_TESTS, "-k", "gpu", "--maxfail=5", env=env, timeout_s=60)
+    bits = (*PYTEST, *BITS_TESTS, "-k", "gpu", "--maxfail=5")
+    if not check.run("bits", *bits, env=env, timeout_s=60):
+        # Whether it is kernels that overlap.
+        apart = {**env, "QUIRE_LAUNCH_OVERLAP": "0"}
+        check.run("bits-apart", *bits, env=apart, timeout_s=60)
     if make_stubs(check):
         worker = ("tests/emu/test_gpu_worker.py", "-k", "graphs")
         check.run("graphs", *PYTEST, *worker, env=env, timeout_s=60)

@@ -29,6 +29,18 @@ constexpr uint32_t kFullMask = 0xffffffffu;
   T* const name = ::emu::static_shared<T>(&name##_tag, count)
 #endif
 
+// The first thing that a kernel does. From sm_90 on it starts while the kernel before it in the
+// stream still runs, whose results it awaits here, and when all of its own blocks have come so far
+// the next one may start.
+__device__ __forceinline__ void begin_kernel() {
+#if !defined(__CUDACC__)
+  ::emu::Machine::current().thread().has_begun = true;
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // ---------------------------------------------------------------- element types
 
 __device__ __forceinline__ float to_float(float x) {

@@ -8,7 +8,9 @@
 namespace quire::cuda {
 namespace {
 
-__global__ void empty_kernel() {}
+__global__ void empty_kernel() {
+  begin_kernel();
+}
 
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);

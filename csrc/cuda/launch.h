@@ -1,8 +1,10 @@
 // The one way to start a kernel.
 #pragma once
 
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 
 #include "cuda/device.h"
@@ -65,6 +67,20 @@ int blocks_of_multiprocessor(void (*kernel)(Params...), int threads, size_t shar
   return blocks;
 }
 
+#if defined(__CUDACC__)
+// Whether kernels start while the one before them in the stream still runs: what is left of a
+// launch's latency is hidden behind it. All of them call begin_kernel. QUIRE_LAUNCH_OVERLAP=0 has
+// them start one after the other.
+inline bool launches_overlap() {
+  static const bool they_do = [] {
+    const char* asked = std::getenv("QUIRE_LAUNCH_OVERLAP");
+    const bool is_refused = asked != nullptr && std::string_view(asked) == "0";
+    return !is_refused && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+  }();
+  return they_do;
+}
+#endif
+
 // Starts `kernel` on a stream. An empty grid starts nothing.
 //
 // Throws std::runtime_error if the device refuses.
@@ -78,8 +94,12 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_byte
   std::apply(
       [&](Params&... value) {
         void* pointers[] = {const_cast<void*>(static_cast<const void*>(&value))...};
-        check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, pointers,
-                               shared_bytes, stream),
+        cudaLaunchAttribute overlap{};
+        overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        overlap.val.programmaticStreamSerializationAllowed = 1;
+        const cudaLaunchConfig_t config{grid,   block,    shared_bytes,
+                                        stream, &overlap, launches_overlap() ? 1u : 0u};
+        check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers),
               "launch");
       },
       values);

@@ -206,6 +206,7 @@ class SeedAttention {
 template <typename T, int kHeadSize, int kBlockSize>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     attention_v1_kernel(const SeedAttentionParams p) {
+  begin_kernel();
   QUIRE_DYNAMIC_SHARED(shared);
   const int64_t seq = blockIdx.y;
   const Range range{0, p.seq_lens[seq]};
@@ -219,6 +220,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 template <typename T, int kHeadSize, int kBlockSize>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     attention_v2_kernel(const SeedAttentionParams p, SeedPartitions partitions) {
+  begin_kernel();
   QUIRE_DYNAMIC_SHARED(shared);
   const int64_t seq = blockIdx.y;
   const int begin = static_cast<int>(blockIdx.z) * kPartition;
@@ -239,6 +241,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     attention_v2_merge_kernel(const SeedAttentionParams p, SeedPartitions partitions) {
+  begin_kernel();
   const int64_t seq = blockIdx.y;
   const int count = (p.seq_lens[seq] + kPartition - 1) / kPartition;
   const int64_t first = (seq * p.num_heads + blockIdx.x) * partitions.count;

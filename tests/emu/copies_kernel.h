@@ -11,6 +11,7 @@ constexpr int kSteps = 8;
 
 // sums[thread]: of the four numbers a step that the thread a warp further on copies.
 __global__ void sum_kernel(uint32_t* sums, const uint32_t* from) {
+  begin_kernel();
   QUIRE_DYNAMIC_SHARED(shared);
   const int thread = static_cast<int>(threadIdx.x);
   const auto copy = [&](int step) {

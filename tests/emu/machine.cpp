@@ -97,6 +97,7 @@ void Machine::run_block(dim3 index) {
     thread.index = {number % block_size_.x, number / block_size_.x % block_size_.y,
                     number / (block_size_.x * block_size_.y)};
     thread.state = CudaThread::State::kReady;
+    thread.has_begun = false;
     thread.num_collectives = 0;
     thread.passed = {};
     thread.open_copies.clear();
@@ -105,6 +106,8 @@ void Machine::run_block(dim3 index) {
         [](void* self) {
           auto* machine = static_cast<Machine*>(self);
           machine->body_();
+          if (!machine->current_->has_begun)
+            machine->fail("a kernel that does not await the one before it");
           machine->current_->state = CudaThread::State::kDone;
           --machine->num_live_;
           machine->release_block_barrier();  // the barrier does not wait for threads that have left

@@ -65,6 +65,7 @@ struct CudaThread {
   dim3 index;
   int number = 0;
   State state = State::kDone;
+  bool has_begun = false;        // has called begin_kernel
   unsigned num_collectives = 0;  // that it has begun
   Passed passed;
   std::vector<AsyncCopy> open_copies;

@@ -26,6 +26,10 @@ FLAGS = ("-std=c++17", "-O3", "-fmad=false")
 CACHE = ROOT / "build" / "machine_code"
 THREADS = 2
 TENSOR_CORES = ("HMMA", "IMMA", "QMMA")
+WAIT_FOR_EARLIER = "ACQBULK"  # griddepcontrol.wait
+LET_NEXT_START = "PREEXIT"  # griddepcontrol.launch_dependents
+_GLOBAL_MEMORY = ("LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG")
+_JUMPS = ("BRA", "BRX", "CALL", "EXIT", "JMP")
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,9 @@ class Kernel:
         stack_bytes: of a thread, in local memory.
         spilt_bytes: of a thread, stored there and loaded for want of registers.
         opcodes: how many instructions there are of each.
-        hot_loop: the same of the smallest loop that loads and multiplies on tensor cores; empty if
+        at_once: instructions that touch global memory or jump before the kernel before is awaited,
+            in all of the kernel where it is not.
+        hot_loop: opcodes of the smallest loop that loads and multiplies on tensor cores; empty if
             there is none.
     """
 
@@ -50,6 +56,7 @@ class Kernel:
     stack_bytes: int
     spilt_bytes: int
     opcodes: dict[str, int]
+    at_once: list[str]
     hot_loop: dict[str, int]
 
 
@@ -135,8 +142,17 @@ def _kernels(log: str, ptx: str, functions: dict[str, disassembly.Function]) -> 
             stack_bytes=int(stack),
             spilt_bytes=int(stores) + int(loads),
             opcodes=dict(Counter(each.opcode for each in function.instructions)),
+            at_once=sorted({*_before_waiting(function)} & {*_GLOBAL_MEMORY, *_JUMPS}),
             hot_loop=dict(Counter(each.opcode for each in loop)),
         )
+
+
+def _before_waiting(function: disassembly.Function) -> Iterator[str]:
+    """The names of instructions that run beside the kernel before."""
+    for each in function.instructions:
+        if each.name == WAIT_FOR_EARLIER:
+            return
+        yield each.name
 
 
 def _demangle(names: list[str]) -> list[str]:

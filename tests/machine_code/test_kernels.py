@@ -6,7 +6,15 @@ import pytest
 
 from tests.emu.test_depth import EXPECTED
 from tests.machine_code import statements
-from tests.machine_code.compiled import COMPUTE, SOURCES, Kernel, compile_all, version
+from tests.machine_code.compiled import (
+    COMPUTE,
+    LET_NEXT_START,
+    SOURCES,
+    WAIT_FOR_EARLIER,
+    Kernel,
+    compile_all,
+    version,
+)
 from tests.machine_code.statements import SharedBytes
 from tests.nvcc import PINNED
 
@@ -78,6 +86,18 @@ def test_shared_memory_adds_by_an_instruction(kernels: dict[str, list[Kernel]]) 
         assert not [each for each in atomics if "CAS" in each], kernel.name
         adding += any(each.startswith("ATOMS") for each in atomics)
     assert adding >= 3  # sampler, top log-probabilities, penalties
+
+
+def test_kernels_that_overlap_await_the_one_before(
+    architecture: int, kernels: dict[str, list[Kernel]]
+) -> None:
+    """Whatever the assembler has moved: no global memory is touched before."""
+    for kernel in each_of(kernels, ""):
+        number = [kernel.opcodes.get(each, 0) for each in (WAIT_FOR_EARLIER, LET_NEXT_START)]
+        if architecture < 90:
+            assert number == [0, 0], kernel.name
+        else:
+            assert (number, kernel.at_once) == ([1, 1], []), kernel.name
 
 
 def test_tiles_are_copied_16_bytes_at_a_time(kernels: dict[str, list[Kernel]]) -> None:

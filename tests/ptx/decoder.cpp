@@ -127,6 +127,7 @@ class Decoder {
     operation.parts = split(instruction.name, '.');
     operation.operands = split(text.substr(space), ',');
     instruction.type = type_named(operation.parts.back());
+    if (instruction.name == "griddepcontrol.wait") program_.awaits_earlier = true;
     read_operands(operation, &instruction);
     program_.instructions.push_back(instruction);
   }

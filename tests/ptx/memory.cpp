@@ -22,6 +22,8 @@ void check_shared(Warp& warp, int lane, uint32_t address, int bytes) {
 // The allocation that the bytes lie in, if there is one that is known.
 Allocation* checked(Warp& warp, int lane, uint64_t address, int bytes, uint64_t* begin) {
   check_aligned(warp, lane, address, bytes);
+  if ((warp.after_earlier >> lane & 1) == 0)
+    warp.fail("a race: global memory, beside the kernel before this one", lane);
   bool is_inside = false;
   Allocation* const found = global_memory().find(address, bytes, &is_inside, begin);
   if (!is_inside) warp.fail("an address outside of the operation's memory", lane);

@@ -107,6 +107,8 @@ struct Program {
   size_t static_shared_bytes = 0;  // before which dynamic shared memory begins
   std::vector<Register> registers;
   std::vector<Instruction> instructions;
+  // griddepcontrol.wait is one of them: what comes before it may run beside the kernel before.
+  bool awaits_earlier = false;
   // Races are looked for in units of the narrowest access to shared memory, in bytes.
   unsigned granule = 16;
 };

@@ -320,6 +320,16 @@ $end:
                 )
 
 
+def test_the_kernel_before_is_awaited_before_memory_is_touched() -> None:
+    wait = "griddepcontrol.wait; griddepcontrol.launch_dependents;"
+    touches = ("ld.global.u32 %r4, [%rd4];", "st.global.u32 [%rd4], %r1;")
+    for touch in touches:
+        run(f"{wait} {touch}", words())
+        refused("beside the kernel before this one", f"{touch} {wait}", words())
+    by_half = "setp.lt.u32 %p1, %r1, 16; @%p1 griddepcontrol.wait;"
+    refused("beside the kernel before this one", f"{by_half} {touches[0]}", words())
+
+
 def test_memory_is_what_was_given_and_written() -> None:
     inside, outside = words(32), words(32)
     interpreter.set_tensors([inside])

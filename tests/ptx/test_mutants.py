@@ -17,7 +17,9 @@ from tests.ptx.interpreter import Instruction
 from worker_svc.ops import compiled
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
-ORDERS = "bar.sync|bar.warp.sync|cp.async.commit_group|cp.async.wait_group|membar.gl"
+ORDERS = (
+    "bar.sync|bar.warp.sync|cp.async.commit_group|cp.async.wait_group|membar.gl|griddepcontrol.wait"
+)
 
 # Lines of the source, and why their instruction may be left out. (Kernels, where only some may.)
 REDUNDANT = {

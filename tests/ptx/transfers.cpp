@@ -195,6 +195,14 @@ void fence(Warp& warp, const Instruction&, uint32_t lanes) {
     warp.block().blocks().fence(who(warp, __builtin_ctz(lanes)));
 }
 
+// The kernel before this one in the stream is over, and what it wrote is there.
+void await_earlier(Warp& warp, const Instruction&, uint32_t lanes) {
+  warp.after_earlier |= lanes;
+}
+
+// Lets the next kernel start, which awaits the end of this one.
+void let_next_start(Warp&, const Instruction&, uint32_t) {}
+
 // Orders the lanes of a whole warp.
 void warp_barrier(Warp& warp, const Instruction& instruction, uint32_t lanes) {
   if (lanes != kAllLanes || warp.values<uint32_t>(instruction.operands[0])[0] != kAllLanes)
@@ -257,6 +265,8 @@ Simple find_copy(const std::string& name, Instruction* instruction) {
     return {wait, {}};
   }
   if (name == "membar.gl") return {fence, {}};
+  if (name == "griddepcontrol.wait") return {await_earlier, {}};
+  if (name == "griddepcontrol.launch_dependents") return {let_next_start, {}};
   if (name == "bar.warp.sync") {
     instruction->kind = Instruction::Kind::kCollective;
     return {warp_barrier, {{}, {kU32}}};

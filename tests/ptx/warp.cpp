@@ -71,6 +71,7 @@ void Warp::begin(uint32_t lanes) {
   next_parked_ = INT_MAX;
   performed_ = 1;
   performed_at_retry_ = 0;
+  after_earlier = program_.awaits_earlier ? 0 : kAllLanes;
   copies.clear();
   for (int& groups : copy_groups) groups = 0;
   for (size_t i = 0; i < registers_.size(); ++i) {

@@ -59,6 +59,9 @@ class Warp {
   // Barriers of the warp that it has passed.
   uint32_t epoch = 0;
 
+  // Lanes for which the kernel before this one in the stream is over.
+  uint32_t after_earlier = 0;
+
   // Asynchronous copies under way.
   std::vector<AsyncCopy> copies;
   int copy_groups[kWarpSize] = {};  // that each lane has closed

@@ -23,6 +23,7 @@ template <typename T, typename Cached, int kHeadSize, int kColumnTiles, int kSta
 __global__ void __launch_bounds__(kMmaThreads, 2)
     attention_mma_kernel(const PagedAttentionParams p, const AttentionItem* items,
                          PartialResults partials) {
+  begin_kernel();
   using Shape = MmaShape<Cached, kHeadSize, kColumnTiles, kStages>;
   QUIRE_DYNAMIC_SHARED(shared);
   auto* warps_acc = reinterpret_cast<float*>(shared + Shape::kPipelineBytes);
@@ -108,6 +109,7 @@ template <typename T, int kHeadSize, int kColumns>
 __global__ void __launch_bounds__(kMmaThreads, 4)
     attention_merge_kernel(const PagedAttentionParams p, const AttentionMerge* merges,
                            PartialResults partials) {
+  begin_kernel();
   const AttentionMerge work = merges[blockIdx.x];
   if (work.seq == kNoWork) return;
   const AttentionItem item{work.seq, work.kv_head, work.column, 0, 0, 0, 0};

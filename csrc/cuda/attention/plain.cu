@@ -36,6 +36,7 @@ __device__ int64_t find_sequence(const PagedAttentionParams& p, int64_t row) {
 template <typename T, typename Cached>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     attention_plain_kernel(const PagedAttentionParams p) {
+  begin_kernel();
   const int64_t row = blockIdx.x;
   if (row >= p.query_start_loc[p.num_seqs]) return;  // beyond the batch
   const int64_t head = blockIdx.y;

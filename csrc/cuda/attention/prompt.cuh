@@ -254,6 +254,7 @@ template <typename T, int kHeadSize, int kWarps, int kTilesOfStage>
 __global__ void __launch_bounds__(kWarps* kWarpSize, 1)
     attention_prompt_kernel(const PagedAttentionParams p, const AttentionItem* items,
                             PartialResults partials) {
+  begin_kernel();
   using Shape = PromptShape<T, kHeadSize, kWarps, kTilesOfStage>;
   using Tiles = PromptTiles<T, Shape>;
   constexpr int kStagesOfPartition = Tiles::kClasses * Tiles::kStagesOfClass;

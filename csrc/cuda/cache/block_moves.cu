@@ -30,6 +30,7 @@ static_assert(sizeof(CopyWave) <= 4096 - 64, "more than a kernel's arguments may
 
 // A block for each cache and pair.
 __global__ void __launch_bounds__(kThreads) copy_blocks_kernel(const CopyWave wave) {
+  begin_kernel();
   char* cache = wave.caches[blockIdx.x];
   const auto pair = wave.pairs[blockIdx.y];
   copy_elements(cache + pair.dst * wave.block_bytes, cache + pair.src * wave.block_bytes,

@@ -69,6 +69,7 @@ __device__ void read_row(T* row, const e4m3* cached, int64_t count, int lane, fl
 // A block for each token.
 template <typename T, typename Cached, bool kIntoCache>
 __global__ void __launch_bounds__(kThreads, kBlocks) cache_io_kernel(const CacheIoParams p) {
+  begin_kernel();
   const int lane = threadIdx.x % kWarpSize;
   for_each_head<T, Cached>(p, blockIdx.x, [&](bool, float scale, T* row, Cached* cached) {
     if constexpr (kIntoCache) {
@@ -84,6 +85,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) cache_io_kernel(const Cache
 template <typename T, typename Cached>
 __global__ void __launch_bounds__(kThreads, kBlocksThatRotate)
     rotary_and_cache_kernel(const RotaryCacheParams p) {
+  begin_kernel();
   const int64_t token = blockIdx.x;
   const TokenRotation rotation(p.rotary, token);
   const int64_t num_pairs = p.rotary.num_heads * rotation.half;

@@ -15,6 +15,7 @@ constexpr int kThreads = 128;
 // parts as neighbours in a binary tree (merge.cuh).
 template <typename T>
 __global__ void __launch_bounds__(kThreads) combine_experts_kernel(const CombineExpertsParams p) {
+  begin_kernel();
   const int64_t row = blockIdx.x;
   const int64_t element = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * 4;
   if (element >= p.size) return;

@@ -21,6 +21,7 @@ struct ExpertGrid {
 template <typename Shape, bool kIsAligned, bool kGathers>
 __global__ void __launch_bounds__(Shape::kThreads, kIsAligned ? Shape::kBlocks : 2)
     expert_linear_kernel(const ExpertLinearParams p, const ExpertGrid grid) {
+  begin_kernel();
   using T = typename Shape::Element;
   QUIRE_DYNAMIC_SHARED(shared);
   const int tile_index = static_cast<int>(blockIdx.x) % grid.num_tiles;

@@ -29,6 +29,7 @@ __device__ __forceinline__ void keep_larger(float& value, int& index, float othe
 template <typename T>
 __global__ void __launch_bounds__(kRouteWarps* kWarpSize)
     route_experts_kernel(const RouteExpertsParams p) {
+  begin_kernel();
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int64_t row = int64_t{blockIdx.x} * kRouteWarps + threadIdx.x / kWarpSize;
   if (row >= p.num_rows) return;
@@ -95,6 +96,7 @@ constexpr int kOrderThreads = 1024;
 // One block orders all pairs: each warp has every 32nd expert, counts its pairs, learns where they
 // begin, and puts them there.
 __global__ void __launch_bounds__(kOrderThreads) order_experts_kernel(const OrderExpertsParams p) {
+  begin_kernel();
   QUIRE_SHARED(int, counts, kMaxExperts);
   QUIRE_SHARED(int, first_tiles, kMaxExperts + 1);
   constexpr int kWarps = kOrderThreads / kWarpSize;

@@ -37,6 +37,7 @@ struct QuickGelu {
 
 template <typename T, typename Fn>
 __global__ void __launch_bounds__(kThreads) activation_kernel(const ActivationParams p) {
+  begin_kernel();
   constexpr int kPack = Pack<T>::kSize;
   const int64_t row = blockIdx.x;
   T* out = static_cast<T*>(p.out) + row * p.out_stride;

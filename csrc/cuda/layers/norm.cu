@@ -52,6 +52,7 @@ __device__ void rms_norm_row(T* out, const T* x, const T* weight, int64_t n, flo
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(const NormParams p) {
+  begin_kernel();
   rms_norm_row(norm_row<T>(p.out, p.inner), norm_row<const T>(p.x, p.inner),
                static_cast<const T*>(p.weight), p.n, p.eps);
 }
@@ -59,6 +60,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(const NormParams p) 
 // The sum is rounded to T before it is normalised, as when the two ops run one after the other.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) fused_add_rms_norm_kernel(const NormParams p) {
+  begin_kernel();
   constexpr int kPack = Pack<T>::kSize;
   T* x = norm_row<T>(p.x, p.inner);
   T* residual = norm_row<T>(p.residual, p.inner);
@@ -77,6 +79,7 @@ __global__ void __launch_bounds__(kThreads) fused_add_rms_norm_kernel(const Norm
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) layer_norm_kernel(const NormParams p) {
+  begin_kernel();
   constexpr int kPack = Pack<T>::kSize;
   T* out = norm_row<T>(p.out, p.inner);
   const T* x = norm_row<const T>(p.x, p.inner);

@@ -13,6 +13,7 @@ constexpr int kThreads = 128;
 // A block for each token; threads take the pairs of all its query and key heads.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryParams p) {
+  begin_kernel();
   const int64_t token = blockIdx.x;
   const TokenRotation rotation(p, token);
   const int64_t num_pairs = (p.num_heads + p.num_kv_heads) * rotation.half;

@@ -46,6 +46,7 @@ __device__ __forceinline__ float product_of_scales(float a, float b) {
 template <typename T>
 __global__ void __launch_bounds__(kInt8Warps* kWarpSize)
     quantise_rows_kernel(const PackedLinearParams p, const Int8Rows rows) {
+  begin_kernel();
   constexpr int kSize = Pack<T>::kSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int64_t index = int64_t{blockIdx.x} * kInt8Warps + threadIdx.x / kWarpSize;
@@ -186,6 +187,7 @@ __device__ void multiply_int8(const char* panel, int64_t panel_bytes, int64_t nu
 template <typename Shape, typename Out>
 __global__ void __launch_bounds__(Shape::kThreads)
     int8_linear_kernel(const PackedLinearParams p, const Int8Rows rows) {
+  begin_kernel();
   QUIRE_DYNAMIC_SHARED(shared);
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;

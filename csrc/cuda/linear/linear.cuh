@@ -196,6 +196,7 @@ __device__ __forceinline__ void compute_tiles(const typename Tile::Params& p,
 template <typename Shape, bool kIsAligned, bool kIsCut>
 __global__ void __launch_bounds__(Shape::kThreads, kIsAligned ? Shape::kBlocks : 2)
     linear_kernel(const LinearParams p, const LinearGrid grid, const SplitResults results) {
+  begin_kernel();
   QUIRE_DYNAMIC_SHARED(shared);
   compute_tiles<LinearTile<Shape, kIsAligned, kIsCut>, kIsCut>(p, grid, results, shared);
 }

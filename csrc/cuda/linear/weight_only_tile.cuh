@@ -220,6 +220,7 @@ template <typename Shape, bool kIsCut>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     weight_only_kernel(const WeightOnlyLinearParams p, const LinearGrid grid,
                        const SplitResults results) {
+  begin_kernel();
   QUIRE_DYNAMIC_SHARED(shared);
   compute_tiles<WeightOnlyTile<Shape, kIsCut>, kIsCut>(p, grid, results, shared);
 }

@@ -21,6 +21,7 @@ __host__ __device__ __forceinline__ int64_t num_slices(int64_t vocab_size, int64
 
 // A block for each slice of the vocabulary and row. Each looks through all tokens of its row.
 __global__ void __launch_bounds__(kThreads) penalty_kernel(const PenaltyParams p) {
+  begin_kernel();
   QUIRE_SHARED(uint32_t, uses, kSlice);
   const int64_t slices = num_slices(p.vocab_size, kSlice);
   const int64_t row = blockIdx.x / slices;
@@ -53,6 +54,7 @@ __global__ void __launch_bounds__(kThreads) penalty_kernel(const PenaltyParams p
 
 // A block for as many tokens as it has threads, of each row. A warp has a word of the mask.
 __global__ void __launch_bounds__(kThreads) token_mask_kernel(const TokenMaskParams p) {
+  begin_kernel();
   const int64_t slices = num_slices(p.vocab_size, kThreads);
   const int64_t row = blockIdx.x / slices;
   const int64_t token = blockIdx.x % slices * kThreads + threadIdx.x;
@@ -63,6 +65,7 @@ __global__ void __launch_bounds__(kThreads) token_mask_kernel(const TokenMaskPar
 
 // A block for as many tokens as it has threads, of each row.
 __global__ void __launch_bounds__(kThreads) soft_cap_kernel(const SoftCapParams p) {
+  begin_kernel();
   const int64_t slices = num_slices(p.vocab_size, kThreads);
   const int64_t row = blockIdx.x / slices;
   const int64_t token = blockIdx.x % slices * kThreads + threadIdx.x;

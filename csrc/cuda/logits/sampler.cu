@@ -101,6 +101,7 @@ __device__ int32_t draw(const SampleParams& p, const Row& row, const Cut& cut, i
 
 // A block for each row.
 __global__ void __launch_bounds__(kRowThreads, 2) sample_kernel(const SampleParams p) {
+  begin_kernel();
   const int64_t r = blockIdx.x;
   const float* logits = p.logits + r * p.row_stride;
   const auto size = static_cast<int32_t>(p.vocab_size);

@@ -60,6 +60,7 @@ __device__ void write_top(const TopLogprobsParams& p, const LogitsRow& row, floa
 
 // A block for each row.
 __global__ void __launch_bounds__(kRowThreads, 2) top_logprobs_kernel(const TopLogprobsParams p) {
+  begin_kernel();
   const int64_t r = blockIdx.x;
   const LogitsRow row{p.logits + r * p.row_stride, static_cast<int32_t>(p.vocab_size)};
   QUIRE_SHARED(int32_t, is_bad, 1);
