@@ -162,6 +162,7 @@ class Decoder {
     if (found.run == nullptr) found = find_logic(operation, instruction->type);
     if (found.run == nullptr) found = find_integer(operation, instruction->type);
     if (found.run == nullptr) found = find_float(operation, instruction->type);
+    if (found.run == nullptr) found = find_packed(operation);
     if (found.run == nullptr) throw DecodeError("an operation that is not understood here");
     return found;
   }

@@ -34,6 +34,8 @@ struct Simple {
 
 Simple find_integer(const Operation& operation, Type type);
 Simple find_float(const Operation& operation, Type type);
+// Of pairs of 16-bit floats.
+Simple find_packed(const Operation& operation);
 // Moves, comparisons and selections.
 Simple find_logic(const Operation& operation, Type type);
 

@@ -155,6 +155,34 @@ def test_shuffles(mode: str, operand: int, clamp: int, source: object) -> None:
     assert out.tolist() == [source(lane) for lane in range(32)]  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "a", "b", "c", "product", "sums"),
+    [
+        # Products halfway between two numbers, to which c adds what float32 cannot hold beside.
+        (torch.float16, (3, 3), (683, 683), (2.0**-20, -(2.0**-20)), 2048, (2050, 2048)),
+        (torch.float16, (3, -3), (685, 685), (-(2.0**-20), 2.0**-20), 2056, (2054, -2054)),
+        (torch.bfloat16, (3, 3), (87, 87), (2.0**-100, -(2.0**-100)), 260, (262, 260)),
+        (torch.bfloat16, (3, -3), (89, 89), (-(2.0**-100), 2.0**-100), 268, (266, -266)),
+    ],
+)
+def test_pairs_of_16_bits_are_rounded_once(
+    dtype: torch.dtype,
+    a: tuple[int, int],
+    b: tuple[int, int],
+    c: tuple[float, float],
+    product: int,
+    sums: tuple[int, int],
+) -> None:
+    def pair(values: Sequence[float]) -> int:
+        return int(torch.tensor(values, dtype=dtype).view(torch.int32)) & 0xFFFFFFFF
+
+    name = {torch.float16: "f16x2", torch.bfloat16: "bf16x2"}[dtype]
+    moves = f"mov.b32 %r4, {pair(a)}; mov.b32 %r5, {pair(b)}; mov.b32 %r6, {pair(c)};"
+    signed = [product if each > 0 else -product for each in a]
+    assert of_one(f"{moves} mul.{name} %r10, %r4, %r5;") == pair(signed)
+    assert of_one(f"{moves} fma.rn.{name} %r10, %r4, %r5, %r6;") == pair(sums)
+
+
 def test_lanes_that_part_meet_again() -> None:
     """A vote counts those that are there, a match those that agree, and a sum adds them."""
     out = words()

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda_runtime.h"
+#include "fused.h"
 
 struct __half {
   uint16_t bits;
@@ -27,7 +28,19 @@ struct __half2 {
   __half y;
 };
 
+inline __half2 __halves2half2(__half x, __half y) {
+  return {x, y};
+}
+
 inline __half2 __hmul2(__half2 a, __half2 b) {
   return {__float2half_rn(__half2float(a.x) * __half2float(b.x)),
           __float2half_rn(__half2float(a.y) * __half2float(b.y))};
+}
+
+inline __half __hfma(__half a, __half b, __half c) {
+  return __float2half_rn(emu::fma_to_odd(__half2float(a), __half2float(b), __half2float(c)));
+}
+
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+  return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)};
 }
