@@ -11,6 +11,7 @@ target_sources(_C PRIVATE
   ${emulated_sources}
   ${interpreter_sources}
   seed/bindings.cpp
+  seed/checks.cpp
   "${CMAKE_SOURCE_DIR}/tests/emu/fiber.cpp"
   "${CMAKE_SOURCE_DIR}/tests/emu/machine.cpp")
 target_include_directories(_C PRIVATE

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 # Arguments that stay on the host, by operation: block mappings.
-HOST_ARGUMENTS = {"copy_blocks": {2}, "swap_blocks": {2}, "plan_attention": {3, 4}}
+HOST_ARGUMENTS = {
+    "copy_blocks": {2},
+    "copy_blocks_v1": {2},
+    "swap_blocks": {2},
+    "swap_blocks_v1": {2},
+    "plan_attention": {3, 4},
+}
 
 
 class KernelsElsewhere:

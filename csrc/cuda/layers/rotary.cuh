@@ -14,20 +14,29 @@ struct TokenRotation {
   bool is_neox;
 
   __device__ TokenRotation(const RotaryParams& p, int64_t token)
-      : cosines(p.cos_sin_cache + p.positions[token] * p.cos_sin_stride),
-        half(p.rotary_dim / 2),
-        is_neox(p.is_neox) {}
+      : TokenRotation(p.cos_sin_cache + p.positions[token] * p.cos_sin_stride, p.rotary_dim,
+                      p.is_neox) {}
 
-  // Rotates pair i of the head `x`: calls write(element, value) for both.
-  template <typename T, typename Write>
-  __device__ void rotate(const T* x, int64_t i, const Write& write) const {
+  __device__ TokenRotation(const float* cosines, int64_t rotary_dim, bool is_neox)
+      : cosines(cosines), half(rotary_dim / 2), is_neox(is_neox) {}
+
+  // Rotates pair i of a head whose elements read(element) returns: calls write(element, value) for
+  // both.
+  template <typename T, typename Read, typename Write>
+  __device__ void rotate_read(const Read& read, int64_t i, const Write& write) const {
     const float* sines = cosines + half;
     const int64_t first = is_neox ? i : 2 * i;
     const int64_t second = is_neox ? i + half : 2 * i + 1;
-    const float a = to_float(x[first]);
-    const float b = to_float(x[second]);
+    const float a = read(first);
+    const float b = read(second);
     write(first, from_float<T>(a * cosines[i] - b * sines[i]));
     write(second, from_float<T>(b * cosines[i] + a * sines[i]));
+  }
+
+  // The same of the head `x`.
+  template <typename T, typename Write>
+  __device__ void rotate(const T* x, int64_t i, const Write& write) const {
+    rotate_read<T>([x](int64_t d) { return to_float(x[d]); }, i, write);
   }
 };
 
