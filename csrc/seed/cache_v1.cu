@@ -12,14 +12,15 @@ namespace quire::cuda {
 namespace seed {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kCacheThreads = 128;
 // Of a multiprocessor. Where none are asked for, the compiler spills registers to run more.
-constexpr int kBlocks = 8;
+constexpr int kCacheBlocks = 8;
 
 // A block for each token. A thread takes 16 bytes of a key, which lie together on both sides, and
 // single elements of a value, which lie a block's tokens apart.
 template <typename T, bool kIntoCache>
-__global__ void __launch_bounds__(kThreads, kBlocks) cache_v1_kernel(const SeedCacheParams p) {
+__global__ void __launch_bounds__(kCacheThreads, kCacheBlocks)
+    cache_v1_kernel(const SeedCacheParams p) {
   constexpr int kX = kElementsOf16Bytes<T>;
   const int64_t token = blockIdx.x;
   const int64_t slot = p.slot_mapping[token];
@@ -29,14 +30,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) cache_v1_kernel(const SeedC
   T* keys = static_cast<T*>(p.key_cache) + block * p.block_stride;
   T* values = static_cast<T*>(p.value_cache) + block * p.block_stride;
 
-  for (int64_t i = threadIdx.x * kX; i < p.num_kv_heads * p.head_size; i += kThreads * kX) {
+  for (int64_t i = threadIdx.x * kX; i < p.num_kv_heads * p.head_size; i += kCacheThreads * kX) {
     const int64_t head = i / p.head_size;
     const int64_t d = i % p.head_size;
     T* row = head_address<T>(p.key, token, head) + d;
     T* cached = keys + head * p.head_stride + key_index<T>(d, offset, p.block_size);
     copy_elements(kIntoCache ? cached : row, kIntoCache ? row : cached, kX, 0, 1);
   }
-  for (int64_t i = threadIdx.x; i < p.num_kv_heads * p.head_size; i += kThreads) {
+  for (int64_t i = threadIdx.x; i < p.num_kv_heads * p.head_size; i += kCacheThreads) {
     const int64_t head = i / p.head_size;
     const int64_t d = i % p.head_size;
     T* element = head_address<T>(p.value, token, head) + d;
@@ -52,8 +53,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) cache_v1_kernel(const SeedC
 template <bool kIntoCache>
 void run(const SeedCacheParams& p) {
   QUIRE_DISPATCH_DTYPE(p.dtype, T,
-                       launch(cache_v1_kernel<T, kIntoCache>, grid_size(p.num_tokens), kThreads, 0,
-                              current_stream(), p));
+                       launch(cache_v1_kernel<T, kIntoCache>, grid_size(p.num_tokens),
+                              kCacheThreads, 0, current_stream(), p));
 }
 
 }  // namespace
