@@ -105,12 +105,20 @@ def replaced(text: str) -> Iterator[None]:
 
 
 def set_tensors(tensors: Sequence[Tensor]) -> None:
-    """Let kernels touch these and what their host code allocates alone; all memory if none."""
+    """Let kernels touch these and what their host code allocates alone; all memory if none.
+
+    Of those that are `unwritten` it stays known what has been written.
+    """
     spans = [_span(each) for each in tensors if each.numel() > 0]
+    spans = [each for each in spans if each not in _unwritten]
     array = ctypes.c_uint64 * len(spans)
     begins = array(*(begin for begin, _ in spans))
     sizes = array(*(size for _, size in spans))
     _library().quire_ptx_set_tensors(begins, sizes, len(spans))
+
+
+# Where tensors begin that are device memory, and their bytes.
+_unwritten: set[tuple[int, int]] = set()
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
@@ -125,9 +133,11 @@ def unwritten(tensor: Tensor) -> Iterator[None]:
     """Let a tensor be device memory that nothing has written, for the length of a block."""
     begin, size = _span(tensor)
     _library().quire_ptx_allocated(begin, size)
+    _unwritten.add((begin, size))
     try:
         yield
     finally:
+        _unwritten.remove((begin, size))
         _library().quire_ptx_freed(begin)
 
 
