@@ -1,16 +1,25 @@
 """Bytes and numbers of blocks against published figures."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from quire.contract.engine_options import CacheOptions
 from worker_svc.cache.engine import block_bytes
+from worker_svc.cache.profile import profile_cache
+from worker_svc.cache.shapes import empty_caches
+from worker_svc.device.base import MemoryProfile
+from worker_svc.device.cuda import CudaDevice
 from worker_svc.layers.linear import HeadShare
 from worker_svc.parallel.group import ParallelGroup
 
 BLOCK_SIZE = 16
+GIB = 2**30
+# 20.44 GiB, as it is printed.
+OPT_125M_CACHE_BYTES = 21_946_158_284
 
 
 def test_opt_125m_in_fp16() -> None:
@@ -20,9 +29,52 @@ def test_opt_125m_in_fp16() -> None:
     loaded: Any = SimpleNamespace(model=model, kv_cache_dtype=torch.float16)
     bytes_per_block = block_bytes(loaded, BLOCK_SIZE)
     assert bytes_per_block == 12 * 49_152
-    num_blocks = 21_946_158_284 // bytes_per_block
+    num_blocks = OPT_125M_CACHE_BYTES // bytes_per_block
     assert num_blocks == 37_207
     assert num_blocks * BLOCK_SIZE == 595_312
+
+
+class MeasuredDevice:
+    """A GPU of 24 GiB, of which the largest step's peak and what was there before are taken."""
+
+    def __init__(self, peak: int, others: int) -> None:
+        self._peak, self._others = peak, others
+
+    def peak_bytes(self, _step: object) -> int:
+        return self._peak
+
+    def memory_bytes(self) -> tuple[int, int]:
+        return 24 * GIB - self._others, 24 * GIB
+
+    def profile_memory(self, _step: object, utilization: float) -> MemoryProfile:
+        device: Any = self
+        return CudaDevice.profile_memory(device, lambda: None, utilization)
+
+
+def test_blocks_of_24_gib() -> None:
+    """Nine tenths of the device without weights, the largest step and what others hold."""
+    assert f"{OPT_125M_CACHE_BYTES / GIB:.2f}" == "20.44"
+    taken = int(0.9 * 24 * GIB) - OPT_125M_CACHE_BYTES
+    peak = taken // 3
+    heads = HeadShare(12, 12, 64, ParallelGroup())
+    loaded: Any = SimpleNamespace(
+        model=SimpleNamespace(heads=heads, num_layers=12),
+        kv_cache_dtype=torch.float16,
+        draft=None,
+        device=MeasuredDevice(peak, taken - peak),
+        info=SimpleNamespace(max_model_len=2048),
+    )
+    profile = profile_cache(loaded, CacheOptions(block_size=BLOCK_SIZE, max_num_seqs=1024))
+    assert profile.num_blocks == 37_207
+    assert profile.block_bytes == 12 * 49_152
+    # No more blocks than the sequences of a step fill.
+    few = profile_cache(loaded, CacheOptions(block_size=BLOCK_SIZE, max_num_seqs=256))
+    assert few.num_blocks == 256 * 2048 // BLOCK_SIZE
+
+    meta = partial(torch.empty, device="meta")
+    caches = empty_caches(1, heads, torch.float16, BLOCK_SIZE, profile.num_blocks, meta)
+    assert caches.keys[0].nbytes + caches.values[0].nbytes == 1_828_798_464
+    assert profile.num_blocks * BLOCK_SIZE == 595_312
 
 
 @pytest.mark.parametrize(
