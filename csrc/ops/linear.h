@@ -33,6 +33,7 @@ struct WeightOnlyLinearParams : LinearParams {  // `weight` is packed, `weight_s
   const void* scales;  // [ceil(N / 16), K / group_size, 16, 2] float32: scale, 2^23 + zero
   int64_t group_size;  // elements of K with the same scale: 32, 64 or 128
   int64_t bits;        // 8 or 4
+  bool is_float;       // e4m3, of 8 bits and no zeros, or integers
 };
 
 // Weights as cpu/kernels/linear.h reads them: panels of kPanelFeatures features, in each of them
@@ -164,6 +165,9 @@ void weight_only_linear(Backend& backend, const Tensor& out, const Tensor& x, co
   WeightOnlyLinearParams p{};
   take_linear_operands(out, x, bias, total_features, num_parts, total_parts, p);
   if (bits != 8 && bits != 4) fail("bits: must be 8 or 4, got " + std::to_string(bits));
+  p.is_float = packed.dtype == DType::kFloat8E4M3;
+  if (p.is_float && bits != 8)
+    fail("bits: must be 8 of float8_e4m3fn, got " + std::to_string(bits));
   const int64_t tiles = (p.out_features + kOperandFeatures - 1) / kOperandFeatures;
   check_shape("scales", scales, {tiles, -1, kOperandFeatures, 2},
               "[ceil(N / 16), K / group size, 16, 2]");
@@ -178,7 +182,8 @@ void weight_only_linear(Backend& backend, const Tensor& out, const Tensor& x, co
               {tiles, num_parts * part_steps, kOperandFeatures * kOperandStep * bits / 8},
               "[ceil(N / 16), P * ceil(K / P / 64), 128 * bits]");
   for (const auto& [name, tensor, dtype] :
-       {std::tuple<const char*, const Tensor&, DType>{"packed", packed, DType::kInt8},
+       {std::tuple<const char*, const Tensor&, DType>{"packed", packed,
+                                                      p.is_float ? packed.dtype : DType::kInt8},
         {"scales", scales, DType::kFloat32}}) {
     check_dtype(name, tensor, dtype);
     check_contiguous(name, tensor);

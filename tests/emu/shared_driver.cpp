@@ -50,6 +50,7 @@ void print_linear(LinearShape<T, kFeatures, kRows, kFeatureWarps, kRowWarps, kSt
     using Shape = decltype(shape);
     std::printf("WeightOnlyShape<%s, 8>\t%d\n", name, WeightOnlyShape<Shape, 8>::kSharedBytes);
     std::printf("WeightOnlyShape<%s, 4>\t%d\n", name, WeightOnlyShape<Shape, 4>::kSharedBytes);
+    std::printf("Float8Shape<%s>\t%d\n", name, Float8Shape<Shape>::kSharedBytes);
   }
 }
 

@@ -1,4 +1,6 @@
-"""Layers of 8 and 4 bits on a GPU have the bits of layers of the dequantised weights."""
+"""Layers of 8 and 4 bits on a GPU, float8 too, have the bits of those of dequantised weights."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +15,23 @@ from worker_svc.layers.weight_only_linear import WeightOnlyLinear, pack_for_tens
 
 # Tensor cores take no others.
 DTYPES = [torch.bfloat16, torch.float16]
+FLOAT8 = torch.float8_e4m3fn
+# Integers by their bits.
+FORMS = [8, 4, FLOAT8]
+Form = int | torch.dtype
+PACKED_FLOAT8 = torch.zeros(3, 2, 1024).to(FLOAT8)
 # (in_features, parts, group size): whole steps and not, groups that end within a step and not.
 CUTS = [(256, 1, 64), (320, 2, 32), (384, 1, 128), (1024, 8, 128)]
+
+
+def weight_of(form: Form, out_features: int, in_features: int, group_size: int) -> GroupedWeight:
+    """Any weights and scales of a form; no NaN."""
+    weight = made_up(out_features, in_features, 8 if form == FLOAT8 else int(form), group_size)
+    if form != FLOAT8:
+        return weight
+    codes = weight.integers.view(torch.uint8)
+    codes = torch.where(codes & 0x7F == 0x7F, 0, codes)
+    return GroupedWeight(codes.view(FLOAT8), weight.scales, torch.zeros_like(weight.zeros), 8)
 
 
 def dequantised(
@@ -28,11 +45,11 @@ def dequantised(
 
 
 def check(
-    rows: int, cut: tuple[int, int, int], out_features: int, dtype: torch.dtype, bits: int
+    rows: int, cut: tuple[int, int, int], out_features: int, dtype: torch.dtype, form: Form
 ) -> None:
     """Compare a layer with that of the dequantised weights."""
     in_features, num_parts, group_size = cut
-    weight = made_up(out_features, in_features, bits, group_size)
+    weight = weight_of(form, out_features, in_features, group_size)
     x, _, bias = operands(rows, in_features, out_features, dtype)
     layer = WeightOnlyLinear(weight, bias.to(dtype), out_features, num_parts)
     parts = Parts(num_parts, num_parts)
@@ -41,32 +58,54 @@ def check(
     assert_same_bits(layer(x, parts), expected.to(dtype))
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cut", CUTS[:2], ids=str)
 @pytest.mark.parametrize("rows", [3, 20, 60, 260])
 def test_bits_are_those_of_the_dequantised_weights(
-    cuda_isa: str, rows: int, cut: tuple[int, int, int], dtype: torch.dtype, bits: int
+    cuda_isa: str, rows: int, cut: tuple[int, int, int], dtype: torch.dtype, form: Form
 ) -> None:
     """In each tile, of one part and of several."""
-    check(rows, cut, 330, dtype, bits)
+    check(rows, cut, 330, dtype, form)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 20, 60])
+def test_every_float8_is_exact(cuda_isa: str, rows: int, dtype: torch.dtype) -> None:
+    """Each feature has one of the codes, in each place of a step, and NaN stays what it is."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    for first in (0, 7):
+        weight = torch.zeros(256, 64, dtype=torch.uint8)
+        weight[codes.long(), (codes.long() + first) % 64] = codes
+        zeros = torch.zeros(256, 1, dtype=torch.int8)
+        grouped = GroupedWeight(weight.view(FLOAT8), torch.ones(256, 1), zeros, 8)
+        x = torch.ones(rows, 64, dtype=dtype)
+        found = WeightOnlyLinear(grouped, None, 256, 1)(x, dtype=torch.float32)
+        expected = codes.view(FLOAT8).float().expand(rows, -1)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_ranks_rows_and_small_scales(cuda_isa: str, cut: tuple[int, int, int], bits: int) -> None:
+def test_ranks_rows_and_small_scales(cuda_isa: str, cut: tuple[int, int, int], form: Form) -> None:
     in_features, num_parts, group_size = cut
-    weight = made_up(77, in_features, bits, group_size)
+    weight = weight_of(form, 77, in_features, group_size)
     weight.scales[1] = 2.0**-127
     weight.scales[2] = -(2.0**-126)
     weight.scales[3] = 2.0**-110
     x, _, bias = operands(20, in_features, 77, torch.bfloat16)
     total = 1 << 16  # whose sums are cut in other places than those of so few features
-    flushed = GroupedWeight(weight.integers, weight.scales.clone(), weight.zeros, bits)
+    flushed = replace(weight, scales=weight.scales.clone())
     flushed.scales[1] = 0
     expected = dequantised(x, flushed, bias.bfloat16(), total, num_parts)
-    for rank in torch.arange(77).chunk(4):
-        own = GroupedWeight(weight.integers[rank], weight.scales[rank], weight.zeros[rank], bits)
+    for first in range(0, 77, 20):
+        rank = slice(first, first + 20)
+        own = replace(
+            weight,
+            integers=weight.integers[rank],
+            scales=weight.scales[rank],
+            zeros=weight.zeros[rank],
+        )
         layer = WeightOnlyLinear(own, bias[rank].bfloat16(), total, num_parts)
         parts = Parts(num_parts, num_parts)
         assert_same_bits(layer(x, parts, torch.float32), expected[:, rank])
@@ -78,6 +117,8 @@ def test_ranks_rows_and_small_scales(cuda_isa: str, cut: tuple[int, int, int], b
     [
         ({"bits": 3}, "bits: must be 8 or 4, got 3"),
         ({"bits": 4}, r"packed: must be \[ceil\(N / 16\), P \* ceil\(K / P / 64\), 128 \* bits\]"),
+        ({"packed": PACKED_FLOAT8, "bits": 4}, "bits: must be 8 of float8_e4m3fn, got 4"),
+        ({"packed": PACKED_FLOAT8.float()}, "packed: must be int8, got float32"),
         ({"num_parts": 4}, "scales: must be of groups of 32, 64 or 128 of K / num_parts = 32"),
         ({"x": torch.zeros(5, 128)}, "x: must be bfloat16 or float16, got float32"),
         ({"scales": torch.zeros(3, 2, 16)}, "scales: must be"),

@@ -155,17 +155,17 @@ def _before_waiting(function: disassembly.Function) -> Iterator[str]:
         yield each.name
 
 
-def _demangle(names: list[str]) -> list[str]:
-    written = _run("c++filt", *names).splitlines() if names else []
+def _demangle(mangled: list[str]) -> list[str]:
+    written = _run("c++filt", *mangled).splitlines() if mangled else []
     # `void quire::cuda::kernel<__half>(Params)`: what stands before the parameters, in short.
     short = [
         re.sub(r"\(anonymous namespace\)::|quire::(cuda::)?|void |__nv_", "", each)
         for each in written
     ]
-    return [
-        each.replace("bfloat16", "bf16").replace("__half", "f16").partition("(")[0]
-        for each in short
-    ]
+    names = {"bfloat16": "bf16", "__half": "f16", "> >": ">>"}
+    for long, brief in names.items():
+        short = [each.replace(long, brief) for each in short]
+    return [each.partition("(")[0] for each in short]
 
 
 def _path(source: str, suffix: str) -> Path:

@@ -92,12 +92,12 @@ def int8_linear(rows: int) -> Run:
     return run
 
 
-def weight_only_linear(rows: int, bits: int) -> Run:
+def weight_only_linear(rows: int, form: test_weight_only_linear.Form) -> Run:
     """Compute layers of 8 or 4 bits whose sections blocks share, and one of a single step."""
 
     def run() -> None:
         for cut, out_features in (((640, 1, 32), 330), ((640, 1, 64), 72), ((64, 1, 64), 64)):
-            test_weight_only_linear.check(rows, cut, out_features, BF16, bits)
+            test_weight_only_linear.check(rows, cut, out_features, BF16, form)
 
     return run
 
@@ -179,6 +179,10 @@ CASES = {
     ),
     "weights of 4 bits, 64 rows": Case(
         "weight_only_kernel.*Li64ELi64E.*ELi4EEELb0E", weight_only_linear(60, 4)
+    ),
+    "weights of float8, 8 rows": Case(
+        "weight_only_kernel.*Float8Shape.*Li64ELi8E.*EEELb0E",
+        weight_only_linear(3, torch.float8_e4m3fn),
     ),
     "experts, 8 rows": Case("expert_linear_kernel.*Li64ELi8E", experts(8)),
     "experts, 64 rows": Case("expert_linear_kernel.*Li64ELi64E.*Lb1ELb", experts(64)),

@@ -14,8 +14,8 @@ from tests.kernels import test_layers, test_linear
 from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
 from tests.kernels.conftest import EMULATED, forced
 from tests.kernels.paged import History, Span, attend
-from tests.kernels.test_grouped_linear import made_up
 from tests.kernels.test_sampling import Rows, random_logits
+from tests.kernels.test_weight_only_linear import FLOAT8, FORMS, Form, weight_of
 from tests.ptx import interpreter
 from worker_svc.layers.weight_only_linear import WeightOnlyLinear
 
@@ -69,12 +69,13 @@ def linear(rows: int) -> Call:
     )
 
 
-def weight_only_linear(bits: int, rows: int) -> Call:
+def weight_only_linear(form: Form, rows: int) -> Call:
     """A layer of 8 or 4 bits in groups of 128."""
     x = test_linear.operands(rows, 1024, 256, BF16)[0]
-    layer = WeightOnlyLinear(made_up(256, 1024, bits, 128), None, 256, 1)
+    layer = WeightOnlyLinear(weight_of(form, 256, 1024, 128), None, 256, 1)
+    weights = "e4m3" if form == FLOAT8 else f"{form} bits"
     return Call(
-        f"linear of {bits} bits, {rows} rows",
+        f"linear of {weights}, {rows} rows",
         "weight_only_kernel",
         lambda: layer(x),
         rows * 256,
@@ -103,7 +104,7 @@ CALLS = (
     attention("bfloat16, D 128, prompt of 32, 4 heads a group", 128, 4, 32),
     attention("bfloat16, D 64, prompt of 32, 4 heads a group", 64, 4, 32),
     *(linear(rows) for rows in (8, 16, 32, 64)),
-    *(weight_only_linear(bits, rows) for bits in (8, 4) for rows in (8, 64)),
+    *(weight_only_linear(form, rows) for form in FORMS for rows in (8, 64)),
     sample("greedy", temperature=0.0),
     sample("temperature"),
     sample("top-k 50", top_k=50),

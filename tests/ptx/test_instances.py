@@ -48,11 +48,15 @@ def test_int8_layers_of_every_shape(cuda_isa: str, dtype: torch.dtype, rows: int
     assert torch.equal(layer(x, torch.float32), expected)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("form", test_weight_only_linear.FORMS, ids=str)
 @pytest.mark.parametrize("dtype", test_weight_only_linear.DTYPES, ids=str)
 @pytest.mark.parametrize("cut", [(64, 1, 64), (128, 2, 32)], ids=str)
 @pytest.mark.parametrize("rows", [3, 13, 60, 260])
 def test_layers_of_few_bits_of_every_shape(
-    cuda_isa: str, rows: int, cut: tuple[int, int, int], dtype: torch.dtype, bits: int
+    cuda_isa: str,
+    rows: int,
+    cut: tuple[int, int, int],
+    dtype: torch.dtype,
+    form: test_weight_only_linear.Form,
 ) -> None:
-    test_weight_only_linear.check(rows, cut, 330, dtype, bits)
+    test_weight_only_linear.check(rows, cut, 330, dtype, form)

@@ -23,9 +23,10 @@ class GroupedWeight:
     """Weights [N, K] as integers; each feature has a scale and a zero for each group of K.
 
     Attributes:
-        integers: [N, K] int8; of 4 bits in [0, 15].
+        integers: [N, K] int8; of 4 bits in [0, 15]. Or float8_e4m3fn, which the CPU's kernels do
+            not take.
         scales: [N, K / group size] float32.
-        zeros: [N, K / group size] int8, the integers that mean 0.
+        zeros: [N, K / group size] int8, the integers that mean 0; 0 of float8.
         bits: 8 or 4.
         dtype: of the activations, to which a weight is rounded.
     """
@@ -40,6 +41,11 @@ class GroupedWeight:
     def shape(self) -> torch.Size:
         """[N, K]."""
         return self.integers.shape
+
+    @property
+    def is_float(self) -> bool:
+        """Whether they are float8."""
+        return self.integers.dtype.is_floating_point
 
     @property
     def device(self) -> torch.device:

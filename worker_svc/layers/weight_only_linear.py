@@ -89,8 +89,11 @@ def pack_for_tensor_cores(
     rows = (0, -num_features % _TILE_FEATURES)
     part = in_features // num_parts
     # Integers of 8 bits have a sign, which the packed ones lack.
-    offset = 128 if weight.bits == 8 else 0
-    integers = (weight.integers.to(torch.int16) + offset).to(torch.uint8)
+    offset = 128 if weight.bits == 8 and not weight.is_float else 0
+    if weight.is_float:
+        integers = weight.integers.view(torch.uint8)
+    else:
+        integers = (weight.integers.to(torch.int16) + offset).to(torch.uint8)
     parts = integers.view(num_features, num_parts, part)
     padded = functional.pad(parts, (0, -part % _STEP, 0, 0, *rows))
     # Tile, half of it, feature; step, half of it, block of 16, half of that, lane, element.
@@ -104,4 +107,4 @@ def pack_for_tensor_cores(
         torch.stack([weight.flushed_scales, zeros], dim=-1), (0, 0, 0, 0, *rows)
     )
     groups = groups.view(-1, _TILE_FEATURES, *groups.shape[1:]).transpose(1, 2)
-    return packed.view(torch.int8), groups.contiguous()
+    return packed.view(weight.integers.dtype), groups.contiguous()

@@ -160,20 +160,23 @@ def weight_only_linear(
 ) -> None:
     """Multiply rows by packed weights of 8 or 4 bits, x @ weight.T + bias, on a GPU.
 
-    A weight is (integer - zero) * scale in float32, rounded to the dtype of x, in the registers of
-    the thread that multiplies it; the rest, and every bit, is `linear` of such weights.
+    A weight is (integer - zero) * scale or float8 * scale in float32, rounded to the dtype of x, in
+    the registers of the thread that multiplies it; the rest, and every bit, is `linear` of such
+    weights.
 
     Args:
         out: [M, N], in the dtype of x or float32; must not overlap the others.
         x: [M, K] bfloat16 or float16; rows begin at multiples of 16 bytes.
-        packed: [ceil(N / 16), P * ceil(K / P / 64), 128 * bits] int8, integers without a sign: for
-            each tile of 16 features and each step of 64 elements of a part of K, two halves of 32
-            elements; in each, for the lanes (g, t) of a warp, two blocks of 16 elements; in each,
-            of features g and g + 8 the elements 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+        packed: [ceil(N / 16), P * ceil(K / P / 64), 128 * bits], float8_e4m3fn or, for integers
+            without a sign, int8: for each tile of 16 features and each step of 64 elements of a
+            part of K, two halves of 32 elements; in each, for the lanes (g, t) of a warp, two
+            blocks of 16 elements; in each, of features g and g + 8 the elements 2 t, 2 t + 1,
+            2 t + 8, 2 t + 9.
         scales: [ceil(N / 16), K / G, 16, 2] float32 for groups of G = 32, 64 or 128 elements of K:
-            of each feature its scale, and 2^23 more than the integer that means zero.
+            of each feature its scale, and 2^23 more than the integer that means zero, which float8
+            does not have: anything.
         bias: [N], or None.
-        bits: 8 or 4; of 4, the first of two integers is in the lower half of a byte.
+        bits: 8 or, of integers, 4; of 4, the first of two is in the lower half of a byte.
         total_features: see `linear`.
         num_parts: see `linear`; parts are of whole groups.
         total_parts: see `linear`.

@@ -8,32 +8,38 @@
 namespace quire::cuda {
 namespace {
 
-template <typename Base, int kBits>
+template <typename Shape>
 void run(const WeightOnlyLinearParams& p, const SplitResults& results, cudaStream_t stream) {
-  using Shape = WeightOnlyShape<Base, kBits>;
   launch_tiles<Shape>(weight_only_kernel<Shape, true>, weight_only_kernel<Shape, false>, p,
                       is_split_well<Shape>(p), results, stream);
 }
 
-template <typename T, int kBits>
+template <typename Base>
+using IntegersOf8 = WeightOnlyShape<Base, 8>;
+template <typename Base>
+using IntegersOf4 = WeightOnlyShape<Base, 4>;
+
+template <template <typename> typename ShapeOf, typename T>
 void run_rows(const WeightOnlyLinearParams& p, const SplitResults& results, cudaStream_t stream) {
   if (p.num_rows <= 8) {
-    run<RowsOf8<T>, kBits>(p, results, stream);
+    run<ShapeOf<RowsOf8<T>>>(p, results, stream);
   } else if (p.num_rows <= 32) {
-    run<RowsOf32<T>, kBits>(p, results, stream);
+    run<ShapeOf<RowsOf32<T>>>(p, results, stream);
   } else {
-    run<WholeRowsOf64<T>, kBits>(p, results, stream);
+    run<ShapeOf<WholeRowsOf64<T>>>(p, results, stream);
   }
 }
 
 template <typename T>
-void run_bits(const WeightOnlyLinearParams& p, const SplitResults& results, cudaStream_t stream) {
+void run_format(const WeightOnlyLinearParams& p, const SplitResults& results, cudaStream_t stream) {
   if (!is_aligned_operand<T>(p.x, p.x_stride))
     fail("x: rows must begin at multiples of 16 bytes on a GPU");
-  if (p.bits == 8) {
-    run_rows<T, 8>(p, results, stream);
+  if (p.is_float) {
+    run_rows<Float8Shape, T>(p, results, stream);
+  } else if (p.bits == 8) {
+    run_rows<IntegersOf8, T>(p, results, stream);
   } else {
-    run_rows<T, 4>(p, results, stream);
+    run_rows<IntegersOf4, T>(p, results, stream);
   }
 }
 
@@ -48,9 +54,9 @@ void weight_only_linear(const WeightOnlyLinearParams& p, cudaStream_t stream) {
   }
   const SplitResults& results = of_stream<SplitMemory>(stream).get(stream);
   if (p.dtype == DType::kBFloat16) {
-    run_bits<bf16>(p, results, stream);
+    run_format<bf16>(p, results, stream);
   } else {
-    run_bits<f16>(p, results, stream);
+    run_format<f16>(p, results, stream);
   }
 }
 

@@ -1,21 +1,23 @@
 // A block's tile of a layer whose weights have 8 or 4 bits: they become those of T in registers,
-// each (integer - zero) * scale in float32, rounded once, on their way to the tensor core.
-// Everything else is linear.cuh's, so that the bits are those of a layer of the dequantised
-// weights.
+// each (integer - zero) * scale or e4m3 * scale in float32, rounded once, on their way to the
+// tensor core. Everything else is linear.cuh's, so that the bits are those of a layer of the
+// dequantised weights.
 //
 // Weights lie in memory as the tensor core's lanes take them: a lane reads 16 bytes (8 of 4-bit
 // weights) for every 32 elements of K, beside those of its neighbours. An integer n becomes a float
-// by its bits alone: those of 2^23 + n have n at their end.
+// by its bits alone: those of 2^23 + n have n at their end. An e4m3 is exact in float16.
 #pragma once
 
+#include "cuda/e4m3.h"
 #include "cuda/linear/linear.cuh"
 
 namespace quire::cuda {
 
-// A LinearShape with weights of `kBits_` bits.
+// A LinearShape with integers of `kBits_` bits.
 template <typename Base, int kBits_>
 struct WeightOnlyShape : Base {
   static constexpr int kBits = kBits_;
+  static constexpr bool kIsFloat = false;
   static constexpr int kBlocks = Base::kRows >= 64 ? 2 : 3;  // more would not live in registers
   static constexpr int kTiles = Base::kFeatures / static_cast<int>(kOperandFeatures);
   // Of a tile of 16 features: its weights, then scales and zeros of up to two groups.
@@ -28,6 +30,12 @@ struct WeightOnlyShape : Base {
                                           ? Base::kStages * kStageBytes
                                           : Base::kResultBytes;
   static_assert(Base::kStep == kOperandStep);
+};
+
+// With weights of e4m3.
+template <typename Base>
+struct Float8Shape : WeightOnlyShape<Base, 8> {
+  static constexpr bool kIsFloat = true;
 };
 
 // Of many rows each warp has all of them: weights are dequantised once.
@@ -183,6 +191,32 @@ class WeightOnlyTile {
   // first feature and two of its second.
   static __device__ void dequantise(const uint32_t (&words)[kWords], const float2 (&scales)[2],
                                     uint32_t (&a)[4]) {
+    if constexpr (Shape::kIsFloat) {
+#pragma unroll
+      for (int feature = 0; feature < 2; ++feature) {
+        uint32_t pairs[2];
+        ptx::widen_e4m3(words[feature], pairs[0], pairs[1]);
+        a[feature] = scaled(pairs[0], scales[feature].x);
+        a[feature + 2] = scaled(pairs[1], scales[feature].x);
+      }
+    } else {
+      dequantise_integers(words, scales, a);
+    }
+  }
+
+  // Two float16 times a scale.
+  static __device__ uint32_t scaled(uint32_t pair, float scale) {
+    f16 halves[2];
+    memcpy(halves, &pair, sizeof pair);
+    const T elements[2] = {from_float<T>(to_float(halves[0]) * scale),
+                           from_float<T>(to_float(halves[1]) * scale)};
+    uint32_t result;
+    memcpy(&result, elements, sizeof result);
+    return result;
+  }
+
+  static __device__ void dequantise_integers(const uint32_t (&words)[kWords],
+                                             const float2 (&scales)[2], uint32_t (&a)[4]) {
     constexpr uint32_t kMask = (1u << Shape::kBits) - 1;
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {

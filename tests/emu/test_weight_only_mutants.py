@@ -1,0 +1,66 @@
+"""Bugs planted in the kernels of layers of 8 and 4 bits: the emulator must notice each of them."""
+
+import pytest
+
+from tests.emu.planted_bugs import Builder, assert_noticed, run
+
+KERNEL = ("linear/weight_only_tile.cuh", "e4m3.h")
+SOURCES = ("core/check.cpp",)
+
+# What is wrong: the text of the kernel that is replaced, and by what. What linear.cuh has is
+# altered in test_linear_mutants.py.
+MUTANTS = {
+    "pairs of float8 change places": ("scaled(pairs[0], ", "scaled(pairs[1], "),
+    "float8 of the other feature": ("widen_e4m3(words[feature]", "widen_e4m3(words[1 - feature]"),
+    "another feature's scale": ("scales[feature].x", "scales[0].x"),
+    "scales of 16 bits": ("halves[1]) * scale)", "halves[1]) * to_float(from_float<T>(scale)))"),
+    "float8 that is scaled in float16": (
+        "to_float(halves[0]) * scale)",
+        "to_float(from_float<f16>(to_float(halves[0]) * scale)))",
+    ),
+    "float8 without signs": ("(bytes & 0x80008000) | magnitudes >> 1", "magnitudes >> 1"),
+    "float8 in another order": ("0x1404", "0x0414"),
+    "float8 of another bias": ("0x5c005c00", "0x5c005800"),
+    "no zeros": ("(__uint_as_float(kTwoTo23 | integer) - scale.y)", "static_cast<float>(integer)"),
+    "integers in another order": ("(pair * 2 + e) * Shape::kBits", "(pair * 2 + 1 - e) * kWords"),
+    "the bits of the next integer": ("(1u << Shape::kBits) - 1", "(2u << Shape::kBits) - 1"),
+    "operands change places": ("a[pair % 2 * 2 + pair / 2]", "a[pair]"),
+    "blocks of 16 change places": (
+        "words[0][0] = four.x, words[0][1] = four.y, words[1][0] = four.z, words[1][1] = four.w",
+        "words[1][0] = four.x, words[1][1] = four.y, words[0][0] = four.z, words[0][1] = four.w",
+    ),
+    "the first group's scales for both": ("(log2_group_ == 5 ? half : 0)", "0"),
+    "scales of a group that is not there": ("(log2_group_ == 5 ? half : 0)", "half"),
+    "scales of the next step": ("min(next_k_ + which", "min(next_k_ + Shape::kStep + which"),
+    "scales beyond the last": (
+        "min(next_k_ + which * 32, part_end_ - 1)",
+        "(next_k_ + which * 32)",
+    ),
+    "what is beyond a part is multiplied": (
+        "row < num_rows_ && k < part_end_",
+        "row < num_rows_",
+    ),
+    "parts copied as if they were one": ("    next_k_ = part_end_;\n", ""),
+    "weights of the first step": ("num_steps_ + step)", "num_steps_)"),
+    "chunks change places": ("half * 4 + lane_ / 8", "half * 4 + 3 - lane_ / 8"),
+    "a misaligned copy": (
+        "Shape::kFragmentBytes + at,\n          tile",
+        "Shape::kFragmentBytes + at + 4,\n          tile",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    directory = tmp_path_factory.mktemp("mutants")
+    return Builder(directory, "weight_only_driver.cpp", KERNEL, SOURCES)
+
+
+def test_the_kernel_itself_passes(builder: Builder) -> None:
+    result = run(builder.build("none"))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
+    assert_noticed(name, run(builder.build(name, *MUTANTS[name])))
