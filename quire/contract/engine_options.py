@@ -69,7 +69,7 @@ class LoadOptions(Options):
         "none",
         "How attention and MLPs hold their weights: 'w8a8' as int8, with activations in int8 as "
         "well; 'w8' and 'w4' in 8 and 4 bits, activations in the model's type; 'stored' as the "
-        "integers that a checkpoint of GPTQ, AWQ or compressed-tensors has.",
+        "integers that a checkpoint of GPTQ, AWQ or compressed-tensors has, or its float8.",
         choices=QUANTIZATIONS,
     )
     max_model_len: int | None = option(

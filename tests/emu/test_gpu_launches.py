@@ -11,13 +11,14 @@ from tests.emu.emulated_device import EmulatedDevice
 from tests.emu.emulated_torch import Machine
 from tests.factories import CONFIGS, save_model
 from tests.models.driver import Driver, load_runner
+from tests.models.test_published_formats import FORMATS, save_both
 from worker_svc.ops import compiled
 
 NUM_SEQUENCES = 4
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
 # Above them a step of a small batch is bound by its launches.
 LIMITS = {
-    **{"plain": 9, "invariant": 9, "w8a8": 13, "w8": 9, "w4": 9},
+    **{"plain": 9, "invariant": 9, "w8a8": 13, "w8": 9, "w4": 9, "float8": 9},
     **{"experts": 13, "experts, invariant": 13},
 }
 
@@ -55,6 +56,7 @@ def launches_of_step(gpu: EmulatedDevice, directory: Path, **options: Any) -> Co
         ("w8a8", "llama", {"quantization": "w8a8"}),
         ("w8", "llama", {"quantization": "w8"}),
         ("w4", "llama", {"quantization": "w4"}),
+        ("float8", "llama", {"quantization": "stored"}),
         ("experts", "mixtral", {}),
         ("experts, invariant", "mixtral", {"invariant": True}),
     ],
@@ -66,7 +68,11 @@ def test_launches_of_a_layer(
     for num_layers in (2, 3):
         directory = tmp_path / str(num_layers)
         directory.mkdir()
-        save_model(directory, CONFIGS[family](**WIDE, num_hidden_layers=num_layers))
+        if name == "float8":
+            form, sizes = FORMATS["fp8 in blocks"], {**WIDE, "num_hidden_layers": num_layers}
+            directory, _ = save_both(directory, form, **sizes)
+        else:
+            save_model(directory, CONFIGS[family](**WIDE, num_hidden_layers=num_layers))
         found.append(launches_of_step(emulated_gpu, directory, **options))
     layer = found[1] - found[0]
     print(f"{name}: {layer.total()} launches of a layer: {dict(layer.most_common())}")

@@ -18,7 +18,9 @@ from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
 from tests.models.test_published_formats import FORMATS, save_both
 from tests.models.test_published_formats import logits as stored_logits
+from tests.models.test_stored_integers import FLOAT8 as STORED_FLOAT8
 from tests.models.test_stored_integers import WIDE as WIDE_PARTS
+from tests.models.test_stored_integers import weight_bytes
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.layers import quantization
 from worker_svc.layers.device_linear import fixed_tile_linear
@@ -139,14 +141,50 @@ def test_tokens_and_logits_are_those_of_the_dequantised_weights(
     assert torch.equal(logits, expected_logits)
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq of 8 bits", "compressed-tensors of 4 bits"])
-def test_stored_integers_give_the_logits_of_the_dequantised_weights(
-    gpu: CudaDevice, tmp_path: Path, name: str
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "name", ["awq", "gptq of 8 bits", "compressed-tensors of 4 bits", *STORED_FLOAT8]
+)
+def test_stored_weights_give_the_logits_of_the_dequantised_ones(
+    gpu: CudaDevice, tmp_path: Path, name: str, dtype: str
 ) -> None:
     stored, plain = save_both(tmp_path, FORMATS[name], **WIDE_PARTS)
-    options: dict[str, Any] = {"dtype": "bfloat16", "device": gpu, "invariant": True}
+    options: dict[str, Any] = {"dtype": dtype, "device": gpu, "invariant": True}
     expected = stored_logits(plain, **options)
+    assert torch.equal(stored_logits(stored, **options), expected)
     assert torch.equal(stored_logits(stored, quantization="stored", **options), expected)
+
+
+@pytest.mark.parametrize("name", ["compressed-tensors of float8", "fp8 in blocks"])
+def test_invariant_ranks_give_the_bits_of_one_of_stored_float8(
+    gpu: CudaDevice, tmp_path: Path, name: str
+) -> None:
+    stored, _ = save_both(tmp_path, FORMATS[name], **WIDE_PARTS)
+
+    def logits(parallel: ParallelGroup) -> torch.Tensor:
+        with on_the_same_gpu() if isinstance(gpu, EmulatedDevice) else nullcontext():
+            return stored_logits(
+                stored,
+                dtype="bfloat16",
+                device=gpu,
+                invariant=True,
+                enforce_eager=True,
+                quantization="stored",
+                parallel=parallel,
+            )
+
+    alone = logits(ParallelGroup())
+    assert all(torch.equal(each, alone) for each in run_ranks(2, logits))
+
+
+@pytest.mark.parametrize("name", STORED_FLOAT8)
+def test_stored_float8_takes_a_byte(gpu: CudaDevice, tmp_path: Path, name: str) -> None:
+    """On a GPU; embedding and head are whole."""
+    stored, _ = save_both(tmp_path, FORMATS[name], **WIDE_PARTS)
+    whole = weight_bytes(stored, gpu, dtype="float32")
+    assert weight_bytes(stored, gpu, dtype="float32", quantization="stored") < whole * 0.45
+    in_16_bits = weight_bytes(stored, gpu, dtype="bfloat16", quantization="stored")
+    assert in_16_bits < weight_bytes(stored, gpu, dtype="bfloat16") * 0.75
 
 
 def test_layers_of_transformers_are_refused(gpu: CudaDevice, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ, AWQ and compressed-tensors give the logits of what their integers stand for.
+"""Checkpoints of GPTQ, AWQ, compressed-tensors and fp8 give the logits of what they stand for.
 
 Each is written here from integers, by loops over bits that share nothing with the reader.
 """
@@ -58,6 +58,7 @@ class Format:
         group_size: None for one group of a row.
         shuffles: whether groups hold any elements of K.
         has_zeros: whether zeros differ.
+        rows: features with the same scales; None for all.
     """
 
     pack: Callable[[Layer], Tensors]
@@ -68,6 +69,12 @@ class Format:
     shuffles: bool = False
     has_zeros: bool = True
     symmetric_zero: int = field(default=0)
+    rows: int | None = 1
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the integers are stored as float8."""
+        return self.pack in (float8, float8_of_one_scale, float8_blocks)
 
     @property
     def quantization_config(self) -> dict[str, Any]:
@@ -90,7 +97,9 @@ class Format:
         zeros = np.full((num_features, groups), self.symmetric_zero)
         if self.has_zeros:
             zeros = rng.integers(max(1, self.low), high, zeros.shape)
-        scales = torch.from_numpy(rng.uniform(0.2, 1, zeros.shape) / 2**self.bits / 4).half()
+        rows = self.rows or num_features
+        blocks = rng.uniform(0.2, 1, (-(-num_features // rows), groups)) / 2**self.bits / 4
+        scales = torch.from_numpy(blocks.repeat(rows, axis=0)[:num_features]).half()
         integers = rng.integers(self.low, high, (num_features, in_features))
         return Layer(integers, zeros, scales, group_of)
 
@@ -162,6 +171,20 @@ def float8(layer: Layer) -> Tensors:
     }
 
 
+def float8_of_one_scale(layer: Layer) -> Tensors:
+    """With zeros, which are of no use."""
+    scales = layer.scales[:1, 0].float()
+    zeros = torch.zeros_like(scales).to(torch.float8_e4m3fn)
+    return float8(layer) | {"weight_scale": scales, "weight_zero_point": zeros}
+
+
+def float8_blocks(layer: Layer) -> Tensors:
+    return {
+        "weight": float8(layer)["weight"],
+        "weight_scale_inv": layer.scales[::GROUP].float(),
+    }
+
+
 def compressed(name: str, bits: int) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": {"num_bits": bits, "type": "int"}}
     return {
@@ -204,6 +227,18 @@ FORMATS = {
     ),
     "compressed-tensors of float8": Format(
         float8, compressed("float-quantized", 8), 4, -8, None, has_zeros=False
+    ),
+    "compressed-tensors of float8, one scale": Format(
+        *(float8_of_one_scale, compressed("float-quantized", 8), 4, -8, None),
+        has_zeros=False,
+        rows=None,
+    ),
+    "fp8 in blocks": Format(
+        float8_blocks,
+        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [GROUP, GROUP]},
+        low=-8,
+        has_zeros=False,
+        rows=GROUP,
     ),
 }
 
@@ -262,11 +297,17 @@ def test_weights_may_be_quantised_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"quant_method": "bitsandbytes"}, "must be one of gptq, awq, compressed-tensors, got 'bi"),
+        ({"quant_method": "bitsandbytes"}, "must be one of gptq, awq, .*, fp8, got 'bi"),
         ({"quant_method": "gptq", "bits": 3}, "bits: must be 4 or 8, got 3"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size: must be a positive"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version: must be gemm, got"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "must be gptq or"),
+        ({"quant_method": "fp8"}, "weight_block_size: is missing"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "must be two positive integers, got"),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e5m2"},
+            "fmt: must be e4m3, got 'e5m2'",
+        ),
         (compressed("marlin-24", 4), "format: must be pack-quantized, int-quantized or"),
         (compressed("pack-quantized", 2), "num_bits: must be 4 or 8, got 2"),
     ],

@@ -12,18 +12,21 @@ from quire.contract.workers import LoadSpec
 from tests.factories import llama_config, save_model
 from tests.models.linked_ranks import run_ranks
 from tests.models.test_published_formats import FORMATS, logits, save_both
+from worker_svc.device.base import Device
 from worker_svc.loading.loader import load_model
 from worker_svc.parallel.group import ParallelGroup
 
 # Of sizes whose parts hold whole groups.
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
-# Groups in any order, and numbers that are no integers, are dequantised as before.
-NOT_KEPT = ("gptq with desc_act", "compressed-tensors of float8")
+# Kept on a GPU alone.
+FLOAT8 = tuple(name for name, form in FORMATS.items() if form.is_float)
+# Groups in any order, and here numbers that are no integers, are dequantised as before.
+NOT_KEPT = ("gptq with desc_act", *FLOAT8)
 
 
-def weight_bytes(directory: Path, **options: str) -> int:
+def weight_bytes(directory: Path, device: Device | None = None, **options: str) -> int:
     spec = LoadSpec(str(directory), LoadOptions(**options))  # type: ignore[arg-type]
-    return load_model(spec, "tiny", ParallelGroup()).weight_bytes
+    return load_model(spec, "tiny", ParallelGroup(), device).weight_bytes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -96,6 +96,8 @@ class DeviceGroupedLinear:
         integers = self._integers[features]
         if self._bits == 4:
             integers = torch.cat([integers & 0xF, integers >> 4], dim=1)
+        elif integers.dtype.is_floating_point:
+            integers = integers.float()
         scales, zeros = self._scales[features], self._zeros[features]
         groups = integers.view(*scales.shape, -1) - zeros.unsqueeze(-1)
         return (groups * scales.unsqueeze(-1)).to(self._dtype).view(len(scales), -1)

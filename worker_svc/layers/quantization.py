@@ -86,7 +86,8 @@ def shared_linear(
     """Return a layer that ranks share: quantised, or on the CPU.
 
     Args:
-        weight: [out_features, in_features] of this rank; of integers as they are.
+        weight: [out_features, in_features] of this rank; of integers as they are. Float8 becomes
+            the dtype of the layer.
         bias: [out_features], or None.
         num_parts: into which the input features are cut; 1, 2, 4 or 8.
 
@@ -94,6 +95,10 @@ def shared_linear(
         ModelLoadError: no groups divide the parts.
     """
     asked = _asked()
+    if isinstance(weight, GroupedWeight) and weight.is_float:
+        whole = weight.dequantised().to(weight.dtype)
+        asked.saved_bytes += weight.nbytes - whole.nbytes
+        return PackedLinear(whole, bias, num_parts)
     layer: Int8Linear | GroupedLinear
     if isinstance(weight, GroupedWeight) or asked.method in _BITS:
         layer = GroupedLinear(_grouped(weight, num_parts), bias, num_parts, weight.dtype)

@@ -109,7 +109,7 @@ def open_checkpoint(path: Path, options: LoadOptions, device: Device) -> Checkpo
     if options.quantization == STORED and not isinstance(reader, GroupedReader):
         raise ModelLoadError(
             "quantization: must be another than stored for a checkpoint that holds no integers "
-            f"of GPTQ, AWQ or compressed-tensors, got {path}"
+            f"of GPTQ, AWQ or compressed-tensors and no float8, got {path}"
         )
     return Checkpoint(
         path,

@@ -1,11 +1,13 @@
-"""Checkpoints that hold integers in the place of weights: GPTQ, AWQ, compressed-tensors.
+"""Checkpoints that hold integers or float8 in the place of weights: GPTQ, AWQ, fp8 and others.
 
 A weight is (integer - zero) * scale, computed in float32, and then like any other of a checkpoint;
-or layers are given the integers, where `--quantization stored` asks for them.
+or layers are given the integers, where `--quantization stored` asks for them. A float8 stands in
+the place of the integer, and has no zero.
 `read_quantization` finds the format by `quantization_config`.
 
 Sources: Frantar et al., 2022, "GPTQ"; Lin et al., 2023, "AWQ"; the layouts are those that
-AutoGPTQ and GPTQModel, AutoAWQ (its "gemm") and compressed-tensors write.
+AutoGPTQ and GPTQModel, AutoAWQ (its "gemm") and compressed-tensors write, and that of
+DeepSeek-V3's float8.
 """
 
 from abc import ABC, abstractmethod
@@ -63,7 +65,7 @@ class StoredLayer:
         return weight * self.scales[:, group_of]
 
     def grouped(self, name: str) -> GroupedWeight | None:
-        """Return the same weights as integers; None if layers cannot hold them so.
+        """Return the same weights as integers or float8; None if layers cannot hold them so.
 
         Raises:
             ModelLoadError: see `dequantised`.
@@ -72,23 +74,29 @@ class StoredLayer:
         size = self.group_size or in_features
         held = next((each for each in GROUP_SIZES if size % each == 0), None)
         if (
-            self.bits is None
-            or held is None
+            held is None
             or size * self.scales.shape[1] != in_features
             or not torch.equal(group_of, torch.arange(in_features) // size)
         ):
             return None
+        rows, smallest = len(self.values), torch.finfo(torch.float32).tiny
+        repeated = self.scales.expand(rows, -1).repeat_interleave(size // held, dim=1)
+        if self.bits is None:
+            # Where no product is denormal: float8 goes down to 2^-9.
+            is_small = (self.scales.abs() < smallest * 2**9) & (self.scales != 0)
+            if is_small.any() or (self.zeros is not None and self.zeros.any()):
+                return None
+            none = torch.zeros_like(repeated, dtype=torch.int8)
+            return GroupedWeight(self.values, repeated, none, 8)
         offset = (0 if self.bits == 4 else -128) - self.least
         zeros = torch.zeros_like(self.scales) if self.zeros is None else self.zeros
         zeros = (zeros + offset).int()
-        smallest = torch.finfo(torch.float32).tiny
         if ((zeros < -128) | (zeros > 127)).any() or (self.scales.abs() < smallest).any():
             return None
-        count, rows = size // held, len(self.values)
         return GroupedWeight(
             (self.values + offset).to(torch.int8),
-            self.scales.expand(rows, -1).repeat_interleave(count, dim=1),
-            zeros.to(torch.int8).expand(rows, -1).repeat_interleave(count, dim=1),
+            repeated,
+            zeros.to(torch.int8).expand(rows, -1).repeat_interleave(size // held, dim=1),
             self.bits,
         )
 
@@ -152,7 +160,7 @@ class QuantizedCheckpoint(ABC):
         return self._last[1][tuple(slice(item.start, item.stop) for item in part) or ...]
 
     def grouped(self, name: str, shape: tuple[int, int]) -> GroupedWeight | None:
-        """Return a weight as integers; None if it is not stored so, or layers cannot hold it.
+        """Return a weight as it is stored; None if it is plain, or layers cannot hold it.
 
         Args:
             name: as in the checkpoint.
@@ -292,6 +300,31 @@ class CompressedCheckpoint(QuantizedCheckpoint):
         return StoredLayer(values, scales, zeros, group_of, group_size, bits, least)
 
 
+class Fp8Checkpoint(QuantizedCheckpoint):
+    """Float8 in `weight`, and a scale for each block of `weight_block_size` features and K.
+
+    The last blocks may be smaller. What `weight_scale_inv` holds is multiplied.
+    """
+
+    def __init__(self, checkpoint: SafetensorsCheckpoint, config: HfConfig) -> None:
+        super().__init__(checkpoint, config, "weight_scale_inv")
+        block = config.numbers("weight_block_size")
+        if len(block) != 2 or not all(size.is_integer() and size > 0 for size in block):
+            raise config.error("weight_block_size", f"must be two positive integers, got {block}")
+        self._rows, self._columns = map(int, block)
+        if config.text("fmt", "e4m3") != "e4m3":
+            raise config.error("fmt", f"must be e4m3, got {config.text('fmt')!r}")
+
+    def _layer(self, layer: str, num_features: int, in_features: int) -> StoredLayer:
+        values = self._checkpoint.stored(
+            f"{layer}weight", (num_features, in_features), torch.float8_e4m3fn
+        )
+        blocks = -(-num_features // self._rows), -(-in_features // self._columns)
+        scales = self._checkpoint.stored(f"{layer}weight_scale_inv", blocks).float()
+        scales = scales.repeat_interleave(self._rows, dim=0)[:num_features]
+        return StoredLayer(values, scales, group_size=self._columns)
+
+
 def _table(stored: torch.Tensor) -> torch.Tensor:
     """Return [rows, groups] of that, of [rows], or of one for all."""
     return stored if stored.ndim == 2 else stored.reshape(-1, 1)
@@ -308,6 +341,7 @@ _FORMATS: dict[str, Callable[[SafetensorsCheckpoint, HfConfig], TensorReader]] =
     "gptq": GptqCheckpoint,
     "awq": AwqCheckpoint,
     "compressed-tensors": CompressedCheckpoint,
+    "fp8": Fp8Checkpoint,
 }
 
 

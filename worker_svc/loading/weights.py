@@ -296,8 +296,8 @@ class Weights:
                 have, [out_features, in_features], and the indices of both dimensions.
 
         Returns:
-            None if one has no integers, or another number of bits than the first, or a part that
-            does not begin and end with groups.
+            None if one has no integers, or others than the first (of 8 bits, of 4, float8), or a
+            part that does not begin and end with groups.
 
         Raises:
             ModelLoadError: of another shape, or unreadable.
@@ -310,7 +310,10 @@ class Weights:
             ):
                 return None
             whole = self._reader.grouped(self._prefix + name, shape)
-            if whole is None or (parts and whole.bits != parts[0].bits):
+            if whole is None:
+                return None
+            form = whole.bits, whole.is_float
+            if parts and form != (parts[0].bits, parts[0].is_float):
                 return None
             parts.append(whole.part(rows, columns).to(self.device, self.dtype))
         for (name, shape, _), part in zip(sources, parts, strict=True):
