@@ -105,10 +105,12 @@ class WeightOnlyTile {
       uint32_t a[2][4];
       dequantise(words[0], scales, a[0]);
       dequantise(words[1], scales, a[1]);
+      // Chunks of every eighth row are swapped alike.
+      const char* place = x + Shape::offset(lane_ % 8, half * 4 + lane_ / 8);
 #pragma unroll
       for (int g = 0; g < Shape::kRowTiles; ++g) {
         uint32_t b[4];
-        ptx::load_matrices(b, x + Shape::offset(g * 8 + lane_ % 8, half * 4 + lane_ / 8));
+        ptx::load_matrices(b, place + g * 8 * Shape::kStepBytes);
         ptx::multiply_add<T>(sums.of[0][g], a[0], {b[0], b[1]});
         ptx::multiply_add<T>(sums.of[0][g], a[1], {b[2], b[3]});
       }
@@ -217,16 +219,18 @@ class WeightOnlyTile {
 
   static __device__ void dequantise_integers(const uint32_t (&words)[kWords],
                                              const float2 (&scales)[2], uint32_t (&a)[4]) {
-    constexpr uint32_t kMask = (1u << Shape::kBits) - 1;
+    // Those of 4 bits are cut apart first, four at a time.
+    const uint32_t halves[2] = {words[0] & 0x0f0f0f0f, words[0] >> 4 & 0x0f0f0f0f};
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       const float2& scale = scales[pair / 2];
       T elements[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int at = (pair * 2 + e) * Shape::kBits;
-        const uint32_t integer = words[at / 32] >> at % 32 & kMask;
-        elements[e] = from_float<T>((__uint_as_float(kTwoTo23 | integer) - scale.y) * scale.x);
+        const uint32_t four = Shape::kBits == 8 ? words[pair / 2 % kWords] : halves[e];
+        const int byte = Shape::kBits == 8 ? pair % 2 * 2 + e : pair;
+        const float integer = __uint_as_float(__byte_perm(kTwoTo23, four, 0x3104 + byte));
+        elements[e] = from_float<T>((integer - scale.y) * scale.x);
       }
       // Pairs come feature by feature, registers k by k.
       memcpy(&a[pair % 2 * 2 + pair / 2], elements, sizeof elements);
