@@ -15,6 +15,7 @@ struct PagedAttentionParams {
   const int32_t* seq_lens;         // [N], keys and values including those of this chunk
   const int32_t* query_start_loc;  // [N + 1]
   const float* alibi_slopes;       // [H], or null
+  const float* sinks;              // [H], or null
   const float* key_scales;         // [Hkv], of float8 caches; null where all are 1
   const float* value_scales;       // [Hkv]
   int64_t block_table_stride;
@@ -149,6 +150,14 @@ PagedAttentionParams layout(const Tensor& query, const Tensor& key_cache, const 
   return p;
 }
 
+void check_of_heads(const char* name, const std::optional<Tensor>& tensor, const Tensor& query) {
+  if (!tensor) return;
+  check_shape(name, *tensor, {query.shape[1]}, "[H]");
+  check_dtype(name, *tensor, DType::kFloat32);
+  check_contiguous(name, *tensor);
+  check_device(name, *tensor, query.device);
+}
+
 void check_window(std::optional<int64_t> sliding_window) {
   if (sliding_window && *sliding_window < 1)
     fail("sliding_window: must be at least 1, got " + std::to_string(*sliding_window));
@@ -193,18 +202,14 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
                      const Tensor& seq_lens, const Tensor& query_start_loc, double scale,
                      const std::optional<Tensor>& alibi_slopes,
                      std::optional<int64_t> sliding_window, std::optional<double> soft_cap,
-                     const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale,
-                     const AttentionPlan* plan) {
+                     const std::optional<Tensor>& sinks, const std::optional<Tensor>& k_scale,
+                     const std::optional<Tensor>& v_scale, const AttentionPlan* plan) {
   check_tensors(backend, out, query, key_cache, value_cache, block_tables, seq_lens,
                 query_start_loc);
   check_sizes(query, key_cache);
   if (!std::isfinite(scale)) fail("scale: must be finite, got " + std::to_string(scale));
-  if (alibi_slopes) {
-    check_shape("alibi_slopes", *alibi_slopes, {query.shape[1]}, "[H]");
-    check_dtype("alibi_slopes", *alibi_slopes, DType::kFloat32);
-    check_contiguous("alibi_slopes", *alibi_slopes);
-    check_device("alibi_slopes", *alibi_slopes, query.device);
-  }
+  check_of_heads("alibi_slopes", alibi_slopes, query);
+  check_of_heads("sinks", sinks, query);
   check_window(sliding_window);
   if (soft_cap && !(*soft_cap > 0 && std::isfinite(*soft_cap))) {
     fail("soft_cap: must be positive and finite, got " + std::to_string(*soft_cap));
@@ -214,6 +219,7 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
   p.out = {out.data, out.stride[0], out.stride[1]};
   p.block_tables = static_cast<const int32_t*>(block_tables.data);
   p.alibi_slopes = alibi_slopes ? static_cast<const float*>(alibi_slopes->data) : nullptr;
+  p.sinks = sinks ? static_cast<const float*>(sinks->data) : nullptr;
   p.key_scales = check_head_scales("k_scale", k_scale, key_cache);
   p.value_scales = check_head_scales("v_scale", v_scale, value_cache);
   p.block_table_stride = block_tables.stride[0];

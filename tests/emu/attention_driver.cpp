@@ -59,6 +59,7 @@ int compare() {
     if (window > 0) {
       p.sliding_window = window;
       p.alibi_slopes = problem.alibi_slopes.data();
+      p.sinks = problem.sinks.data();
     }
     if (window == 45) p.soft_cap = 3.f;
     attention_plain(p, nullptr);

@@ -33,6 +33,7 @@ struct Problem {
   std::vector<bf16> query;
   std::vector<Cached> keys, values;
   std::vector<float> alibi_slopes;
+  std::vector<float> sinks;
   std::vector<float> key_scales{0.5f, 0.7f};
   std::vector<float> value_scales{3.f, 0.3f};
   int64_t table_width = 0;
@@ -78,7 +79,10 @@ struct Problem {
       const float size = i / kHeadSize % 5 == 0 ? 20.f : 1.f;
       query[i] = from_float<bf16>(size * normal(random));
     }
-    for (int head = 0; head < kHeads; ++head) alibi_slopes.push_back(0.01f * head);
+    for (int head = 0; head < kHeads; ++head) {
+      alibi_slopes.push_back(0.01f * head);
+      sinks.push_back(2.f + head);  // among the logits, and above them
+    }
   }
 
   static Cached cached(float x) { return to_cached(x, static_cast<Cached*>(nullptr)); }

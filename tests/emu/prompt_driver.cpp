@@ -67,6 +67,7 @@ int compare(Runs... runs) {
     if (window > 0) {
       p.sliding_window = window;
       p.alibi_slopes = problem.alibi_slopes.data();
+      p.sinks = problem.sinks.data();
     }
     if (window == 45) p.soft_cap = 3.f;
     emu::Machine::order = emu::Order::kForward;

@@ -82,7 +82,7 @@ MUTANTS = {
     "a prefix left out": ("acc = partials.acc[prefix * kHeadSize + d]", "acc = 0.f"),
     "partitions in one slot": ("partition - item.partition_begin) * Shape", "0) * Shape"),
     "the last slot left out": ("i < work.num_slots)", "i < work.num_slots - 1)"),
-    "not normalised": ("acc[e] / columns.total[column]", "acc[e]"),
+    "not normalised": ("factor[column] / columns.total[column]", "factor[column]"),
     "scaled in another base": ("p.scale * kLog2E", "p.scale"),
     "capped in another base": ("p.soft_cap * kLog2E", "p.soft_cap"),
     "queries in the order of 16-bit keys": (
@@ -106,7 +106,26 @@ MUTANTS = {
     ),
     "no scale of keys": ("= of_column * key_scale", "= of_column"),
     "no scale of values": ("columns.total[column] * value_scale", "columns.total[column]"),
-    "no scale of merged values": ("acc / total.sum * value_scale", "acc / total.sum"),
+    "no scale of merged values": (
+        "acc * factor / total.sum * value_scale",
+        "acc * factor / total.sum",
+    ),
+    "no sink": (
+        "total.add_sink(p, bounds.head(item.kv_head, item.column + thread))",
+        "1.f",
+    ),
+    "no sink behind merged partitions": (
+        "total.add_sink(p, bounds.head(work.kv_head, work.column + column))",
+        "1.f",
+    ),
+    "a sink that leaves values as they were": ("acc[e] * columns.factor[column]", "acc[e]"),
+    "a sink that leaves merged values as they were": ("acc * factor / total", "acc / total"),
+    "a sink in another base": ("p.sinks[head] * kLog2E", "p.sinks[head]"),
+    "a sink of half the weight": ("merge(sink_of(p, head), 1.f)", "merge(sink_of(p, head), 0.5f)"),
+    "another head's sink": (
+        "bounds.head(item.kv_head, item.column + thread)",
+        "bounds.head(item.kv_head, thread + 1)",
+    ),
     "another head's slope": (" + own % bounds.group)", ")"),
 }
 

@@ -63,7 +63,12 @@ MUTANTS = {
     ),
     "a prefix's partitions apart": ("item.slot < 0 || item.is_prefix != 0", "item.slot < 0"),
     "partitions in one slot": ("partition - item.partition_begin) * Shape", "0) * Shape"),
-    "not normalised": ("values[half] / totals_[g][j].sum", "values[half]"),
+    "not normalised": ("values[half] * factor / total.sum", "values[half] * factor"),
+    "a sink that leaves values as they were": ("values[half] * factor", "values[half]"),
+    "another column's sink": (
+        "bounds_.head(item_.kv_head, column)",
+        "bounds_.head(item_.kv_head, column_)",
+    ),
     "another half's elements": ("value_element(lane_, half)", "value_element(lane_, 1 - half)"),
 }
 

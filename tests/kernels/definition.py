@@ -163,6 +163,7 @@ class Attention:
         window: tokens that a row sees, itself included.
         soft_cap: of the logits; 0 without one.
         slope: of ALiBi; 0 without.
+        sink: the logit of a key without a value; None without one.
     """
 
     dtype: torch.dtype
@@ -174,6 +175,7 @@ class Attention:
     window: int
     soft_cap: float = 0.0
     slope: float = 0.0
+    sink: float | None = None
 
     def row(self, query: Tensor, position: int) -> Tensor:
         """The result of a row, [D]."""
@@ -191,6 +193,11 @@ class Attention:
             largest = max(m, part[0])
             a, b = exp2(m - largest), exp2(part[0] - largest)
             m, mass, acc = largest, mass * a + part[1] * b, fma(part[2], b, acc * a)
+        if self.sink is not None:
+            logit = f32(self.sink) * LOG2_E
+            largest = max(m, logit)
+            a = exp2(m - largest)
+            mass, acc = mass * a + exp2(logit - largest), acc * a
         return torch.from_numpy(fma(acc, f32(1) / mass, f32(0))).to(self.dtype)
 
     def _add_tile(

@@ -47,6 +47,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of one sequence.
 
@@ -59,6 +60,7 @@ def attention(
         alibi_slopes: [H].
         sliding_window: tokens a row sees, itself included.
         soft_cap: bound of the logits.
+        sinks: [H], logits of a key without a value.
 
     Returns:
         Result and sum of its absolute terms, [T, H, D] float64 each.
@@ -76,5 +78,9 @@ def attention(
     hidden = distance > 0
     if sliding_window is not None:
         hidden |= distance <= -sliding_window
-    probabilities = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+    logits = logits.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        sink = sinks.double()[:, None, None].expand(-1, len(query), 1)
+        logits = torch.cat([logits, sink], -1)
+    probabilities = logits.softmax(-1)[..., : len(key)]
     return (probabilities @ v).transpose(0, 1), (probabilities @ v.abs()).transpose(0, 1)

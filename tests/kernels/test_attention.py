@@ -25,7 +25,7 @@ def check(spans: list[Span], dtype: torch.dtype, cache: PlainCache = PLAIN, **op
     oracle_options = {
         key: value
         for key, value in options.items()
-        if key in ("alibi_slopes", "sliding_window", "soft_cap")
+        if key in ("alibi_slopes", "sliding_window", "soft_cap", "sinks")
     }
     for span, actual in zip(spans, attend(spans, cache=cache, **options), strict=True):
         history = span.history
@@ -96,6 +96,26 @@ def test_soft_cap(isa: str, dtype: torch.dtype, cap: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_size", [32, 64, 128])
+def test_sinks(isa: str, dtype: torch.dtype, head_size: int) -> None:
+    """Some far below every logit, some among them, and some above them all."""
+    sinks = torch.tensor([-20.0, -1.0, 0.5, 2.0, 4.0, 12.0])
+    check(mixed_batch(6, 2, head_size, dtype), dtype, sinks=sinks)
+    check(mixed_batch(6, 2, head_size, dtype), dtype, sinks=sinks, sliding_window=16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_sink_of_no_weight_and_of_all(isa: str, dtype: torch.dtype) -> None:
+    spans = mixed_batch(4, 2, 64, dtype)
+    without = attend(spans)
+    for lowest in (-torch.inf, -1e30):
+        for rows, same in zip(attend(spans, sinks=torch.full((4,), lowest)), without, strict=True):
+            assert torch.equal(rows, same)
+    for rows in attend(spans, sinks=torch.full((4,), 200.0)):
+        assert (rows == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_at_once(isa: str, dtype: torch.dtype) -> None:
     check(
         mixed_batch(6, 2, 80, dtype),
@@ -104,6 +124,7 @@ def test_all_at_once(isa: str, dtype: torch.dtype) -> None:
         alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.05, 0.01, 0.0]),
         sliding_window=37,
         soft_cap=20.0,
+        sinks=torch.linspace(-3, 3, 6),
     )
 
 
@@ -114,6 +135,7 @@ def test_several_partitions(isa: str, dtype: torch.dtype) -> None:
     spans = [Span(long, 1699, 1700), Span(short, 480, 513), Span(long, 1020, 1030)]
     check(spans, dtype)
     check(spans, dtype, sliding_window=600)
+    check(spans, dtype, sinks=torch.tensor([-2.0, 0.0, 3.0, 9.0]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -15,6 +15,7 @@ OPTIONS: list[dict[str, object]] = [
     {},
     {"sliding_window": 50},
     {"soft_cap": 10.0, "alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.0])},
+    {"sliding_window": 50, "sinks": torch.tensor([-2.0, 0.0, 3.0, 9.0])},
 ]
 PARAMETERS = [
     *((options, False) for options in OPTIONS),
@@ -27,7 +28,15 @@ pytestmark = [
     pytest.mark.parametrize(
         "options",
         PARAMETERS,
-        ids=["plain", "window", "cap_and_alibi", "quantised-window", "quantised-cap_and_alibi"],
+        ids=[
+            "plain",
+            "window",
+            "cap_and_alibi",
+            "sinks",
+            "quantised-window",
+            "quantised-cap_and_alibi",
+            "quantised-sinks",
+        ],
         indirect=True,
     ),
     pytest.mark.parametrize("head_size", [32, 80]),

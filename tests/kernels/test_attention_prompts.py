@@ -15,12 +15,13 @@ OPTIONS: list[dict[str, object]] = [
     {},
     {"sliding_window": 300},
     {"soft_cap": 10.0, "alibi_slopes": torch.logspace(-1, -8, HEADS, 2)},
+    {"sliding_window": 600, "sinks": torch.linspace(-2, 9, HEADS)},
 ]
 
 pytestmark = [
     pytest.mark.pairwise,
     pytest.mark.parametrize("dtype", DTYPES[1:], ids=str),
-    pytest.mark.parametrize("options", OPTIONS, ids=["plain", "window", "cap_and_alibi"]),
+    pytest.mark.parametrize("options", OPTIONS, ids=["plain", "window", "cap_and_alibi", "sinks"]),
     pytest.mark.parametrize("head_size", [64, 128]),
 ]
 

@@ -122,6 +122,7 @@ def test_paged_attention(isa: str, dtype: torch.dtype, head_size: int, group: in
             place(torch.tensor([0, 1, 6]).int()),
             head_size**-0.5,
             alibi_slopes=place(torch.linspace(0.1, 0.9, 2 * group)),
+            sinks=place(torch.linspace(-1.0, 3.0, 2 * group)),
         )
         return [out]
 

@@ -83,10 +83,22 @@ def test_rotary_embedding(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("cache", [PLAIN, Int8Cache()], ids=["plain", "int8"])
 @pytest.mark.parametrize(
-    ("window", "soft_cap", "slope"), [(10**6, 0.0, 0.0), (77, 5.0, 0.0), (530, 0.0, 0.125)]
+    ("window", "soft_cap", "slope", "sink"),
+    [
+        (10**6, 0.0, 0.0, None),
+        (77, 5.0, 0.0, None),
+        (530, 0.0, 0.125, None),
+        (128, 0.0, 0.0, 0.3),
+        (10**6, 0.0, 0.0, 7.7),
+    ],
 )
 def test_attention(
-    dtype: torch.dtype, cache: PlainCache, window: int, soft_cap: float, slope: float
+    dtype: torch.dtype,
+    cache: PlainCache,
+    window: int,
+    soft_cap: float,
+    slope: float,
+    sink: float | None,
 ) -> None:
     length, head_size = 600, 40
     history = History.random(length, 1, 1, head_size, dtype, 1)
@@ -100,7 +112,7 @@ def test_attention(
         encoded = [each[:, :-ROW_SCALE_BYTES] for each in encoded]
     defined = Attention(
         dtype, widen(encoded[0]), widen(encoded[1]), scales[0], scales[1], head_size**-0.5, window,
-        soft_cap, slope,
+        soft_cap, slope, sink,
     )  # fmt: skip
     [actual] = attend(
         [Span(history, 0, length)],
@@ -108,6 +120,7 @@ def test_attention(
         sliding_window=window,
         soft_cap=soft_cap or None,
         alibi_slopes=torch.tensor([slope]) if slope else None,
+        sinks=None if sink is None else torch.tensor([sink]),
     )
     for position in (0, 1, 100, 511, 599):
         expected = defined.row(history.query[position, 0], position)

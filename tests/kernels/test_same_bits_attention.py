@@ -68,14 +68,16 @@ def test_lengths(vector_isa: str, dtype: torch.dtype, cache: PlainCache, length:
         {"sliding_window": 77},
         {"alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.05])},
         {"soft_cap": 2.0},
+        {"sinks": torch.tensor([-2.0, 0.0, 3.0, 9.0])},
         {"scale": 30.0},
         {
             "alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.0]),
             "sliding_window": 37,
             "soft_cap": 20.0,
+            "sinks": torch.tensor([-2.0, 0.0, 3.0, 9.0]),
         },
     ],
-    ids=["window", "wide window", "alibi", "cap", "peaked", "all"],
+    ids=["window", "wide window", "alibi", "cap", "sinks", "peaked", "all"],
 )
 def test_options(
     vector_isa: str, dtype: torch.dtype, cache: PlainCache, options: dict[str, Any]

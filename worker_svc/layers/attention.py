@@ -84,6 +84,7 @@ class PagedAttention:
         sliding_window: a token sees this many tokens, itself included; None sees all.
         alibi_slopes: [heads of this rank] float32, ALiBi's bias by distance; None for none.
         soft_cap: logits become cap * tanh(logit / cap); None leaves them.
+        sinks: [heads of this rank] float32, the logit of a key without a value; None for none.
     """
 
     def __init__(
@@ -94,12 +95,14 @@ class PagedAttention:
         *,
         alibi_slopes: torch.Tensor | None = None,
         soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         self._layer_index = layer_index
         self._scale = scale
         self._sliding_window = sliding_window
         self._alibi_slopes = alibi_slopes
         self._soft_cap = soft_cap
+        self._sinks = sinks
 
     def __call__(
         self,
@@ -198,6 +201,7 @@ class PagedAttention:
             alibi_slopes=self._alibi_slopes,
             sliding_window=self._sliding_window,
             soft_cap=self._soft_cap,
+            sinks=self._sinks,
             plan=plan,
             k_scale=cache.key_scale,
             v_scale=cache.value_scale,

@@ -75,6 +75,7 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     plan: AttentionPlan | None = None,
@@ -98,6 +99,7 @@ def paged_attention(
         alibi_slopes: [H] float32; adds slope * (key position - query position) (Press et al. 2022).
         sliding_window: Only keys with query position - key position < window are seen.
         soft_cap: Logits become cap * tanh(logit / cap).
+        sinks: [H] float32; a logit, in no way changed, of one more key, which has no value.
         k_scale: [Hkv] float32, of float8 caches only; None for 1.
         v_scale: as k_scale.
         plan: the result of `plan_attention` for this step; without one each call makes its own, for
@@ -118,6 +120,7 @@ def paged_attention(
         alibi_slopes,
         sliding_window,
         soft_cap,
+        sinks,
         k_scale,
         v_scale,
         plan,

@@ -7,9 +7,9 @@
 //   |  .  .  .  |  .  .  .  |  .  .  |           a row's keys end here, in the middle of a tile
 //
 // Within a partition the row goes tile by tile through an online softmax (maximum m, sum l,
-// accumulator acc); partitions are merged in order by one formula. Which rows, heads or sequences
-// share a work item, how blocks lie in memory and where a chunk began are nowhere in that
-// arithmetic, so they cannot change a bit of the result.
+// accumulator acc); partitions are merged in order by one formula, a sink behind the last. Which
+// rows, heads or sequences share a work item, how blocks lie in memory and where a chunk began are
+// nowhere in that arithmetic, so they cannot change a bit of the result.
 //
 // A key that one row of an item may not see and another may is computed with probability zero for
 // the former: its value must be finite. Slots that no row of the item sees are never read.
@@ -229,6 +229,8 @@ class AttentionTask {
   void write_out(int64_t head) {
     const int64_t first_head = (item_.head_begin + head) * group_;
     for (int64_t row = 0; row < rows_; ++row) {
+      if (p_.sinks != nullptr)
+        add_sink(totals_[head], p_.sinks[first_head + row % group_], row, columns_);
       T* out = static_cast<T*>(p_.out.data) + (first_token_ + row / group_) * p_.out.token_stride +
                (first_head + row % group_) * p_.out.head_stride;
       Tile::write_row(out, totals_[head].acc + row * columns_, 1.f / totals_[head].sum[row],

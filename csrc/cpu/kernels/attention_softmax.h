@@ -130,5 +130,15 @@ inline void merge_row(const SoftmaxState& total, const SoftmaxState& part, int64
   }
 }
 
+// Merges the sink of a row's query head as a partition of one key of no value.
+inline void add_sink(const SoftmaxState& total, float sink, int64_t row, int64_t columns) {
+  const float logit = sink * kLog2E;
+  const float max = total.max[row] > logit ? total.max[row] : logit;
+  const float a = exp2(total.max[row] - max);
+  total.sum[row] = total.sum[row] * a + exp2(logit - max);
+  float* acc = total.acc + row * columns;
+  for (int64_t c = 0; c < columns; c += kLanes) store(acc + c, load(acc + c) * broadcast(a));
+}
+
 }  // namespace
 }  // namespace quire::cpu::QUIRE_ISA

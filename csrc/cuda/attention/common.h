@@ -18,6 +18,11 @@ __device__ __forceinline__ float slope_of(const PagedAttentionParams& p, int64_t
   return p.alibi_slopes != nullptr ? p.alibi_slopes[head] * kLog2E : 0.f;
 }
 
+// A query head's sink as a base-2 logit.
+__device__ __forceinline__ float sink_of(const PagedAttentionParams& p, int64_t head) {
+  return p.sinks[head] * kLog2E;
+}
+
 // What a raw score is multiplied by first: that makes it a base-2 logit unless there is a soft cap.
 __device__ __forceinline__ float score_factor(const PagedAttentionParams& p) {
   return p.soft_cap != 0.f ? p.scale / p.soft_cap : p.scale * kLog2E;
@@ -55,6 +60,14 @@ struct SoftmaxState {
     max = larger;
     sum = fmaf(part.sum, b, sum * a);
     for (int c = 0; c < kColumns; ++c) acc[c] = fmaf(part.acc[c], b, acc[c] * a);
+  }
+
+  // Adds a key of no value, behind all others.
+  __device__ void add_sink(float logit) {
+    SoftmaxState sink;
+    sink.max = logit;
+    sink.sum = 1.f;
+    merge(sink);
   }
 };
 

@@ -7,9 +7,9 @@
 // decodes fills a tensor core's tile. S^T = K Q^T, O^T = V^T P^T.
 //
 // The order of additions of a column: within a tile the tensor core's; tiles of a warp in order;
-// the warps of a partition in order; partitions in order. Columns of a matrix product do not touch
-// each other, a column that sees nothing of a tile adds exact zeros, and rescaling by 2^0 is exact:
-// so neither batch, chunk, split nor the other columns of a block change a bit.
+// the warps of a partition in order; partitions in order; a sink last. Columns of a matrix product
+// do not touch each other, a column that sees nothing of a tile adds exact zeros, and rescaling by
+// 2^0 is exact: so neither batch, chunk, split nor the other columns of a block change a bit.
 //
 // Over a cache of e4m3 operands are float16, whatever the activations are (mma_operands.cuh). A
 // query is scaled to the range of float16 by a power of two, and the scores of its column back.
@@ -85,7 +85,10 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
       partials.acc[row * kHeadSize + thread + e * kMmaThreads] = acc[e];
     return;
   }
-  if (thread < Shape::kColumns) columns.total[thread] = total.sum;
+  if (thread < Shape::kColumns) {
+    columns.factor[thread] = total.add_sink(p, bounds.head(item.kv_head, item.column + thread));
+    columns.total[thread] = total.sum;
+  }
   __syncthreads();
   const float value_scale = head_scale(p.value_scales, item.kv_head);
 #pragma unroll
@@ -94,7 +97,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     if (item.column + column < bounds.num_columns) {
       bounds.address<T>(p.out, item.kv_head,
                         item.column + column)[(thread + e * kMmaThreads) % kHeadSize] =
-          from_float<T>(acc[e] / columns.total[column] * value_scale);
+          from_float<T>(acc[e] * columns.factor[column] / columns.total[column] * value_scale);
     }
   }
 }
@@ -141,7 +144,8 @@ __global__ void __launch_bounds__(kMmaThreads, 4)
           acc = merge_values(acc, part[i], total.merge(max[i], sum[i]));
       }
     }
-    out[d] = from_float<T>(acc / total.sum * value_scale);
+    const float factor = total.add_sink(p, bounds.head(work.kv_head, work.column + column));
+    out[d] = from_float<T>(acc * factor / total.sum * value_scale);
   }
 }
 

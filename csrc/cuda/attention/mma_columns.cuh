@@ -30,6 +30,12 @@ struct ColumnState {
     sum = fmaf(part_sum, factors.after, sum * factors.before);
     return factors;
   }
+
+  // Adds the sink of a query head, if heads have any, behind all keys. Returns the factor of the
+  // weighted values.
+  __device__ float add_sink(const PagedAttentionParams& p, int head) {
+    return p.sinks != nullptr ? merge(sink_of(p, head), 1.f).before : 1.f;
+  }
 };
 
 __device__ __forceinline__ float merge_values(float before, float after,
@@ -54,6 +60,7 @@ struct SharedColumns {
   WarpColumn of_warp[kMmaWarps][kColumns];
   MergeFactors of_partition[kColumns];
   float total[kColumns];
+  float factor[kColumns];  // of values, by the sink
 };
 
 // The stages of a warp's pipeline of copies, where a device has room for them. One-byte elements
@@ -127,11 +134,13 @@ struct ItemBounds {
   }
   __device__ int end_of_keys(int column) const { return first_position + column / group + 1; }
 
+  __device__ int head(int kv_head, int column) const { return kv_head * group + column % group; }
+
   // The offset of a column's query or output among rows.
   template <typename T>
   __device__ T* address(const RowsView& rows, int kv_head, int column) const {
     return static_cast<T*>(rows.data) + (first_row + column / group) * rows.token_stride +
-           (kv_head * group + column % group) * rows.head_stride;
+           head(kv_head, column) * rows.head_stride;
   }
 };
 

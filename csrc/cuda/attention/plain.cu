@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     total.merge(part);
   }
+  if (p.sinks != nullptr) total.add_sink(sink_of(p, head));
 
   T* out = static_cast<T*>(p.out.data) + row * p.out.token_stride + head * p.out.head_stride;
   for (int c = 0; c < kColumnsOfThread; ++c) {

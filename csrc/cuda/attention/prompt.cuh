@@ -194,6 +194,8 @@ class PromptColumns : private WarpColumns<T, T, kHeadSize, Shape::kColumnTiles> 
         const int column = column_ + column_of(g, j);
         if (column >= bounds_.num_columns) continue;
         T* out = bounds_.address<T>(p.out, item_.kv_head, column);
+        ColumnState total = totals_[g][j];
+        const float factor = total.add_sink(p, bounds_.head(item_.kv_head, column));
 #pragma unroll 1
         for (int step = 0; step < Shape::kSteps; ++step) {
           const float4 four = total_[(g * Shape::kSteps + step) * Shape::kThreads];
@@ -201,7 +203,7 @@ class PromptColumns : private WarpColumns<T, T, kHeadSize, Shape::kColumnTiles> 
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             out[step * 16 + Operands::value_element(lane_, half)] =
-                from_float<T>(values[half] / totals_[g][j].sum * value_scale);
+                from_float<T>(values[half] * factor / total.sum * value_scale);
           }
         }
       }
