@@ -20,6 +20,7 @@ from transformers import (
     GPT2Config,
     GPTJConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     GraniteConfig,
     HeliumConfig,
     LlamaConfig,
@@ -290,6 +291,13 @@ def _fallback(config_class: type[PreTrainedConfig], **options: Any) -> Callable[
     )
 
 
+def gpt_oss_config(**overrides: Any) -> PreTrainedConfig:
+    """Sinks, a window in every other layer, and experts with biases."""
+    sizes = {**_SIZES, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 32}
+    options = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}
+    return GptOssConfig(**{**sizes, **options, "rope_parameters": rope("default"), **overrides})
+
+
 FALLBACKS: dict[str, Callable[..., PreTrainedConfig]] = {
     "olmo": _fallback(OlmoConfig, clip_qkv=1.5),
     "helium": _fallback(HeliumConfig, head_dim=16),
@@ -305,6 +313,7 @@ FALLBACKS: dict[str, Callable[..., PreTrainedConfig]] = {
     ),
     "smollm3": _fallback(SmolLM3Config),
     "nemotron": _fallback(NemotronConfig),
+    "gpt_oss": gpt_oss_config,
 }
 """Decoders that have no family here: transformers runs them."""
 

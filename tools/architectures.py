@@ -287,6 +287,9 @@ A model's own configuration decides too: a native family refuses switches that i
 name, and the fallback compares the logits of every model before it serves it. Encoders such as BERT
 are taken as decoders here, `is_decoder: true`.
 
+The fallback takes weights in float32, bfloat16 and float16, and refuses any `quantization_config`:
+of gpt-oss, checkpoints in bfloat16 are served, and those in MXFP4 are not.
+
 | model type | architecture | served | why not |
 |---|---|---|---|
 """ + "".join(f"{row}\n" for row in rows)

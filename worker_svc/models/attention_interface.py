@@ -45,7 +45,7 @@ _metadata: ContextVar[AttentionMetadata] = ContextVar("attention metadata of the
 _calls: ContextVar[list[AttentionCall] | None] = ContextVar("recorded calls", default=None)
 
 # Tensors or numbers that, if given, bias or change the logits.
-_CHANGES_RESULT = ("position_bias", "s_aux", "sinks", "attn_bias", "alibi", "head_mask")
+_CHANGES_RESULT = ("position_bias", "sinks", "attn_bias", "alibi", "head_mask")
 
 
 @contextmanager
@@ -78,6 +78,7 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention for a layer of `transformers`.
@@ -93,6 +94,7 @@ def paged_attention(
         scaling: of the dot products; None for 1 / sqrt(head_dim).
         sliding_window: tokens that are seen; None for all.
         softcap: see PagedAttention; None for none.
+        s_aux: [heads], sinks: see PagedAttention; None for none.
         others: of no effect on inference, or recorded as not served.
 
     Returns:
@@ -121,6 +123,7 @@ def paged_attention(
         head_dim**-0.5 if scaling is None else float(scaling),
         sliding_window,
         soft_cap=softcap,
+        sinks=None if s_aux is None else s_aux.float().contiguous(),
     )
     value_dim = value.shape[-1]
     # Zeros behind its features leave a value's own as they are.

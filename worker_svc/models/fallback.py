@@ -156,6 +156,9 @@ class FallbackForCausalLM:
             self.heads = self._probe_heads(parallel)
             expected = self._own_logits(model)
             _replace_linears(model)
+            parts = _matrices_of_torch(model)
+            if parts and are_rows_independent(self._device):
+                log.warning("not_invariant", architecture=config.architecture, part=parts[0])
             self._head._modules.update(
                 {name: each for name, each in model._modules.items() if each is not self._body}
             )
@@ -345,6 +348,20 @@ def _replace_linears(model: nn.Module) -> None:
                 setattr(parent, name, _RowwiseLinear(child.weight, child.bias))
             elif isinstance(child, Conv1D):
                 setattr(parent, name, _RowwiseLinear(child.weight.t().contiguous(), child.bias))
+
+
+def _matrices_of_torch(model: nn.Module) -> list[str]:
+    """Return the names of matrices that the model multiplies by itself: routers and experts.
+
+    torch may add up a row of such a product in an order that depends on how many rows there are.
+    """
+    return [
+        f"{name}.{key}"
+        for name, module in model.named_modules()
+        if not isinstance(module, nn.Embedding)
+        for key, each in module.named_parameters(recurse=False)
+        if each.ndim > 1
+    ]
 
 
 def _move(model: nn.Module, device: torch.device) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import (
     BertConfig,
-    GptOssConfig,
     MambaConfig,
     ModernBertConfig,
     PreTrainedConfig,
@@ -28,7 +27,7 @@ from tests.factories import (
 )
 from tests.models.driver import Driver, load_runner
 from worker_svc.layers.attention import PagedAttention
-from worker_svc.models import attention_interface
+from worker_svc.models import attention_interface, fallback
 from worker_svc.models.fallback import FallbackForCausalLM
 from worker_svc.models.registry import FAMILIES
 from worker_svc.parallel.group import ParallelGroup
@@ -49,20 +48,6 @@ def test_a_family_of_our_own_gives_the_same_tokens(
     assert FAMILIES, "the real families are untouched"
 
 
-def gpt_oss() -> PreTrainedConfig:
-    return GptOssConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_local_experts=4,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-    )
-
-
 def mamba() -> PreTrainedConfig:
     return MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2)
 
@@ -71,7 +56,6 @@ def mamba() -> PreTrainedConfig:
     ("make", "reason"),
     [
         (mamba, "MambaForCausalLM is not served: its attention does not go through"),
-        (gpt_oss, "GptOssForCausalLM is not served: its attention uses s_aux"),
     ],
 )
 def test_what_the_kernels_do_not_serve_is_refused_by_name(
@@ -79,6 +63,28 @@ def test_what_the_kernels_do_not_serve_is_refused_by_name(
 ) -> None:
     save_model(tmp_path, make())
     with pytest.raises(ModelLoadError, match=reason):
+        load_runner(tmp_path)
+
+
+def test_parts_whose_rows_depend_on_each_other_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[dict[str, Any]] = []
+    monkeypatch.setattr(fallback.log, "warning", lambda event, **what: warnings.append(what))
+    save_model(tmp_path / "olmo", FALLBACKS["olmo"]())
+    load_runner(tmp_path / "olmo")
+    assert not warnings
+    save_model(tmp_path / "gpt_oss", FALLBACKS["gpt_oss"]())
+    load_runner(tmp_path / "gpt_oss")
+    [found] = warnings
+    assert found["architecture"] == "GptOssForCausalLM"
+    assert "mlp.router.weight" in found["part"]
+
+
+def test_a_quantised_model_is_refused_by_name(tmp_path: Path) -> None:
+    save_model(tmp_path, FALLBACKS["gpt_oss"]())
+    edit_config(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    with pytest.raises(ModelLoadError, match="quantization_config: quantized weights are not serv"):
         load_runner(tmp_path)
 
 
