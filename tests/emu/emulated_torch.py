@@ -148,7 +148,7 @@ class Machine(TorchDispatchMode):
             self._copy_later(*inner_args[:2], to_host=not on_device[0])
             self.launches[name] += 1
             return args[0]
-        result = func(*inner_args, **inner_kwargs)
+        result = _OF_A_GPU.get(name, func)(*inner_args, **inner_kwargs)
         if not func.is_view and name not in _ALLOCATIONS and _has_elements(result):
             self.launches[name] += 1
         if self.thread.captured is not None:
@@ -245,6 +245,12 @@ def _same(result: Any, inner_args: tuple[Any, ...], args: tuple[Any, ...]) -> An
     return result
 
 
+def _histogram(values: torch.Tensor, *range_: Any, **options: Any) -> torch.Tensor:
+    return torch.histc(values.float(), *range_, **options).to(values.dtype)
+
+
+# Operations on integers that torch has for a GPU alone.
+_OF_A_GPU: dict[str, Any] = {"aten::histc": _histogram}
 _MEANINGLESS = {torch.bool: True, torch.uint8: 255, torch.int32: 2**31 - 1, torch.int64: 2**62}
 
 

@@ -24,7 +24,8 @@ def test_attention_of_every_shape(
         Span(History.random(length, 2, 1, head_size, dtype, seed), length - rows, length)
         for seed, length in enumerate((530, 33))
     ]
-    test_attention.check(spans, dtype, cache, soft_cap=20.0 if rows > 1 else None)
+    options = {"soft_cap": 20.0, "sinks": torch.tensor([-1.0, 4.0])} if rows > 1 else {}
+    test_attention.check(spans, dtype, cache, **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
@@ -35,7 +36,7 @@ def test_prompts_of_every_shape(cuda_isa: str, head_size: int, dtype: torch.dtyp
         Span(History.random(length, 8, 2, head_size, dtype, seed), length - 33, length)
         for seed, length in enumerate((1060, 40))
     ]
-    test_attention.check(spans, dtype, PLAIN, soft_cap=20.0)
+    test_attention.check(spans, dtype, PLAIN, soft_cap=20.0, sinks=torch.linspace(-2, 5, 8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
