@@ -21,6 +21,7 @@ constexpr int kCacheBlocks = 8;
 template <typename T, bool kIntoCache>
 __global__ void __launch_bounds__(kCacheThreads, kCacheBlocks)
     cache_v1_kernel(const SeedCacheParams p) {
+  begin_kernel();
   constexpr int kX = kElementsOf16Bytes<T>;
   const int64_t token = blockIdx.x;
   const int64_t slot = p.slot_mapping[token];

@@ -51,6 +51,7 @@ class TokenRows {
 template <typename T, int kHeadSize, int kBlockSize>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     fused_decode_kernel(const FusedDecodeParams fused) {
+  begin_kernel();
   QUIRE_DYNAMIC_SHARED(shared);
   T* const query = reinterpret_cast<T*>(shared);
   T* const key = query + kHeadSize;
