@@ -298,7 +298,7 @@ def shard_lacks_a_tensor(path: Path) -> None:
         (wrong_type, "hidden_size: must be a positive integer, got '64'"),
         (
             quantized,
-            "quant_method must be one of gptq, awq, compressed-tensors, got 'bitsandbytes'",
+            "quant_method must be one of gptq, awq, compressed-tensors, fp8, got 'bitsandbytes'",
         ),
         (unsupported_activation, "activation: must be one of silu, .*, got 'mish'"),
         (unsupported_rope, "rope_type: must be one of default, .*, got 'axial'"),
