@@ -7,7 +7,9 @@
 
 namespace {
 
-void kernel() {}
+void kernel() {
+  quire::cuda::begin_kernel();
+}
 
 }  // namespace
 
