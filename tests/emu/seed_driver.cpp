@@ -30,7 +30,7 @@ constexpr int kTableWidth = 8;
 // The first token, one that begins a block, one that fills a block, and some blocks.
 constexpr int kLengths[] = {1, 17, 32, 107};
 constexpr int kSequences = 4;
-constexpr int kBlocks = 1 + kSequences * kTableWidth;  // block 0 is nobody's
+constexpr int kBlocks = 1 + kSequences * kTableWidth;  // no sequence has block 0
 constexpr float kScale = 0.125f;
 
 template <typename T>
