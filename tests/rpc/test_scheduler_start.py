@@ -13,6 +13,8 @@ from tests.fakes.fake_worker import FakeWorker
 from tests.rpc.router_double import open_session, running_scheduler
 from tests.rpc.scheduler_requests import LONG
 
+DAY_MS = 86_400_000
+
 # ---------------------------------------------------------------- starting
 
 
@@ -124,7 +126,7 @@ async def test_the_epoch_is_above_the_clock_and_what_workers_have_seen() -> None
         try:
             first = (await workers.form("test")).epoch
             second = (await workers.form("test")).epoch
-            worker.epoch = far_future = 2**41
+            worker.epoch = far_future = second + DAY_MS
             third = (await workers.form("test")).epoch
         finally:
             await workers.close()
