@@ -38,8 +38,8 @@ from scheduler_svc.workers.formation import FormedWorkers
 # The phases of a request that ran from its start to its end.
 UNDISTURBED = (Phase.QUEUED, Phase.PREFILL, Phase.DECODE)
 QUARANTINED = (
-    "quarantined: workers were lost while they computed this request, and again when they computed "
-    "it alone"
+    "quarantined: workers were lost while they computed this request, and again, or failed, when "
+    "they computed it alone"
 )
 EXPIRED = "deadline: must be in the future, got one that has passed"
 
@@ -294,17 +294,20 @@ class Cell:
 
     # ---------------------------------------------------------------- workers
 
-    def lose_workers(self) -> None:
+    def lose_workers(self, has_failed: bool) -> None:
         """Queue all requests again, since the workers have lost what they held.
 
         Routers are sent which of them may be the cause; one that must be fails.
+
+        Args:
+            has_failed: whether a worker reported that it failed; else one is gone, or silent.
         """
         self.has_workers = False
-        verdict = self.scheduler.preempt_all(time.monotonic())
+        verdict = self.scheduler.preempt_all(time.monotonic(), has_failed)
         self._traces.fail_steps()
         for group in verdict.suspects:
             session, number = self._routes.find(group.group_id)
-            session.push(Suspected(number, group.suspect_until))
+            session.push(Suspected(number, group.suspect_until, group.num_lost_alone))
         if (guilty := verdict.guilty) is not None:
             session, number = self._routes.find(guilty.group_id)
             self._traces.log_quarantined(guilty.group_id)

@@ -14,6 +14,7 @@ from scheduler_svc.cell import Cell
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.resizing import Resizing
 from scheduler_svc.sessions.session import RouterSession
+from scheduler_svc.workers.client import WorkerFailedError
 from scheduler_svc.workers.worker_set import WorkerSet
 
 REPORT_INTERVAL_S = 0.1
@@ -141,13 +142,13 @@ class Driver:
         cell = self.cell = Cell(self._config, formed, self._is_draining)
         while True:
             await self._set_serving(True)
-            while not await self._step_until_lost(cell):
+            while (loss := await self._step_until_lost(cell)) is None:
                 model = cell.model
                 await self._resizing.switch(cell, scheduler_name)
                 self._took_workers(cell, model)
             await self._set_serving(False)
             self._resizing.fail(UnavailableError("the workers in use were lost; they form again"))
-            cell.lose_workers()
+            cell.lose_workers(has_failed=isinstance(loss, WorkerFailedError))
             # At once: routers have other cells for what waits here.
             self._send_state(cell)
             self.arrivals.lose_workers(cell)
@@ -199,11 +200,11 @@ class Driver:
 
     # ---------------------------------------------------------------- steps
 
-    async def _step_until_lost(self, cell: Cell) -> bool:
+    async def _step_until_lost(self, cell: Cell) -> UnavailableError | None:
         """Run steps until a worker is lost, or until other workers are to take over.
 
         Returns:
-            Whether a worker was lost. Else no step is in flight, and all that came is sent.
+            How a worker was lost. If None, no step is in flight, and all that came is sent.
         """
         resizing = self._resizing
         try:
@@ -224,12 +225,12 @@ class Driver:
                     await asyncio.sleep(RESERVED_POLL_S)
             resizing.stopped()
             cell.send_outputs()
-            return False
+            return None
         except UnavailableError as error:
             cell.send_outputs()
             num_running = len(cell.scheduler.queues.running)
             log.warning("workers_lost", error=error.message, num_running=num_running)
-            return True
+            return error
 
     async def _send_steps(self, cell: Cell) -> None:
         """Schedule and send steps until there are as many in flight as there may be."""

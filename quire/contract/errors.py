@@ -146,7 +146,7 @@ class NotFiniteError(QuireError):
 
 
 class QuarantinedError(QuireError):
-    """A request was computed, the last time alone, whenever workers were lost twice in a row."""
+    """Workers were lost at a request, and again, or failed, when they computed it alone."""
 
     reason = "QUARANTINED"
 

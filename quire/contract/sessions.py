@@ -49,6 +49,7 @@ class Submission:
         tenant_weight: of the tenant's share, in [1e-6, 1e6].
         was_queued: whether a scheduler has taken it before.
         suspect_until: it may have cost a cell its workers: as of Suspected; 0 if not.
+        num_lost_alone: likewise.
         quotas: of the tenant.
         num_cells: that serve the model; each grants the tenant its part of the quotas.
         block_source: addresses of the workers of the cell that it was moved from, as of
@@ -74,6 +75,7 @@ class Submission:
     tenant_weight: float = 1.0
     was_queued: bool = False
     suspect_until: int = 0
+    num_lost_alone: int = 0
     quotas: Quotas = UNLIMITED
     num_cells: int = 1
     block_source: tuple[str, ...] = ()
@@ -218,10 +220,12 @@ class Suspected:
     Attributes:
         request_number: of the request.
         until: its tokens, prompt included, that were computed or in flight; at least 1.
+        num_lost_alone: how often workers were lost while it was computed alone.
     """
 
     request_number: int
     until: int
+    num_lost_alone: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,8 +240,9 @@ class CellSession:
                 self._streams[number].mark_queued(seed, self.model.numerics_id)
             case Refused():
                 self._refuse(event)
-            case Suspected(number, until) if number in self._streams:
-                self._streams[number].suspect_until = until
+            case Suspected(number, until, num_lost_alone) if number in self._streams:
+                stream = self._streams[number]
+                stream.suspect_until, stream.num_lost_alone = until, num_lost_alone
             case BlockSource(addresses):
                 for stream in self._streams.values():
                     stream.block_source = addresses

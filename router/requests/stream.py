@@ -62,7 +62,7 @@ class RequestStream:
         self.is_resumed = False  # its client has a part of the answer, from another stream
         self._received: tuple[ReceivedOutput, ...] = ()
         self.numerics_id = ""
-        self.suspect_until = 0  # as of Submission; set by the session
+        self.suspect_until = self.num_lost_alone = 0  # as of Submission; set by the session
         self.block_source: tuple[str, ...] = ()  # likewise
         self.ended = False
         self._deadline = Deadline(deadline_s)
@@ -224,6 +224,7 @@ class RequestStream:
             tenant_weight=self.caller.weight,
             was_queued=self._was_queued,
             suspect_until=self.suspect_until,
+            num_lost_alone=self.num_lost_alone,
             quotas=self.caller.quotas,
             num_cells=num_cells,
             block_source=self.block_source,
@@ -276,7 +277,7 @@ class RequestStream:
         self.trail.has_token()
         stopped = output.push(token_id, logprobs)
         if len(self.request.prompt_token_ids) + len(output.token_ids) > self.suspect_until:
-            self.suspect_until = 0  # all tokens before this one are computed
+            self.suspect_until = self.num_lost_alone = 0  # all tokens before this are computed
         self.unread.set()
         if stopped:
             self._end_if_complete()

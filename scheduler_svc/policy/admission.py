@@ -84,6 +84,7 @@ class Admission:
             submission.tenant_weight,
             submission.was_queued,
             submission.suspect_until,
+            submission.num_lost_alone,
             submission.pooling_params,
         )
 

@@ -355,13 +355,14 @@ class Scheduler:
             self.queues.preempt(group)
         return None
 
-    def preempt_all(self, now: float = 0.0) -> Verdict:
+    def preempt_all(self, now: float = 0.0, has_failed: bool = False) -> Verdict:
         """Queue every group again, since the workers are lost; return whom that accuses.
 
         Args:
             now: as of `schedule`.
+            has_failed: as of Trials.lost.
         """
-        verdict = self._trials.lost(self._draft_slots.in_flight)
+        verdict = self._trials.lost(self._draft_slots.in_flight, has_failed)
         self.queues.advance(now)
         self.queues.wait_for(WaitReason.NOT_READY)
         while self.queues.running:

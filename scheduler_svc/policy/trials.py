@@ -7,6 +7,9 @@ from quire.contract.steps import SchedulerOutputs
 from scheduler_svc.policy.queues import Queues
 from scheduler_svc.sequences.sequence import SequenceGroup
 
+# Losses of workers while a suspect is computed alone that show that it is the cause.
+NO_ACCIDENT = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -14,7 +17,7 @@ class Verdict:
 
     Attributes:
         suspects: groups that may have caused it, with `suspect_until` set.
-        guilty: the group that has been a suspect and was computed alone; None if there is none.
+        guilty: the suspect that was computed alone, as often as shows it; None if there is none.
     """
 
     suspects: tuple[SequenceGroup, ...] = ()
@@ -27,8 +30,9 @@ class Trials:
     When the workers are lost, the groups that had no token since they were started are suspects: so
     is the only one that ran. What has run well beside others is none, so that a kill from outside
     delays hardly any. A suspect is computed alone, with no other step in flight and in turns with
-    the others, until it has come further than when the workers were lost. If they are lost while
-    it is, it was there both times and alone the second time: it is guilty.
+    the others, until it has come further than when the workers were lost. If a worker fails at that
+    step, it is guilty. Where a worker is gone without a word, somebody may have killed it just
+    then: only the second time is no accident.
 
     Args:
         queues: the groups.
@@ -95,21 +99,24 @@ class Trials:
             if group is not None and any(
                 each.num_computed_tokens >= group.suspect_until for each in group.sequences.values()
             ):
-                group.suspect_until = 0
+                group.suspect_until = group.num_lost_alone = 0
                 self._group = None
 
-    def lost(self, draft_slots: Mapping[int, int]) -> Verdict:
+    def lost(self, draft_slots: Mapping[int, int], has_failed: bool) -> Verdict:
         """Return whom it accuses that the workers are lost; called while the groups still run.
 
         Mutates: the suspects.
 
         Args:
             draft_slots: of the steps in flight, by sequence.
+            has_failed: whether a worker reported that it failed; else one is gone, or silent.
         """
         suspect, is_computed, num_in_flight = self.group, self._is_computed, self._num_in_flight
         self._group, self._is_computed, self._is_due, self._num_in_flight = None, False, False, 0
-        if is_computed:
-            return Verdict(guilty=suspect)
+        if is_computed and suspect is not None:
+            suspect.num_lost_alone += 1
+            is_guilty = has_failed or suspect.num_lost_alone >= NO_ACCIDENT
+            return Verdict(guilty=suspect) if is_guilty else Verdict((suspect,))
         running = [group for group in self._queues.running if group is not suspect]
         prefilling = self._queues.prefilling
         suspects = [group for group in running if group.group_id in prefilling]

@@ -122,6 +122,7 @@ class SequenceGroup:
         is_charged: whether the tenant was charged for the prompt.
         suspect_until: tokens that it had, computed or in flight, when workers were lost that it may
             have cost; 0 if it is no suspect.
+        num_lost_alone: how often workers were lost while it was computed alone.
         pooling_params: of a request for a vector; None where it is for tokens.
         beam_search: decides which sequences live; None where each samples for itself.
     """
@@ -133,6 +134,7 @@ class SequenceGroup:
         "is_charged",
         "is_single",
         "max_num_tokens",
+        "num_lost_alone",
         "num_prompt_tokens",
         "order",
         "pooling_params",
@@ -159,6 +161,7 @@ class SequenceGroup:
         weight: float = 1.0,
         is_charged: bool = False,
         suspect_until: int = 0,
+        num_lost_alone: int = 0,
         pooling_params: PoolingParams | None = None,
     ) -> None:
         self.group_id = group_id
@@ -177,6 +180,7 @@ class SequenceGroup:
         self.weight = weight
         self.is_charged = is_charged
         self.suspect_until = suspect_until
+        self.num_lost_alone = num_lost_alone
         self.pooling_params = pooling_params
         self.beam_search: BeamSearch | None = None
         if sampling_params.use_beam_search:

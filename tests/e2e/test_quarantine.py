@@ -61,4 +61,5 @@ async def test_a_prompt_that_no_worker_survives_fails_alone(
         with pytest.raises(QuarantinedError, match="quarantined: "):
             await client.generate(POISON, PARAMS)
         assert await others == expected
-        assert deaths.read_text() == "xx"
+        # Twice alone: the first time, somebody might have killed the worker just then.
+        assert deaths.read_text() == "xxx"

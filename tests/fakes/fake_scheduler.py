@@ -60,6 +60,7 @@ class FakeRequest:
     was_queued: bool
     tenant: tuple[str, float]
     suspect_until: int
+    num_lost_alone: int
     quotas: scheduler_pb2.Quotas | None
     num_cells: int
     pooling: PoolingParams | None
@@ -153,11 +154,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 scheduler_pb2.SessionResponse(cell_state=cell_state_to_proto(state))
             )
 
-    async def suspect_all(self, until: int) -> None:
+    async def suspect_all(self, until: int, num_lost_alone: int) -> None:
         """Report all requests as suspects."""
         for session in self._sessions:
             for number in session.running:
-                suspected = scheduler_pb2.Suspected(request_number=number, until=until)
+                suspected = scheduler_pb2.Suspected(
+                    request_number=number, until=until, num_lost_alone=num_lost_alone
+                )
                 session.outgoing.put_nowait(scheduler_pb2.SessionResponse(suspected=suspected))
 
     async def send_digest(self, added: Sequence[int], removed: Sequence[int] = ()) -> None:
@@ -239,6 +242,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             submit.was_queued,
             (submit.tenant, submit.tenant_weight if submit.HasField("tenant_weight") else 1.0),
             submit.suspect_until,
+            submit.num_lost_alone,
             submit.quotas if submit.HasField("quotas") else None,
             submit.num_cells,
             pooling_params_from_proto(submit),

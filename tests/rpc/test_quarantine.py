@@ -1,4 +1,4 @@
-"""A request that no worker survives: it fails alone, before it costs a third one."""
+"""A request that no worker computes: it fails alone, before it costs a third one."""
 
 import asyncio
 from pathlib import Path
@@ -103,10 +103,11 @@ async def test_a_suspect_is_one_at_the_next_cell_until_it_has_come_further(tmp_p
             fake.hold()
         running = asyncio.create_task(client.generate(prompt, SamplingParams(max_tokens=8)))
         await fakes[0].until(lambda: fakes[0].num_running() == 1)
-        await fakes[0].suspect_all(len(prompt) + 1)
+        await fakes[0].suspect_all(len(prompt) + 1, num_lost_alone=1)
         await fakes[0].send_state(state(11, workers_lost=True))
         await fakes[1].until(lambda: fakes[1].num_running() == 1)
-        assert fakes[1].submitted[0].suspect_until == len(prompt) + 1
+        first = fakes[1].submitted[0]
+        assert (first.suspect_until, first.num_lost_alone) == (len(prompt) + 1, 1)
         # One token more is not enough: the second one was in flight as well.
         await fakes[1].step()
         await fakes[0].send_state(state(12))
@@ -119,6 +120,6 @@ async def test_a_suspect_is_one_at_the_next_cell_until_it_has_come_further(tmp_p
         await fakes[0].send_state(state(15, workers_lost=True))
         await fakes[1].until(lambda: fakes[1].num_running() == 1)
         cleared = fakes[1].submitted[1]
-        assert (cleared.num_resumed, cleared.suspect_until) == (2, 0)
+        assert (cleared.num_resumed, cleared.suspect_until, cleared.num_lost_alone) == (2, 0, 0)
         await fakes[1].release()
         assert (await running).token_ids == tuple(PROMPT[:8])

@@ -221,7 +221,7 @@ def _scheduler() -> list[Example]:
         Example(Refused(5, UnreachableDeadlineError("later", 9)), *event),
         Example(Refused(5, QuotaExceededError("concurrent: too many", 9)), *event),
         Example(Refused(7, QuarantinedError("twice")), *event),
-        Example(Suspected(7, 12), *event),
+        Example(Suspected(7, 12, 1), *event),
         Example(BlockSource(("host:1", "host:2")), *event),
         Example(STEP_OUTPUTS, *event),
         Example(StepOutputs([1, 2], [0, 0], [3, 4], [2], [0], [FinishReason.STOP]), *event),

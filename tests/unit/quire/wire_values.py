@@ -114,6 +114,7 @@ SUBMISSION = Submission(
     tenant_weight=2.5,
     was_queued=True,
     suspect_until=3,
+    num_lost_alone=1,
     quotas=Quotas(60, 10_000, 4),
     num_cells=3,
     block_source=("host:1", "host:2"),

@@ -176,9 +176,9 @@ class Cell:
         self.num_steps += 1
         return sent or NO_ORDERS
 
-    def lose_workers(self) -> Verdict:
+    def lose_workers(self, has_failed: bool = False) -> Verdict:
         """Everything the workers knew is gone, results in flight included."""
-        verdict = self.scheduler.preempt_all(self.now)
+        verdict = self.scheduler.preempt_all(self.now, has_failed)
         self.model.sequences.clear()
         self._results.clear()
         return verdict

@@ -154,7 +154,7 @@ def test_only_requests_that_ran_undisturbed_correct_predictions(
         served.cell.scheduler.preempt_all(clock.now)
         served.model.sequences.clear()
     elif disturbance == "lost":
-        served.cell.lose_workers()
+        served.cell.lose_workers(has_failed=False)
         served.model.sequences.clear()
         served.cell.take_workers(FormedWorkers(epoch=2, model=FAKE_MODEL, num_blocks=64))
     served.run()

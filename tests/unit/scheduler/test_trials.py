@@ -21,12 +21,17 @@ class WorkersLostError(Exception):
 class PoisonedCell(Cell):
     """Its workers die whenever they compute a token of a position of one request.
 
+    Args:
+        reports: whether they report that they failed, or are gone without a word.
+        options: of the cell.
+
     Attributes:
         verdicts: of all losses so far.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, reports: bool = True, **options: Any) -> None:
         super().__init__(**options)
+        self._reports = reports
         self.verdicts: list[Verdict] = []
         self._prompt: list[int] = []
         self._position = -1
@@ -54,7 +59,7 @@ class PoisonedCell(Cell):
             try:
                 self.step()
             except WorkersLostError:
-                self.verdicts.append(self.lose_workers())
+                self.verdicts.append(self.lose_workers(has_failed=self._reports))
                 if (guilty := self.verdicts[-1].guilty) is not None:
                     self.scheduler.abort(guilty.group_id)
                 self.scheduler.check_invariants()
@@ -93,11 +98,13 @@ def run_with_poison(
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("num_before", [0, 3, 7])
 @pytest.mark.parametrize("steps_before", [0, 5])
-def test_what_cannot_be_computed_fails_alone_at_the_second_loss(
-    in_flight: int, num_before: int, steps_before: int
+@pytest.mark.parametrize(("reports", "num_losses"), [(True, 2), (False, 3)])
+def test_what_cannot_be_computed_fails_alone_at_the_second_loss_or_third(
+    in_flight: int, num_before: int, steps_before: int, reports: bool, num_losses: int
 ) -> None:
-    cell = run_with_poison(0, in_flight, num_before, steps_before=num_before and steps_before)
-    assert len(cell.verdicts) == 2
+    steps_before = num_before and steps_before
+    cell = run_with_poison(0, in_flight, num_before, steps_before=steps_before, reports=reports)
+    assert len(cell.verdicts) == num_losses
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -222,6 +229,40 @@ def test_kills_with_progress_between_them_fail_nobody(seed: int) -> None:
     assert not cell.has_work
     for group_id, tokens in expected.items():
         assert cell.tokens[group_id] == tokens
+
+
+def test_a_kill_while_a_suspect_is_computed_alone_fails_nobody() -> None:
+    cell = Cell()
+    prompt = make_prompt(7)
+    group_id = cell.add(prompt, make_params(max_tokens=3))
+    for num_lost_alone in (0, 1):
+        cell.scheduler.schedule()
+        verdict = cell.lose_workers()
+        assert verdict.guilty is None
+        assert [each.num_lost_alone for each in verdict.suspects] == [num_lost_alone]
+    cell.run()
+    assert cell.tokens[group_id] == reference(prompt, max_tokens=3)
+
+
+def test_a_suspect_that_was_cleared_begins_anew() -> None:
+    cell = Cell()
+    cell.add(make_prompt(7), make_params(max_tokens=9))
+    for _ in range(2):
+        cell.scheduler.schedule()
+        (suspect,) = cell.lose_workers().suspects
+    cell.step()
+    assert (suspect.suspect_until, suspect.num_lost_alone) == (0, 0)
+    for _ in range(2):
+        cell.scheduler.schedule()
+        assert cell.lose_workers().guilty is None
+
+
+@pytest.mark.parametrize(("num_lost_alone", "is_guilty"), [(0, False), (1, True)])
+def test_losses_at_another_cell_count(num_lost_alone: int, is_guilty: bool) -> None:
+    cell = Cell()
+    cell.add(make_prompt(7), make_params(), suspect_until=7, num_lost_alone=num_lost_alone)
+    cell.scheduler.schedule()
+    assert (cell.lose_workers().guilty is not None) == is_guilty
 
 
 def test_a_suspect_that_comes_from_another_cell_is_computed_alone() -> None:
