@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,9 @@ RIGHT_CODES = frozenset(
     )
 )
 _RIGHT_ANSWERS = frozenset((*(each.name for each in RIGHT_CODES), "closed"))
+# Details of the INTERNAL that grpc.aio makes up where it writes to a call that was answered.
+_WRITE_FAILED = "Internal error from Core"
+_CODE = re.compile(r"StatusCode\.(\w+)")
 _DEADLINE_S = 2.0
 _AT_ONCE = 16
 _MAX_DEPTH = 4
@@ -205,6 +209,16 @@ class Attack:
         return "closed"
 
 
+def answered_code(ends: Sequence[str]) -> grpc.StatusCode | None:
+    """Return the code that a service answered, before grpc.aio put one of its own in its place.
+
+    Args:
+        ends: how the call described itself whenever it had ended.
+    """
+    code = _CODE.search(ends[0])
+    return grpc.StatusCode[code[1]] if code else None
+
+
 async def _call(
     channel: grpc.aio.Channel,
     method: MethodDescriptor,
@@ -220,6 +234,8 @@ async def _call(
     start = getattr(channel, "_".join(kind))(path)
     sent = iter([payload]) if method.client_streaming else payload
     call = start(sent, timeout=_DEADLINE_S, metadata=metadata)
+    ends: list[str] = []
+    call.add_done_callback(lambda call: ends.append(repr(call)))
     try:
         # An answer that goes on is not waited for.
         if method.server_streaming:
@@ -228,7 +244,9 @@ async def _call(
         else:
             await call
     except grpc.aio.AioRpcError as error:
-        return error.code(), error.details() or ""
+        details = error.details() or ""
+        code = answered_code(ends) if details == _WRITE_FAILED else None
+        return code or error.code(), details
     finally:
         call.cancel()
     return grpc.StatusCode.OK, ""

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import grpc
 import pytest
 
 from quire.contract.outputs import CellState, TokenLogprobs
 from tests.chaos import soak
-from tests.chaos.hostile import RIGHT_CODES, Attack
+from tests.chaos.hostile import RIGHT_CODES, Attack, answered_code
 from tests.chaos.soak import GONE_WITHIN_S, MIN_WARM_UP, NUM_ROUNDS, TASKS_APART, Remains
 from tests.chaos.trouble import KILLS_AND_FREEZES, Disturbance, plans
 from tests.chaos.verdict import judge, stalls
@@ -90,6 +91,22 @@ def wrong_of(last: Remains, failed: int = 0, gone_s: float = 15.0) -> int:
     rounds = [*([CLEAN] * (NUM_ROUNDS + 1)), last]
     waits = {kind: [gone_s] for kind in GONE_WITHIN_S}
     return soak.judge(rounds, tally, waits, CellState())[1]
+
+
+async def test_the_code_that_a_service_answered_counts_though_a_write_came_after() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    ends: list[str] = []
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary("/quire.v1.Nowhere/Do")(b"")
+            call.add_done_callback(lambda call: ends.append(repr(call)))
+            assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+    finally:
+        await server.stop(None)
+    assert answered_code([*ends, "StatusCode.INTERNAL"]) is grpc.StatusCode.UNIMPLEMENTED
+    assert answered_code(["no status at all"]) is None
 
 
 def test_whatever_a_soak_leaves_behind_is_counted() -> None:
