@@ -2,26 +2,31 @@
 
 For each number of streams: tokens per second; the time of a decode step against the time that its
 weights, keys and values take at the bandwidth of a copy on the same device; and the share of the
-time in which the device waits for scheduler, wire or worker. Then what --invariant costs, and what
-`transformers` does with the same model in the same process.
+time in which the device waits for scheduler, wire or worker. Then what --invariant costs, what
+clients of a whole cluster get over gRPC, and what `transformers` does with the same model.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench import gpu_cluster
+from bench.dummy_model import write_model
 from bench.engine import Engine, Run
+from bench.gpu_cluster import ClusterResult
 from quire.contract.engine_options import LoadOptions
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.workers import LoadSpec
@@ -104,7 +109,7 @@ class Bench:
         num_prompt_tokens: int = NUM_PROMPT_TOKENS,
         num_tokens: int = NUM_TOKENS,
     ) -> None:
-        (directory / "config.json").write_text(json.dumps(config))
+        write_model(directory, config)
         self._directory = directory
         self._device = device
         self._config = config
@@ -112,7 +117,6 @@ class Bench:
 
     def engine(self, max_streams: int, *, invariant: bool = False) -> Engine:
         """Return scheduler and worker in one process, ready to run."""
-        blocks = -(-sum(self._lengths) // BLOCK_SIZE) + 1
         spec = LoadSpec(
             str(self._directory),
             LoadOptions(
@@ -124,11 +128,30 @@ class Bench:
             spec=spec,
             device=self._device,
             block_size=BLOCK_SIZE,
-            num_blocks=max_streams * blocks + 8,
+            num_blocks=self._num_blocks(max_streams),
             swap_factor=0,
             max_num_seqs=max_streams,
             max_steps_in_flight=2,
         )
+
+    def cluster(self, streams: Sequence[int], device: str) -> list[ClusterResult]:
+        """Return what clients of a whole cluster get, for each number of streams."""
+        return asyncio.run(
+            gpu_cluster.measure(
+                self._directory,
+                [self.prompts(each) for each in streams],
+                self._lengths[1],
+                device=device,
+                load_format="dummy",
+                max_model_len=sum(self._lengths) + 1,
+                max_num_seqs=max(streams),
+                num_gpu_blocks_override=self._num_blocks(max(streams)),
+            )
+        )
+
+    def _num_blocks(self, max_streams: int) -> int:
+        """Return the blocks of a cache that holds all streams to their end."""
+        return max_streams * (-(-sum(self._lengths) // BLOCK_SIZE) + 1) + 8
 
     def prompts(self, streams: int) -> list[list[int]]:
         """Return random prompts."""
@@ -241,20 +264,37 @@ def main() -> int:
                 )
             del engine
             gc.collect()
+        torch.cuda.empty_cache()
         streams = max(arguments.streams)
-        try:
-            figures["transformers"] = bench.transformers(streams)
-        except Exception as error:  # whatever a version of it raises
-            figures["transformers_error"] = repr(error)
+        parts: dict[str, Callable[[], Any]] = {
+            "cluster": lambda: [
+                asdict(each) for each in bench.cluster(arguments.streams, arguments.device)
+            ],
+            "transformers": lambda: bench.transformers(streams),
+        }
+        for name, part in parts.items():
+            try:
+                figures[name] = part()
+            except Exception as error:  # of a service, or whatever a version of transformers raises
+                figures[f"{name}_error"] = repr(error)
+                print(f"{name}: not measured: {error!r}", file=sys.stderr)
             save()
-            print(f"transformers: not measured: {error!r}", file=sys.stderr)
-            return 1
-        ours = figures["default"][-1]["tokens_per_s"]
-        for name, theirs in figures["transformers"].items():
-            ratio = ours / theirs
-            print(f"transformers {name}: {theirs} tokens/s; ours at {streams}: {ratio:.1f}x")
-    save()
-    return 0
+        _compare(figures)
+    return 0 if parts.keys() <= figures.keys() else 1
+
+
+def _compare(figures: dict[str, Any]) -> None:
+    """Print what a cluster and `transformers` give beside scheduler and worker in one process."""
+    for found, alone in zip(figures.get("cluster", ()), figures["default"], strict=False):
+        print(
+            f"over gRPC {found['streams']:4} streams {found['tokens_per_s']:9.1f} tokens/s, "
+            f"{found['tokens_per_s'] / alone['tokens_per_s']:.2f} of one process, first token "
+            f"{found['first_token_ms']:.1f} ms, then {found['token_ms']:.2f} ms"
+        )
+    ours = figures["default"][-1]
+    for name, theirs in figures.get("transformers", {}).items():
+        ratio = ours["tokens_per_s"] / theirs
+        print(f"transformers {name}: {theirs} tokens/s; ours at {ours['streams']}: {ratio:.1f}x")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ well: each is the text's token with a probability, by which kinds are named, and
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import os
 import statistics
@@ -30,7 +29,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.tensor_parallel import CONFIG, write_model
+from bench.dummy_model import write_model
+from bench.tensor_parallel import CONFIG
 from launch.cluster.supervisor import Cluster, ClusterConfig, LauncherName
 from quire import AsyncClient, SamplingParams
 from quire.contract.engine_options import SpeculationMode
@@ -274,9 +274,7 @@ async def bench(method: SpeculationMode, kinds: list[str], num_texts: int, round
         model, draft_model = (Path(directory) / name for name in ("model", "draft"))
         for path, config in ((model, CONFIG), (draft_model, DRAFT_CONFIG)):
             path.mkdir()
-            write_model(path)
-            own = {**config, "max_position_embeddings": MAX_MODEL_LEN}
-            (path / "config.json").write_text(json.dumps(own))
+            write_model(path, {**config, "max_position_embeddings": MAX_MODEL_LEN})
         drafts: dict[str, Any] = {"speculation": method}
         if method == SpeculationMode.DRAFT_MODEL:
             drafts["draft_model"] = str(draft_model)

@@ -9,9 +9,7 @@ splitting, not a gain: workers on one machine share its cores and its memory ban
 
 import argparse
 import asyncio
-import json
 import os
-import shutil
 import statistics
 import sys
 import tempfile
@@ -20,7 +18,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
+from bench.dummy_model import write_model
+from launch.cluster.supervisor import Cluster, ClusterConfig
 from quire import AsyncClient, SamplingParams
 from quire.observe import log
 from quire.rpc import open_channel
@@ -58,13 +57,6 @@ class Run:
     weight_bytes: int
     tokens_per_s: float
     tokens: Tokens
-
-
-def write_model(directory: Path) -> None:
-    """Make a model directory: a configuration of its own, the embedded model's tokenizer."""
-    for path in embedded_model().glob("*token*"):
-        shutil.copy(path, directory)
-    (directory / "config.json").write_text(json.dumps(CONFIG))
 
 
 async def weight_bytes(address: str) -> int:
@@ -114,7 +106,7 @@ async def bench(rounds: int) -> bool:
     """Print the table; return whether all runs gave the same tokens."""
     runs: dict[int, list[Run]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as directory:
-        write_model(Path(directory))
+        write_model(Path(directory), CONFIG)
         for _ in range(rounds):
             for size in SIZES:
                 runs[size].append(await run(Path(directory), size))

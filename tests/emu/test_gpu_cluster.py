@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench import gpu_cluster
 from bench.cell_processes import Cells
 from launch.cluster.process import ServiceProcess
 from quire import AsyncClient, SamplingParams
@@ -156,3 +157,11 @@ async def test_a_cell_that_is_drained_sends_its_blocks_to_another(model: Path) -
             assert await asyncio.gather(*streams) == expected
         moved = await scrape_address(second.scheduler.admin_address)
         assert moved("quire_scheduler_moved_blocks_total", outcome="fetched") > 0
+
+
+async def test_the_benchmark(model: Path) -> None:
+    (result,) = await gpu_cluster.measure(
+        model, [[prompt(0), prompt(1)]], num_tokens=6, kv_cache_gib=0.01, **ON_GPU, **OPTIONS
+    )
+    assert result.streams == 2
+    assert min(result.tokens_per_s, result.first_token_ms) > 0
