@@ -5,9 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/emulated
 
-mkdir -p build
-# One at a time: ptx_tests.sh builds the same.
-flock "$build.lock" csrc/dev_build.sh "$build" -DQUIRE_EMULATE_CUDA=ON
+csrc/emulated_build.sh
 kernels=$(find "$PWD/$build/csrc" -maxdepth 1 -name '_C*.so')
 export QUIRE_KERNELS="$kernels"
 .venv/bin/python -m pytest -q -p no:cacheprovider tests/kernels tests/emu/test_gpu_*.py \

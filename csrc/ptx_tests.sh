@@ -14,9 +14,7 @@ if ! "$python" -c 'import sys; from tests.nvcc import find_nvcc; sys.exit(find_n
   echo "PTX in the interpreter: skipped, nvcc is not installed"
   exit 0
 fi
-mkdir -p build
-# One at a time: emulated_tests.sh builds the same.
-flock "$build.lock" csrc/dev_build.sh "$build" -DQUIRE_EMULATE_CUDA=ON
+csrc/emulated_build.sh
 QUIRE_KERNELS=$(find "$PWD/$build/csrc" -maxdepth 1 -name '_C*.so')
 QUIRE_PTX=$("$python" -m tests.ptx.compile "$architecture")
 QUIRE_PTX_REPORT=build/ptx/reports/$architecture

@@ -68,6 +68,13 @@ CONTAINERS = (
     ),
     Lane("manifests", ("make", "test-manifests"), waits=True, after=("images",)),
 )
+COMPOSE_GPU = Lane(
+    "compose-gpu",
+    ("make", "test-compose-gpu"),
+    {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'compose-gpu.xml'}"},
+    waits=True,
+    after=("images", "emulated"),
+)
 WHEELS = Lane("wheels", ("tools/wheels.sh", "--quick"))
 COMPAT = Lane(
     "compat",
@@ -90,7 +97,7 @@ def plan(name: str) -> Sequence[Lane]:
         "nightly": NIGHTLY,
         "ci": (
             *(LINT, *CONTAINERS, *TEST, PTX, MACHINE_CODE, COMPAT),
-            *(replace(lane, optional=True) for lane in (WHEELS, *DEEP, *cuda)),
+            *(replace(lane, optional=True) for lane in (WHEELS, *DEEP, COMPOSE_GPU, *cuda)),
         ),
     }[name]
 

@@ -1,0 +1,68 @@
+"""The image of a worker on an emulated GPU, and an engine that gives containers GPUs."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.compose.stack import IMAGE_TAG, ROOT, docker, why_not
+
+HERE = Path(__file__).parent
+EMULATED = ROOT / "build/emulated/csrc"
+# Of tests/emu, what a worker needs.
+MODULES = ("emulated_device", "emulated_nccl", "emulated_torch", "entry", "stream_order")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.compose_gpu)
+
+
+@pytest.fixture(scope="session")
+def image_tag(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The tag of all images, quire-worker-cuda among them, which is removed in the end."""
+    if (reason := why_not(IMAGE_TAG)) is not None:
+        pytest.skip(reason)
+    kernels = next(EMULATED.glob("_C*.so"), None)
+    if kernels is None:
+        pytest.skip("containers: there are no emulated kernels (make test-compose-gpu builds them)")
+    tag = f"emulated-{os.getpid()}"
+    worker = f"quire-worker:{IMAGE_TAG}"
+    _build(tmp_path_factory.mktemp("image"), kernels, worker, f"quire-worker-cuda:{tag}")
+    images = [f"quire-worker-cuda:{tag}"]
+    try:
+        for service in ("router", "scheduler", "worker"):
+            docker("tag", f"quire-{service}:{IMAGE_TAG}", f"quire-{service}:{tag}")
+            images.append(f"quire-{service}:{tag}")
+        yield tag
+    finally:
+        docker("rmi", "--force", *images)
+
+
+def _build(directory: Path, kernels: Path, worker: str, image: str) -> None:
+    """Build the image of a worker that computes on an emulated GPU."""
+    root = directory / "emulated"
+    for path in [
+        *(f"tests/emu/{name}.py" for name in MODULES),
+        (HERE / "entry.py").relative_to(ROOT),
+    ]:
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, target)
+    shutil.copy(kernels, root / "_C.so")
+    dockerfile = str(HERE / "Dockerfile")
+    argument = f"WORKER_IMAGE={worker}"
+    docker(
+        "build",
+        "--quiet",
+        "--file",
+        dockerfile,
+        "--build-arg",
+        argument,
+        "--tag",
+        image,
+        str(directory),
+    )
