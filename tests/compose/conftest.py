@@ -9,10 +9,9 @@ import pytest
 
 from quire import AsyncClient
 from tests.compose.load import Tokens, all_tokens
-from tests.compose.stack import Stack, why_not
+from tests.compose.stack import IMAGE_TAG, Stack, why_not
 from tests.e2e.conftest import running_cluster
 
-IMAGE_TAG = os.environ.get("IMAGE_TAG", "dev")
 STACKS: list[Stack] = []
 
 

@@ -15,6 +15,7 @@ from quire import AsyncClient
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 QUIRE = str(Path(sys.executable).parent / "quire")
+IMAGE_TAG = os.environ.get("IMAGE_TAG", "dev")
 SERVICES = ("router", "scheduler", "worker-0", "worker-1")
 CONTAINER_USER = 10001
 START_TIMEOUT_S = 120.0
@@ -110,14 +111,24 @@ class Stack:
         self.http_port = self.port + 2
         self.api_key = ""
         self._files = files
+        self._own_settings = settings or {}
         self._settings = {
             "COMPOSE_PROJECT_NAME": name,
             "QUIRE_CERTS": str(self.certificates),
             "QUIRE_KEYS": str(self.keys),
             "QUIRE_PUBLISH": f"127.0.0.1:{self.port}",
             "QUIRE_PUBLISH_HTTP": f"127.0.0.1:{self.http_port}",
-            **(settings or {}),
+            **self._own_settings,
         }
+
+    def joining_cell(self) -> "Stack":
+        """Return a project of its own, not started, with a further cell for the routers of this."""
+        return Stack(
+            f"{self.name}-b",
+            self.certificates.parent,
+            ("compose.yaml", "compose.join.yaml"),
+            {**self._own_settings, "QUIRE_JOIN": f"{self.name}_back"},
+        )
 
     # ---------------------------------------------------------------- credentials
 
@@ -224,10 +235,15 @@ class Stack:
         return "\n".join(parts)
 
 
+def inspect_all(*containers: str) -> list[dict[str, Any]]:
+    """Return what the engine knows of each of several containers."""
+    return list(json.loads(docker("inspect", *containers)))
+
+
 def inspect(container: str) -> dict[str, Any]:
     """Return what the engine knows of a container."""
-    (found,) = json.loads(docker("inspect", container))
-    return dict(found)
+    (found,) = inspect_all(container)
+    return found
 
 
 def addresses(container: str) -> dict[str, str]:

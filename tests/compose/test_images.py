@@ -12,8 +12,7 @@ import pytest
 
 from launch.cluster.supervisor import embedded_model
 from quire.rpc.start import CONFIG_ERROR_STATUS
-from tests.compose.conftest import IMAGE_TAG
-from tests.compose.stack import docker, inspect, why_not
+from tests.compose.stack import IMAGE_TAG, docker, inspect, why_not
 
 SERVICES = ("router", "scheduler", "worker")
 MAX_MEGABYTES = {"router": 250, "scheduler": 250, "worker": 1500}

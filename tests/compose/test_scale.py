@@ -36,12 +36,7 @@ async def until_running(client: AsyncClient, host: str) -> None:
 @pytest.fixture
 def second_cell(stack: Stack) -> Iterator[Stack]:
     """A project of its own with a further cell for the routers of the first; not started yet."""
-    cell = Stack(
-        f"{stack.name}-b",
-        stack.certificates.parent,
-        ("compose.yaml", "compose.join.yaml"),
-        {"QUIRE_JOIN": f"{stack.name}_back"},
-    )
+    cell = stack.joining_cell()
     STACKS.append(cell)
     try:
         yield cell
