@@ -39,7 +39,7 @@ test-deep: .venv/.dev ## Run what takes longer: kernels under sanitizers, bugs p
 SCENARIO ?= cells
 SEED ?= 1
 SECONDS ?= 120
-chaos: .venv/.dev ## Kill and freeze processes at random under load, compare every answer; SCENARIO=cells|serve|everything|http|hostile|http-hostile|schemas|soak|moves|roll|resize|calm SEED= SECONDS= REQUESTS= KILLS=
+chaos: .venv/.dev ## Kill and freeze processes at random under load, compare every answer; SCENARIO=cells|compose|serve|everything|http|hostile|http-hostile|schemas|soak|moves|roll|resize|calm SEED= SECONDS= REQUESTS= KILLS=
 	@$(BIN)/python -m tests.chaos $(SCENARIO) --seed $(SEED) --seconds $(SECONDS) \
 		$(if $(REQUESTS),--requests $(REQUESTS)) $(if $(KILLS),--kills $(KILLS))
 

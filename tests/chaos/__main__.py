@@ -3,15 +3,16 @@
 What an answer must be is seen in an undisturbed run before.
 
 Clusters of the embedded model run on this machine: `cells` has two routers before two cells of two
-ranks, each process started again when it dies; `serve` is what `quire serve` starts and keeps; in
-`everything` all processes are killed at once, and clients go on at a cluster that starts elsewhere;
-`hostile` sends every gRPC port what nobody should, `http-hostile` the HTTP port; in `http` the
-router of `quire serve` is killed under clients over HTTP, who go on where they stand; `schemas`
-asks for answers of random grammars; `soak` gives requests up in every state, beside clients that
-stop reading, and looks for what is left of them; in `moves` a cell of 64 streams is drained, in
-`roll` every process is replaced in turn, both with notice; in `resize` a cell goes from one rank to
-two, to four and back; in `calm` nothing is done, on a machine whose cores others want as well, and
-nothing may be taken for lost.
+ranks, each process started again when it dies; `compose` has the same in containers of
+deploy/compose.yaml, which `docker kill` and `docker pause` disturb; `serve` is what `quire serve`
+starts and keeps; in `everything` all processes are killed at once, and clients go on at a cluster
+that starts elsewhere; `hostile` sends every gRPC port what nobody should, `http-hostile` the HTTP
+port; in `http` the router of `quire serve` is killed under clients over HTTP, who go on where they
+stand; `schemas` asks for answers of random grammars; `soak` gives requests up in every state,
+beside clients that stop reading, and looks for what is left of them; in `moves` a cell of 64
+streams is drained, in `roll` every process is replaced in turn, both with notice; in `resize` a
+cell goes from one rank to two, to four and back; in `calm` nothing is done, on a machine whose
+cores others want as well, and nothing may be taken for lost.
 What is done follows from the seed; when exactly it strikes, from the machine.
 """
 
@@ -21,11 +22,14 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 from quire import AsyncClient
 from tests.chaos import soak
 from tests.chaos.calm import stay_calm
 from tests.chaos.cluster import ChaosCluster, ServedCluster
+from tests.chaos.containers import ContainerCluster
 from tests.chaos.hostile import Attack
 from tests.chaos.http_attack import insult_http
 from tests.chaos.http_kills import kill_routers
@@ -46,23 +50,31 @@ _TOKENS_BEFORE = 12
 _ERRORS_SHOWN = 5
 
 
+# Of the scenarios that differ by nothing else.
+_CLUSTERS: dict[str, Callable[[], ChaosCluster | ServedCluster | ContainerCluster]] = {
+    "cells": partial(ChaosCluster, 2, 2, 2),
+    "compose": ContainerCluster,
+    "serve": partial(ServedCluster, 2),
+}
+
+
 def _print(line: str) -> None:
     print(line, flush=True)
 
 
 async def strike(arguments: argparse.Namespace) -> int:
-    """Run scenario `cells` or `serve`; return the number of wrong streams."""
-    cluster = ServedCluster(2) if arguments.scenario == "serve" else ChaosCluster(2, 2, 2)
+    """Run scenario `cells`, `compose` or `serve`; return the number of wrong streams."""
+    cluster = _CLUSTERS[arguments.scenario]()
     paths = ResumePaths(cluster.pages)
     try:
         await cluster.start()
         _print(f"{len(cluster.victims())} processes; undisturbed run of {len(JOBS)} requests")
-        expected, alone_s = await references(cluster.targets, arguments.streams)
+        expected, alone_s = await references(cluster.targets, arguments.streams, **cluster.access)
         number = arguments.disturbances or max(1, round(arguments.seconds / MEAN_S))
         trouble = Trouble(cluster.victims, _print)
         over = asyncio.Event()
         running = asyncio.create_task(
-            load(cluster.targets, arguments.seed, arguments.streams, over)
+            load(cluster.targets, arguments.seed, arguments.streams, over, **cluster.access)
         )
         async with paths.followed():
             await trouble.run(plans(arguments.seed, number, MEAN_S))
@@ -157,6 +169,7 @@ async def linger(arguments: argparse.Namespace) -> int:
 
 SCENARIOS = {
     "cells": strike,
+    "compose": strike,
     "serve": strike,
     "everything": end_everything,
     "hostile": insult,

@@ -40,6 +40,27 @@ class Victim:
     name: str
     pid: int
 
+    @property
+    def label(self) -> str:
+        """What a report calls it."""
+        return f"{self.name} ({self.pid})"
+
+    async def kill(self) -> None:
+        """End it by SIGKILL; whoever keeps it starts another.
+
+        Raises:
+            ProcessLookupError: it is gone, as for the others.
+        """
+        os.kill(self.pid, signal.SIGKILL)
+
+    async def freeze(self) -> None:
+        """Stop it, until `thaw`."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    async def thaw(self) -> None:
+        """Let it run again."""
+        os.kill(self.pid, signal.SIGCONT)
+
 
 class Kept:
     """A child process that starts again at its port as often as it ends."""
@@ -110,7 +131,10 @@ class ChaosCluster:
         workers: of each cell, by rank.
         schedulers: of each cell.
         routers: of all cells.
+        access: further arguments of a client.
     """
+
+    access: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -197,6 +221,8 @@ class ChaosCluster:
 
 class ServedCluster:
     """What `quire serve` starts: its children are disturbed, and it starts them again."""
+
+    access: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, tensor_parallel_size: int, *options: str) -> None:
         self._port = free_port()

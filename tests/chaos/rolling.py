@@ -4,11 +4,10 @@ import argparse
 import asyncio
 import sys
 import time
-from contextlib import aclosing
 
 from quire import AsyncClient
 from tests.chaos.cluster import ChaosCluster, Kept
-from tests.chaos.load import load, references
+from tests.chaos.load import load, references, until_connected
 from tests.chaos.trouble import Disturbance
 from tests.chaos.verdict import judge
 from tests.chaos.workload import Answer, Job, Stream, follow
@@ -36,14 +35,6 @@ async def drain(scheduler: Kept) -> float:
         raise RuntimeError(f"quire drain ended with status {process.returncode}")
     await scheduler.service.wait()
     return time.monotonic() - began
-
-
-async def _until_connected(target: str, number: int) -> None:
-    """Return when a router has so many cells that take requests."""
-    async with AsyncClient(target) as client, aclosing(client.watch_cluster()) as watch:
-        async for cells in watch:
-            if sum(each.connected and each.state.takes_requests for each in cells) == number:
-                return
 
 
 async def _follow_all(client: AsyncClient, jobs: list[Job], begun: asyncio.Barrier) -> list[Stream]:
@@ -76,7 +67,7 @@ async def move(arguments: argparse.Namespace) -> int:
             running = asyncio.create_task(_follow_all(client, jobs, begun))
             await begun.wait()
             await second.start()
-            await _until_connected(cluster.targets[0], 2)
+            await until_connected(cluster.targets[0], 2)
             drained = Disturbance("drain --move", time.monotonic())
             seconds = await drain(first)
             streams = await running
@@ -115,13 +106,13 @@ async def roll(arguments: argparse.Namespace) -> int:
         await asyncio.gather(*(each.stop() for each in workers))
         await asyncio.gather(*(each.start() for each in (*workers, scheduler)))
         for target in cluster.targets:
-            await _until_connected(target, len(cluster.schedulers))
+            await until_connected(target, len(cluster.schedulers))
 
     async def replace_router(router: Kept) -> None:
         note("replace router", router.service.name)
         await router.stop(_ROUTER_GRACE_S)
         await router.start()
-        await _until_connected(router.address, len(cluster.schedulers))
+        await until_connected(router.address, len(cluster.schedulers))
 
     try:
         await cluster.start()

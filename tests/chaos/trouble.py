@@ -2,18 +2,36 @@
 
 import asyncio
 import contextlib
-import os
 import random
-import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-
-from tests.chaos.cluster import Victim
+from typing import Protocol
 
 KILLS_AND_FREEZES = (5, 2)
 FREEZE_S = (3.0, 20.0)
 _POLL_S = 0.05
+
+
+class Victim(Hashable, Protocol):
+    """What may be disturbed. Each method raises ProcessLookupError if it is gone."""
+
+    @property
+    def role(self) -> str:
+        """What it does in the cluster: "router", "scheduler" or "worker"."""
+
+    @property
+    def label(self) -> str:
+        """What a report calls it."""
+
+    async def kill(self) -> None:
+        """End it by SIGKILL."""
+
+    async def freeze(self) -> None:
+        """Let it compute nothing, until `thaw`."""
+
+    async def thaw(self) -> None:
+        """Let it run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +84,15 @@ class Trouble:
     """Carries plans out.
 
     Attributes:
-        victims: returns the processes that there are.
+        victims: returns what there is to disturb.
         report: called with a line about each thing that is done.
         done: what was done so far.
     """
 
-    victims: Callable[[], list[Victim]]
+    victims: Callable[[], Sequence[Victim]]
     report: Callable[[str], None]
     done: list[Disturbance] = field(default_factory=list)
-    _frozen: set[int] = field(default_factory=set)
+    _frozen: set[Victim] = field(default_factory=set)
 
     async def run(self, todo: list[Plan]) -> None:
         """Do all of it; when this returns or is cancelled, nothing is frozen any more."""
@@ -86,35 +104,35 @@ class Trouble:
                 what = f"freeze of {plan.freeze_s:.0f} s" if plan.freeze_s else "kill"
                 self.report(
                     f"{time.monotonic() - began:7.1f} s  {number}/{len(todo)}  {what}: "
-                    f"{victim.name} ({victim.pid})"
+                    f"{victim.label}"
                 )
                 if plan.freeze_s:
                     thaws.create_task(self._freeze(victim, plan.freeze_s))
                 else:
                     self._note("kill", victim)
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(victim.pid, signal.SIGKILL)
+                        await victim.kill()
 
     async def _choose(self, draw: float) -> Victim:
         """Return one that is not frozen; waits while there is none."""
         while True:
-            able = [each for each in self.victims() if each.pid not in self._frozen]
+            able = [each for each in self.victims() if each not in self._frozen]
             if able:
                 return able[int(draw * len(able))]
             await asyncio.sleep(_POLL_S)
 
     async def _freeze(self, victim: Victim, seconds: float) -> None:
         self._note("freeze", victim)
-        self._frozen.add(victim.pid)
+        self._frozen.add(victim)
         try:
             # A supervisor may replace what hangs: then there is nothing left to thaw.
             with contextlib.suppress(ProcessLookupError):
-                os.kill(victim.pid, signal.SIGSTOP)
+                await victim.freeze()
                 await asyncio.sleep(seconds)
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(victim.pid, signal.SIGCONT)
-            self._frozen.discard(victim.pid)
+                await victim.thaw()
+            self._frozen.discard(victim)
 
     def _note(self, what: str, victim: Victim) -> None:
         self.done.append(Disturbance(f"{what} {victim.role}", time.monotonic()))
