@@ -44,9 +44,9 @@ class Container:
     async def kill(self) -> None:
         """Run `docker kill`, then `docker start`.
 
-        The engine takes `docker kill` for an operator's wish, as it does `docker stop`: the restart
-        policy of compose.yaml brings such a container back in no version that honours that wish.
-        So whoever killed it starts it again, as an operator would; one that runs stays as it is.
+        Most versions of the engine take `docker kill` for an operator's wish, as they do `docker
+        stop`, and leave the container down in spite of its restart policy. So whoever killed it
+        starts it again, as an operator would; `docker start` leaves one that runs as it is.
 
         Raises:
             ProcessLookupError: it had ended by itself, as for the others; it runs again.
