@@ -25,6 +25,11 @@ _SETTINGS = {"QUIRE_SCHEDULER_OPTIONS": "--kv-cache-gib 0.03125"}
 _POLL_S = 1.0
 # What the engine says of a container that ended by itself.
 _GONE = ("is not running", "is not paused", "is restarting")
+# What it says of one that it has not stopped within its time, on a machine whose cores are taken:
+# that container runs on.
+_NOT_PAUSED = "unable to freeze"
+_PAUSE_ATTEMPTS = 20
+_PAUSE_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +62,20 @@ class Container:
             await self._tell("start")
 
     async def freeze(self) -> None:
-        """Run `docker pause`."""
-        await self._tell("pause")
+        """Run `docker pause`, a few times if the engine does not manage to.
+
+        Raises:
+            ProcessLookupError: it has ended by itself.
+        """
+        for left in reversed(range(_PAUSE_ATTEMPTS)):
+            try:
+                await self._tell("pause")
+            except AssertionError as error:
+                if not left or _NOT_PAUSED not in str(error):
+                    raise
+                await asyncio.sleep(_PAUSE_AGAIN_S)
+            else:
+                return
 
     async def thaw(self) -> None:
         """Run `docker unpause`."""
@@ -197,12 +214,18 @@ class ContainerCluster:
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:
-        """Keep the logs, and remove everything."""
+        """Keep the logs, and remove everything.
+
+        Raises:
+            AssertionError: the engine has failed, so that what it started again was not counted.
+        """
         if self._watching is not None:
             self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+            await asyncio.wait([self._watching])
         await asyncio.to_thread(self._down)
         self._directory.cleanup()
+        if self._watching is not None and not self._watching.cancelled():
+            self._watching.result()
         ended = ", ".join(f"{each} {number}" for each, number in self._restarts.by_service.items())
         print(f"ended by themselves, and started again by the engine: {ended or 'none'}")
         print(f"logs of the containers: {LOGS}", flush=True)

@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 ROUTER = Container("router", "quire_router_1", "r1")
 GONE = "docker kill r1: Error response from daemon: Container r1 is not running"
 
+UNABLE = "docker pause r1: OCI runtime pause failed: unable to freeze: unknown"
+
 
 def state_of(service: str, **changed: Any) -> Mapping[str, Any]:
     """What `docker inspect` says of a container, as far as it is read."""
@@ -35,14 +37,15 @@ def state_of(service: str, **changed: Any) -> Mapping[str, Any]:
 
 @dataclass(slots=True)
 class Engine:
-    """What `docker` was told, in its order; some commands fail."""
+    """What `docker` was told, in its order; some commands fail, as often as they are listed."""
 
-    failing: dict[str, str] = field(default_factory=dict)
+    failing: dict[str, list[str]] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
 
     def __call__(self, command: str, container: str) -> str:
         self.told.append(f"{command} {container}")
-        assert command not in self.failing, self.failing[command]
+        errors = self.failing.get(command)
+        assert not errors, errors.pop(0)
         return ""
 
 
@@ -59,14 +62,25 @@ async def test_a_container_that_is_killed_is_started_again(engine: Engine) -> No
 
 
 async def test_one_that_ended_by_itself_is_started_too(engine: Engine) -> None:
-    engine.failing["kill"] = GONE
+    engine.failing["kill"] = [GONE]
     with pytest.raises(ProcessLookupError, match="quire_router_1: docker kill r1"):
         await ROUTER.kill()
     assert engine.told == ["kill r1", "start r1"]
 
 
+async def test_a_container_that_the_engine_does_not_stop_in_time_is_paused_again(
+    engine: Engine,
+) -> None:
+    engine.failing["pause"] = [UNABLE] * 2
+    await ROUTER.freeze()
+    assert engine.told == ["pause r1"] * 3
+    engine.failing["pause"] = [UNABLE] * 100
+    with pytest.raises(AssertionError, match="unable to freeze"):
+        await ROUTER.freeze()
+
+
 async def test_an_engine_that_fails_otherwise_ends_the_run(engine: Engine) -> None:
-    engine.failing["pause"] = "Cannot connect to the Docker daemon"
+    engine.failing["pause"] = ["Cannot connect to the Docker daemon"]
     with pytest.raises(AssertionError, match="Cannot connect"):
         await ROUTER.freeze()
 
