@@ -57,9 +57,9 @@ class Container:
             ProcessLookupError: it had ended by itself, as for the others; it runs again.
         """
         try:
-            await self._tell("kill")
+            await self._run("kill")
         finally:
-            await self._tell("start")
+            await self._run("start")
 
     async def freeze(self) -> None:
         """Run `docker pause`, a few times if the engine does not manage to.
@@ -69,7 +69,7 @@ class Container:
         """
         for left in reversed(range(_PAUSE_ATTEMPTS)):
             try:
-                await self._tell("pause")
+                await self._run("pause")
             except AssertionError as error:
                 if not left or _NOT_PAUSED not in str(error):
                     raise
@@ -79,9 +79,9 @@ class Container:
 
     async def thaw(self) -> None:
         """Run `docker unpause`."""
-        await self._tell("unpause")
+        await self._run("unpause")
 
-    async def _tell(self, command: str) -> None:
+    async def _run(self, command: str) -> None:
         try:
             await asyncio.to_thread(docker, command, self.id)
         except AssertionError as error:
@@ -98,7 +98,7 @@ def containers_in(states: Sequence[Mapping[str, Any]]) -> list[Container]:
     """Return the containers of several projects, by name, so that a seed chooses the same ones.
 
     Args:
-        states: what `docker inspect` says of each.
+        states: what `docker inspect` prints of each.
     """
     found = []
     for state in states:
@@ -112,7 +112,7 @@ def pages_in(states: Sequence[Mapping[str, Any]]) -> list[Page]:
     """Return where the routers and schedulers that run now show their counters.
 
     Args:
-        states: what `docker inspect` says of each container.
+        states: what `docker inspect` prints of each container.
     """
     pages = []
     for state in states:
@@ -135,7 +135,7 @@ class Restarts:
         """Add what came since the last call; `docker start` has the engine count from 0 again.
 
         Args:
-            states: what `docker inspect` says of each container.
+            states: what `docker inspect` prints of each container.
         """
         for state in states:
             count, before = state["RestartCount"], self._seen.get(state["Id"], 0)
