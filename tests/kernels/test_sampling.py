@@ -275,6 +275,59 @@ def test_every_instruction_set_draws_the_same_tokens(
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+# A few thousand tokens are several parts of a row on a GPU. Of rounded logits so many are equal
+# that no few candidates for the end of a filter stand out.
+CUTS: tuple[dict[str, float], ...] = (
+    {"temperature": 0.0},
+    {},
+    {"min_p": 0.2},
+    {"top_k": 40},
+    {"top_k": 4000},
+    {"top_p": 0.6},
+    {"top_p": 0.999, "temperature": 4.0},
+    {"top_k": 300, "top_p": 0.9},
+    {"top_k": 3000, "top_p": 0.9, "temperature": 0.01},
+    {"top_k": 8000, "top_p": 0.95, "min_p": 0.1},
+    {"top_k": 8000, "min_p": 0.1},
+)
+
+
+def in_rows_of(size: int, logits: Tensor, **params: Any) -> Tensor:
+    """Draw from rows [N, V], so many of them in a call. Where a row begins in memory differs."""
+    shift = size % 4
+    rows = torch.nn.functional.pad(logits, (shift, 3), value=99)[:, shift:-3]
+    positions = torch.arange(len(logits))
+    parts = zip(rows.split(size), positions.split(size), strict=True)
+    return torch.cat([Rows(part, position=at, **params).sample()[0] for part, at in parts])
+
+
+def on_the_cpu(logits: Tensor, **params: Any) -> Tensor:
+    """Draw from rows [N, V] with the plainest kernels."""
+    before = ops.isa()
+    ops.set_isa("scalar")
+    try:
+        return Rows(logits, position=torch.arange(len(logits)), **params).sample()[0]
+    finally:
+        ops.set_isa(before)
+
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize("vocab_size", [1025, 9001])
+@pytest.mark.parametrize("params", CUTS, ids=str)
+@pytest.mark.parametrize("has_ties", [False, True])
+def test_tokens_do_not_depend_on_how_rows_are_cut(
+    isa: str, vocab_size: int, params: dict[str, Any], has_ties: bool
+) -> None:
+    """A GPU cuts a row alone into several parts, and leaves each of many rows whole."""
+    logits = random_logits(8, vocab_size)
+    if has_ties:
+        logits = (logits / 3).round()
+    logits[1::5, ::3] = -torch.inf
+    expected = on_the_cpu(logits, **params)
+    for size in (1, 3, 8):
+        assert torch.equal(in_rows_of(size, logits, **params), expected)
+
+
 def test_unusable_rows_are_named_and_leave_the_others_alone(isa: str) -> None:
     logits = random_logits(6, 100)
     expected, _ = Rows(logits, position=torch.arange(6)).sample()
@@ -285,6 +338,27 @@ def test_unusable_rows_are_named_and_leave_the_others_alone(isa: str) -> None:
     token_ids, ok = Rows(spoilt, position=torch.arange(6)).sample()
     assert ok.tolist() == [True, False, True, False, False, True]
     assert torch.equal(token_ids[ok], expected[ok])
+
+
+def test_more_rows_than_a_launch_has(isa: str) -> None:
+    logits = random_logits(258, 20)
+    token_ids, ok = Rows(logits, position=torch.arange(258), top_k=9).sample()
+    assert ok.all()
+    alone, _ = Rows(logits[255:], position=torch.arange(255, 258), top_k=9).sample()
+    assert torch.equal(token_ids[255:], alone)
+
+
+@pytest.mark.parametrize("where", [0, 1023, 1024, 2999])
+def test_one_logit_spoils_a_row(isa: str, where: int) -> None:
+    """Whichever part of the row has it; large numbers and minus infinity do not."""
+    logits = torch.full((4, 3000), -3.4e38)
+    logits[:, 77] = 3.4e38
+    logits[3, 76] = -torch.inf
+    for row, value in enumerate((torch.nan, torch.inf, -torch.nan)):
+        logits[row, where] = value
+    token_ids, ok = Rows(logits, temperature=0.0).sample()
+    assert ok.tolist() == [False, False, False, True]
+    assert token_ids.tolist() == [0, 0, 0, 77]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,10 @@ STATED = (
     "weight_only_kernel<Float8Shape<LinearShape<bf16, 64, 64, 4, 1, 4>>, false>",
     "int8_linear_kernel<Int8Shape<1, 1>, bf16>",
     "int8_linear_kernel<Int8Shape<2, 8>, bf16>",
-    "sample_kernel",
+    "sample_scan_kernel",
+    "sample_bins_kernel",
+    "sample_select_kernel",
+    "sample_draw_kernel",
     "top_logprobs_kernel",
 )
 COLUMNS = ("KB", *(f"sm_{each}" for each in MULTIPROCESSORS))

@@ -88,7 +88,7 @@ def sample(name: str, **params: float) -> Call:
     logits = random_logits(1, VOCABULARY)
     return Call(
         f"sampler, {name}",
-        "sample_kernel",
+        "sample_.*kernel",
         lambda: Rows(logits, **params).sample(),
         VOCABULARY,
         "token",

@@ -179,16 +179,20 @@ struct Permute {
 };
 
 // d = b with `length` bits of a put in from bit `position` on.
+template <typename T>
 void insert_bits(Warp& warp, const Instruction& instruction, uint32_t lanes) {
-  const uint32_t* operands[4];
-  for (int i = 0; i < 4; ++i) operands[i] = warp.values<uint32_t>(instruction.operands[i + 1]);
-  write<uint32_t>(warp, instruction, lanes, [&](int lane) {
-    const uint32_t position = operands[2][lane] & 0xff;
-    const uint32_t length = operands[3][lane] & 0xff;
-    if (position >= 32 || length == 0) return operands[1][lane];
-    const uint64_t ones = length >= 32 ? 0xffffffffu : (uint64_t{1} << length) - 1;
-    const auto mask = static_cast<uint32_t>(ones << position);
-    return (operands[1][lane] & ~mask) | (operands[0][lane] << position & mask);
+  constexpr uint32_t kBits = 8 * sizeof(T);
+  const T* const a = warp.values<T>(instruction.operands[1]);
+  const T* const b = warp.values<T>(instruction.operands[2]);
+  const auto* const positions = warp.values<uint32_t>(instruction.operands[3]);
+  const auto* const lengths = warp.values<uint32_t>(instruction.operands[4]);
+  write<T>(warp, instruction, lanes, [&](int lane) {
+    const uint32_t position = positions[lane] & 0xff;
+    const uint32_t length = lengths[lane] & 0xff;
+    if (position >= kBits || length == 0) return b[lane];
+    const T ones = length >= kBits ? ~T{0} : (T{1} << length) - 1;
+    const T mask = ones << position;
+    return (b[lane] & ~mask) | (a[lane] << position & mask);
   });
 }
 
@@ -231,7 +235,7 @@ Simple find_bits(const Operation& operation) {
   if (base == "bfind") return make_unary<uint32_t, uint32_t, HighestBit>();
   if (base == "prmt" && operation.parts.size() == 2)
     return make_ternary<uint32_t, uint32_t, uint32_t, Permute>();
-  if (base == "bfi") return {insert_bits, {{kU32}, {kU32, kU32, kU32, kU32}}};
+  if (base == "bfi") return {insert_bits<uint32_t>, {{kU32}, {kU32, kU32, kU32, kU32}}};
   return {};
 }
 
@@ -242,6 +246,10 @@ Simple find_integer(const Operation& operation, Type type) {
   if (type == Type::kU32) {
     const Simple bits = find_bits(operation);
     if (bits.run != nullptr) return bits;
+  }
+  if (type == Type::kU64 && operation.base() == "bfi") {
+    constexpr Type kU32 = Type::kU32;
+    return {insert_bits<uint64_t>, {{type}, {type, type, kU32, kU32}}};
   }
   switch (type) {
     case Type::kU16:

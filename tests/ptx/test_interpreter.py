@@ -38,6 +38,11 @@ def of_one(statement: str) -> int:
         ("mov.u32 %r4, 0x0000f000; bfind.shiftamt.u32 %r10, %r4;", 16),
         ("mov.u32 %r4, 6; brev.b32 %r10, %r4;", 0x60000000),
         ("mov.u32 %r4, 5; mov.u32 %r5, -1; bfi.b32 %r10, %r4, %r5, 4, 8;", 0xFFFFF05F),
+        (
+            "mov.u64 %rd4, 5; mov.u64 %rd5, 0xffffffff; bfi.b64 %rd6, %rd4, %rd5, 28, 8; "
+            "shr.u64 %rd6, %rd6, 24; cvt.u32.u64 %r10, %rd6;",
+            0x5F,
+        ),
         ("mov.f32 %f1, 0f7F800000; cvt.rzi.s32.f32 %r10, %f1;", 0x7FFFFFFF),
         ("mov.f32 %f1, 0f7FC00000; cvt.rzi.s32.f32 %r10, %f1;", 0),
         ("mov.f32 %f1, 0fC0200000; cvt.rzi.s32.f32 %r10, %f1;", 2**32 - 2),

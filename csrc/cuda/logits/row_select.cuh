@@ -14,16 +14,16 @@ namespace quire::cuda {
 
 constexpr int kRowThreads = 512;
 constexpr int kRowWarps = kRowThreads / kWarpSize;
-constexpr int64_t kNoIndexCut = INT64_MAX;
+constexpr int32_t kNoIndexCut = INT32_MAX;
 // Beyond it DigitAmounts could overflow.
 constexpr int64_t kMaxRowSize = int64_t{1} << 21;
 
 // Tokens that are kept: x > the cut's, or equal and of an index not above the cut's.
 struct Cut {
   float x;
-  int64_t index;
+  int32_t index;
 
-  __device__ bool keeps(float other, int64_t i) const {
+  __device__ bool keeps(float other, int32_t i) const {
     return other > x || (other == x && i <= index);
   }
 };
@@ -41,24 +41,31 @@ struct Best {
   }
 };
 
-// The best of all threads, which all call it.
-__device__ inline Best block_best(Best best) {
-  QUIRE_SHARED(float, values, kRowWarps);
-  QUIRE_SHARED(int32_t, indices, kRowWarps);
+// The best of `kLanes` lanes, a power of two, and of each of their neighbours as many.
+template <int kLanes>
+__device__ __forceinline__ Best best_of_lanes(Best best) {
 #pragma unroll
-  for (int flipped = kWarpSize / 2; flipped > 0; flipped /= 2) {
+  for (int flipped = kLanes / 2; flipped > 0; flipped /= 2) {
     const float value = __shfl_xor_sync(kFullMask, best.value, flipped);
     const int32_t index = __shfl_xor_sync(kFullMask, best.index, flipped);
     best.take(value, index);
   }
+  return best;
+}
+
+// The best of all threads, which all call it.
+__device__ inline Best block_best(Best best) {
+  QUIRE_SHARED(float, values, kRowWarps);
+  QUIRE_SHARED(int32_t, indices, kRowWarps);
+  best = best_of_lanes<kWarpSize>(best);
   __syncthreads();  // an earlier result has been read
   if (threadIdx.x % kWarpSize == 0) {
     values[threadIdx.x / kWarpSize] = best.value;
     indices[threadIdx.x / kWarpSize] = best.index;
   }
   __syncthreads();
-  for (int warp = 0; warp < kRowWarps; ++warp) best.take(values[warp], indices[warp]);
-  return best;
+  const int warp = threadIdx.x % kRowWarps;
+  return best_of_lanes<kRowWarps>({values[warp], indices[warp]});
 }
 
 // The sum over the block, the same in every thread; all threads call it.
@@ -166,7 +173,7 @@ __device__ inline int find_digit(const DigitAmounts& amounts, uint64_t target, u
 
 // Index of the `count`-th token, from 1, whose key is `key`; there are as many.
 template <typename Row>
-__device__ int64_t find_tie(const Row& row, uint32_t key, uint64_t count) {
+__device__ int32_t find_tie(const Row& row, uint32_t key, uint64_t count) {
   QUIRE_SHARED(int32_t, ties, kRowThreads);
   QUIRE_SHARED(int32_t, found, 1);
   const int32_t share = (row.size + kRowThreads - 1) / kRowThreads;
