@@ -28,6 +28,8 @@ REDUNDANT = {
     "an earlier result has been read": "of two results some other barrier lies between",
     "__syncthreads();\n    amounts.clear();": "the barrier that ends the round is before it, too",
     "__syncthreads();\n  ties[threadIdx.x] = own;": "barriers of the prefix are before it, too",
+    "for what is left without atomics": "the bins of the sampler are left by atomics alone",
+    "for what other threads have left": "its largest logit and its winner are left by one thread",
 }
 # Rows that cannot be copied 16 bytes at a time are stored: groups of copies are empty.
 NO_COPIES = {"linear, unaligned": ("cp.async.commit_group", "cp.async.wait_group")}

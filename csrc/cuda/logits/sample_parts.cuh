@@ -151,8 +151,8 @@ __device__ __forceinline__ void for_each_pack(const Part& part, const Visit& vis
 // call it.
 __device__ inline bool is_last_of_row(const SampleWork& work) {
   QUIRE_SHARED(int, is_last, 1);
-  __threadfence();
-  __syncthreads();
+  __threadfence();  // for what is left without atomics
+  __syncthreads();  // for what other threads have left
   if (threadIdx.x == 0) {
     const uint32_t before = atomicAdd(&work.arrivals[blockIdx.y], 1u);
     is_last[0] = before == gridDim.x - 1;
