@@ -45,13 +45,11 @@ def image_tag(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def _build(directory: Path, kernels: Path, worker: str, image: str) -> None:
     """Build the image of a worker that computes on an emulated GPU."""
     root = directory / "emulated"
-    for path in [
-        *(f"tests/emu/{name}.py" for name in MODULES),
-        (HERE / "entry.py").relative_to(ROOT),
-    ]:
-        target = root / path
+    modules = [ROOT / f"tests/emu/{name}.py" for name in MODULES]
+    for path in (*modules, HERE / "entry.py"):
+        target = root / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / path, target)
+        shutil.copy(path, target)
     shutil.copy(kernels, root / "_C.so")
     dockerfile = str(HERE / "Dockerfile")
     argument = f"WORKER_IMAGE={worker}"

@@ -4,6 +4,7 @@ It refuses what NCCL answers with a hang or worse: ranks whose calls differ, ten
 on the device, and the abort of a group whose operations a graph still holds.
 """
 
+import socket
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -46,6 +47,14 @@ class _Captured:
         self._run()
 
 
+def _own_address() -> str:
+    """Return an address at which ranks on other hosts find this one, if it has one."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
 class EmulatedNccl:
     """A group of ranks; see torch.distributed.ProcessGroupNCCL."""
 
@@ -54,13 +63,14 @@ class EmulatedNccl:
     def __init__(self, store: dist.Store, rank: int, size: int, options: Options) -> None:
         timeout = options._timeout
         if rank == 0:
+            host = _own_address()
             meeting = dist.TCPStore(
-                "127.0.0.1", 0, size, is_master=True, timeout=timeout, wait_for_workers=False
+                host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False
             )
-            store.set(_ID_KEY, str(meeting.port))
+            store.set(_ID_KEY, f"{host}:{meeting.port}")
         else:
-            port = int(store.get(_ID_KEY))
-            meeting = dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=timeout)
+            host, _, port = store.get(_ID_KEY).decode().rpartition(":")
+            meeting = dist.TCPStore(host, int(port), size, is_master=False, timeout=timeout)
         self._meeting = meeting
         self._rank, self._size, self._timeout = rank, size, timeout
         self._group: Any = None
