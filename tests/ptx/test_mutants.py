@@ -35,6 +35,12 @@ REDUNDANT_IN = {
     # The largest logit and the winner are left by one thread.
     "for what other threads have left": ("sample_scan_kernel", "sample_draw_kernel"),
 }
+# Needed, and not missed here, where atomics of one block are never late for another: of some
+# kernels, whose blocks leave nothing but atomics.
+UNSEEN_IN = {
+    "for what other threads have left": ("sample_bins_kernel",),
+    "for what other blocks have left": ("sample_bins_kernel",),
+}
 # Rows that cannot be copied 16 bytes at a time are stored: groups of copies are empty.
 NO_COPIES = {"linear, unaligned": ("cp.async.commit_group", "cp.async.wait_group")}
 # Instructions that the calls of a case do not reach, by lines of the source.
@@ -83,7 +89,8 @@ def is_known(name: str, kernel: str, instruction: Instruction) -> bool:
         return True
     return any(
         line in lines and any(each in kernel for each in kernels)
-        for line, kernels in REDUNDANT_IN.items()
+        for table in (REDUNDANT_IN, UNSEEN_IN)
+        for line, kernels in table.items()
     )
 
 

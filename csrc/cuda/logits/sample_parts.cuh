@@ -160,7 +160,7 @@ __device__ inline bool is_last_of_row(const SampleWork& work) {
   }
   __syncthreads();
   if (is_last[0] == 0) return false;
-  __threadfence();
+  __threadfence();  // for what other blocks have left
   return true;
 }
 
