@@ -28,6 +28,7 @@ from scheduler_svc.policy.outstanding import outstanding_tokens
 from scheduler_svc.policy.progress import Phase, Progress
 from scheduler_svc.policy.quotas import QuotaKeeper
 from scheduler_svc.policy.scheduler import Scheduler
+from scheduler_svc.policy.trials import QUARANTINED
 from scheduler_svc.sessions.routes import Routes
 from scheduler_svc.sessions.session import RouterSession
 from scheduler_svc.traces import Traces
@@ -37,10 +38,6 @@ from scheduler_svc.workers.formation import FormedWorkers
 
 # The phases of a request that ran from its start to its end.
 UNDISTURBED = (Phase.QUEUED, Phase.PREFILL, Phase.DECODE)
-QUARANTINED = (
-    "quarantined: workers were lost while they computed this request, and again, or failed, when "
-    "they computed it alone"
-)
 EXPIRED = "deadline: must be in the future, got one that has passed"
 
 log = get_logger()

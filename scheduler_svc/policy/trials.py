@@ -9,6 +9,11 @@ from scheduler_svc.sequences.sequence import SequenceGroup
 
 # Losses of workers while a suspect is computed alone that show that it is the cause.
 NO_ACCIDENT = 2
+# What the client of the guilty one is sent.
+QUARANTINED = (
+    "quarantined: workers were lost while they computed this request, and again, or failed, when "
+    "they computed it alone"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Victim:
         return f"{self.name} ({self.pid})"
 
     async def kill(self) -> None:
-        """End it by SIGKILL; whoever keeps it starts another.
+        """End it by SIGKILL; its supervisor starts another.
 
         Raises:
             ProcessLookupError: it is gone, as for the others.

@@ -50,8 +50,8 @@ class Container:
         """Run `docker kill`, then `docker start`.
 
         Most versions of the engine take `docker kill` for an operator's wish, as they do `docker
-        stop`, and leave the container down in spite of its restart policy. So whoever killed it
-        starts it again, as an operator would; `docker start` leaves one that runs as it is.
+        stop`, and leave the container down in spite of its restart policy. So this starts it
+        again, as an operator would; `docker start` changes nothing about one that runs.
 
         Raises:
             ProcessLookupError: it had ended by itself, as for the others; it runs again.

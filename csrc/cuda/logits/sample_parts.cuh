@@ -21,8 +21,9 @@ constexpr int kPartTokens = kStepTokens / 2;
 constexpr int kSampleBins = 2048;
 constexpr int kMaxCandidates = 2048;
 
-// Adds to a number of two words. Memory adds 32 bits by an instruction; whoever makes the low word
-// overflow carries, so that the sum is exact in any order.
+// Adds to a 64-bit number that is kept as two words, since shared memory has native atomics of 32
+// bits only. The thread whose addition overflows the low word adds the carry to the high one, so
+// that the sum is exact in any order.
 __device__ __forceinline__ void add_to_words(uint32_t* low, uint32_t* high, uint64_t amount) {
   const auto low_word = static_cast<uint32_t>(amount);
   auto high_word = static_cast<uint32_t>(amount >> 32);
