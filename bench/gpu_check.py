@@ -28,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 BUILD = ROOT / "build" / "gpu"
+FLASHINFER_WHEELS = ROOT / "build/wheelhouse/flashinfer"
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 KERNELS = "tests/kernels"
 # A call of each kind: what does not run at all is known after a minute.
@@ -228,6 +229,8 @@ def check_all(check: Check, env: dict[str, str], without: list[str]) -> None:
     bench(check, "bench", "bench.kernels_gpu", env)
     if has_stubs:
         bench(check, "bench-gpu", "bench.gpu", env)
+    if "flashinfer" not in without:
+        compare_with_flashinfer(check, env)
 
 
 def sanitize(check: Check, env: dict[str, str]) -> None:
@@ -241,11 +244,34 @@ def sanitize(check: Check, env: dict[str, str]) -> None:
         check.run(tool, *command, env=env, timeout_s=60)
 
 
-def bench(check: Check, name: str, module: str, env: dict[str, str]) -> None:
+def compare_with_flashinfer(check: Check, env: dict[str, str]) -> None:
+    """Install FlashInfer, compile its kernels, and measure decode attention beside it."""
+    if not any(FLASHINFER_WHEELS.glob("*.whl")):
+        check.not_run(
+            "flashinfer",
+            "build/wheelhouse/flashinfer has no wheels: `tools/lock.py fetch flashinfer` brings "
+            "them where there is a network, --without flashinfer leaves it out",
+        )
+        return
+    target = BUILD / "flashinfer"
+    installed = check.run(
+        "flashinfer",
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", target),
+        *("--no-index", "--find-links", FLASHINFER_WHEELS, "--no-deps", "--require-hashes"),
+        *("-r", "bench/requirements/flashinfer.txt"),
+        timeout_s=60,
+    )
+    env = env | {"PYTHONPATH": f"{ROOT}:{target}", "FLASHINFER_WORKSPACE_BASE": str(BUILD)}
+    compile_it = (sys.executable, "-m", "bench.flashinfer_decode")
+    if installed and check.run("flashinfer-compile", *compile_it, env=env, timeout_s=150):
+        bench(check, "bench-flashinfer", "bench.kernels_gpu", env, "--only", "decode")
+
+
+def bench(check: Check, name: str, module: str, env: dict[str, str], *options: str) -> None:
     """Run a benchmark that writes its figures as JSON."""
-    figures = BUILD / f"{module}.json"
+    figures = BUILD / f"{name}.json"
     figures.unlink(missing_ok=True)
-    command = (sys.executable, "-m", module, "--json", figures)
+    command: tuple[str | Path, ...] = (sys.executable, "-m", module, *options, "--json", figures)
     check.run(name, *command, env=env, timeout_s=170, figures=figures)
 
 
@@ -271,7 +297,11 @@ def main() -> int:
         "--smoke", action="store_true", help="only what is known a minute and a half after a build"
     )
     parser.add_argument(
-        "--without", action="append", default=[], choices=["sanitizer"], help="leave this out"
+        "--without",
+        action="append",
+        default=[],
+        choices=["sanitizer", "flashinfer"],
+        help="leave this out",
     )
     arguments = parser.parse_args()
     try:

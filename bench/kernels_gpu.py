@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import statistics
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.flashinfer_decode import flashinfer_decode
 from bench.flex_paged import flex_decode
 from worker_svc import ops
 
@@ -146,28 +146,7 @@ class Decode:
 
     def flashinfer(self) -> Callable[[], object] | None:
         """FlashInfer's paged decode on tensor cores; None where it is not installed."""
-        if importlib.util.find_spec("flashinfer") is None:
-            return None
-        flashinfer: Any = importlib.import_module("flashinfer")
-        keys, values = self.caches
-        counts = [-(-length // BLOCK_SIZE) for length in self.lengths]
-        workspace = torch.empty(2**28, dtype=torch.uint8, device="cuda")
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, "HND", use_tensor_cores=True
-        )
-        wrapper.plan(
-            torch.tensor([0, *counts]).cumsum(0).int().cuda(),
-            torch.cat([row[:count] for row, count in zip(self.tables, counts, strict=True)]),
-            torch.tensor([(length - 1) % BLOCK_SIZE + 1 for length in self.lengths]).int().cuda(),
-            self.query.shape[1],
-            keys.shape[1],
-            HEAD_SIZE,
-            BLOCK_SIZE,
-            q_data_type=self.query.dtype,
-            kv_data_type=keys.dtype,
-        )
-        run: Callable[[Tensor, tuple[Tensor, Tensor]], object] = wrapper.run
-        return lambda: run(self.query, (keys, values))
+        return flashinfer_decode(self.query, *self.caches, self.tables, self.lengths)
 
     def flex(self) -> Callable[[], object] | None:
         """Torch's flex_attention over pages of its own; None, and why, where it does not run."""
@@ -301,6 +280,7 @@ def main() -> int:
     """Print every case, and all of it as JSON where --json says; 1 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", help="file to write")
+    parser.add_argument("--only", choices=["decode"], help="decode attention, and nothing else")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("there is no GPU here", file=sys.stderr)
@@ -325,6 +305,8 @@ def main() -> int:
             case = bench_case(name, group, torch.bfloat16, rates["copy"])
             print_case(case)
             keep("cases", case)
+    if args.only == "decode":
+        return 0
     for shape in PROMPTS:
         case = bench_prompt(*shape)
         print_prompt(case)

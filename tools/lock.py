@@ -1,15 +1,21 @@
 """Pins what the images hold, and fetches it: images are built from these wheels, without a network.
 
-    lock.py resolve [NAME ...]   deploy/docker/requirements/NAME.in -> NAME.txt, with hashes
+    lock.py resolve [NAME ...]   NAME.in -> NAME.txt, with hashes
     lock.py fetch [NAME ...]     NAME.txt -> build/wheelhouse/NAME/*.whl
 
-A NAME.in lists requirements as pip reads them. Two lines of its comments mean something here:
-`# leave out: PACKAGE ...` drops packages that a requirement names and that the image never
-imports, with what only they need; `# index: URL` is a further index, for fetching.
+Lists are in deploy/docker/requirements, and in bench/requirements for a machine with a GPU and no
+network. By default it is all but worker-cuda and flashinfer. What is resolved by name keeps to the
+versions of the others.
+
+A NAME.in lists requirements as pip reads them. Three lines of its comments mean something here:
+`# leave out: PACKAGE ...` drops packages that a requirement names and that are never imported, with
+what only they need; `# index: URL` is a further index, for fetching; `# python: 3.X` is the Python
+that it is for, if not that of the images.
 """
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,31 +26,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-REQUIREMENTS = ROOT / "deploy/docker/requirements"
+FOLDERS = (ROOT / "deploy/docker/requirements", ROOT / "bench/requirements")
 WHEELHOUSE = ROOT / "build/wheelhouse"
 
 # What runs in an image, whatever resolves for it: CPython 3.11 on a Debian 12.
 PYTHON = "3.11"
-TARGET = [
-    *["--only-binary", ":all:", "--python-version", PYTHON, "--implementation", "cp"],
-    *["--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_17_x86_64"],
-    *["--platform", "manylinux2014_x86_64"],
-]
-ENVIRONMENT = {
-    "python_version": PYTHON,
-    "python_full_version": PYTHON,
-    "implementation_name": "cpython",
-    "platform_python_implementation": "CPython",
-    "platform_system": "Linux",
-    "platform_machine": "x86_64",
-    "sys_platform": "linux",
-    "os_name": "posix",
-    "extra": "",
-}
-
-
-# Their index cannot be reached from everywhere.
-BY_NAME_ONLY = {"worker-cuda"}
+GLIBC = range(36, 4, -1)  # 2.36, and all before it
+# What most builds have no use for, gigabytes of it.
+BY_NAME_ONLY = {"worker-cuda", "flashinfer"}
 
 
 def _pip(arguments: Sequence[str], source: str, failure: str) -> None:
@@ -68,28 +57,92 @@ def _directive(text: str, key: str) -> list[str]:
     return [word for line in lines for word in line.split()]
 
 
-def resolve(name: str) -> None:
-    """Write NAME.txt: every package of NAME.in in its newest version that fits, with its hash."""
-    source = REQUIREMENTS / f"{name}.in"
+def _source(name: str) -> Path:
+    """Return NAME.in.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    for folder in FOLDERS:
+        if (path := folder / f"{name}.in").exists():
+            return path
+    raise SystemExit(f"error: NAME: must be a list of requirements, got {name}")
+
+
+def _python(text: str) -> str:
+    """Return the version of Python that the text of a NAME.in is for."""
+    return (_directive(text, "python") or [PYTHON])[0]
+
+
+def _target(python: str) -> list[str]:
+    """Return pip's options for a version of Python on x86-64."""
+    return [
+        *["--only-binary", ":all:", "--python-version", python, "--implementation", "cp"],
+        *(f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC),
+        "--platform=manylinux2014_x86_64",
+    ]
+
+
+def _environment(python: str) -> dict[str, str]:
+    """Return what markers of requirements see there."""
+    return {
+        "python_version": python,
+        "python_full_version": python,
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "platform_system": "Linux",
+        "platform_machine": "x86_64",
+        "sys_platform": "linux",
+        "os_name": "posix",
+        "extra": "",
+    }
+
+
+def resolve(names: Sequence[str]) -> None:
+    """Write each NAME.txt: the packages of NAME.in in their newest versions that fit, with hashes.
+
+    What a lock of another name pins keeps its version.
+    """
+    others = _write_constraints(names)
+    for name in names:
+        _resolve(name, others)
+
+
+def _resolve(name: str, others: Path) -> None:
+    source = _source(name)
     text = source.read_text(encoding="utf-8")
+    python = _python(text)
     report = WHEELHOUSE / f"{name}.report.json"
     report.parent.mkdir(parents=True, exist_ok=True)
     command = [
         *["install", "--dry-run", "--ignore-installed", "--target", str(WHEELHOUSE / "none")],
-        *[*TARGET, "--report", str(report), "-r", str(source)],
+        *[*_target(python), "--report", str(report), "-r", str(source), "-c", str(others)],
     ]
     _pip(command, text, f"{source.name} cannot be resolved")
     packages = json.loads(report.read_text(encoding="utf-8"))["install"]
-    kept = _reachable(packages, {canonicalize_name(x) for x in _directive(text, "leave out")})
-    lines = [f"# Made from {source.name} by `make lock`, for CPython {PYTHON} on x86-64."]
+    left_out: set[str] = {canonicalize_name(x) for x in _directive(text, "leave out")}
+    kept = _reachable(packages, left_out, python)
+    lines = [f"# Made from {source.name} by `make lock`, for CPython {python} on x86-64."]
     for package in sorted(packages, key=lambda x: canonicalize_name(x["metadata"]["name"])):
         metadata = package["metadata"]
         if canonicalize_name(metadata["name"]) in kept:
             digest = _sha256(package["download_info"]["archive_info"])
             pin = f"{canonicalize_name(metadata['name'])}=={metadata['version']}"
             lines.append(f"{pin} \\\n    --hash=sha256:{digest}")
-    (REQUIREMENTS / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    source.with_suffix(".txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{name}.txt: {len(kept)} packages")
+
+
+def _write_constraints(names: Sequence[str]) -> Path:
+    """Write what all locks pin but those of these names; return the file."""
+    pins: dict[str, str] = {}
+    for lock in sorted(path for folder in FOLDERS for path in folder.glob("*.txt")):
+        if lock.stem not in names:
+            pins |= dict(re.findall(r"^([a-z0-9-]+)==([^\s+]+) ", lock.read_text(), re.MULTILINE))
+    path = WHEELHOUSE / "constraints.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
+    return path
 
 
 def _sha256(archive: dict[str, Any]) -> str:
@@ -98,8 +151,11 @@ def _sha256(archive: dict[str, Any]) -> str:
     return hashes.get("sha256") or str(archive["hash"]).removeprefix("sha256=")
 
 
-def _reachable(packages: list[dict[str, object]], left_out: set[str]) -> set[str]:
+def _reachable(
+    packages: list[dict[str, object]], left_out: set[str], python: str = PYTHON
+) -> set[str]:
     """Return the names of packages that are asked for, or needed by one that is kept."""
+    environment = _environment(python)
     needs: dict[str, set[str]] = {}
     asked_for: list[str] = []
     for package in packages:
@@ -111,7 +167,7 @@ def _reachable(packages: list[dict[str, object]], left_out: set[str]) -> set[str
         for line in metadata.get("requires_dist", []):
             need = Requirement(line)
             if not need.marker or any(
-                need.marker.evaluate({**ENVIRONMENT, "extra": str(extra)}) for extra in extras
+                need.marker.evaluate({**environment, "extra": str(extra)}) for extra in extras
             ):
                 needs[name].add(canonicalize_name(need.name))
         if package["requested"]:
@@ -129,7 +185,8 @@ def _reachable(packages: list[dict[str, object]], left_out: set[str]) -> set[str
 
 def fetch(name: str) -> None:
     """Fill build/wheelhouse/NAME with what NAME.txt pins; does nothing where that is there."""
-    lock = REQUIREMENTS / f"{name}.txt"
+    source = _source(name)
+    lock = source.with_suffix(".txt")
     directory = WHEELHOUSE / name
     stamp = directory / ".fetched"
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()
@@ -138,9 +195,9 @@ def fetch(name: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for wheel in directory.glob("*.whl"):
         wheel.unlink()
-    text = (REQUIREMENTS / f"{name}.in").read_text(encoding="utf-8")
+    text = source.read_text(encoding="utf-8")
     command = [
-        *["download", "--no-deps", "--require-hashes", *TARGET],
+        *["download", "--no-deps", "--require-hashes", *_target(_python(text))],
         *["--dest", str(directory), "-r", str(lock)],
     ]
     _pip(command, text, f"{lock.name} cannot be fetched")
@@ -150,13 +207,15 @@ def fetch(name: str) -> None:
 
 def main() -> None:
     """Read the command line."""
-    commands = {"resolve": resolve, "fetch": fetch}
-    if len(sys.argv) < 2 or sys.argv[1] not in commands:
+    if len(sys.argv) < 2 or sys.argv[1] not in ("resolve", "fetch"):
         raise SystemExit(__doc__)
-    every = {path.stem for path in REQUIREMENTS.glob("*.in")}
+    every = {path.stem for folder in FOLDERS for path in folder.glob("*.in")}
     names = sys.argv[2:] or sorted(every - BY_NAME_ONLY)
-    for name in names:
-        commands[sys.argv[1]](name)
+    if sys.argv[1] == "resolve":
+        resolve(names)
+    else:
+        for name in names:
+            fetch(name)
 
 
 if __name__ == "__main__":

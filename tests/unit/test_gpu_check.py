@@ -11,7 +11,8 @@ from bench.gpu_predictions import compared
 
 ABOUT = {"device": "NVIDIA H100 80GB HBM3", "capability": "90"}
 SOON_KNOWN = ["build", "first", "bits", "protos", "graphs"]
-ALL = [*SOON_KNOWN, "tests", "worker", "memcheck", "racecheck", "bench", "bench-gpu"]
+COMPARED = ["flashinfer", "flashinfer-compile", "bench-flashinfer"]
+ALL = [*SOON_KNOWN, "tests", "worker", "memcheck", "racecheck", "bench", "bench-gpu", *COMPARED]
 KERNEL_FIGURES: dict[str, Any] = {
     "cases": [
         {"case": "64 x 4k", "group": 4, "share_of_copy": {"ours": 0.9}},
@@ -30,6 +31,10 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> gpu_check.Check:
     (build / "csrc" / "_C.so").touch()
     monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
     monkeypatch.setattr(gpu_check, "BUILD", build)
+    wheels = build / "wheels"
+    wheels.mkdir()
+    (wheels / "flashinfer_python-1.0-py3-none-any.whl").touch()
+    monkeypatch.setattr(gpu_check, "FLASHINFER_WHEELS", wheels)
     monkeypatch.setattr(gpu_check.shutil, "which", lambda name: f"/opt/{name}")
     monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda name: name)
     fails(monkeypatch, "")
@@ -94,6 +99,26 @@ def test_a_missing_sanitizer_is_an_error_unless_it_is_named(
     check.steps.clear()
     assert gpu_check.run_all(check, smoke=False, without=["sanitizer"]) == 0
     assert "memcheck" not in check.steps
+
+
+def test_missing_wheels_are_an_error_unless_they_are_named(
+    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu_check, "FLASHINFER_WHEELS", tmp_path / "none")
+    assert gpu_check.run_all(check, smoke=False, without=[]) == 1
+    assert [name for name, found in check.steps.items() if not found["ok"]] == ["flashinfer"]
+    assert "tools/lock.py fetch flashinfer" in check.steps["flashinfer"]["output"]
+    check.steps.clear()
+    assert gpu_check.run_all(check, smoke=False, without=["flashinfer"]) == 0
+    assert not {*COMPARED} & {*check.steps}
+
+
+def test_what_does_not_compile_is_not_measured(
+    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails(monkeypatch, "bench.flashinfer_decode")
+    assert gpu_check.run_all(check, smoke=False, without=[]) == 1
+    assert "bench-flashinfer" not in check.steps
 
 
 def test_a_worker_that_cannot_run_is_an_error_and_kernels_are_measured(
