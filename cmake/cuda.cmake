@@ -15,11 +15,20 @@ elseif(NOT wanted)
   return()
 endif()
 
-# nvcc is often installed without being on PATH.
+# nvcc is often installed without being on PATH. Where there is none it may come from the wheels that pyproject.toml pins.
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
-  find_program(QUIRE_NVCC nvcc HINTS "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin)
+  find_program(QUIRE_NVCC nvcc HINTS "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin
+    PATHS "${Python_SITELIB}/nvidia/cu13/bin")
   if(QUIRE_NVCC)
     set(CMAKE_CUDA_COMPILER "${QUIRE_NVCC}")
+  endif()
+endif()
+# In the wheels the runtime lies in lib, and nvcc looks for it in lib64.
+if(CMAKE_CUDA_COMPILER)
+  get_filename_component(cuda_lib "${CMAKE_CUDA_COMPILER}/../../lib" ABSOLUTE)
+  if(EXISTS "${cuda_lib}/libcudart_static.a")
+    set(ENV{LIBRARY_PATH} "${cuda_lib}")
+    target_link_directories(_C PRIVATE "${cuda_lib}")
   endif()
 endif()
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)

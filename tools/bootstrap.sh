@@ -2,8 +2,8 @@
 # Makes .venv and installs Quire into it, editable: bootstrap.sh [dev]. With dev, also what tests, lint and documentation
 # need. Idempotent. pip writes to build/setup.log, the compilers to build/setup-build.log; both are shown on failure.
 # Prerequisites: Python >= 3.11 with headers, and a C++17 compiler; CMake and ninja come from pyproject.toml.
-# QUIRE_CUDA=1 builds the CUDA kernels, 0 does not, and later runs do likewise; without it they are built where a GPU and
-# nvcc are found (cmake/cuda.cmake).
+# QUIRE_CUDA=1 builds the CUDA kernels, with a compiler from PyPI where there is none; 0 does not, and later runs do
+# likewise. Without it they are built where a GPU and nvcc are found (cmake/cuda.cmake).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-run}
@@ -111,6 +111,7 @@ def group(name):
 
 groups = {
     "build": [*project["build-system"]["requires"], *group("build")],
+    "cuda": [*group("machine-code")],
     # A cluster on this machine.
     "run": extra("all"),
     "dev": [*group("dev")],
@@ -119,12 +120,17 @@ print(*(line for name in sys.argv[1:] for line in groups[name]), sep="\n")
 PYTHON
 }
 
-mapfile -t build_requirements < <(requirements build)
+if [ -n "${QUIRE_CUDA:-}" ]; then echo "$QUIRE_CUDA" >.venv/.cuda; fi
+if [ -e .venv/.cuda ]; then export QUIRE_CUDA=$(cat .venv/.cuda); fi
+needed=(build)
+# CUDA's compiler, where CUDA is not installed.
+if [ "${QUIRE_CUDA:-0}" != 0 ] && ! PATH=$PATH:/usr/local/cuda/bin:${CUDA_HOME:-}/bin command -v nvcc >/dev/null; then
+  needed+=(cuda)
+fi
+mapfile -t build_requirements < <(requirements "${needed[@]}")
 stage 'installing what the build needs' pip install "${build_requirements[@]}"
 
 # The compilers need none of the packages that are installed meanwhile.
-if [ -n "${QUIRE_CUDA:-}" ]; then echo "$QUIRE_CUDA" >.venv/.cuda; fi
-if [ -e .venv/.cuda ]; then export QUIRE_CUDA=$(cat .venv/.cuda); fi
 pip install --verbose --no-build-isolation --no-deps --editable . >"$build_log" 2>&1 &
 build=$!
 running+=" $build"

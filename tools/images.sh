@@ -47,7 +47,12 @@ build() {
     kernels=$("$python" -c 'from importlib.util import find_spec; print(find_spec("worker_svc._C").origin)')
     wheel kernels "$kernels"
     ;;
-  worker-cuda) "$python" tools/lock.py fetch kernels ;;
+  worker-cuda)
+    # No GPU is needed to compile for one; nvcc is .venv's where there is no CUDA.
+    QUIRE_CUDA=1 csrc/dev_build.sh build/cuda >/dev/null
+    kernels=$(find "$PWD/build/cuda/csrc" -maxdepth 1 -name '_C*.so')
+    wheel cuda "$kernels"
+    ;;
   *) wheel plain none ;;
   esac
   # Version and revision come as labels from here: in the Dockerfile each commit would make all layers anew.

@@ -156,31 +156,28 @@ def _reachable(
 ) -> set[str]:
     """Return the names of packages that are asked for, or needed by one that is kept."""
     environment = _environment(python)
-    needs: dict[str, set[str]] = {}
-    asked_for: list[str] = []
+    needs: dict[str, list[Requirement]] = {}
+    # Packages, each with one of its extras, "" for none.
+    waiting: list[tuple[str, str]] = []
     for package in packages:
         metadata = package["metadata"]
         assert isinstance(metadata, dict)
         name = canonicalize_name(metadata["name"])
-        extras = ["", *(package.get("requested_extras") or [])]  # type: ignore[misc]
-        needs[name] = set()
-        for line in metadata.get("requires_dist", []):
-            need = Requirement(line)
-            if not need.marker or any(
-                need.marker.evaluate({**environment, "extra": str(extra)}) for extra in extras
-            ):
-                needs[name].add(canonicalize_name(need.name))
+        needs[name] = [Requirement(line) for line in metadata.get("requires_dist", [])]
         if package["requested"]:
-            asked_for.append(name)
-    kept: set[str] = set()
-    waiting = asked_for
+            extras = package.get("requested_extras") or []
+            assert isinstance(extras, list)
+            waiting += [(name, extra) for extra in ("", *extras)]
+    kept: set[tuple[str, str]] = set()
     while waiting:
-        wanted = waiting.pop()
-        if wanted in kept or wanted in left_out or wanted not in needs:
+        wanted, extra = waiting.pop()
+        if (wanted, extra) in kept or wanted in left_out or wanted not in needs:
             continue
-        kept.add(wanted)
-        waiting += needs[wanted]
-    return kept
+        kept.add((wanted, extra))
+        for need in needs[wanted]:
+            if not need.marker or need.marker.evaluate({**environment, "extra": extra}):
+                waiting += [(canonicalize_name(need.name), each) for each in ("", *need.extras)]
+    return {name for name, _ in kept}
 
 
 def fetch(name: str) -> None:

@@ -30,7 +30,10 @@ def image_tag(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if kernels is None:
         pytest.skip("containers: there are no emulated kernels (make test-compose-gpu builds them)")
     tag = f"emulated-{os.getpid()}"
-    worker = f"quire-worker:{IMAGE_TAG}"
+    # With CUDA's torch where that image has been built (make images TARGETS=worker-cuda).
+    built = docker("image", "ls", "--quiet", f"quire-worker-cuda:{IMAGE_TAG}")
+    worker = f"quire-worker-cuda:{IMAGE_TAG}" if built else f"quire-worker:{IMAGE_TAG}"
+    print(f"workers: {worker}, with an emulated GPU")
     _build(tmp_path_factory.mktemp("image"), kernels, worker, f"quire-worker-cuda:{tag}")
     images = [f"quire-worker-cuda:{tag}"]
     try:

@@ -43,6 +43,16 @@ def make_wheel(directory: Path, version: str) -> Path:
     return path
 
 
+def test_what_an_extra_of_a_need_asks_for_is_kept() -> None:
+    packages = [
+        package("torch", "toolkit[runtime,blas]; sys_platform == 'linux'", requested=True),
+        package("toolkit", "runtime-of; extra == 'runtime'", "fft; extra == 'fft'"),
+        package("runtime-of"),
+        package("fft"),
+    ]
+    assert lock._reachable(packages, set()) == {"torch", "toolkit", "runtime-of"}
+
+
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel that pip finds, and no other."""

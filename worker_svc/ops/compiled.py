@@ -30,6 +30,8 @@ else:
 
     def _current_stream() -> int:
         """Return the stream of torch's work of this thread on its device, a cudaStream_t."""
+        if not torch.cuda.is_initialized():
+            return 0  # torch has begun no work, as where kernels are emulated
         return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
 
     _C = _load_kernels()
