@@ -11,6 +11,8 @@ from tests.compose.stack import IMAGE_TAG, ROOT, docker, why_not
 
 HERE = Path(__file__).parent
 EMULATED = ROOT / "build/emulated/csrc"
+# Of an engine that found no command nvidia-container-runtime-hook when it started.
+NO_DRIVER = "could not select device driver"
 # Of tests/emu, what a worker needs.
 MODULES = ("emulated_device", "emulated_nccl", "emulated_torch", "entry", "stream_order")
 
@@ -29,6 +31,16 @@ def image_tag(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     kernels = next(EMULATED.glob("_C*.so"), None)
     if kernels is None:
         pytest.skip("containers: there are no emulated kernels (make test-compose-gpu builds them)")
+    try:
+        device = '"device=0"'
+        docker("run", "--rm", "--gpus", device, "--entrypoint", "true", f"quire-worker:{IMAGE_TAG}")
+    except AssertionError as error:
+        if NO_DRIVER not in str(error):
+            raise
+        pytest.skip(
+            "containers: the engine knows no driver nvidia (start dockerd with "
+            "tests/compose_gpu/nvidia on its PATH)"
+        )
     tag = f"emulated-{os.getpid()}"
     # With CUDA's torch where that image has been built (make images TARGETS=worker-cuda).
     built = docker("image", "ls", "--quiet", f"quire-worker-cuda:{IMAGE_TAG}")

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +58,27 @@ def pytest_runtest_makereport() -> Generator[None, "pytest.CallInfo[None]", None
 
 
 @contextmanager
-def deployed(directory: Path, overlay: str, *components: str) -> Iterator[Deployment]:
-    """Run the pods of an overlay with these components until the end of the block."""
-    release = Release(overlay, IMAGE_TAG, components=components)
+def deployed(
+    directory: Path,
+    overlay: str,
+    *components: str,
+    tag: str = IMAGE_TAG,
+    options: Mapping[str, str] | None = None,
+) -> Iterator[Deployment]:
+    """Run the pods of an overlay with these components until the end of the block.
+
+    Args:
+        directory: for certificates and keys.
+        overlay: its name.
+        components: their names.
+        tag: of the images.
+        options: variables of all services, beside those of their ConfigMap.
+    """
+    release = Release(overlay, tag, components=components)
     manifests = render(release, ROOT / "build" / "test_manifests" / "pods")
+    for each in manifests.of_kind("ConfigMap"):
+        if each["metadata"]["name"].startswith("quire-options"):
+            each["data"] |= options or {}
     if (reason := why_not(manifests)) is not None:
         pytest.skip(reason)
     kubelet = Kubelet(manifests, f"quire-{overlay}-{os.getpid()}-{len(components)}", directory)

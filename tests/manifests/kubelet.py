@@ -52,12 +52,14 @@ class Pod:
         ordinal: which of its owner's it is.
         container: id of its container.
         address: in the pods' network.
+        gpus: numbers of those that it has.
     """
 
     template: PodTemplate
     ordinal: int
     container: str
     address: str
+    gpus: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -173,6 +175,7 @@ class Kubelet:
     def _make(self, template: PodTemplate, ordinal: int) -> Pod:
         name, main = template.pod_name(ordinal), template.main
         values = environment(self.manifests, template, main, ordinal)
+        gpus = self._free_gpus(int(main["resources"]["limits"].get("nvidia.com/gpu", 0)))
         container = docker(
             *("run", "--detach", "--name", f"{self.network}-{name}", "--hostname", name),
             *("--restart", "always", "--network", self.network),
@@ -182,6 +185,7 @@ class Kubelet:
                 for part in ("--network-alias", alias)
             ],
             *_limits(main),
+            *(("--gpus", f'"device={",".join(map(str, gpus))}"') if gpus else ()),
             *_security(template),
             *self._volumes(template),
             *[part for item in values.items() for part in ("--env", "=".join(item))],
@@ -189,9 +193,15 @@ class Kubelet:
             *arguments(main, values),
         )
         network = json.loads(docker("inspect", container))[0]["NetworkSettings"]["Networks"]
-        pod = Pod(template, ordinal, container, network[self.network]["IPAddress"])
+        address = network[self.network]["IPAddress"]
+        pod = Pod(template, ordinal, container, address, gpus)
         self.pods[name] = pod
         return pod
+
+    def _free_gpus(self, count: int) -> tuple[int, ...]:
+        """Return the first GPUs of the node that no pod has, as NVIDIA's device plugin chooses."""
+        taken = {gpu for pod in self.pods.values() for gpu in pod.gpus}
+        return tuple(gpu for gpu in range(len(taken) + count) if gpu not in taken)[:count]
 
     def _aliases(self, template: PodTemplate, name: str) -> list[str]:
         """Return the names under which a pod is found."""
