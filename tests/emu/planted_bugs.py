@@ -5,8 +5,10 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = ROOT / "tests" / "emu"
@@ -100,10 +102,44 @@ def run(program: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([program], capture_output=True, text=True, timeout=RUN_S, check=False)
 
 
-def assert_noticed(name: str, result: "subprocess.CompletedProcess[str]") -> None:
-    """A driver has seen that something is wrong; where a bug's name states what, just that."""
-    assert result.returncode != 0
-    if "skips" in name:
-        assert "deadlock" in result.stderr
-    if "misaligned" in name:
-        assert "misaligned" in result.stderr
+class PlantedBugs:
+    """Tests of a kernel and of bugs planted in it, for a class of tests to inherit.
+
+    Attributes:
+        driver: a file of tests/emu, which exits with 0 if it sees nothing wrong.
+        kernel: files of `folder` that bugs are planted in.
+        sources: other files of csrc that the driver needs.
+        folder: of the kernel.
+        mutants: by what is wrong: the text of the kernel that is replaced, and by what.
+    """
+
+    driver: str
+    kernel: Sequence[str]
+    sources: Sequence[str] = ("core/check.cpp",)
+    folder = ROOT / "csrc/cuda"
+    mutants: Mapping[str, tuple[str, str]]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Have a test for each bug."""
+        if "bug" in metafunc.fixturenames:
+            metafunc.parametrize("bug", self.mutants)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def builder(cls, tmp_path_factory: pytest.TempPathFactory) -> Builder:
+        """What compiles the driver with a bug."""
+        directory = tmp_path_factory.mktemp("planted_bugs")
+        return Builder(directory, cls.driver, cls.kernel, cls.sources, cls.folder)
+
+    def test_the_kernel_itself_passes(self, builder: Builder) -> None:
+        result = run(builder.build("none"))
+        assert result.returncode == 0, result.stderr
+
+    def test_a_planted_bug_is_noticed(self, builder: Builder, bug: str) -> None:
+        result = run(builder.build(bug, *self.mutants[bug]))
+        assert result.returncode != 0
+        # Where its name states what happens, just that.
+        if "skips" in bug:
+            assert "deadlock" in result.stderr
+        if "misaligned" in bug:
+            assert "misaligned" in result.stderr

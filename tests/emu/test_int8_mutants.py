@@ -1,11 +1,8 @@
 """Bugs planted in the kernels of int8 layers: the emulator must notice each of them."""
 
-import pytest
-
-from tests.emu.planted_bugs import Builder, assert_noticed, run
+from tests.emu.planted_bugs import PlantedBugs
 
 KERNEL = ("linear/int8_tile.cuh",)
-SOURCES = ("core/check.cpp",)
 
 # What is wrong: the text of the kernel that is replaced, and by what.
 MUTANTS = {
@@ -61,16 +58,7 @@ MUTANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    return Builder(tmp_path_factory.mktemp("mutants"), "int8_driver.cpp", KERNEL, SOURCES)
-
-
-def test_the_kernel_itself_passes(builder: Builder) -> None:
-    result = run(builder.build("none"))
-    assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
-    assert_noticed(name, run(builder.build(name, *MUTANTS[name])))
+class TestInt8Layers(PlantedBugs):
+    driver = "int8_driver.cpp"
+    kernel = KERNEL
+    mutants = MUTANTS

@@ -1,14 +1,11 @@
 """Bugs planted in the linear layer's kernel: the emulator must notice each of them."""
 
-import pytest
-
-from tests.emu.planted_bugs import Builder, assert_noticed, run
+from tests.emu.planted_bugs import PlantedBugs
 
 KERNEL = (
     *("linear/linear.cuh", "linear/tile.cuh", "linear/merge.cuh"),
     *("linear/sections.h", "linear/split_memory.h"),
 )
-SOURCES = ("core/check.cpp",)
 
 # What is wrong: the text of the kernel that is replaced, and by what. Not among them is what keeps
 # blocks that run at once apart (fences, and the barriers about the count of arrivals): the emulator
@@ -112,16 +109,7 @@ MUTANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    return Builder(tmp_path_factory.mktemp("mutants"), "linear_driver.cpp", KERNEL, SOURCES)
-
-
-def test_the_kernel_itself_passes(builder: Builder) -> None:
-    result = run(builder.build("none"))
-    assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
-    assert_noticed(name, run(builder.build(name, *MUTANTS[name])))
+class TestLinear(PlantedBugs):
+    driver = "linear_driver.cpp"
+    kernel = KERNEL
+    mutants = MUTANTS

@@ -1,8 +1,6 @@
 """Bugs planted in what CUDA does to logits: the emulator must notice each of them."""
 
-import pytest
-
-from tests.emu.planted_bugs import Builder, assert_noticed, run
+from tests.emu.planted_bugs import PlantedBugs
 
 KERNEL = ("logits/logit_rules.cu", "logits/top_logprobs.cu", "logits/row_select.cuh")
 SOURCES = (
@@ -86,16 +84,8 @@ MUTANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    return Builder(tmp_path_factory.mktemp("mutants"), "logits_driver.cpp", KERNEL, SOURCES)
-
-
-def test_the_kernels_themselves_pass(builder: Builder) -> None:
-    result = run(builder.build("none"))
-    assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
-    assert_noticed(name, run(builder.build(name, *MUTANTS[name])))
+class TestLogits(PlantedBugs):
+    driver = "logits_driver.cpp"
+    kernel = KERNEL
+    sources = SOURCES
+    mutants = MUTANTS

@@ -1,8 +1,6 @@
 """Bugs planted in the attention kernel: the emulator must notice each of them."""
 
-import pytest
-
-from tests.emu.planted_bugs import Builder, assert_noticed, run
+from tests.emu.planted_bugs import PlantedBugs
 
 # The kernel, in pieces.
 KERNEL = (
@@ -130,16 +128,8 @@ MUTANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    return Builder(tmp_path_factory.mktemp("mutants"), "attention_driver.cpp", KERNEL, SOURCES)
-
-
-def test_the_kernel_itself_passes(builder: Builder) -> None:
-    result = run(builder.build("none"))
-    assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
-    assert_noticed(name, run(builder.build(name, *MUTANTS[name])))
+class TestAttention(PlantedBugs):
+    driver = "attention_driver.cpp"
+    kernel = KERNEL
+    sources = SOURCES
+    mutants = MUTANTS

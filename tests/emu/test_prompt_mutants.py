@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.emu.planted_bugs import Builder, assert_noticed, run
+from tests.emu.planted_bugs import PlantedBugs
 from tests.emu.test_mutants import SOURCES
 
 KERNEL = ("attention/prompt.cuh", "attention/mma_copies.cuh")
@@ -73,17 +73,8 @@ MUTANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    directory = tmp_path_factory.mktemp("prompt_mutants")
-    return Builder(directory, "prompt_driver.cpp", KERNEL, SOURCES)
-
-
-def test_the_kernel_has_the_bits_of_decoding(builder: Builder) -> None:
-    result = run(builder.build("none"))
-    assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
-    assert_noticed(name, run(builder.build(name, *MUTANTS[name])))
+class TestPrompts(PlantedBugs):
+    driver = "prompt_driver.cpp"
+    kernel = KERNEL
+    sources = SOURCES
+    mutants = MUTANTS

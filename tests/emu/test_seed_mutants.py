@@ -1,8 +1,6 @@
 """Bugs planted in the kernels that the field began with: the emulator must notice each of them."""
 
-import pytest
-
-from tests.emu.planted_bugs import ROOT, Builder, assert_noticed, run
+from tests.emu.planted_bugs import ROOT, PlantedBugs
 
 KERNEL = (
     "fused_decode.cu",
@@ -11,7 +9,6 @@ KERNEL = (
     "layout_v1.cuh",
     "packed.cuh",
 )
-SOURCES = ("core/check.cpp",)
 
 # What is wrong: the text of the kernels that is replaced, and by what.
 MUTANTS = {
@@ -61,17 +58,8 @@ MUTANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    directory = tmp_path_factory.mktemp("seed_mutants")
-    return Builder(directory, "seed_driver.cpp", KERNEL, SOURCES, ROOT / "csrc/seed")
-
-
-def test_the_kernels_themselves_pass(builder: Builder) -> None:
-    result = run(builder.build("none"))
-    assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
-    assert_noticed(name, run(builder.build(name, *MUTANTS[name])))
+class TestSeedKernels(PlantedBugs):
+    driver = "seed_driver.cpp"
+    kernel = KERNEL
+    folder = ROOT / "csrc/seed"
+    mutants = MUTANTS

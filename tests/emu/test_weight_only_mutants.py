@@ -1,11 +1,8 @@
 """Bugs planted in the kernels of layers of 8 and 4 bits: the emulator must notice each of them."""
 
-import pytest
-
-from tests.emu.planted_bugs import Builder, assert_noticed, run
+from tests.emu.planted_bugs import PlantedBugs
 
 KERNEL = ("linear/weight_only_tile.cuh", "e4m3.h")
-SOURCES = ("core/check.cpp",)
 
 # What is wrong: the text of the kernel that is replaced, and by what. What linear.cuh has is
 # altered in test_linear_mutants.py.
@@ -55,17 +52,7 @@ MUTANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    directory = tmp_path_factory.mktemp("mutants")
-    return Builder(directory, "weight_only_driver.cpp", KERNEL, SOURCES)
-
-
-def test_the_kernel_itself_passes(builder: Builder) -> None:
-    result = run(builder.build("none"))
-    assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
-    assert_noticed(name, run(builder.build(name, *MUTANTS[name])))
+class TestWeightOnlyLayers(PlantedBugs):
+    driver = "weight_only_driver.cpp"
+    kernel = KERNEL
+    mutants = MUTANTS
