@@ -50,7 +50,7 @@ set_target_properties(_C PROPERTIES
   CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CUDA_STANDARD 17
   CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Static)
 file(GLOB_RECURSE QUIRE_CUDA_SOURCES CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/csrc/*.cu")
-target_sources(_C PRIVATE ${QUIRE_CUDA_SOURCES} seed/bindings.cpp seed/checks.cpp)
+target_sources(_C PRIVATE ${QUIRE_CUDA_SOURCES} cuda/peers/bindings.cpp seed/bindings.cpp seed/checks.cpp)
 # No contraction, as on the CPU: where a fused multiply-add is meant, it is written.
 target_compile_options(_C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-fmad=false>)
 target_compile_definitions(_C PRIVATE QUIRE_WITH_CUDA=1)

@@ -12,6 +12,7 @@
 #if defined(QUIRE_WITH_CUDA) || defined(QUIRE_EMULATED_CUDA)
 #include "cuda/cuda_backend.h"
 #include "cuda/host.h"
+#include "cuda/peers/bindings.h"
 #include "seed/bindings.h"
 #endif
 #if defined(QUIRE_EMULATED_CUDA)
@@ -223,6 +224,7 @@ PYBIND11_MODULE(_C, module) {
              py::call_guard<py::gil_scoped_release>());
   module.def("unpin_host_memory", quire::cuda::unpin_host_memory,
              py::call_guard<py::gil_scoped_release>());
+  quire::bind_peers(module, follow_stream);
   quire::bind_seed(module, follow_stream);
 #endif
 #if defined(QUIRE_EMULATED_CUDA)

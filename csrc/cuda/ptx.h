@@ -125,6 +125,40 @@ __device__ __forceinline__ float exp2(float x) {
   return result;
 }
 
+// A word that other GPUs or the host write or read meanwhile. Who loads its value by load_acquire
+// sees what came before its store.
+__device__ __forceinline__ void store_release(uint32_t* word, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(word)),
+               "r"(value)
+               : "memory");
+}
+
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];"
+               : "=r"(value)
+               : "l"(__cvta_generic_to_global(word))
+               : "memory");
+  return value;
+}
+
+// Orders nothing.
+__device__ __forceinline__ uint32_t load_relaxed(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];"
+               : "=r"(value)
+               : "l"(__cvta_generic_to_global(word))
+               : "memory");
+  return value;
+}
+
+// A clock, with a step of a microsecond or so.
+__device__ __forceinline__ uint64_t nanoseconds() {
+  uint64_t value;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+  return value;
+}
+
 }  // namespace quire::cuda::ptx
 
 #endif

@@ -10,6 +10,7 @@ set_source_files_properties(${interpreter_sources} PROPERTIES
 target_sources(_C PRIVATE
   ${emulated_sources}
   ${interpreter_sources}
+  cuda/peers/bindings.cpp
   seed/bindings.cpp
   seed/checks.cpp
   "${CMAKE_SOURCE_DIR}/tests/emu/fiber.cpp"

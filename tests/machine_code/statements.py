@@ -39,6 +39,8 @@ STATED = (
     "sample_select_kernel",
     "sample_draw_kernel",
     "top_logprobs_kernel",
+    "peer_sum_kernel<bf16, 2>",
+    "peer_sum_kernel<bf16, 8>",
 )
 COLUMNS = ("KB", *(f"sm_{each}" for each in MULTIPROCESSORS))
 

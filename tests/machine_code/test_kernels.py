@@ -100,6 +100,17 @@ def test_kernels_that_overlap_await_the_one_before(
             assert (number, kernel.at_once) == ([1, 1], []), kernel.name
 
 
+def test_flags_of_peers_are_ordered_for_all_devices(kernels: dict[str, list[Kernel]]) -> None:
+    """What a block has written is there before its flag; nothing read behind one is old."""
+    summing = [*each_of(kernels, "cuda/peers/peer_sum")]
+    assert len(summing) == 9
+    for kernel in summing:
+        barriers, stores = kernel.opcodes["MEMBAR.ALL.SYS"], kernel.opcodes["STG.E.STRONG.SYS"]
+        assert barriers == stores == 2, kernel.name  # a flag, and the report of a failure
+        assert kernel.opcodes["CCTL.IVALL"] > 0, kernel.name
+        assert kernel.opcodes["LDG.E.STRONG.SYS"] >= 3, kernel.name
+
+
 def test_tiles_are_copied_16_bytes_at_a_time(kernels: dict[str, list[Kernel]]) -> None:
     copying = 0
     for kernel in each_of(kernels, "cuda/"):

@@ -63,12 +63,23 @@ class Block {
   uint32_t number() const { return number_; }
   uint32_t epoch() const { return epoch_; }
 
+  // A thread writes to global memory what it passes on later, by a release.
+  void wrote(int thread) {
+    writer_ = written_epoch_ == epoch_ && writer_ != thread ? kSeveral : thread;
+    written_epoch_ = epoch_;
+  }
+
+  // Whether others have written there since the last barrier: a release does not pass that on.
+  bool others_wrote(int thread) const { return written_epoch_ == epoch_ && writer_ != thread; }
+
   void count(const Instruction& instruction) {
     ++launch_.counters
           .performed[static_cast<size_t>(&instruction - launch_.program.instructions.data())];
   }
 
  private:
+  static constexpr int kSeveral = -1;
+
   bool take_turns();
 
   const Launch& launch_;
@@ -77,6 +88,8 @@ class Block {
   Size index_;
   uint32_t number_ = 0;
   uint32_t epoch_ = 0;
+  uint32_t written_epoch_ = 0;
+  int writer_ = kSeveral;
   std::mt19937 random_;
 };
 

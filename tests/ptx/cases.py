@@ -12,6 +12,7 @@ from tests.kernels import (
     test_linear,
     test_logits,
     test_packed_linear,
+    test_peer_sum,
     test_sampling,
     test_weight_only_linear,
 )
@@ -152,6 +153,11 @@ def norms() -> None:
     test_layers.test_layer_norm(ISA, BF16, 768, True)
 
 
+def peer_sum() -> None:
+    """Add up what the others have left, in several blocks and calls."""
+    test_peer_sum.test_a_rank_whose_others_have_come(ISA, 4, BF16)
+
+
 CASES = {
     "attention, bfloat16, 8 columns": Case(
         "attention_mma_kernelI13__nv_bfloat16S2_Li128ELi1E", attention(128, BF16)
@@ -195,5 +201,6 @@ CASES = {
     "sampler": Case("sample_.*_kernel", sample),
     "log-probabilities": Case("top_logprobs_kernel", top_logprobs),
     "penalties": Case("penalty_kernel", penalties),
+    "sum over ranks": Case("peer_sum_kernelI13__nv_bfloat16Li4E", peer_sum),
     "norms": Case("norm_kernelI13", norms),
 }

@@ -149,6 +149,10 @@ class Decoder {
       Operation move = operation;
       move.parts = {"mov", "u64"};
       read_simple(move, find_logic(move, Type::kU64), instruction);
+    } else if (base == "mov" && operation.operands.back() == "%globaltimer") {
+      Operation clock = operation;
+      clock.operands.pop_back();
+      read_simple(clock, find_clock(), instruction);
     } else {
       read_simple(operation, find_simple(operation, instruction), instruction);
     }

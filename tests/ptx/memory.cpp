@@ -74,24 +74,25 @@ void end_copy(Warp& warp, int lane, uint32_t address, int bytes, const void* val
   warp.block().shared().end_copy(toucher(warp, lane), address, bytes, values);
 }
 
-void load_global(Warp& warp, int lane, uint64_t address, int bytes, void* values) {
+void load_global(Warp& warp, int lane, uint64_t address, int bytes, void* values, bool is_strong) {
   uint64_t begin = 0;
   if (const Allocation* found = checked(warp, lane, address, bytes, &begin)) {
     for (uint64_t i = 0; i < static_cast<uint64_t>(bytes); ++i) {
       if (!found->is_written[address - begin + i])
         warp.fail("a read of global memory that nothing has written", lane);
     }
-    check_visible(warp, lane, *found, address - begin, bytes);
+    if (!is_strong) check_visible(warp, lane, *found, address - begin, bytes);
   }
   std::memcpy(values, reinterpret_cast<const void*>(address), static_cast<size_t>(bytes));
 }
 
-void store_global(Warp& warp, int lane, uint64_t address, int bytes, const void* values) {
+void store_global(Warp& warp, int lane, uint64_t address, int bytes, const void* values,
+                  bool is_strong) {
   uint64_t begin = 0;
   if (Allocation* found = checked(warp, lane, address, bytes, &begin)) {
     const uint64_t first = address - begin;
     const uint64_t end = first + static_cast<uint64_t>(bytes);
-    check_visible(warp, lane, *found, first, bytes);
+    if (!is_strong) check_visible(warp, lane, *found, first, bytes);
     for (uint64_t i = first; i < end; ++i) found->is_written[i] = true;
     for (uint64_t word = first / 4; word <= (end - 1) / 4; ++word)
       found->writers[word] = warp.block().blocks().writer(who(warp, lane));

@@ -18,8 +18,10 @@ std::byte* atomic_shared(Warp& warp, int lane, uint32_t address, int bytes);
 void begin_copy(Warp& warp, int lane, uint32_t address, int bytes);
 void end_copy(Warp& warp, int lane, uint32_t address, int bytes, const void* values);
 
-void load_global(Warp& warp, int lane, uint64_t address, int bytes, void* values);
-void store_global(Warp& warp, int lane, uint64_t address, int bytes, const void* values);
+void load_global(Warp& warp, int lane, uint64_t address, int bytes, void* values,
+                 bool is_strong = false);
+void store_global(Warp& warp, int lane, uint64_t address, int bytes, const void* values,
+                  bool is_strong = false);
 std::byte* atomic_global(Warp& warp, int lane, uint64_t address, int bytes);
 
 BlockOrder::Who who(Warp& warp, int lane);

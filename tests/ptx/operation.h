@@ -49,6 +49,8 @@ Simple find_collective(const Operation& operation, Type type, Instruction* instr
 Handler find_load(const Operation& operation);
 Handler find_store(const Operation& operation);
 Simple find_atomic(const Operation& operation, Type type);
+// Of one register.
+Simple find_clock();
 
 // By their whole name: cp.async, fences and bar.warp.sync; ldmatrix, movmatrix and mma.
 Simple find_copy(const std::string& name, Instruction* instruction);

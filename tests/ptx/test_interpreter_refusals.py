@@ -179,3 +179,12 @@ def test_the_error_names_the_thread_the_instruction_and_the_source() -> None:
         refused(message, body, inside, blocks=2, threads=64)
     finally:
         interpreter.set_tensors([])
+
+
+@EVERY_ORDER
+def test_a_release_passes_on_what_is_behind_a_barrier(order: str) -> None:
+    out = words(64)
+    body = "st.global.u32 [%rd4], %r1; {between} st.release.sys.global.u32 [%rd1+128], %r1;"
+    run(body.format(between="bar.sync 0;"), out, order=order)
+    message = "a release beside what other threads have written"
+    refused(message, body.format(between=""), out, order=order)

@@ -65,8 +65,8 @@ void widen(const std::byte* value, Type type, std::byte* into, int register_byte
   std::memcpy(into, &wide, static_cast<size_t>(register_bytes));
 }
 
-// {d0, ...}, [address]
-template <Space kSpace>
+// {d0, ...}, [address]; what is strong may be written by others meanwhile.
+template <Space kSpace, bool kIsStrong = false>
 void load(Warp& warp, const Instruction& instruction, uint32_t lanes) {
   const int element = size_of(instruction.type);
   const int bytes = element * instruction.vector;
@@ -76,7 +76,8 @@ void load(Warp& warp, const Instruction& instruction, uint32_t lanes) {
     const int lane = __builtin_ctz(rest);
     std::byte values[kMostBytes];
     if (kSpace == Space::kParameter) load_parameter(warp, lane, all.of_lane[lane], bytes, values);
-    if (kSpace == Space::kGlobal) load_global(warp, lane, all.of_lane[lane], bytes, values);
+    if (kSpace == Space::kGlobal)
+      load_global(warp, lane, all.of_lane[lane], bytes, values, kIsStrong);
     if (kSpace == Space::kShared)
       load_shared(warp, lane, lane, static_cast<uint32_t>(all.of_lane[lane]), bytes, values);
     for (int i = 0; i < instruction.vector; ++i) {
@@ -88,8 +89,16 @@ void load(Warp& warp, const Instruction& instruction, uint32_t lanes) {
   count<kSpace>(warp, all, bytes);
 }
 
+template <bool kIsRelease>
+void order_write(Warp& warp, int lane) {
+  const int thread = warp.number() * kWarpSize + lane;
+  if (!kIsRelease) return warp.block().wrote(thread);
+  if (warp.block().others_wrote(thread))
+    warp.fail("a race: a release beside what other threads have written, without a barrier", lane);
+}
+
 // [address], {a0, ...}
-template <Space kSpace>
+template <Space kSpace, bool kIsStrong = false>
 void store(Warp& warp, const Instruction& instruction, uint32_t lanes) {
   const int element = size_of(instruction.type);
   const int bytes = element * instruction.vector;
@@ -104,7 +113,9 @@ void store(Warp& warp, const Instruction& instruction, uint32_t lanes) {
     }
     if (kSpace == Space::kShared)
       store_shared(warp, lane, static_cast<uint32_t>(all.of_lane[lane]), bytes, values);
-    if (kSpace == Space::kGlobal) store_global(warp, lane, all.of_lane[lane], bytes, values);
+    if (kSpace == Space::kGlobal) order_write<kIsStrong>(warp, lane);
+    if (kSpace == Space::kGlobal)
+      store_global(warp, lane, all.of_lane[lane], bytes, values, kIsStrong);
   }
   count<kSpace>(warp, all, bytes);
 }
@@ -210,6 +221,13 @@ void warp_barrier(Warp& warp, const Instruction& instruction, uint32_t lanes) {
   ++warp.epoch;
 }
 
+// A clock of which nothing is known but that it goes on: by a microsecond with each look.
+void read_clock(Warp& warp, const Instruction& instruction, uint32_t lanes) {
+  static uint64_t now = 0;
+  now += 1000;
+  write<uint64_t>(warp, instruction, lanes, [](int) { return now; });
+}
+
 // Whether all parts of the name between the first and the type are known.
 bool only_has(const Operation& operation, const std::vector<std::string>& known) {
   return std::all_of(operation.parts.begin() + 1, operation.parts.end() - 1,
@@ -229,18 +247,26 @@ Handler find_atomic_of(const std::string& name) {
 
 Handler find_load(const Operation& operation) {
   if (operation.base() != "ld" ||
-      !only_has(operation, {"param", "shared", "global", "nc", "cg", "ca", "v2", "v4"}))
+      !only_has(operation, {"param", "shared", "global", "nc", "cg", "ca", "v2", "v4", "relaxed",
+                            "acquire", "sys"}))
     return nullptr;
   if (operation.has("param")) return load<Space::kParameter>;
   if (operation.has("shared")) return load<Space::kShared>;
+  if (operation.has("sys")) return load<Space::kGlobal, true>;
   return operation.has("global") ? load<Space::kGlobal> : nullptr;
 }
 
 Handler find_store(const Operation& operation) {
-  if (operation.base() != "st" || !only_has(operation, {"shared", "global", "cg", "v2", "v4"}))
+  if (operation.base() != "st" ||
+      !only_has(operation, {"shared", "global", "cg", "v2", "v4", "release", "sys"}))
     return nullptr;
   if (operation.has("shared")) return store<Space::kShared>;
+  if (operation.has("release")) return store<Space::kGlobal, true>;
   return operation.has("global") ? store<Space::kGlobal> : nullptr;
+}
+
+Simple find_clock() {
+  return {read_clock, {{Type::kU64}, {}}};
 }
 
 Simple find_atomic(const Operation& operation, Type type) {

@@ -30,3 +30,4 @@ from worker_svc.ops.experts import *
 from worker_svc.ops.layers import *
 from worker_svc.ops.logits import *
 from worker_svc.ops.machine import *
+from worker_svc.ops.peers import *

@@ -17,6 +17,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(bytes) alignas(bytes)
 
@@ -95,15 +96,18 @@ inline const char* cudaGetErrorString(cudaError_t error) {
   }
 }
 
+#include "emulated_ipc.h"
+
 inline cudaError_t cudaMalloc(void** pointer, size_t bytes) {
-  *pointer = std::malloc(bytes);
+  const bool is_shareable = bytes > 0 && bytes % emu::SharedMemory::kUnit == 0;
+  *pointer = is_shareable ? emu::SharedMemory::get().allocate(bytes) : std::malloc(bytes);
   if (emu::other_machine != nullptr) emu::other_machine->allocated(*pointer, bytes);
   return *pointer != nullptr || bytes == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 inline cudaError_t cudaFree(void* pointer) {
   if (emu::other_machine != nullptr) emu::other_machine->freed(pointer);
-  std::free(pointer);
+  if (!emu::SharedMemory::get().free(pointer)) std::free(pointer);
   return cudaSuccess;
 }
 
@@ -121,6 +125,10 @@ inline cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaS
 }
 
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 

@@ -1,6 +1,9 @@
 // csrc/cuda/ptx.h without a GPU: the same functions, by the definition of each instruction.
 #pragma once
 
+#include <chrono>
+#include <thread>
+
 #include "cuda/e4m3.h"
 #include "machine.h"
 
@@ -138,6 +141,26 @@ inline e4m3 round_to_e4m3(float x) {
 
 inline float exp2(float x) {
   return std::exp2(x);
+}
+
+// Words that other processes and threads write: another rank's kernel runs in one.
+inline void store_release(uint32_t* word, uint32_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+// What looks for a value in vain leaves the core to those who write it.
+inline uint32_t load_acquire(const uint32_t* word) {
+  std::this_thread::yield();
+  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+inline uint32_t load_relaxed(const uint32_t* word) {
+  return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
+inline uint64_t nanoseconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
 }
 
 }  // namespace quire::cuda::ptx

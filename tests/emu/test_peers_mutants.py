@@ -1,0 +1,88 @@
+"""Bugs planted in the sum over ranks in memory of peers: the emulator must notice each of them.
+
+That a flag is stored with release and loaded with acquire makes no difference to the processor that
+the emulator runs on: tests/ptx/test_peer_order.py looks at it.
+"""
+
+import pytest
+
+from tests.emu.planted_bugs import Builder, assert_noticed, run
+
+KERNEL = ("peers/peer_sum.cu",)
+SOURCES = ("core/check.cpp", "cuda/peers/peer_memory.cu")
+
+# What is wrong: the text of the kernel that is replaced, and by what.
+MUTANTS = {
+    "one half": ("call % 2 * kPeerHalfBytes", "0 * kPeerHalfBytes"),
+    "calls that are not counted": ("if (threadIdx.x == 0) peers.calls[blockIdx.x] = call;", ""),
+    "the flag of the call before": (
+        "flag_of(peers.of_rank[other], peers.rank), call);",
+        "flag_of(peers.of_rank[other], peers.rank), call - 1);",
+    ),
+    "the call before is enough": ("(flag) - call) >= 0)", "(flag) - call) >= -1)"),
+    "no call ahead is taken": ("(flag) - call) >= 0)", "(flag) - call) == 0)"),
+    "numbers that do not wrap around": (
+        "static_cast<int32_t>(ptx::load_acquire(flag) - call) >= 0",
+        "ptx::load_acquire(flag) >= call",
+    ),
+    "nothing is awaited": ("!(meets && await_peer(peers, own_flag, call))", "!meets"),
+    "one flag for all blocks": ("flags + blockIdx.x * kMaxPeers + rank", "flags + rank"),
+    "one flag for all ranks": (
+        "flags + blockIdx.x * kMaxPeers + rank",
+        "flags + blockIdx.x * kMaxPeers",
+    ),
+    "the last rank is not awaited": (
+        "other < kRanks && other != peers.rank",
+        "other < kRanks - 1 && other != peers.rank",
+    ),
+    "no barrier behind the piece": ("__syncthreads();  // the piece is written", ""),
+    "no barrier behind the flags": ("__syncthreads();  // those of the others are", ""),
+    "one after the other": (
+        "for (int rank = 0; rank < kRanks; rank += 2 * distance) sum[rank] +=",
+        "for (int rank = 0; rank < distance; ++rank) sum[0] +=",
+    ),
+    "added in the type of the summands": (
+        "sum[rank] += sum[rank + distance];",
+        "sum[rank] = to_float(from_float<T>(sum[rank] + sum[rank + distance]));",
+    ),
+    "the own summand for all": ("rank == peers.rank ? own : __ldcg(from)", "own"),
+    "a piece that is not written": (
+        "*reinterpret_cast<uint4*>(peers.of_rank[peers.rank] + place) = own;",
+        "",
+    ),
+    "the same piece for all blocks": (
+        "const int64_t place = call % 2 * kPeerHalfBytes + pack * 16;",
+        "const int64_t place = call % 2 * kPeerHalfBytes + threadIdx.x * 16;",
+    ),
+    "beyond the end": ("const bool has_pack = pack < num_packs;", "const bool has_pack = true;"),
+    "the last 16 bytes are left out": ("pack < num_packs;", "pack < num_packs - 1;"),
+    "nobody is abandoned": (
+        "if (ptx::load_relaxed(peers.abandoned) != 0) return false;",
+        "",
+    ),
+    "no end of waiting": (
+        "if (ptx::nanoseconds() - begun > peers.timeout_ns) return false;",
+        "",
+    ),
+    "each call waits once more": ("is_other && ptx::load_relaxed(peers.failed) == 0", "is_other"),
+    "a failure that is not reported": ("any_fails) ptx::store_release(peers.failed, 1);", "0) {}"),
+    "a failure that leaves what was there": (
+        "if (has_pack) reinterpret_cast<uint4*>(out)[pack] = uint4{};",
+        "",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    return Builder(tmp_path_factory.mktemp("mutants"), "peers_driver.cpp", KERNEL, SOURCES)
+
+
+def test_the_kernel_itself_passes(builder: Builder) -> None:
+    result = run(builder.build("none"))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
+    assert_noticed(name, run(builder.build(name, *MUTANTS[name])))
