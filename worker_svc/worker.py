@@ -153,7 +153,8 @@ class Worker:
         """
         name = served_model_name or spec.model
         if spec.tensor_parallel_size > 1 and not self._device.is_immediate:
-            # NCCL cannot abort a group while graphs hold its captured operations.
+            # NCCL cannot abort a group while graphs hold its captured operations, and sums in
+            # memory of peers would go on to read what is no longer there.
             self._runner = None
             gc.collect()
         # Join again each time: another rank may have restarted, or hang in a step that this one has

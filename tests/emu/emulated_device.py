@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.emu.emulated_nccl import EmulatedNccl
+from tests.emu.emulated_peers import HeldByGraphs, watched_memory
 from tests.emu.emulated_torch import (
     DEVICE_TYPE,
     EmulatedEvent,
@@ -34,12 +35,18 @@ class _KernelsOfDevice:
         self.__file__ = kernels.__file__
 
     def __getattr__(self, name: str) -> Any:
+        if name == "PeerMemory":
+            return watched_memory(self._kernels)
         operation = getattr(self._kernels, name)
 
         def run(*args: Any) -> Any:
             if name in _NOT_OF_DEVICE or not any(_is_on_device(each) for each in args):
                 return operation(*args)
-            return Machine.current.kernel(operation, args)
+            result = Machine.current.kernel(operation, args)
+            captured = Machine.current.thread.captured
+            if captured is not None and isinstance(args[0], HeldByGraphs):
+                args[0].graphs.add(captured[-1])
+            return result
 
         return run
 

@@ -5,6 +5,7 @@ tests.emu.entry.
 """
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.e2e.served_model import save_served_model
 from tests.e2e.test_block_moves import scrape as scrape_address
 from tests.e2e.test_cells import until_connected
 from tests.emu.conftest import IS_EMULATED
+from worker_svc.parallel.peer_sums import SETTING
 
 PARAMS = [
     SamplingParams(temperature=0.0, seed=0, max_tokens=96, ignore_eos=True),
@@ -124,18 +126,34 @@ async def test_blocks_that_are_swapped_change_no_token(model: Path) -> None:
 @pytest.mark.skipif(
     not IS_EMULATED and torch.cuda.device_count() < 2, reason="there is one GPU, not two"
 )
-async def test_ranks_on_two_gpus(model: Path) -> None:
+@pytest.mark.parametrize("peer_sums", ["1", "0"], ids=["peer memory", "nccl"])
+async def test_ranks_on_two_gpus(
+    model: Path,
+    peer_sums: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """Exchanges of a rank that dies fail on the other, and both meet again."""
     expected = await answers(model)
+    monkeypatch.setenv(SETTING, peer_sums)
     async with (
-        running_cluster(model, **ON_GPU, **OPTIONS, tensor_parallel_size=2) as cluster,
+        running_cluster(
+            model, **ON_GPU, **OPTIONS, tensor_parallel_size=2, log_level="info"
+        ) as cluster,
         AsyncClient(cluster.router.address) as client,
     ):
         assert await collect_all(client) == expected
-        streams = await begin_all(client)
-        service = next(each for each in cluster.services if each.name == "worker 1")
-        service.kill()
-        assert await asyncio.gather(*streams) == expected
+        for name in ("worker 1", "worker 0"):
+            streams = await begin_all(client)
+            service = next(each for each in cluster.services if each.name == name)
+            service.kill()
+            assert await asyncio.gather(*streams) == expected
+    logs = [json.loads(each) for each in capfd.readouterr().err.splitlines() if each[:1] == "{"]
+    meetings = [each["library"] for each in logs if each["event"] == "sums_of_ranks"]
+    library = "peer_memory" if peer_sums == "1" else "nccl"
+    if IS_EMULATED or library == "nccl":  # not all GPUs reach each other
+        assert len(meetings) >= 6
+        assert {*meetings} == {library}
 
 
 async def test_a_cell_that_is_drained_sends_its_blocks_to_another(model: Path) -> None:

@@ -55,6 +55,12 @@ class ThreadCommunicator:
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         return sum(self.exchange.gather(self.rank, partial), torch.zeros_like(partial))
 
+    def sum_in_order(self, partial: torch.Tensor) -> torch.Tensor | None:
+        return None
+
+    def failure(self) -> torch.Tensor | None:
+        return None
+
     def broadcast(self, values: torch.Tensor) -> None:
         values.copy_(self.exchange.gather(self.rank, values)[0])
 

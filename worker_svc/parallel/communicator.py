@@ -1,5 +1,7 @@
 """How the ranks of a group meet and exchange tensors: Gloo between CPUs, NCCL between GPUs.
 
+GPUs of one machine that reach each other's memory make small sums there (see peer_sums).
+
 Ranks exchange only activations and sampled tokens; orders come from the scheduler. Every socket is
 bound to this worker's own address, never to all interfaces, and every exchange has a timeout. The
 first exchange of a group is each rank's proof that it holds the secret of the epoch.
@@ -28,6 +30,7 @@ from worker_svc.parallel.meeting_place import (
     nccl_store,
     proof_of_rank,
 )
+from worker_svc.parallel.peer_sums import PeerSums, PeerSumsOfProcess
 
 _ABANDON_POLL = timedelta(seconds=0.1)
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
@@ -54,6 +57,8 @@ class ProcessCommunicator:
         self._is_abandoned = False
         # Gloo cannot end an exchange: its group lives until that has failed.
         self._abandoned: list[tuple[Any, Any]] = []
+        self._peer_sums = PeerSumsOfProcess()
+        self._sums: PeerSums | None = None  # of the group
         self.is_waiting = False
 
     def open_meeting_place(self, host: str) -> str:
@@ -86,6 +91,10 @@ class ProcessCommunicator:
             ) from error
         try:
             self._check_proofs(rank, size, meeting)
+            if self._device.type != "cpu":
+                self._sums = self._peer_sums.open(rank, size, meeting.timeout_s, self._bytes_of_all)
+                if self._is_abandoned:  # meanwhile
+                    self.abandon()
         except UnavailableError:
             self.leave()
             raise
@@ -95,30 +104,45 @@ class ProcessCommunicator:
 
         Libraries accept whoever connects first in place of a rank.
         """
-        own = torch.frombuffer(bytearray(proof_of_rank(meeting, rank, size)), dtype=torch.uint8)
-        proofs = self.all_gather(own.to(self._device))
-        for other, proof in enumerate(proofs):
-            shown = bytes(proof.cpu().tolist())
+        proofs = self._bytes_of_all(proof_of_rank(meeting, rank, size))
+        for other, shown in enumerate(proofs):
             if not hmac.compare_digest(shown, proof_of_rank(meeting, other, size)):
                 raise UnavailableError(
                     f"rank {other} of {size}: must hold the secret of epoch {meeting.epoch}, got "
                     "another proof; a process that is no rank of this group took its place"
                 )
 
+    def _bytes_of_all(self, own: bytes) -> list[bytes]:
+        """Return the bytes of each rank for those of this one, all of one length."""
+        sent = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(self._device)
+        return [bytes(each.cpu().tolist()) for each in self.all_gather(sent)]
+
     def leave(self) -> None:
-        """Leave the group, if any; the other ranks' exchanges with this one then fail."""
+        """Leave the group, if any; the other ranks' exchanges with this one then fail.
+
+        On a GPU no graph may hold an exchange any more.
+        """
         group, self._group = self._group, None
+        sums, self._sums = self._sums, None
+        if sums is not None:
+            sums.memory.abandon()
         if group is not None and self._device.type != "cpu":
             # A kernel of NCCL that waits for a dead rank would spin for ever.
             group.abort()
+        if sums is not None:
+            # Waits for what the device does: nothing waits for a rank there now.
+            self._peer_sums.leave(sums)
 
     def abandon(self) -> None:
         """Fail an exchange that runs between CPUs, and all to come until the next `join`.
 
         May be called from any thread. A rank that is stopped keeps its sockets: without this the
-        others would wait for it as long as the group's timeout.
+        others would wait for it as long as the group's timeout. Sums in memory of peers fail, too.
         """
         self._is_abandoned = True
+        sums = self._sums
+        if sums is not None:
+            sums.memory.abandon()
 
     def all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """See Communicator."""
@@ -132,6 +156,21 @@ class ProcessCommunicator:
         total = partial.contiguous()
         self._wait(lambda: self._require_group().allreduce([total]))
         return total
+
+    def sum_in_order(self, partial: torch.Tensor) -> torch.Tensor | None:
+        """See Communicator."""
+        sums = self._sums
+        if sums is None or not sums.takes(partial):
+            return None
+        self.is_waiting = True
+        try:
+            return sums.sum(partial)
+        finally:
+            self.is_waiting = False
+
+    def failure(self) -> torch.Tensor | None:
+        """See Communicator."""
+        return None if self._sums is None else self._sums.failure(self._device)
 
     def broadcast(self, values: torch.Tensor) -> None:
         """See Communicator."""

@@ -21,6 +21,18 @@ class Communicator(Protocol):
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         """Return the sum of the ranks' tensors, added in the order that is fastest."""
 
+    def sum_in_order(self, partial: torch.Tensor) -> torch.Tensor | None:
+        """Return the `tree_sum` of the ranks' tensors in their dtype, if that is quick.
+
+        None on all ranks if it is not, by shape and dtype.
+        """
+
+    def failure(self) -> torch.Tensor | None:
+        """Return [1] int32 on the device: not 0 if what was exchanged before is not to be used.
+
+        None if every exchange that fails raises an error.
+        """
+
     def broadcast(self, values: torch.Tensor) -> None:
         """Overwrite `values` with those of rank 0.
 
@@ -38,6 +50,14 @@ class Alone:
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         """Return the tensor."""
         return partial
+
+    def sum_in_order(self, partial: torch.Tensor) -> torch.Tensor | None:
+        """Return the tensor."""
+        return partial
+
+    def failure(self) -> torch.Tensor | None:
+        """Return None."""
+        return None
 
     def broadcast(self, values: torch.Tensor) -> None:
         """Leave the values as they are."""
@@ -76,14 +96,18 @@ class ParallelGroup:
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks, in the dtype of the summands.
 
-        A sum in order is the `tree_sum` of gathered parts: the ring algorithm of a library adds in
-        an order that depends on the place of a value in the buffer.
+        A sum in order is the `tree_sum` of the parts: the ring algorithm of a library adds in an
+        order that depends on the place of a value in the buffer. Small sums on GPUs are in order in
+        any case.
 
         Args:
             partial: [rows, features] this rank's summand.
         """
         if self.size == 1:
             return partial
+        total = self.communicator.sum_in_order(partial)
+        if total is not None:
+            return total
         if not self.adds_in_order:
             return self.communicator.all_reduce(partial)
         return tree_sum(self.communicator.all_gather(partial)).to(partial.dtype)

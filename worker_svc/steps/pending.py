@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.contract.errors import UnavailableError
 from quire.contract.steps import StepResult
 from worker_svc.arrays import IntArray
-from worker_svc.device.base import Device, Fetched
+from worker_svc.device.base import Array, Device, Fetched
 from worker_svc.sampling.pooling import Pooled
 from worker_svc.sampling.sampler import Sampled
 from worker_svc.steps.batch import Batch
@@ -32,6 +33,30 @@ class Marks:
     started: Any
     computed: Any
     finished: Any
+
+
+class CheckedCopies:
+    """What a step has fetched, if its exchanges with other ranks have not failed.
+
+    Args:
+        fetched: tensors of the step, and last what the communicator's `failure` returned behind it.
+    """
+
+    def __init__(self, fetched: Fetched) -> None:
+        self._fetched = fetched
+
+    def wait(self) -> list[Array]:
+        """See Fetched.
+
+        Raises:
+            UnavailableError: an exchange has failed, so that what was computed means nothing.
+        """
+        *arrays, failed = self._fetched.wait()
+        if failed[0] != 0:
+            raise UnavailableError(
+                "another rank was lost: a sum over ranks was not awaited further"
+            )
+        return arrays
 
 
 class PendingStep:
@@ -165,9 +190,19 @@ class PendingSteps:
         not left either if it has any.
 
         Mutates: the mirror.
+
+        Raises:
+            UnavailableError: an exchange with other ranks has failed in one of them, and so in all
+                behind it; all sequences are forgotten.
         """
         if self._steps and self._steps[-1].batch.expected_ids is not None:
             leave = 0
         while len(self._steps) > leave:
             step = self._steps.popleft()
-            self._mirror.settle(step.batch, *step.sampled(), step.failed_vectors())
+            try:
+                sampled, failed_vectors = step.sampled(), step.failed_vectors()
+            except UnavailableError:
+                self._steps.clear()
+                self._mirror.clear()
+                raise
+            self._mirror.settle(step.batch, *sampled, failed_vectors)

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from quire.contract.errors import InvalidRequestError
+from quire.contract.errors import InvalidRequestError, UnavailableError
 from quire.contract.steps import SchedulerOutputs
 from quire.contract.workers import CachedBlock, WorkerMirror
+from quire.observe.log import get_logger
 from worker_svc.arrays import IntArray
 from worker_svc.cache.engine import CacheEngine
+from worker_svc.device.base import Fetched
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.loading.grammars import grammars_of
 from worker_svc.loading.loader import LoadedModel
@@ -21,7 +23,9 @@ from worker_svc.steps.drafts import Drafter
 from worker_svc.steps.gpu_inputs import GpuInputs
 from worker_svc.steps.inputs import CpuInputs, Inputs
 from worker_svc.steps.mirror import SequenceMirror
-from worker_svc.steps.pending import Marks, PendingStep, PendingSteps
+from worker_svc.steps.pending import CheckedCopies, Marks, PendingStep, PendingSteps
+
+log = get_logger()
 
 
 class ModelRunner:
@@ -61,6 +65,7 @@ class ModelRunner:
         enforce_eager: bool = False,
     ) -> None:
         self._model = model = loaded.model
+        self._communicator = loaded.parallel.communicator
         self._device = device = loaded.device
         self.cache_engine = CacheEngine(loaded, block_size, num_blocks, swap_space_bytes)
         self.mirror = SequenceMirror(
@@ -173,14 +178,18 @@ class ModelRunner:
         marks = Marks(started, computed, self._device.mark())
 
         # Fetched after the last mark: when the tokens have come, the mark has passed.
-        fetched = self._device.fetch(
-            (sampled.token_ids, sampled.ok, *sampled.reported, *pooled.tensors)
-        )
+        wanted = (sampled.token_ids, sampled.ok, *sampled.reported, *pooled.tensors)
+        failure = self._communicator.failure()
+        fetched: Fetched
+        if failure is None:
+            fetched = self._device.fetch(wanted)
+        else:
+            fetched = CheckedCopies(self._device.fetch((*wanted, failure)))
         return PendingStep(self._device, batch, sampled, pooled, fetched, marks, mover.finish())
 
     def read_mirror(self) -> WorkerMirror:
         """Wait for the steps under way and return what is held, but the size of the cache."""
-        self._pending.settle()
+        self._settle_or_forget()
         contents = self.mirror.contents
         self.mirror.touch_contents()
         return WorkerMirror(
@@ -193,6 +202,13 @@ class ModelRunner:
     def settle(self) -> None:
         """Wait for the steps under way, and record what they have computed."""
         self._pending.settle()
+
+    def _settle_or_forget(self) -> None:
+        """Wait for the steps under way; after those that other ranks have left nothing is held."""
+        try:
+            self._pending.settle()
+        except UnavailableError as error:
+            log.warning("steps_lost", reason=str(error))
 
     def read_block(self, digest: bytes) -> bytes | None:
         """Return the bytes of a block by what it holds, None if none does; from any one thread."""
@@ -226,7 +242,7 @@ class ModelRunner:
 
     def forget_sequences(self) -> None:
         """Forget every sequence, once the steps under way are done; what blocks hold is kept."""
-        self._pending.settle()
+        self._settle_or_forget()
         self.mirror.clear()
         self.last_step_id = 0
 

@@ -146,7 +146,7 @@ std::string PeerMemory::open(const std::vector<std::string>& tickets) {
 
 void PeerMemory::abandon() {
   // Read by the device while this thread writes.
-  reinterpret_cast<std::atomic<uint32_t>*>(abandoned_)->store(1);
+  if (abandoned_ != nullptr) reinterpret_cast<std::atomic<uint32_t>*>(abandoned_)->store(1);
 }
 
 void PeerMemory::close() {
