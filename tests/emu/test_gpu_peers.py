@@ -82,19 +82,17 @@ def test_small_sums_are_one_kernel_and_large_ones_are_of_nccl(ranks: Ranks) -> N
     def work(rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
         own = parts[rank].to(ranks.device)
         before = Counter(Machine.current.launches)
-        ours = num_of_ours()
         total = ranks.groups[rank].all_reduce(own)
-        # Of both ranks.
-        launches[rank] = (num_of_ours() - ours, (Machine.current.launches - before).total())
+        launches[rank] = (Machine.current.launches - before).total()
         assert ranks.communicators[rank].failure().item() == 0  # type: ignore[union-attr]
         return total.cpu()
 
     for rows, is_small in ((1, True), (7, True), (4096, True), (4097, False)):
-        parts = parts_of(rows, rows)
+        parts, ours = parts_of(rows, rows), num_of_ours()
         for total in ranks.run(lambda rank, parts=parts: work(rank, parts)):
             assert torch.equal(total, tree_sum(parts).to(torch.bfloat16))
-        assert all((ours > 0) == is_small for ours, _ in launches.values())
-        assert all((others == 0) == is_small for _, others in launches.values())
+        assert num_of_ours() - ours == (SIZE if is_small else 0)
+        assert all((others == 0) == is_small for others in launches.values())
     ranks.leave()
 
 

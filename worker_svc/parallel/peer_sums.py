@@ -148,6 +148,10 @@ def _allocate(rank: int, size: int, timeout_s: float) -> tuple["PeerMemory | Non
         return None, no_ticket, f"{SETTING} is 0"
     try:
         memory = ops.peer_memory(rank, size, timeout_s)
+    except RuntimeError as error:
+        return None, no_ticket, one_line(error)
+    try:
         return memory, memory.ticket(), ""
     except RuntimeError as error:
+        memory.free()
         return None, no_ticket, one_line(error)

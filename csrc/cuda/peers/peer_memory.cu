@@ -68,7 +68,9 @@ std::string device_problem(const Ticket& ticket) {
     cudaGetLastError();
     return std::string("its GPU ") + ticket.device + " is not visible here";
   }
-  if (other == own) return is_own_process(ticket) ? "" : "it shares this rank's GPU";
+  if (is_own_process(ticket) != (other == own))
+    return other == own ? "it shares this rank's GPU" : "it is in this process, with another GPU";
+  if (other == own) return "";
   int can_access = 0;
   check(cudaDeviceCanAccessPeer(&can_access, own, other), "peer access");
   return can_access != 0 ? "" : std::string("there is no peer access to its GPU ") + ticket.device;

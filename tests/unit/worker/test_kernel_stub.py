@@ -51,6 +51,7 @@ def plain(built: str) -> str:
         (r"collections\.abc\.", ""),
         (r'typing\.Annotated\[(.*), "FixedSize\(\d\)"\]', r"\1"),
         (r"torch\.", ""),
+        (r"worker_svc\._C\.PeerMemory", "PeerMemory"),
         (r"worker_svc\._C\.AttentionPlan", "AttentionPlan | None"),  # None is a null pointer
     ):
         built = re.sub(pattern, name, built)
@@ -63,6 +64,7 @@ def test_the_stub_has_the_functions_of_the_module() -> None:
     assert stub.keys() - built.keys() <= {
         *("follow_streams", "driver_problem", "launch_problem"),
         *("pin_host_memory", "unpin_host_memory"),
+        *("peer_process", "peer_sum", "peer_failure"),
         *("paged_attention_v1", "masked_multihead_attention"),
         *("reshape_and_cache_v1", "gather_cached_kv_v1", "copy_blocks_v1", "swap_blocks_v1"),
     }
