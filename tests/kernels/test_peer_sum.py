@@ -208,6 +208,8 @@ def test_what_is_refused(cuda_isa: str) -> None:
             (torch.zeros((512 << 10) // 4 + 4), "x: must have at most 524288 bytes"),
             (torch.zeros(8, dtype=torch.int32), "x: must"),
         ):
+            if cuda_isa == "gpu" and x.data_ptr() % 16 != 0:
+                continue  # what is copied there lies at a multiple of 16
             with pytest.raises(ValueError, match=what):
                 ops.peer_sum(memory, torch.empty_like(x), x)
         with pytest.raises(ValueError, match="ticket: must be 184 bytes, got 1"):

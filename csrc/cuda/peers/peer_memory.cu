@@ -82,6 +82,11 @@ PeerMemory::PeerMemory(int rank, int size, double timeout_s) {
   if (size != 2 && size != 4 && size != 8)
     fail("size: must be 2, 4 or 8, got " + std::to_string(size));
   check_range("rank", rank, 0, size);
+#if defined(__CUDACC__)  // blocks of the emulator come one after the other, on all ranks alike
+  if (kPeerBlocksOfMultiprocessor * num_multiprocessors() < kPeerBlocks)
+    throw std::runtime_error("the GPU does not run " + std::to_string(kPeerBlocks) +
+                             " blocks at once");
+#endif
   void* memory = nullptr;
   check(cudaMalloc(&memory, kPeerBytes), "peer memory");
   own_ = static_cast<char*>(memory);

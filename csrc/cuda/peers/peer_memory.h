@@ -14,6 +14,7 @@ namespace quire::cuda {
 constexpr int kMaxPeers = 8;
 constexpr int kPeerThreads = 512;  // each with 16 bytes of a summand
 constexpr int kPeerBlocks = 64;
+constexpr int kPeerBlocksOfMultiprocessor = 2;
 constexpr int64_t kPeerHalfBytes = int64_t{kPeerBlocks} * kPeerThreads * 16;
 constexpr int64_t kPeerFlagsOffset = 2 * kPeerHalfBytes;
 // A multiple of what the driver shares with another process: of a smaller allocation it would share
@@ -41,7 +42,7 @@ class PeerMemory {
   // Allocates this rank's memory on the device of the calling thread.
   //
   // Throws std::invalid_argument for a number of ranks other than 2, 4 and 8, std::runtime_error
-  // if the device has no memory.
+  // if the device has no memory, or too few multiprocessors.
   PeerMemory(int rank, int size, double timeout_s);
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;

@@ -39,7 +39,7 @@ __device__ __forceinline__ bool await_peer(const PeerView& peers, const uint32_t
 
 // `peers` stays where the launch has put it: a copy that is indexed would lie in local memory.
 template <typename T, int kRanks>
-__global__ void __launch_bounds__(kPeerThreads)
+__global__ void __launch_bounds__(kPeerThreads, kPeerBlocksOfMultiprocessor)
     peer_sum_kernel(const __grid_constant__ PeerView peers, T* out, const T* x, int64_t num_packs) {
   begin_kernel();
   constexpr int kSize = Pack<T>::kSize;
@@ -109,8 +109,8 @@ void launch_sum(const PeerView& view, const Tensor& out, const Tensor& x, int64_
   auto* const kernel = view.size == 2   ? peer_sum_kernel<T, 2>
                        : view.size == 4 ? peer_sum_kernel<T, 4>
                                         : peer_sum_kernel<T, 8>;
-  // At most as many blocks as every card that is served runs at once: one that waits keeps its
-  // place, and the one that it waits for must find its own.
+  // At most kPeerBlocks, which run at once: one that waits keeps its place, and the one that it
+  // waits for must find its own.
   const unsigned blocks = grid_size((num_packs + kPeerThreads - 1) / kPeerThreads);
   launch(kernel, blocks, kPeerThreads, 0, current_stream(), view, static_cast<T*>(out.data),
          static_cast<const T*>(x.data), num_packs);
