@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench import gpu_sums
 from quire.contract.errors import UnavailableError
 from quire.contract.workers import Meeting
 from tests.emu.emulated_device import EmulatedDevice, EmulatedDeviceOfProcess, on_the_same_gpu
@@ -297,3 +298,10 @@ def test_steps_behind_a_failure_are_lost(emulated_gpu: EmulatedDevice, tmp_path:
     again.step()
     again.step()
     assert again.tokens[1] == driver.tokens[1][:5]
+
+
+def test_the_benchmark(emulated_gpu: EmulatedDevice) -> None:
+    found = gpu_sums.measure(SIZE, 64, (1, 3), 2, EmulatedDeviceOfProcess)
+    libraries = {(each.library, each.dtype, each.rows) for each in found}
+    assert len(found) == len(libraries) == 2 * 2 * 2
+    assert all(each.us > 0 for each in found)
