@@ -14,7 +14,10 @@ EMULATED = ROOT / "build/emulated/csrc"
 # Of an engine that found no command nvidia-container-runtime-hook when it started.
 NO_DRIVER = "could not select device driver"
 # Of tests/emu, what a worker needs.
-MODULES = ("emulated_device", "emulated_nccl", "emulated_torch", "entry", "stream_order")
+MODULES = (
+    *("emulated_device", "emulated_nccl", "emulated_peers", "emulated_torch"),
+    *("entry", "stream_order"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -56,16 +57,19 @@ class SharedMemory {
     const auto found = pieces_.find(const_cast<void*>(pointer));
     if (found == pieces_.end()) return "";
     return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(found->second.file) + " " +
-           std::to_string(found->second.bytes);
+           std::to_string(number_of(found->second.file));
   }
 
-  // Null if its process is gone.
+  // Null if its process is gone, or in another container.
   void* open(const std::string& name) {
     const size_t space = name.find(' ');
-    const size_t bytes = std::strtoull(name.c_str() + space, nullptr, 10);
+    const uint64_t number = std::strtoull(name.c_str() + space, nullptr, 10);
     const int file = ::open(name.substr(0, space).c_str(), O_RDWR | O_CLOEXEC);
     if (file < 0) return nullptr;
-    void* pointer = map(file, bytes);
+    struct stat status{};
+    const bool is_it = number_of(file) == number && fstat(file, &status) == 0;
+    const auto bytes = static_cast<size_t>(status.st_size);
+    void* pointer = is_it ? map(file, bytes) : nullptr;
     ::close(file);
     if (pointer != nullptr) keep(pointer, {-1, bytes});
     return pointer;
@@ -76,6 +80,12 @@ class SharedMemory {
     int file;  // -1 for memory of another process
     size_t bytes;
   };
+
+  // Of a file, that no other has.
+  static uint64_t number_of(int file) {
+    struct stat status{};
+    return fstat(file, &status) == 0 ? status.st_ino : 0;
+  }
 
   static void* map(int file, size_t bytes) {
     void* pointer = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
