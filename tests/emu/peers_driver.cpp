@@ -49,6 +49,12 @@ void free_all(std::vector<std::unique_ptr<PeerMemory>>& memories) {
   for (auto& each : memories) each->free();
 }
 
+bool has_failed(const PeerMemory& memory) {
+  std::vector<int32_t> failed{-1};
+  peer_failure(memory, tensor_of(failed, DType::kInt32, 1));
+  return failed[0] == 1;
+}
+
 // What has been called before: numbers are about to wrap around.
 void set_calls(const std::vector<std::unique_ptr<PeerMemory>>& memories, uint32_t calls) {
   for (const auto& each : memories) {
@@ -113,7 +119,7 @@ int compare(DType dtype, int size, int num_calls, uint32_t calls_before) {
         return 1;
       }
     }
-    return *memories[static_cast<size_t>(rank)]->view().failed != 0 ? 1 : 0;
+    return has_failed(*memories[static_cast<size_t>(rank)]) ? 1 : 0;
   };
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -154,9 +160,29 @@ bool ends(double timeout_s, bool is_abandoned, milliseconds limit) {
   is_well &= std::chrono::steady_clock::now() - begun < limit;
   is_over = true;
   other.join();
-  is_well &= *memories[0]->view().failed == 1 && *memories[1]->view().failed == 0;
+  is_well &= has_failed(*memories[0]) && has_failed(*memories[1]);
   free_all(memories);
   if (!is_well) std::fprintf(stderr, "a rank that is alone, abandoned: %d\n", is_abandoned);
+  return is_well;
+}
+
+// Two ranks of four, of which one is abandoned: whether the other learns of it while it waits.
+bool is_told(milliseconds limit) {
+  auto memories = group(4, 25);
+  const auto begun = std::chrono::steady_clock::now();
+  const auto run = [&](size_t rank) {
+    std::vector<float> x(8, 1.f), out(8, kUntouched);
+    peer_sum(*memories[rank], tensor_of(out, DType::kFloat32, 8), tensor_of(x, DType::kFloat32, 8));
+  };
+  std::thread first([&] { run(0); });
+  std::thread second([&] { run(1); });
+  std::this_thread::sleep_for(milliseconds(20));
+  memories[0]->abandon();
+  first.join();
+  second.join();
+  const bool is_well = std::chrono::steady_clock::now() - begun < limit;
+  free_all(memories);
+  if (!is_well) std::fprintf(stderr, "a rank that waits for one that is left\n");
   return is_well;
 }
 
@@ -174,5 +200,6 @@ int main() {
   if (result != 0) return result;
   emu::Machine::order = emu::Order::kForward;
   // Others may want the cores as well.
-  return ends(25, true, milliseconds(10000)) && ends(2, false, milliseconds(8000)) ? 0 : 1;
+  const bool all_end = ends(25, true, milliseconds(10000)) && ends(2, false, milliseconds(8000));
+  return all_end && is_told(milliseconds(10000)) ? 0 : 1;
 }

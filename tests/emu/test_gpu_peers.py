@@ -207,6 +207,10 @@ def test_a_rank_that_waits_alone_is_abandoned(ranks: Ranks) -> None:
         total, failure = waiting.result(timeout=TIMEOUT_S / 2)
     assert not first.is_waiting
     assert (total.tolist(), failure) == ([0.0] * 4, 1)
+    # What the other gets of this one by NCCL now follows from zeros, and it knows.
+    with on_the_same_gpu():
+        other = ranks.communicators[1].failure()
+        assert other is not None and other.item() == 1
     ranks.join()
     for total in ranks.run(
         lambda rank: ranks.groups[rank].all_reduce(torch.ones(4, device=ranks.device)).cpu()

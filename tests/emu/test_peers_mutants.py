@@ -1,7 +1,7 @@
 """Bugs planted in the sum over ranks in memory of peers: the emulator must notice each of them.
 
 That a flag is stored with release and loaded with acquire makes no difference to the processor that
-the emulator runs on: tests/ptx/test_peer_order.py looks at it.
+the emulator runs on: tests/ptx and tests/machine_code look at it.
 """
 
 import pytest
@@ -64,8 +64,15 @@ MUTANTS = {
         "if (ptx::nanoseconds() - begun > peers.timeout_ns) return false;",
         "",
     ),
-    "each call waits once more": ("is_other && ptx::load_relaxed(peers.failed) == 0", "is_other"),
-    "a failure that is not reported": ("any_fails) ptx::store_release(peers.failed, 1);", "0) {}"),
+    "who waits is not told of a failure": (
+        "if (ptx::load_relaxed(failed_of(peers.of_rank[peers.rank])) != 0) return false;",
+        "",
+    ),
+    "a failure that is not reported": ("if (other < kRanks && any_fails)", "if (false)"),
+    "a failure that the others do not know": (
+        "if (other < kRanks && any_fails)",
+        "if (other == peers.rank && any_fails)",
+    ),
     "a failure that leaves what was there": (
         "if (has_pack) reinterpret_cast<uint4*>(out)[pack] = uint4{};",
         "",

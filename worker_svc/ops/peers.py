@@ -64,7 +64,8 @@ def peer_sum(memory: PeerMemory, out: Tensor, x: Tensor) -> None:
 
     That is ((x0 + x1) + (x2 + x3)) + ... in one kernel, which graphs may hold, with the same bits
     on every rank. All ranks must call it with the same shape and dtype, in the same order. If one
-    does not within the timeout, or after `memory.abandon()`, the result is zeros.
+    does not within the timeout, or after `memory.abandon()`, the result is zeros, and
+    `peer_failure` reports it on all ranks: what one computes of zeros reaches the others.
 
     Args:
         memory: opened by `open_peers`.
@@ -78,7 +79,10 @@ def peer_sum(memory: PeerMemory, out: Tensor, x: Tensor) -> None:
 
 
 def peer_failure(memory: PeerMemory, out: Tensor) -> None:
-    """Copy to `out` whether a sum before this one in the stream has failed.
+    """Copy to `out` whether a sum has failed, on any rank: 1, or 0.
+
+    It has not, if this rank computed with nothing that another made of a failed sum: what a rank
+    sends behind its failure arrives behind the report of it.
 
     Args:
         memory: opened by `open_peers`.

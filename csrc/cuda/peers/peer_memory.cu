@@ -91,7 +91,7 @@ PeerMemory::PeerMemory(int rank, int size, double timeout_s) {
   check(cudaMalloc(&memory, kPeerBytes), "peer memory");
   own_ = static_cast<char*>(memory);
   check(cudaMemsetAsync(own_, 0, kPeerBytes, nullptr), "peer memory");
-  constexpr size_t kCounterBytes = (kPeerBlocks + 1) * sizeof(uint32_t);
+  constexpr size_t kCounterBytes = kPeerBlocks * sizeof(uint32_t);
   check(cudaMalloc(&memory, kCounterBytes), "peer memory");
   counters_ = static_cast<uint32_t*>(memory);
   check(cudaMemsetAsync(counters_, 0, kCounterBytes, nullptr), "peer memory");
@@ -101,7 +101,6 @@ PeerMemory::PeerMemory(int rank, int size, double timeout_s) {
   // No other rank writes here before this has been set to zero: it has no ticket yet.
   check(cudaStreamSynchronize(nullptr), "peer memory");
   view_.calls = counters_;
-  view_.failed = counters_ + kPeerBlocks;
   view_.abandoned = abandoned_;
   view_.timeout_ns = static_cast<uint64_t>(timeout_s * 1e9);
   view_.rank = rank;

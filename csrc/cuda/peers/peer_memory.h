@@ -17,10 +17,12 @@ constexpr int kPeerBlocks = 64;
 constexpr int kPeerBlocksOfMultiprocessor = 2;
 constexpr int64_t kPeerHalfBytes = int64_t{kPeerBlocks} * kPeerThreads * 16;
 constexpr int64_t kPeerFlagsOffset = 2 * kPeerHalfBytes;
+constexpr int64_t kPeerFailedOffset =
+    kPeerFlagsOffset + kPeerBlocks * kMaxPeers * int64_t{sizeof(uint32_t)};
 // A multiple of what the driver shares with another process: of a smaller allocation it would share
 // what lies beside it, too.
 constexpr int64_t kPeerBytes = int64_t{2} << 20;
-static_assert(kPeerFlagsOffset + kPeerBlocks * kMaxPeers * int64_t{sizeof(uint32_t)} <= kPeerBytes);
+static_assert(kPeerFailedOffset + int64_t{sizeof(uint32_t)} <= kPeerBytes);
 // A rank reads as many bytes of all ranks at most. From there on the links are the limit, where a
 // library that sends each byte fewer times is quicker: NVLink takes 2 to 3 us for a MB, as long as
 // the launch and the flags.
@@ -28,9 +30,9 @@ constexpr int64_t kPeerTotalBytes = int64_t{1} << 20;
 
 // What a kernel is given of it.
 struct PeerView {
-  char* of_rank[kMaxPeers];   // two halves for summands, then flags [blocks, kMaxPeers]
+  // Two halves for summands, flags [blocks, kMaxPeers], and whether a sum of any rank has failed.
+  char* of_rank[kMaxPeers];
   uint32_t* calls;            // [blocks] that each block has done, of this rank alone
-  uint32_t* failed;           // whether an exchange has failed, of this rank alone
   const uint32_t* abandoned;  // in memory of the host
   uint64_t timeout_ns;
   int rank;
@@ -91,7 +93,7 @@ std::string process_of(const std::string& ticket);
 // Throws std::invalid_argument for tensors that differ, are too large or not in 16 bytes.
 void peer_sum(const PeerMemory& memory, const Tensor& out, const Tensor& x);
 
-// Copies to `out`, one int32, whether an exchange has failed, in order on the stream.
+// Copies to `out`, one int32, whether a sum of any rank has failed, in order on the stream.
 void peer_failure(const PeerMemory& memory, const Tensor& out);
 
 }  // namespace quire::cuda

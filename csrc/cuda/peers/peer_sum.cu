@@ -24,6 +24,10 @@ __device__ __forceinline__ uint32_t* flag_of(char* memory, int rank) {
   return flags + blockIdx.x * kMaxPeers + rank;
 }
 
+__device__ __forceinline__ uint32_t* failed_of(char* memory) {
+  return reinterpret_cast<uint32_t*>(memory + kPeerFailedOffset);
+}
+
 // Waits until a rank has come to a call. Returns whether it has in time.
 __device__ __forceinline__ bool await_peer(const PeerView& peers, const uint32_t* flag,
                                            uint32_t call) {
@@ -33,6 +37,7 @@ __device__ __forceinline__ bool await_peer(const PeerView& peers, const uint32_t
     if (static_cast<int32_t>(ptx::load_acquire(flag) - call) >= 0) return true;
     if (look % kLooks != 0) continue;
     if (ptx::load_relaxed(peers.abandoned) != 0) return false;
+    if (ptx::load_relaxed(failed_of(peers.of_rank[peers.rank])) != 0) return false;
     if (ptx::nanoseconds() - begun > peers.timeout_ns) return false;
   }
 }
@@ -58,14 +63,16 @@ __global__ void __launch_bounds__(kPeerThreads, kPeerBlocksOfMultiprocessor)
     const auto other = static_cast<int>(threadIdx.x);
     const bool is_other = other < kRanks && other != peers.rank;
     // After a failure no call is awaited, and the others cannot go on either.
-    const bool meets = is_other && ptx::load_relaxed(peers.failed) == 0;
+    char* const own_memory = peers.of_rank[peers.rank];
+    const bool meets = is_other && ptx::load_relaxed(failed_of(own_memory)) == 0;
     if (meets) ptx::store_release(flag_of(peers.of_rank[other], peers.rank), call);
     __syncwarp();  // all are told before one is awaited
-    const uint32_t* own_flag = flag_of(peers.of_rank[peers.rank], other);
+    const uint32_t* own_flag = flag_of(own_memory, other);
     const bool fails = is_other && !(meets && await_peer(peers, own_flag, call));
     const bool any_fails = __any_sync(kFullMask, fails) != 0;
     if (threadIdx.x == 0) has_failed[0] = any_fails;
-    if (threadIdx.x == 0 && any_fails) ptx::store_release(peers.failed, 1);
+    // Before anything that follows from the zeros can reach the others.
+    if (other < kRanks && any_fails) ptx::store_release(failed_of(peers.of_rank[other]), 1);
   }
   __syncthreads();  // those of the others are
   if (has_failed[0] != 0) {
@@ -153,8 +160,9 @@ void peer_sum(const PeerMemory& memory, const Tensor& out, const Tensor& x) {
 void peer_failure(const PeerMemory& memory, const Tensor& out) {
   check_shape("out", out, {1}, "[1]");
   check_dtype("out", out, DType::kInt32);
-  check(cudaMemcpyAsync(out.data, memory.view().failed, sizeof(uint32_t), cudaMemcpyDefault,
-                        current_stream()),
+  const PeerView& view = memory.view();
+  check(cudaMemcpyAsync(out.data, view.of_rank[view.rank] + kPeerFailedOffset, sizeof(uint32_t),
+                        cudaMemcpyDefault, current_stream()),
         "peer memory");
 }
 
