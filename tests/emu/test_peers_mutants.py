@@ -4,9 +4,7 @@ That a flag is stored with release and loaded with acquire makes no difference t
 the emulator runs on: tests/ptx and tests/machine_code look at it.
 """
 
-import pytest
-
-from tests.emu.planted_bugs import Builder, assert_noticed, run
+from tests.emu.planted_bugs import PlantedBugs
 
 KERNEL = ("peers/peer_sum.cu",)
 SOURCES = ("core/check.cpp", "cuda/peers/peer_memory.cu")
@@ -80,16 +78,8 @@ MUTANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    return Builder(tmp_path_factory.mktemp("mutants"), "peers_driver.cpp", KERNEL, SOURCES)
-
-
-def test_the_kernel_itself_passes(builder: Builder) -> None:
-    result = run(builder.build("none"))
-    assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
-    assert_noticed(name, run(builder.build(name, *MUTANTS[name])))
+class TestSumsOverRanks(PlantedBugs):
+    driver = "peers_driver.cpp"
+    kernel = KERNEL
+    sources = SOURCES
+    mutants = MUTANTS
