@@ -130,13 +130,14 @@ void define(py::module_& module, const char* name, void (*op)(quire::Backend&, A
 std::shared_ptr<quire::AttentionPlan> plan_attention(
     const quire::Tensor& query, const quire::Tensor& key_cache, const quire::Tensor& value_cache,
     const quire::Tensor& seq_lens, const quire::Tensor& query_start_loc,
-    std::optional<int64_t> sliding_window, std::optional<int64_t> max_seq_len,
-    std::shared_ptr<quire::AttentionPlan> earlier) {
+    const std::optional<quire::Tensor>& block_tables,
+    const std::optional<quire::Tensor>& table_rows, std::optional<int64_t> sliding_window,
+    std::optional<int64_t> max_seq_len, std::shared_ptr<quire::AttentionPlan> earlier) {
   if (runs_on_gpu(query)) follow_stream();
   const py::gil_scoped_release released;
   return quire::ops::plan_attention(backend_for(query), query, key_cache, value_cache, seq_lens,
-                                    query_start_loc, sliding_window, max_seq_len,
-                                    std::move(earlier));
+                                    query_start_loc, block_tables, table_rows, sliding_window,
+                                    max_seq_len, std::move(earlier));
 }
 
 std::vector<std::string> available_isas() {

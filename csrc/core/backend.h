@@ -22,7 +22,8 @@ class Backend {
   virtual DType quantised_cache_dtype() const = 0;
 
   // Returns null if the backend plans nothing in advance. The arrays of `params` are in host
-  // memory; its tensors give only shapes, strides and types. `earlier`, if it is not null, is
+  // memory; its tensors give only shapes, strides and types, and block tables only what sequences
+  // share. `earlier`, if it is not null, is
   // planned anew in its own memory and returned. A plan with a `max_seq_len` other than 0 is for a
   // captured graph: its steps have at most one row of each sequence, and it keeps its addresses and
   // the size of its launches for all lengths up to that one.

@@ -11,7 +11,8 @@ struct PagedAttentionParams {
   RowsView query;  // [T, H, D]
   CacheView key_cache;
   CacheView value_cache;
-  const int32_t* block_tables;     // [N, MB]
+  const int32_t* block_tables;     // [N, MB]; of a plan [R, MB] or null
+  const int64_t* table_rows;       // [N], of a plan: which of the R tables is each sequence's
   const int32_t* seq_lens;         // [N], keys and values including those of this chunk
   const int32_t* query_start_loc;  // [N + 1]
   const float* alibi_slopes;       // [H], or null
@@ -163,11 +164,36 @@ void check_window(std::optional<int64_t> sliding_window) {
     fail("sliding_window: must be at least 1, got " + std::to_string(*sliding_window));
 }
 
+// The block tables of a plan, in host memory.
+void set_tables(PagedAttentionParams& p, const std::optional<Tensor>& block_tables,
+                const std::optional<Tensor>& table_rows) {
+  if (block_tables.has_value() != table_rows.has_value())
+    fail("table_rows: must be given with block_tables, and neither without the other");
+  if (!block_tables) return;
+  check_shape("block_tables", *block_tables, {-1, -1}, "[R, MB]");
+  check_dtype("block_tables", *block_tables, DType::kInt32);
+  check_unit_stride("block_tables", *block_tables);
+  check_device("block_tables", *block_tables, Device::kCpu);
+  check_shape("table_rows", *table_rows, {p.num_seqs}, "[N]");
+  check_dtype("table_rows", *table_rows, DType::kInt64);
+  check_contiguous("table_rows", *table_rows);
+  check_device("table_rows", *table_rows, Device::kCpu);
+  p.block_tables = static_cast<const int32_t*>(block_tables->data);
+  p.block_table_stride = block_tables->stride[0];
+  p.table_rows = static_cast<const int64_t*>(table_rows->data);
+  for (int64_t i = 0; i < p.num_seqs; ++i) {
+    check_range("table_rows[" + std::to_string(i) + "]", p.table_rows[i], 0,
+                block_tables->shape[0]);
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& query,
                                               const Tensor& key_cache, const Tensor& value_cache,
                                               const Tensor& seq_lens, const Tensor& query_start_loc,
+                                              const std::optional<Tensor>& block_tables,
+                                              const std::optional<Tensor>& table_rows,
                                               std::optional<int64_t> sliding_window,
                                               std::optional<int64_t> max_seq_len,
                                               std::shared_ptr<AttentionPlan> earlier) {
@@ -186,11 +212,13 @@ std::shared_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& qu
   check_window(sliding_window);
   PagedAttentionParams p = layout(query, key_cache, value_cache, seq_lens, query_start_loc);
   p.sliding_window = sliding_window.value_or(std::numeric_limits<int64_t>::max());
+  set_tables(p, block_tables, table_rows);
   for (int64_t i = 0; i < p.num_seqs; ++i) {
     const int64_t rows = p.query_start_loc[i + 1] - p.query_start_loc[i];
     check_range("query_start_loc[" + std::to_string(i + 1) + "]", p.query_start_loc[i + 1],
                 p.query_start_loc[i], p.num_tokens + 1);
-    check_range("seq_lens[" + std::to_string(i) + "]", p.seq_lens[i], rows, INT32_MAX);
+    const int64_t longest = block_tables ? block_tables->shape[1] * p.block_size + 1 : INT32_MAX;
+    check_range("seq_lens[" + std::to_string(i) + "]", p.seq_lens[i], rows, longest);
   }
   if (max_seq_len && *max_seq_len < 1)
     fail("max_seq_len: must be at least 1, got " + std::to_string(*max_seq_len));

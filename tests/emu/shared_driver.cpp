@@ -34,8 +34,10 @@ void print_attention() {
 template <int kHeadSize, int kWarps, int kTiles>
 void print_prompt() {
   for (const char* type : {"bf16", "f16"}) {
-    std::printf("attention_prompt_kernel<%s, %d, %d, %d>\t%d\n", type, kHeadSize, kWarps, kTiles,
-                PromptShape<bf16, kHeadSize, kWarps, kTiles>::kSharedBytes);
+    for (const char* kernel : {"prompt", "shared"}) {
+      std::printf("attention_%s_kernel<%s, %d, %d, %d>\t%d\n", kernel, type, kHeadSize, kWarps,
+                  kTiles, PromptShape<bf16, kHeadSize, kWarps, kTiles>::kSharedBytes);
+    }
   }
 }
 

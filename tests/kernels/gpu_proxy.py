@@ -13,7 +13,7 @@ HOST_ARGUMENTS = {
     "copy_blocks_v1": {2},
     "swap_blocks": {2},
     "swap_blocks_v1": {2},
-    "plan_attention": {3, 4},
+    "plan_attention": {3, 4, 5, 6},
 }
 
 

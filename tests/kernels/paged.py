@@ -61,6 +61,7 @@ def attend(
     token_first: bool = False,
     fused_query: bool = False,
     seed: int = 0,
+    shared_tokens: int = 0,
     **options: Any,
 ) -> list[Tensor]:
     """Run paged attention on a batch and return each span's rows [end - begin, H, D].
@@ -76,6 +77,7 @@ def attend(
         token_first: lay blocks out as [BS, Hkv, D] instead of [Hkv, BS, D].
         fused_query: give queries as a view of a wider projection.
         seed: of the blocks' order.
+        shared_tokens: spans of one history begin with so many tokens, or fewer, in the same blocks.
         options: further arguments of the operation; `scale` is 1 / sqrt(D) unless given.
     """
     first = spans[0].history
@@ -94,10 +96,17 @@ def attend(
     tables = torch.full((len(spans), max([*counts, 1]) + 1), NO_BLOCK, dtype=torch.int32)
     window = options.get("sliding_window") or max(span.end for span in spans) + 1
     used = 0
+    # Of each history, the row that begins with it first, and the blocks that it has whole.
+    leaders: dict[int, tuple[int, range]] = {}
     for row, (span, count) in enumerate(zip(spans, counts, strict=True)):
         first_key = max(0, span.begin + 1 - window)
+        whole = range(-(-first_key // block_size), min(shared_tokens, span.end) // block_size)
+        leader, known = leaders.setdefault(id(span.history), (row, whole))
         for index in range(count):
             block = int(order[used + index])
+            if leader != row and index in known:
+                tables[row, index] = tables[leader, index]
+                continue
             begin = max(index * block_size, first_key)
             end = min((index + 1) * block_size, span.end)
             if begin >= end or span.begin == span.end:
@@ -135,7 +144,18 @@ def attend(
             earlier=fixed_plan.plan,
         )
     elif len(spans) > 1:
-        plan = ops.plan_attention(query, *caches, seq_lens, starts, sliding_window=window_option)
+        # As a worker has them: with tables of other sequences, in another order.
+        rows = torch.arange(len(spans)).flip(0) + 1
+        held = torch.cat([tables[:1], tables.flip(0)])
+        plan = ops.plan_attention(
+            query,
+            *caches,
+            seq_lens,
+            starts,
+            block_tables=held,
+            table_rows=rows,
+            sliding_window=window_option,
+        )
     ops.paged_attention(
         out,
         query,

@@ -117,7 +117,9 @@ def test_tiles_are_copied_16_bytes_at_a_time(kernels: dict[str, list[Kernel]]) -
         copies = [each for each in kernel.opcodes if each.startswith("LDGSTS")]
         assert all(each.endswith(".128") for each in copies), kernel.name
         copying += bool(copies)
-        if kernel.name.startswith(("attention_mma_kernel", "attention_prompt_kernel")):
+        if kernel.name.startswith(
+            ("attention_mma_kernel", "attention_prompt_kernel", "attention_shared_kernel")
+        ):
             assert copies, kernel.name
         if kernel.name.startswith("linear_kernel"):
             is_aligned = ">, true" in kernel.name
@@ -170,7 +172,12 @@ def test_every_kernel_fits_a_device(
     most: dict[str, int] = {}
     for kernel in each_of(kernels, "cuda/"):
         shape = name = kernel.name
-        for prefix, num_choices in (("attention_mma_kernel", 1), ("attention_prompt_kernel", 2)):
+        choices = {
+            "attention_mma_kernel": 1,
+            "attention_prompt_kernel": 2,
+            "attention_shared_kernel": 2,
+        }
+        for prefix, num_choices in choices.items():
             if name.startswith(prefix):
                 shape = name.rsplit(",", num_choices)[0]
         blocks = statements.blocks_of(kernel, architecture, shared_bytes)

@@ -9,7 +9,7 @@ import torch
 from tests.kernels import test_attention, test_int8_linear, test_weight_only_linear
 from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
 from tests.kernels.oracle import DTYPES
-from tests.kernels.paged import History, Span
+from tests.kernels.paged import History, Span, attend
 
 
 @pytest.mark.parametrize("rows", [1, 10], ids=["decode", "chunk"])
@@ -37,6 +37,17 @@ def test_prompts_of_every_shape(cuda_isa: str, head_size: int, dtype: torch.dtyp
         for seed, length in enumerate((1060, 40))
     ]
     test_attention.check(spans, dtype, PLAIN, soft_cap=20.0, sinks=torch.linspace(-2, 5, 8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("head_size", [64, 128])
+def test_sharing_of_every_shape(cuda_isa: str, head_size: int, dtype: torch.dtype) -> None:
+    """A partition of so many sequences and heads that an A100 reads it once for all of them."""
+    history = History.random(540, 16, 16, head_size, dtype, 0)
+    spans = [Span(history, end - 1, end) for end in range(520, 534)]
+    together = attend(spans, shared_tokens=512)
+    for place in (0, 13):
+        assert torch.equal(attend([spans[place]])[0], together[place])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -32,15 +32,26 @@ class AttentionPlans:
         self._planned: dict[int | None, _Planned] = {}
         self._seq_lens = torch.empty(0, dtype=torch.int32)
         self._query_start_loc = torch.zeros(1, dtype=torch.int32)
+        self._block_tables: torch.Tensor | None = None
+        self._table_rows: torch.Tensor | None = None
 
-    def begin(self, seq_lens: torch.Tensor, query_start_loc: torch.Tensor) -> None:
+    def begin(
+        self,
+        seq_lens: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        block_tables: torch.Tensor | None = None,
+        table_rows: torch.Tensor | None = None,
+    ) -> None:
         """Start a step: the plans of the last one become invalid.
 
         Args:
             seq_lens: [num_sequences] int32, on the CPU.
             query_start_loc: [num_sequences + 1] int32, on the CPU.
+            block_tables: [rows, max blocks] int32, on the CPU; see ops.plan_attention.
+            table_rows: [num_sequences] int64, on the CPU, with block_tables.
         """
         self._seq_lens, self._query_start_loc = seq_lens, query_start_loc
+        self._block_tables, self._table_rows = block_tables, table_rows
         for planned in self._planned.values():
             planned.is_current = False
 
@@ -81,6 +92,8 @@ class AttentionPlans:
             *arguments,
             self._seq_lens,
             self._query_start_loc,
+            block_tables=self._block_tables,
+            table_rows=self._table_rows,
             sliding_window=sliding_window,
             max_seq_len=self._max_seq_len,
             earlier=None if before is None else before.plan,

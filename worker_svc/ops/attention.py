@@ -22,6 +22,8 @@ def plan_attention(
     seq_lens: Tensor,
     query_start_loc: Tensor,
     *,
+    block_tables: Tensor | None = None,
+    table_rows: Tensor | None = None,
     sliding_window: int | None = None,
     max_seq_len: int | None = None,
     earlier: AttentionPlan | None = None,
@@ -39,6 +41,9 @@ def plan_attention(
         value_cache: as key_cache.
         seq_lens: [N] int32, on the CPU.
         query_start_loc: [N + 1] int32, on the CPU.
+        block_tables: [R, MB] int32, on the CPU: blocks with which many decoding sequences begin
+            are then read once for several of them. A captured graph reads them for each.
+        table_rows: [N] int64, on the CPU: which of the tables is each sequence's.
         sliding_window: as for `paged_attention`.
         max_seq_len: makes a plan for a captured graph, whose sequences have at most one row each.
             Made again for the same sizes and any lengths up to this one, it keeps the addresses
@@ -56,6 +61,8 @@ def plan_attention(
         value_cache,
         seq_lens,
         query_start_loc,
+        block_tables,
+        table_rows,
         sliding_window,
         max_seq_len,
         earlier,

@@ -68,7 +68,12 @@ class GpuInputs:
             return self.graphs.place(batch)
         sampling = self._held.sampling.columns(batch.sampling_rows, batch.sampled_positions)
         placed = self._device.place({**model_arrays(batch), "rows": batch.rows, **sampling})
-        self._plans.begin(torch.from_numpy(batch.seq_lens), torch.from_numpy(batch.query_start_loc))
+        self._plans.begin(
+            torch.from_numpy(batch.seq_lens),
+            torch.from_numpy(batch.query_start_loc),
+            torch.from_numpy(self._held.block_tables),
+            torch.from_numpy(batch.rows),
+        )
         tables = self.rows.block_tables.index_select(0, placed["rows"])
         input_ids = self.rows.token_ids(placed["input_codes"])
         metadata = AttentionMetadata(

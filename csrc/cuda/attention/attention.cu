@@ -19,6 +19,7 @@ std::vector<int32_t> fetch(const int32_t* device, int64_t count, cudaStream_t st
 }
 
 void run_plan(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
+  if (plan.shared().num_items != 0) attention_shared(p, plan.shared(), stream);
   attention_mma(p, plan.few(), stream);
   if (plan.many().num_items != 0) attention_prompt(p, plan.many(), stream);
 }

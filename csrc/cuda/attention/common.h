@@ -1,6 +1,8 @@
 // Shared by the attention kernels.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/attention/device_plan.h"
 #include "cuda/cache/common.h"
 #include "cuda/device.h"
@@ -44,6 +46,10 @@ __device__ __forceinline__ float to_logit(const PagedAttentionParams& p, float s
   const float scaled = score * score_factor(p);
   return add_slope(slope, distance, p.soft_cap != 0.f ? cap(p, scaled) : scaled);
 }
+
+// Whether the kernel of shared partitions, as that of prompts, has such heads and caches.
+template <typename T, typename Cached, int kHeadSize>
+constexpr bool kCanShare = std::is_same_v<T, Cached> && (kHeadSize == 64 || kHeadSize == 128);
 
 // Softmax over the keys seen so far, in base 2, and as many columns of the weighted values.
 template <int kColumns>
@@ -90,6 +96,9 @@ void attention_mma_e4m3(const PagedAttentionParams& p, const DeviceWork& work, c
 int attention_mma_blocks_e4m3(const PagedAttentionParams& p, int columns);
 // Whether a kernel on tensor cores takes these types, sizes and alignments.
 bool attention_mma_serves(const PagedAttentionParams& p);
+// What several sequences share, for the items of `attention_mma` that begin with it:
+// `attention_prompt_serves` must have returned true.
+void attention_shared(const PagedAttentionParams& p, const SharedWork& work, cudaStream_t stream);
 // The same for sequences of many columns, with the same bits: `attention_prompt_serves` must have
 // returned true.
 void attention_prompt(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t stream);

@@ -10,6 +10,10 @@ namespace {
 // Sequences with so many columns have a kernel of their own.
 constexpr int64_t kManyColumns = 64;
 
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
 int64_t group_of(const PagedAttentionParams& p) {
   return p.num_heads / p.num_kv_heads;
 }
@@ -28,6 +32,13 @@ WorkLimits limits_of_many(const PagedAttentionParams& p) {
   const int columns = attention_prompt_columns(p);
   return {columns, attention_prompt_blocks(p), PartialMemory::max_columns(p.head_size) / columns,
           kManyColumns};
+}
+
+// Leaves three quarters of the memory to what begins with the results.
+WorkLimits limits_of_shared(const PagedAttentionParams& p) {
+  WorkLimits limits = limits_of_many(p);
+  limits.max_slots /= 4;
+  return limits;
 }
 
 // The limits of those sequences of a step that the kernel of prompts leaves.
@@ -57,16 +68,26 @@ PartialResults PartialMemory::get(int64_t head_size) {
 void DevicePlan::make(const PagedAttentionParams& p, const int32_t* seq_lens,
                       const int32_t* query_start_loc, cudaStream_t stream) {
   const bool has_many = attention_prompt_serves(p);
+  SharedPlan shared;
   const auto plan = [&](const WorkLimits& limits, Launch& launch) {
-    const WorkPlan work = plan_work(p, seq_lens, query_start_loc, limits);
+    WorkPlan work = plan_work(p, seq_lens, query_start_loc, limits, shared.num_shared);
+    shared.begin_behind(work);
     const WorkBounds size{static_cast<int64_t>(work.items.size()),
                           static_cast<int64_t>(work.merges.size())};
     launch.send(work, size, limits.columns, p, stream);
   };
   many_.work = {};
   if (has_many) plan(limits_of_many(p), many_);
-  plan(has_many ? limits_of_rest(p, query_start_loc) : limits_of_few(p, p.num_tokens, p.num_seqs),
-       few_);
+  WorkLimits rest =
+      has_many ? limits_of_rest(p, query_start_loc) : limits_of_few(p, p.num_tokens, p.num_seqs);
+  if (has_many && group_of(p) < kManyColumns) {
+    const WorkLimits limits = limits_of_shared(p);
+    shared =
+        plan_shared(p, find_sharing(p, seq_lens, query_start_loc), limits, rest.blocks_at_once);
+    rest.first_slot = ceil_div(shared.num_slots * limits.columns, rest.columns);
+  }
+  shared_.send(shared, p, stream);
+  plan(rest, few_);
 }
 
 void DevicePlan::make_fixed(const PagedAttentionParams& p, const int32_t* seq_lens,
@@ -83,6 +104,7 @@ void DevicePlan::make_fixed(const PagedAttentionParams& p, const int32_t* seq_le
   if (earlier != 0) check_range("launch", bounds.num_items, earlier, int64_t{earlier} + 1);
   few_.send(plan_work(p, seq_lens, query_start_loc, limits), bounds, limits.columns, p, stream);
   many_.work = {};
+  shared_.work = {};
 }
 
 void DevicePlan::Launch::send(const WorkPlan& plan, const WorkBounds& size, int columns,
@@ -97,7 +119,7 @@ void DevicePlan::Launch::send(const WorkPlan& plan, const WorkBounds& size, int 
   auto* items = reinterpret_cast<AttentionItem*>(host);
   auto* merges = reinterpret_cast<AttentionMerge*>(host + items_bytes);
   std::fill(std::copy(plan.items.begin(), plan.items.end(), items), items + size.num_items,
-            AttentionItem{kNoWork, 0, 0, 0, 0, 0, 0});
+            AttentionItem{kNoWork, 0, 0, 0, 0, 0, 0, 0, 0, 0});
   std::fill(std::copy(plan.merges.begin(), plan.merges.end(), merges), merges + size.num_merges,
             AttentionMerge{kNoWork, 0, 0, 0, 0});
   memory.begin(bytes, stream);
@@ -105,6 +127,24 @@ void DevicePlan::Launch::send(const WorkPlan& plan, const WorkBounds& size, int 
   buffer.send(device, bytes, stream);
   work.items = reinterpret_cast<const AttentionItem*>(device);
   work.merges = reinterpret_cast<const AttentionMerge*>(device + items_bytes);
+  work.partials = of_stream<PartialMemory>(stream).get(p.head_size);
+}
+
+void DevicePlan::SharedLaunch::send(const SharedPlan& plan, const PagedAttentionParams& p,
+                                    cudaStream_t stream) {
+  work.num_items = grid_size(static_cast<int64_t>(plan.items.size()));
+  if (work.num_items == 0) return;
+  const size_t items_bytes = Workspace::piece_bytes<SharedItem>(plan.items.size());
+  const size_t bytes = items_bytes + Workspace::piece_bytes<int32_t>(plan.members.size());
+  char* host = buffer.begin(bytes);
+  std::copy(plan.items.begin(), plan.items.end(), reinterpret_cast<SharedItem*>(host));
+  std::copy(plan.members.begin(), plan.members.end(),
+            reinterpret_cast<int32_t*>(host + items_bytes));
+  memory.begin(bytes, stream);
+  char* device = memory.take<char>(bytes);
+  buffer.send(device, bytes, stream);
+  work.items = reinterpret_cast<const SharedItem*>(device);
+  work.members = reinterpret_cast<const int32_t*>(device + items_bytes);
   work.partials = of_stream<PartialMemory>(stream).get(p.head_size);
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/backend.h"
-#include "cuda/attention/plan.h"
+#include "cuda/attention/sharing.h"
 #include "cuda/upload.h"
 #include "cuda/workspace.h"
 
@@ -43,6 +43,14 @@ struct DeviceWork {
   PartialResults partials{};
 };
 
+// The same of what sequences share.
+struct SharedWork {
+  const SharedItem* items = nullptr;
+  const int32_t* members = nullptr;
+  unsigned num_items = 0;
+  PartialResults partials{};
+};
+
 // Serves the layers of a step one after the other, and the steps of one stream.
 class DevicePlan final : public AttentionPlan {
  public:
@@ -57,6 +65,8 @@ class DevicePlan final : public AttentionPlan {
   void make_fixed(const PagedAttentionParams& p, const int32_t* seq_lens,
                   const int32_t* query_start_loc, int64_t max_seq_len, cudaStream_t stream);
 
+  // Of partitions that sequences share, to be computed before the rest of them.
+  const SharedWork& shared() const { return shared_.work; }
   // Of sequences with few columns, as those that decode.
   const DeviceWork& few() const { return few_.work; }
   // Of those with many, for the kernel of prompts.
@@ -73,6 +83,15 @@ class DevicePlan final : public AttentionPlan {
     Workspace memory;
   };
 
+  struct SharedLaunch {
+    void send(const SharedPlan& plan, const PagedAttentionParams& p, cudaStream_t stream);
+
+    SharedWork work;
+    UploadBuffer buffer;
+    Workspace memory;
+  };
+
+  SharedLaunch shared_;
   Launch few_;
   Launch many_;
 };

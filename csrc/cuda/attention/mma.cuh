@@ -19,6 +19,48 @@
 
 namespace quire::cuda {
 
+// Slots that a block begins with and takes together.
+constexpr int kSharedSlotsAtOnce = 16;
+
+// Merges what an earlier launch has computed of the columns (sharing.h) into a state that has seen
+// nothing. `factors` is the block's memory, [kSharedSlotsAtOnce, columns].
+template <int kHeadSize, int kColumns, int kElements>
+__device__ __forceinline__ void begin_behind(const AttentionItem& item, int num_columns,
+                                             const PartialResults& partials, MergeFactors* factors,
+                                             ColumnState& total, float (&acc)[kElements]) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t first_row = item.shared_row;
+  if (thread < num_columns)
+    total = {partials.max[first_row + thread], partials.sum[first_row + thread]};
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) {
+    const int element = thread + e * kMmaThreads;
+    if (element < num_columns * kHeadSize) acc[e] = partials.acc[first_row * kHeadSize + element];
+  }
+  for (int first = 1; first < item.num_shared; first += kSharedSlotsAtOnce) {
+    const int64_t row = first_row + int64_t{first} * item.shared_columns;
+    const int count = min(kSharedSlotsAtOnce, item.num_shared - first);
+    if (thread < num_columns) {
+      for (int i = 0; i < count; ++i) {
+        const int64_t own = row + int64_t{i} * item.shared_columns + thread;
+        factors[i * kColumns + thread] = total.merge(partials.max[own], partials.sum[own]);
+      }
+    }
+    __syncthreads();
+    const float* part = partials.acc + row * kHeadSize;
+    for (int i = 0; i < count; ++i) {
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        const int element = thread + e * kMmaThreads;
+        if (element < num_columns * kHeadSize)
+          acc[e] = merge_values(acc[e], part[element], factors[i * kColumns + element / kHeadSize]);
+      }
+      part += int64_t{item.shared_columns} * kHeadSize;
+    }
+    __syncthreads();  // all have read before the factors of others are shown
+  }
+}
+
 template <typename T, typename Cached, int kHeadSize, int kColumnTiles, int kStages>
 __global__ void __launch_bounds__(kMmaThreads, 2)
     attention_mma_kernel(const PagedAttentionParams p, const AttentionItem* items,
@@ -38,6 +80,13 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const bool merges = item.slot < 0 || item.is_prefix != 0;
   ColumnState total;  // of column `thread`
   float acc[Shape::kElements] = {};
+  if constexpr (kCanShare<T, Cached, kHeadSize>) {
+    if (item.num_shared > 0) {
+      const int num_columns = min(Shape::kColumns, bounds.num_columns - item.column);
+      begin_behind<kHeadSize, Shape::kColumns>(
+          item, num_columns, partials, reinterpret_cast<MergeFactors*>(warps_acc), total, acc);
+    }
+  }
 
   for (int partition = item.partition_begin; partition < item.partition_end; ++partition) {
     warp.walk(partition);
@@ -115,7 +164,10 @@ __global__ void __launch_bounds__(kMmaThreads, 4)
   begin_kernel();
   const AttentionMerge work = merges[blockIdx.x];
   if (work.seq == kNoWork) return;
-  const AttentionItem item{work.seq, work.kv_head, work.column, 0, 0, 0, 0};
+  AttentionItem item{};
+  item.seq = work.seq;
+  item.kv_head = work.kv_head;
+  item.column = work.column;
   const ItemBounds bounds(p, item, kColumns);
   const int column = static_cast<int>(blockIdx.y);
   if (work.column + column >= bounds.num_columns) return;

@@ -132,7 +132,10 @@ struct ItemBounds {
     const int64_t begin = end_of_keys(column) - window;
     return begin > 0 ? static_cast<int>(begin) : 0;
   }
-  __device__ int end_of_keys(int column) const { return first_position + column / group + 1; }
+  __device__ int end_of_keys(int column) const { return position(column) + 1; }
+
+  // Of a column's query.
+  __device__ int position(int column) const { return first_position + column / group; }
 
   __device__ int head(int kv_head, int column) const { return kv_head * group + column % group; }
 

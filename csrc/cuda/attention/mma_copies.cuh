@@ -14,8 +14,9 @@ class TileCopies {
   static constexpr int kTilesBytes = 2 * Shape::kTileBytes;  // keys, then values
   static constexpr int kHalf = kTileTokens / 2;
 
+  template <typename Bounds>
   __device__ TileCopies(const PagedAttentionParams& p, const AttentionItem& item,
-                        const ItemBounds& bounds, char* stages, int lane)
+                        const Bounds& bounds, char* stages, int lane)
       : p_(p),
         table_(p.block_tables + item.seq * p.block_table_stride),
         keys_(first_chunk(p.key_cache, item.kv_head, lane)),

@@ -19,8 +19,9 @@ class WarpColumns {
   static constexpr bool kIsQuantised = !std::is_same_v<T, Cached>;
 
   // `column` is the first of them, of the item's sequence.
+  template <typename Bounds>
   __device__ WarpColumns(const PagedAttentionParams& p, const AttentionItem& item,
-                         const ItemBounds& bounds, int column)
+                         const Bounds& bounds, int column)
       : lane_(threadIdx.x % kWarpSize),
         p_(p),
         factor_(score_factor(p)),
@@ -94,12 +95,13 @@ class WarpColumns {
 
  private:
   // Queries as the right operand, straight from memory; zeros for columns that are not there.
-  __device__ void load_queries(const AttentionItem& item, const ItemBounds& bounds, int first) {
+  template <typename Bounds>
+  __device__ void load_queries(const AttentionItem& item, const Bounds& bounds, int first) {
 #pragma unroll
     for (int g = 0; g < kColumnTiles; ++g) {
       const int column = first + g * 8 + lane_ / 4;
       const bool exists = column < bounds.num_columns;
-      const T* q = bounds.address<const T>(p_.query, item.kv_head, exists ? column : 0);
+      const T* q = bounds.template address<const T>(p_.query, item.kv_head, exists ? column : 0);
 #pragma unroll
       for (int step = 0; step < Shape::kSteps; ++step)
 #pragma unroll
@@ -121,7 +123,7 @@ class WarpColumns {
       for (int j = 0; j < 2; ++j) {
         const int own = first + g * 8 + lane_ % 4 * 2 + j;
         const bool own_exists = own < bounds.num_columns;
-        position_[g][j] = own_exists ? bounds.first_position + own / bounds.group : -1;
+        position_[g][j] = own_exists ? bounds.position(own) : -1;
         slope_[g][j] =
             own_exists ? slope_of(p_, item.kv_head * bounds.group + own % bounds.group) : 0.f;
       }

@@ -10,26 +10,29 @@ int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Calls body(seq, column, first partition, end of partitions) for each tile of columns.
-template <typename Body>
-void for_each_tile(const PagedAttentionParams& p, const int32_t* seq_lens,
-                   const int32_t* query_start_loc, const WorkLimits& limits, const Body& body) {
+std::vector<WorkTile> tiles_of(const PagedAttentionParams& p, const int32_t* seq_lens,
+                               const int32_t* query_start_loc, const WorkLimits& limits,
+                               const std::vector<int32_t>& num_shared) {
   const int columns = limits.columns;
   const int64_t group = p.num_heads / p.num_kv_heads;
+  std::vector<WorkTile> tiles;
   for (int64_t seq = 0; seq < p.num_seqs; ++seq) {
     const int64_t num_rows = query_start_loc[seq + 1] - query_start_loc[seq];
     const int64_t first_position = seq_lens[seq] - num_rows;
     const int64_t num_columns = num_rows * group;
     if (num_columns < limits.from || num_columns >= limits.until) continue;
+    const int64_t shared = num_shared.empty() ? 0 : num_shared[seq];
     for (int64_t column = 0; column < num_columns; column += columns) {
       const int64_t first_row = column / group;
       const int64_t last_row = (std::min(column + columns, num_columns) - 1) / group;
       const int64_t keys_end = first_position + last_row + 1;
       const int64_t first_key = first_position + first_row + 1 - p.sliding_window;
-      body(seq, column, std::max<int64_t>(first_key, 0) / kPartitionTokens,
-           ceil_div(keys_end, kPartitionTokens));
+      tiles.push_back({static_cast<int32_t>(seq), static_cast<int32_t>(column),
+                       std::max(std::max<int64_t>(first_key, 0) / kPartitionTokens, shared),
+                       ceil_div(keys_end, kPartitionTokens)});
     }
   }
+  return tiles;
 }
 
 // Work that is laid end to end and cut into shares, one for each block that runs at once.
@@ -104,57 +107,73 @@ class Shares {
 }  // namespace
 
 WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
-                   const int32_t* query_start_loc, const WorkLimits& limits) {
+                   const int32_t* query_start_loc, const WorkLimits& limits,
+                   const std::vector<int32_t>& num_shared) {
+  return plan_tiles(tiles_of(p, seq_lens, query_start_loc, limits, num_shared), p.num_kv_heads,
+                    limits);
+}
+
+WorkPlan plan_tiles(const std::vector<WorkTile>& tiles, int64_t num_kv_heads,
+                    const WorkLimits& limits) {
   int64_t num_partitions = 0;
-  for_each_tile(p, seq_lens, query_start_loc, limits,
-                [&](int64_t, int64_t, int64_t begin, int64_t end) {
-                  num_partitions += (end - begin) * p.num_kv_heads;
-                });
+  for (const WorkTile& tile : tiles) num_partitions += (tile.end - tile.begin) * num_kv_heads;
   Shares shares(ceil_div(num_partitions, limits.blocks_at_once));
   WorkPlan plan;
-  for_each_tile(
-      p, seq_lens, query_start_loc, limits,
-      [&](int64_t seq, int64_t column, int64_t begin, int64_t end) {
-        const int64_t length = end - begin;
-        for (int32_t kv_head = 0; kv_head < p.num_kv_heads; ++kv_head) {
-          const auto piece = [&](int64_t from, int64_t to, int64_t slot, bool is_prefix) {
-            return AttentionItem{static_cast<int32_t>(seq),      kv_head,
-                                 static_cast<int32_t>(column),   static_cast<int32_t>(from),
-                                 static_cast<int32_t>(to),       static_cast<int32_t>(slot),
-                                 static_cast<int32_t>(is_prefix)};
-          };
-          if (shares.takes_whole(length)) {
-            shares.add(piece(begin, end, -1, false));
-            continue;
-          }
-          // Of the pieces the largest is the prefix, for which one slot does.
-          const int64_t second = std::min(length - shares.left(), shares.share());
-          const int64_t prefix = std::max(shares.left(), second);
-          const int64_t num_slots = 1 + length - prefix;
-          if (plan.num_slots + num_slots > limits.max_slots) {
-            shares.add_beside(piece(begin, end, -1, false));
-            continue;
-          }
-          int64_t from = begin + prefix;  // of the next piece that is not the prefix
-          bool has_prefix = false;
-          for (int64_t cut = 0; cut < length;) {
-            const int64_t size = std::min(shares.left(), length - cut);
-            cut += size;
-            if (!has_prefix && size == prefix) {
-              has_prefix = true;
-              shares.add(piece(begin, begin + prefix, plan.num_slots, true));
-            } else {
-              const int64_t slot = plan.num_slots + 1 + from - (begin + prefix);
-              shares.add(piece(from, from + size, slot, false));
-              from += size;
-            }
-          }
-          plan.merges.push_back({static_cast<int32_t>(seq), kv_head, static_cast<int32_t>(column),
-                                 static_cast<int32_t>(plan.num_slots),
-                                 static_cast<int32_t>(num_slots)});
-          plan.num_slots += num_slots;
+  plan.num_slots = limits.first_slot;
+  for (const WorkTile& tile : tiles) {
+    const int64_t begin = tile.begin;
+    const int64_t length = tile.end - begin;
+    for (int32_t kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
+      const auto piece = [&](int64_t from, int64_t to, int64_t slot, bool is_prefix) {
+        AttentionItem item{};
+        item.seq = tile.seq;
+        item.kv_head = kv_head;
+        item.column = tile.column;
+        item.partition_begin = static_cast<int32_t>(from);
+        item.partition_end = static_cast<int32_t>(to);
+        item.slot = static_cast<int32_t>(slot);
+        item.is_prefix = static_cast<int32_t>(is_prefix);
+        return item;
+      };
+      const auto add_merge = [&](int64_t num_slots) {
+        plan.merges.push_back({tile.seq, kv_head, tile.column, static_cast<int32_t>(plan.num_slots),
+                               static_cast<int32_t>(num_slots)});
+        plan.num_slots += num_slots;
+      };
+      const auto whole = [&] {
+        return piece(begin, tile.end, limits.keeps_slots ? plan.num_slots : -1, limits.keeps_slots);
+      };
+      if (shares.takes_whole(length)) {
+        shares.add(whole());
+        if (limits.keeps_slots) add_merge(1);
+        continue;
+      }
+      // Of the pieces the largest is the prefix, for which one slot does.
+      const int64_t second = std::min(length - shares.left(), shares.share());
+      const int64_t prefix = std::max(shares.left(), second);
+      const int64_t num_slots = 1 + length - prefix;
+      if (plan.num_slots + num_slots > limits.max_slots) {
+        shares.add_beside(whole());
+        if (limits.keeps_slots) add_merge(1);
+        continue;
+      }
+      int64_t from = begin + prefix;  // of the next piece that is not the prefix
+      bool has_prefix = false;
+      for (int64_t cut = 0; cut < length;) {
+        const int64_t size = std::min(shares.left(), length - cut);
+        cut += size;
+        if (!has_prefix && size == prefix) {
+          has_prefix = true;
+          shares.add(piece(begin, begin + prefix, plan.num_slots, true));
+        } else {
+          const int64_t slot = plan.num_slots + 1 + from - (begin + prefix);
+          shares.add(piece(from, from + size, slot, false));
+          from += size;
         }
-      });
+      }
+      add_merge(num_slots);
+    }
+  }
   plan.items = shares.in_order();
   return plan;
 }

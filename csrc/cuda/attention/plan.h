@@ -20,6 +20,11 @@ struct AttentionItem {
   int32_t partition_end;
   int32_t slot;       // of its first partition's result, the others follow; -1 for the output
   int32_t is_prefix;  // whether others take the partitions behind: then its own have one slot
+  // What it begins with: the results of the partitions before its own, in slots of an earlier
+  // launch (sharing.h).
+  int32_t num_shared;      // slots, the first of all their partitions; 0: it begins with nothing
+  int32_t shared_row;      // of its first column in the first of them
+  int32_t shared_columns;  // of each
 };
 
 // The results of several blocks that are to be merged: `num_slots` in order. The first is a block's
@@ -38,6 +43,14 @@ struct WorkPlan {
   int64_t num_slots = 0;
 };
 
+// A tile of columns of a sequence, and the partitions whose keys they see.
+struct WorkTile {
+  int32_t seq;
+  int32_t column;
+  int64_t begin;
+  int64_t end;
+};
+
 // The shape of the launch that work is planned for.
 struct WorkLimits {
   int columns;         // that a block computes together
@@ -46,6 +59,11 @@ struct WorkLimits {
   // Sequences with fewer columns are left out, and those with as many or more as `until`.
   int64_t from = 0;
   int64_t until = INT64_MAX;
+  // Those before it are others'.
+  int64_t first_slot = 0;
+  // Whether all results go to slots, and not to the output: then each tile of each kv head has a
+  // merge, in order.
+  bool keeps_slots = false;
 };
 
 // Cuts the work of a step so that no block has more than a fair share: tiles are laid end to end
@@ -56,8 +74,16 @@ struct WorkLimits {
 // equally long, the last ends within 9/8 of the fair share, unless `max_slots` hinders.
 //
 // `seq_lens` and `query_start_loc` are in host memory.
+//
+// `num_shared` has the first partitions of each sequence that are computed elsewhere; it may be
+// empty.
 WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
-                   const int32_t* query_start_loc, const WorkLimits& limits);
+                   const int32_t* query_start_loc, const WorkLimits& limits,
+                   const std::vector<int32_t>& num_shared = {});
+
+// The same for any tiles.
+WorkPlan plan_tiles(const std::vector<WorkTile>& tiles, int64_t num_kv_heads,
+                    const WorkLimits& limits);
 
 // The most that a plan can have of steps with `p.num_seqs` sequences of one row each.
 struct WorkBounds {

@@ -27,6 +27,10 @@ void attention_prompt(const PagedAttentionParams& p, const DeviceWork& work, cud
   with_prompt_launcher(p, [&](auto launcher) { launcher.run(p, work, stream); });
 }
 
+void attention_shared(const PagedAttentionParams& p, const SharedWork& work, cudaStream_t stream) {
+  with_prompt_launcher(p, [&](auto launcher) { launcher.run_shared(p, work, stream); });
+}
+
 int attention_prompt_blocks(const PagedAttentionParams& p) {
   return with_prompt_launcher(p, [](auto launcher) { return launcher.blocks_at_once(); });
 }

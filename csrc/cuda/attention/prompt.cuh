@@ -42,8 +42,9 @@ class PromptTiles {
   static constexpr int kStagesOfClass = kTilesOfPartition / kClasses / Shape::kTilesOfStage;
 
   // `stages` is the block's memory for tiles.
+  template <typename Bounds>
   __device__ PromptTiles(const PagedAttentionParams& p, const AttentionItem& item,
-                         const ItemBounds& bounds, char* stages)
+                         const Bounds& bounds, char* stages)
       : copies_(p, item, bounds, stages, static_cast<int>(threadIdx.x) % kWarpSize),
         first_(max(item.partition_begin * kTilesOfPartition, bounds.keys_begin / kTileTokens)),
         end_(min(item.partition_end * kTilesOfPartition,
@@ -91,7 +92,7 @@ class PromptTiles {
 };
 
 // A warp's columns, what was merged of them, and where their results go.
-template <typename T, int kHeadSize, typename Shape>
+template <typename T, int kHeadSize, typename Shape, typename Bounds>
 class PromptColumns : private WarpColumns<T, T, kHeadSize, Shape::kColumnTiles> {
  public:
   using Base = WarpColumns<T, T, kHeadSize, Shape::kColumnTiles>;
@@ -99,7 +100,7 @@ class PromptColumns : private WarpColumns<T, T, kHeadSize, Shape::kColumnTiles> 
 
   // `held` is the block's memory for what is merged, twice kHeldBytes.
   __device__ PromptColumns(const PagedAttentionParams& p, const AttentionItem& item,
-                           const ItemBounds& bounds, float4* held)
+                           const Bounds& bounds, float4* held)
       : Base(p, item, bounds, item.column + warp() * Shape::kWarpColumns),
         item_(item),
         bounds_(bounds),
@@ -193,7 +194,7 @@ class PromptColumns : private WarpColumns<T, T, kHeadSize, Shape::kColumnTiles> 
       for (int j = 0; j < 2; ++j) {
         const int column = column_ + column_of(g, j);
         if (column >= bounds_.num_columns) continue;
-        T* out = bounds_.address<T>(p.out, item_.kv_head, column);
+        T* out = bounds_.template address<T>(p.out, item_.kv_head, column);
         ColumnState total = totals_[g][j];
         const float factor = total.add_sink(p, bounds_.head(item_.kv_head, column));
 #pragma unroll 1
@@ -239,7 +240,7 @@ class PromptColumns : private WarpColumns<T, T, kHeadSize, Shape::kColumnTiles> 
   }
 
   const AttentionItem& item_;
-  const ItemBounds& bounds_;
+  const Bounds& bounds_;
   int column_;         // the first
   float4* partition_;  // merged of it, [kFours, kThreads]
   float4* total_;
@@ -252,19 +253,17 @@ class PromptColumns : private WarpColumns<T, T, kHeadSize, Shape::kColumnTiles> 
   int all_see_end_;
 };
 
-template <typename T, int kHeadSize, int kWarps, int kTilesOfStage>
-__global__ void __launch_bounds__(kWarps* kWarpSize, 1)
-    attention_prompt_kernel(const PagedAttentionParams p, const AttentionItem* items,
-                            PartialResults partials) {
-  begin_kernel();
-  using Shape = PromptShape<T, kHeadSize, kWarps, kTilesOfStage>;
+// Takes the partitions of an item. What they come to is stored, or left to `finish` where
+// partitions are merged here and not by the merge.
+template <typename T, int kHeadSize, typename Shape, typename Bounds, typename Finish>
+__device__ __forceinline__ void attend_prompt(const PagedAttentionParams& p,
+                                              const AttentionItem& item, const Bounds& bounds,
+                                              const PartialResults& partials, char* shared,
+                                              const Finish& finish) {
   using Tiles = PromptTiles<T, Shape>;
   constexpr int kStagesOfPartition = Tiles::kClasses * Tiles::kStagesOfClass;
-  QUIRE_DYNAMIC_SHARED(shared);
-  const AttentionItem item = items[blockIdx.x];
-  const ItemBounds bounds(p, item, Shape::kColumns);
   Tiles tiles(p, item, bounds, shared);
-  PromptColumns<T, kHeadSize, Shape> columns(
+  PromptColumns<T, kHeadSize, Shape, Bounds> columns(
       p, item, bounds, reinterpret_cast<float4*>(shared + Shape::kStages * Shape::kStageBytes));
   // Whether partitions are merged here, or by the merge.
   const bool merges = item.slot < 0 || item.is_prefix != 0;
@@ -281,7 +280,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 1)
         __syncthreads();  // the stage is filled, and the other one has been read
         const int next = tiles.find(stage + 1, end);
         tiles.copy(next, end, Shape::kStageBytes - place);
-        for (int i = 0; i < kTilesOfStage; ++i) {
+        for (int i = 0; i < Shape::kTilesOfStage; ++i) {
           const int tile = Tiles::tile_of(stage) + i * Tiles::kClasses;
           const char* keys = shared + place + i * Tiles::Copies::kTilesBytes;
           if (tiles.has(tile)) columns.take(tile, keys, keys + Shape::kTileBytes);
@@ -294,12 +293,25 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 1)
     }
   }
   ptx::async_wait<0>();
-  if (!merges) return;
-  if (item.slot >= 0) {
-    columns.store_total(partials, int64_t{item.slot} * Shape::kColumns);
-  } else {
-    columns.write(p);
-  }
+  if (merges) finish(columns);
+}
+
+template <typename T, int kHeadSize, int kWarps, int kTilesOfStage>
+__global__ void __launch_bounds__(kWarps* kWarpSize, 1)
+    attention_prompt_kernel(const PagedAttentionParams p, const AttentionItem* items,
+                            PartialResults partials) {
+  begin_kernel();
+  using Shape = PromptShape<T, kHeadSize, kWarps, kTilesOfStage>;
+  QUIRE_DYNAMIC_SHARED(shared);
+  const AttentionItem item = items[blockIdx.x];
+  const ItemBounds bounds(p, item, Shape::kColumns);
+  attend_prompt<T, kHeadSize, Shape>(p, item, bounds, partials, shared, [&](const auto& columns) {
+    if (item.slot >= 0) {
+      columns.store_total(partials, int64_t{item.slot} * Shape::kColumns);
+    } else {
+      columns.write(p);
+    }
+  });
 }
 
 }  // namespace quire::cuda

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/attention/mma_launch.cuh"
-#include "cuda/attention/prompt.cuh"
+#include "cuda/attention/shared.cuh"
 
 namespace quire::cuda {
 
@@ -21,10 +21,18 @@ class PromptLauncher {
            work.merges, work.partials);
   }
 
+  static void run_shared(const PagedAttentionParams& p, const SharedWork& work,
+                         cudaStream_t stream) {
+    const Variant& variant = chosen();
+    launch(variant.shared, work.num_items, variant.threads, variant.shared_bytes, stream, p,
+           work.items, work.members, work.partials);
+  }
+
  private:
   struct Variant {
     void (*kernel)(PagedAttentionParams, const AttentionItem*, PartialResults);
     void (*merge)(PagedAttentionParams, const AttentionMerge*, PartialResults);
+    void (*shared)(PagedAttentionParams, const SharedItem*, const int32_t*, PartialResults);
     int shared_bytes;
     int threads;
     int columns;
@@ -53,6 +61,7 @@ class PromptLauncher {
     const auto kernel = attention_prompt_kernel<T, kHeadSize, kWarps, kTiles>;
     return {kernel,
             attention_merge_kernel<T, kHeadSize, Shape::kColumns>,
+            attention_shared_kernel<T, kHeadSize, kWarps, kTiles>,
             Shape::kSharedBytes,
             Shape::kThreads,
             Shape::kColumns,
