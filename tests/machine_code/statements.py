@@ -23,8 +23,6 @@ STATED = (
     "attention_prompt_kernel<bf16, 128, 8, 4>",
     "attention_prompt_kernel<bf16, 128, 8, 2>",
     "attention_prompt_kernel<bf16, 128, 4, 2>",
-    "attention_shared_kernel<bf16, 64, 8, 4>",
-    "attention_shared_kernel<bf16, 128, 8, 4>",
     "attention_merge_kernel<bf16, 128, 8>",
     "linear_kernel<LinearShape<bf16, 64, 8, 4, 1, 6>, true, false>",
     "linear_kernel<LinearShape<bf16, 64, 64, 2, 2, 4>, true, false>",
