@@ -30,6 +30,32 @@ MUTANTS = {
     ),
     "members of the first block": ("members + item.first_member", "members"),
     "a column too few": ("item.num_members * group)", "item.num_members * group - 1)"),
+    "the last tile left out": (
+        "item.partition_end * kPartitionTokens)",
+        "item.partition_end * kPartitionTokens - 1)",
+    ),
+    "results in the first slot": ("int64_t{item.slot} * Shape::kColumns);\n  });", "0);\n  });"),
+    "nothing to begin with": ("if (item.num_shared > 0) {", "if (false) {"),
+    "only the first slot": ("first < item.num_shared; first", "first < 1; first"),
+    "the last slot left out": ("item.num_shared - first);", "item.num_shared - first - 1);"),
+    "the first slot twice": (
+        "first_row + int64_t{first} * item.shared_columns",
+        "first_row + int64_t{first - 1} * item.shared_columns",
+    ),
+    "no barrier before factors are read": (
+        "    __syncthreads();\n    const float* part",
+        "    const float* part",
+    ),
+    "no barrier before factors are those of others": (
+        "    __syncthreads();  // all have read before the factors of others are shown\n",
+        "",
+    ),
+    "values of one slot": ("      part += int64_t{item.shared_columns} * kHeadSize;\n", ""),
+    "a state that forgets": (
+        "total = {partials.max[first_row + thread], partials.sum[first_row + thread]};",
+        "total = {};",
+    ),
+    "another column's factors": ("kColumns + element / kHeadSize]", "kColumns]"),
 }
 
 

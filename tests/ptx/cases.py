@@ -18,7 +18,7 @@ from tests.kernels import (
 )
 from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
 from tests.kernels.dense_definition import int8_dense
-from tests.kernels.paged import History, Span
+from tests.kernels.paged import History, Span, attend
 from worker_svc.layers.int8_linear import Int8Linear
 
 Run = Callable[[], None]
@@ -40,9 +40,11 @@ class Case:
 
 
 def attention(head_size: int, dtype: torch.dtype, cache: PlainCache = PLAIN, group: int = 2) -> Run:
-    """Decode with partitions that are split and merged, and with several in a block."""
+    """Decode with partitions that are split and merged, with several in a block, and shared."""
 
     def run() -> None:
+        if cache is PLAIN and head_size <= 128 and dtype != F32:
+            sharing(head_size, dtype, group)()
         for sequences, kv_heads in ((1, 2), (12, 2)):
             spans = []
             for seed in range(sequences):
@@ -51,6 +53,19 @@ def attention(head_size: int, dtype: torch.dtype, cache: PlainCache = PLAIN, gro
                 history = History.random(length, heads, kv_heads, head_size, dtype, seed)
                 spans.append(Span(history, length - 1, length))
             test_attention.check(spans, dtype, cache)
+
+    return run
+
+
+def sharing(head_size: int, dtype: torch.dtype, group: int) -> Run:
+    """Decode behind two partitions, which two blocks compute for all sequences."""
+
+    def run() -> None:
+        history = History.random(1100, 2 * group, 2, head_size, dtype, 0)
+        spans = [Span(history, end - 1, end) for end in (1030, 1100, 1040, 1025, 1060)]
+        together = attend(spans, shared_tokens=1024)
+        for span, rows in zip(spans, together, strict=True):
+            assert torch.equal(attend([span])[0], rows)
 
     return run
 
@@ -174,6 +189,9 @@ CASES = {
     ),
     "attention of prompts": Case(
         "attention_prompt_kernelI13__nv_bfloat16Li128E", prompt(128, BF16)
+    ),
+    "attention of what is shared": Case(
+        "attention_shared_kernelI13__nv_bfloat16Li128E", sharing(128, BF16, 4)
     ),
     "attention, float32": Case("attention_plain_kernelIffE", attention(64, F32)),
     "linear, 8 rows": Case("linear_kernel.*Li64ELi8E", linear(3, 320, 256, BF16)),

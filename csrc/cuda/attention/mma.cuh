@@ -74,7 +74,6 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const AttentionItem item = items[blockIdx.x];
   if (item.seq == kNoWork) return;
   const ItemBounds bounds(p, item, Shape::kColumns);
-  WarpAttention<T, Cached, kHeadSize, kColumnTiles, kStages> warp(p, item, bounds, shared);
   const int thread = static_cast<int>(threadIdx.x);
   // Whether partitions are merged here, or by the merge.
   const bool merges = item.slot < 0 || item.is_prefix != 0;
@@ -87,6 +86,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
           item, num_columns, partials, reinterpret_cast<MergeFactors*>(warps_acc), total, acc);
     }
   }
+  WarpAttention<T, Cached, kHeadSize, kColumnTiles, kStages> warp(p, item, bounds, shared);
 
   for (int partition = item.partition_begin; partition < item.partition_end; ++partition) {
     warp.walk(partition);
