@@ -196,7 +196,8 @@ std::vector<uint32_t> philox4x32(const std::array<uint32_t, 4>& counter,
 
 PYBIND11_MODULE(_C, module) {
   backend();  // a wrong QUIRE_ISA is reported at import
-  py::class_<quire::AttentionPlan, std::shared_ptr<quire::AttentionPlan>>(module, "AttentionPlan");
+  py::class_<quire::AttentionPlan, std::shared_ptr<quire::AttentionPlan>>(module, "AttentionPlan")
+      .def_property_readonly("shared_blocks", &quire::AttentionPlan::shared_blocks);
 #define QUIRE_OP(name, Params, ...) define(module, #name, quire::ops::name);
 #include "ops.def"
 

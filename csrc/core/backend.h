@@ -12,6 +12,9 @@ namespace quire {
 class AttentionPlan {
  public:
   virtual ~AttentionPlan() = default;
+
+  // The blocks of the launch of each layer that computes what sequences share; 0 without one.
+  virtual int64_t shared_blocks() const = 0;
 };
 
 class Backend {
@@ -23,10 +26,10 @@ class Backend {
 
   // Returns null if the backend plans nothing in advance. The arrays of `params` are in host
   // memory; its tensors give only shapes, strides and types, and block tables only what sequences
-  // share. `earlier`, if it is not null, is
-  // planned anew in its own memory and returned. A plan with a `max_seq_len` other than 0 is for a
-  // captured graph: its steps have at most one row of each sequence, and it keeps its addresses and
-  // the size of its launches for all lengths up to that one.
+  // share. `earlier`, if it is not null, is planned anew in its own memory and returned. A plan
+  // with a `max_seq_len` other than 0 is for captured graphs: its steps have at most one row of
+  // each sequence, and it keeps its addresses for all lengths up to that one. It also keeps the
+  // size of its launches, but for the one of what sequences share.
   virtual std::shared_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& params,
                                                         int64_t max_seq_len,
                                                         std::shared_ptr<AttentionPlan> earlier) = 0;

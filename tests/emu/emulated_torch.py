@@ -9,7 +9,8 @@ memory. What a GPU does later is done here at once, where that hides no bug:
 - A copy to the host that nobody has waited for has not come: numbers that mean nothing are there.
 - Host memory that a copy reads must stay as it is until something has waited for the copy.
 - A graph replays the operations that were captured, on the same memory, without running the model's
-  Python again; while one is captured, the host may not wait.
+  Python again; our kernels start as many blocks as then (see launches). While one is captured, the
+  host may not wait.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.emu.launches import capture
 from tests.emu.stream_order import Clock, StreamOrder
 
 DEVICE_TYPE = "emu"
@@ -170,8 +172,9 @@ class Machine(TorchDispatchMode):
                 self.order.start(stream.number, operation.__name__, addresses)
 
         if self.thread.captured is not None:
-            self.thread.captured.append(lambda: (start(), operation(*args)))
-            return operation(*args)
+            result, again = capture(operation, args)
+            self.thread.captured.append(lambda: (start(), again()))
+            return result
         start()
         if stream is not self.compute:
             stream.work.append(lambda: operation(*args))

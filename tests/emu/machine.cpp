@@ -1,7 +1,6 @@
 #include "machine.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <numeric>
 
@@ -17,7 +16,9 @@ constexpr size_t kSharedAlignment = 1024;
 constexpr int kPoison = 0xff;  // NaN as floating point of any size
 
 thread_local Machine* running = nullptr;
-std::atomic<uint64_t> num_launches{0};
+// Of the calling thread.
+thread_local uint64_t num_launches = 0;
+thread_local uint64_t num_blocks = 0;
 
 size_t round_up(size_t bytes, size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
@@ -54,6 +55,7 @@ Machine::Machine(dim3 grid, dim3 block, size_t shared_bytes, const std::function
 void Machine::launch(dim3 grid, dim3 block, size_t shared_bytes,
                      const std::function<void()>& body) {
   ++num_launches;
+  num_blocks += uint64_t{grid.x} * grid.y * grid.z;
   Machine machine(grid, block, shared_bytes, body);
   Machine* outer = std::exchange(running, &machine);
   try {
@@ -255,4 +257,8 @@ void Machine::warp_barrier(uint32_t mask, bool orders_memory) {
 // For tests in Python.
 extern "C" __attribute__((visibility("default"))) uint64_t quire_emulated_launches() {
   return emu::num_launches;
+}
+
+extern "C" __attribute__((visibility("default"))) uint64_t quire_emulated_blocks() {
+  return emu::num_blocks;
 }

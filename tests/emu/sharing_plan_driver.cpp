@@ -2,8 +2,8 @@
 //
 // A step is a line: kv heads, query heads of each, window (0: none), tokens of a block, columns and
 // blocks at once of the shared launch and of the rest, most slots of the first, sequences, and for
-// each of these its tokens, its rows and its blocks. A plan is a line: groups, shared items, items
-// of the rest; then all numbers of each.
+// each of these its tokens, its rows and its blocks. A plan is a line: nanoseconds, the most
+// shared items there can be, groups, shared items, items of the rest; then all numbers of each.
 #include <chrono>
 #include <cstdint>
 #include <iostream>
@@ -60,7 +60,8 @@ int main() {
     shared.begin_behind(rest);
 
     std::cout << std::chrono::duration_cast<std::chrono::nanoseconds>(ended - began).count() << ' '
-              << groups.size() << ' ' << shared.items.size() << ' ' << rest.items.size();
+              << bound_shared(p, of_shared) << ' ' << groups.size() << ' ' << shared.items.size()
+              << ' ' << rest.items.size();
     for (const cuda::SharingGroup& each : groups) {
       std::cout << ' ' << each.num_partitions << ' ' << each.seqs.size();
       for (const int32_t seq : each.seqs) std::cout << ' ' << seq;

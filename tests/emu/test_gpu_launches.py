@@ -1,6 +1,5 @@
 """How many kernels a layer of a decode step starts on a GPU: each costs a microsecond or more."""
 
-import ctypes
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ import pytest
 
 from tests.emu.emulated_device import EmulatedDevice
 from tests.emu.emulated_torch import Machine
+from tests.emu.launches import launched
 from tests.factories import CONFIGS, save_model
 from tests.models.driver import Driver, load_runner
 from tests.models.test_published_formats import FORMATS, save_both
-from worker_svc.ops import compiled
 
 NUM_SEQUENCES = 4
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
@@ -21,11 +20,6 @@ LIMITS = {
     **{"plain": 9, "invariant": 9, "w8a8": 13, "w8": 9, "w4": 9, "float8": 9},
     **{"experts": 13, "experts, invariant": 13},
 }
-
-
-def num_of_ours() -> int:
-    """Launches of our kernels so far."""
-    return int(ctypes.CDLL(compiled._C.__file__).quire_emulated_launches())
 
 
 def launches_of_step(gpu: EmulatedDevice, directory: Path, **options: Any) -> Counter[str]:
@@ -43,9 +37,9 @@ def launches_of_step(gpu: EmulatedDevice, directory: Path, **options: Any) -> Co
     for sequence in range(NUM_SEQUENCES):
         driver.add(sequence, [sequence + 1, 5, 7])
     driver.step()
-    before, ours = Counter(Machine.current.launches), num_of_ours()
+    before, ours = Counter(Machine.current.launches), launched()["launches"]
     driver.step()
-    return Machine.current.launches - before + Counter(ours=num_of_ours() - ours)
+    return Machine.current.launches - before + Counter(ours=launched()["launches"] - ours)
 
 
 @pytest.mark.parametrize(

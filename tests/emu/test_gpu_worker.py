@@ -44,7 +44,8 @@ def inputs_of(runner: ModelRunner) -> GpuInputs:
 def assert_replayed(driver: Driver, count: int) -> None:
     """Graphs were replayed so often, where the graphs count it."""
     graphs = inputs_of(driver.runner).graphs
-    found = [] if graphs is None else [each.graph for each in graphs._captured.values()]
+    sizes = [] if graphs is None else graphs._of_size.values()
+    found = [each.graph for of_size in sizes for each in of_size.captured.values()]
     if all(isinstance(graph, EmulatedGraph) for graph in found):
         assert sum(graph.num_replays for graph in found) == count  # type: ignore[attr-defined]
 

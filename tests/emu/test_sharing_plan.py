@@ -86,13 +86,15 @@ class Item:
 @dataclass(frozen=True)
 class Plan:
     microseconds: float
+    most_shared: int
     groups: list[tuple[int, tuple[int, ...]]]
     shared: list[SharedItem]
     rest: list[Item]
 
     @classmethod
     def read(cls, numbers: Iterator[int]) -> "Plan":
-        nanoseconds, num_groups, num_shared, num_rest = (next(numbers) for _ in range(4))
+        nanoseconds, most_shared, *counts = (next(numbers) for _ in range(5))
+        num_groups, num_shared, num_rest = counts
 
         def several() -> tuple[int, ...]:
             return tuple(next(numbers) for _ in range(next(numbers)))
@@ -114,7 +116,7 @@ class Plan:
             for _ in range(num_rest)
         ]
         assert next(numbers, None) is None
-        return cls(nanoseconds / 1e3, groups, shared, rest)
+        return cls(nanoseconds / 1e3, most_shared, groups, shared, rest)
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +186,7 @@ def check(step: Step, plan: Plan) -> None:
             for index in range(first // PARTITION_TOKENS, -(-sequence.length // PARTITION_TOKENS)):
                 assert computed.pop((seq, kv_head, index)) == 1
     assert not computed
+    assert len(plan.shared) <= plan.most_shared
     # No item is longer than its launch's fair share.
     for pieces, blocks in ((plan.shared, step.shared_blocks), (plan.rest, step.blocks_at_once)):
         lengths = [len(each.partitions) for each in pieces]

@@ -132,30 +132,22 @@ def attend(
     seq_lens = torch.tensor([span.end for span in spans], dtype=torch.int32)
     # A plan, or none, changes nothing.
     plan = None
-    window_option = options.get("sliding_window")
-    if fixed_plan is not None:
-        plan = fixed_plan.plan = ops.plan_attention(
-            query,
-            *caches,
-            seq_lens,
-            starts,
-            sliding_window=window_option,
-            max_seq_len=fixed_plan.max_seq_len,
-            earlier=fixed_plan.plan,
-        )
-    elif len(spans) > 1:
+    if fixed_plan is not None or len(spans) > 1:
         # As a worker has them: with tables of other sequences, in another order.
         rows = torch.arange(len(spans)).flip(0) + 1
-        held = torch.cat([tables[:1], tables.flip(0)])
         plan = ops.plan_attention(
             query,
             *caches,
             seq_lens,
             starts,
-            block_tables=held,
+            block_tables=torch.cat([tables[:1], tables.flip(0)]),
             table_rows=rows,
-            sliding_window=window_option,
+            sliding_window=options.get("sliding_window"),
+            max_seq_len=None if fixed_plan is None else fixed_plan.max_seq_len,
+            earlier=None if fixed_plan is None else fixed_plan.plan,
         )
+    if fixed_plan is not None:
+        fixed_plan.plan = plan
     ops.paged_attention(
         out,
         query,

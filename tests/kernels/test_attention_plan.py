@@ -32,6 +32,29 @@ def test_steps_of_other_lengths(isa: str, window: int | None) -> None:
         assert plan.plan is made
 
 
+@pytest.mark.parametrize("kv_heads", [2, 6])
+def test_steps_that_share_blocks_and_do_not(isa: str, kv_heads: int) -> None:
+    """With a launch more where they do, in one memory."""
+    plan = FixedPlan(MAX_SEQ_LEN)
+    history = History.random(1200, 4 * kv_heads, kv_heads, 64, torch.bfloat16, 0)
+    found = []
+    for ends, shared_tokens in (
+        ((600, 1200, 700, 540, 513, 650), 512),
+        ((600, 1200, 700, 540, 513, 650), 0),
+        ((1100, 1200, 0, 1030, 1060, 1090), 1030),
+        ((1100, 1200, 0, 0, 0, 900), 1030),
+        ((600, 1200, 700, 650, 513, 650), 600),
+    ):
+        spans = [Span(history, max(end - 1, 0), end) for end in ends]
+        fixed = attend(spans, fixed_plan=plan, shared_tokens=shared_tokens)
+        for span, rows in zip(spans, fixed, strict=True):
+            if span.end > 0:
+                assert torch.equal(attend([span])[0], rows)
+        found.append(plan.plan is not None and plan.plan.shared_blocks > 0)
+    # A device of many multiprocessors reads so little apart.
+    assert found in ([True, False, True, False, True], [False] * 5)
+
+
 def test_more_tiles_than_blocks_at_once(isa: str) -> None:
     plan = FixedPlan(MAX_SEQ_LEN)
     for lengths in [(600, 1, 30, 40, 50), (1200, 0, 0, 0, 0)]:

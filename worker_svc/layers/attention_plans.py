@@ -78,6 +78,12 @@ class AttentionPlans:
             )
         return planned.plan
 
+    @property
+    def shared_blocks(self) -> tuple[int, ...]:
+        """Of each window's plan, the blocks of the launch for what sequences share; 0 without."""
+        plans = (each.plan for each in self._planned.values())
+        return tuple(0 if plan is None else plan.shared_blocks for plan in plans)
+
     def make_again(self) -> None:
         """Make all plans again that were asked for so far, for the same tensors."""
         for window, planned in self._planned.items():

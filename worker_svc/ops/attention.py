@@ -42,12 +42,14 @@ def plan_attention(
         seq_lens: [N] int32, on the CPU.
         query_start_loc: [N + 1] int32, on the CPU.
         block_tables: [R, MB] int32, on the CPU: blocks with which many decoding sequences begin
-            are then read once for several of them. A captured graph reads them for each.
+            are then read once for several of them.
         table_rows: [N] int64, on the CPU: which of the tables is each sequence's.
         sliding_window: as for `paged_attention`.
-        max_seq_len: makes a plan for a captured graph, whose sequences have at most one row each.
+        max_seq_len: makes a plan for captured graphs, whose sequences have at most one row each.
             Made again for the same sizes and any lengths up to this one, it keeps the addresses
-            that the graph was captured with.
+            that a graph was captured with. Where its `shared_blocks`, of which there are few
+            values, are others than those, it needs another graph: they are the blocks of the
+            launch that reads what sequences share, 0 for no such launch.
         earlier: a plan that is no longer needed; the new one reuses its memory.
 
     On a GPU it is made and used on one stream, torch's current one.

@@ -4,6 +4,10 @@ A graph keeps the addresses and sizes that it was captured with. So there is one
 ladder of batch sizes, a batch is filled up to the next size with sequences that have no tokens, and
 what changes from step to step is copied to the addresses that the graph reads. Logits are not part
 of a graph: each graph would keep memory for the logits of its size.
+
+Where sequences of a step share blocks its attention has one launch more in each layer, and a graph
+of its own, which is captured when the first such step comes: so a worker whose sequences share
+nothing has none of it.
 """
 
 from dataclasses import dataclass
@@ -44,18 +48,14 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph of one size.
+    """A graph.
 
     Attributes:
         graph: the graph.
-        inputs: what it reads, and the arguments of sampling, which it does not.
-        plans: the attention plans that it reads.
         hidden: [size, hidden_size] last hidden states that it writes.
     """
 
     graph: Graph
-    inputs: Placement
-    plans: AttentionPlans
     hidden: torch.Tensor
 
     def replay(self, num_sequences: int) -> torch.Tensor:
@@ -67,8 +67,25 @@ class _Captured:
         return self.hidden[:num_sequences]
 
 
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """The graphs of one size, and what they read.
+
+    Attributes:
+        size: sequences.
+        inputs: what they read, and the arguments of sampling, which they do not.
+        plans: the attention plans that they read.
+        captured: the graphs, by `shared_blocks` of the plans.
+    """
+
+    size: int
+    inputs: Placement
+    plans: AttentionPlans
+    captured: dict[tuple[int, ...], _Captured]
+
+
 class DecodeGraphs:
-    """The decode steps of a model, one graph for each size.
+    """The decode steps of a model, graphs of each size.
 
     Args:
         device: the GPU that runs them.
@@ -94,7 +111,7 @@ class DecodeGraphs:
         self._caches = caches
         self._rows = rows
         self._sizes = graph_sizes(max_num_seqs)
-        self._captured: dict[int, _Captured] = {}
+        self._of_size: dict[int, _Size] = {}
         self._pool = device.new_pool()
         self._generation = rows.generation
 
@@ -104,32 +121,42 @@ class DecodeGraphs:
         Writes nothing to the caches.
         """
         for size in reversed(self._sizes):
-            self._captured[size] = self._capture(size)
+            self._of_size[size] = self._prepare(size)
 
     def fits(self, batch: Batch) -> bool:
         """Return whether there is a graph for a batch."""
         return batch.is_decode and batch.num_tokens <= self._sizes[-1]
 
     def place(self, batch: Batch) -> DeviceBatch:
-        """Copy a decode batch to the memory that its graph reads."""
+        """Copy a decode batch to the memory that its graph reads.
+
+        Mutates: the caches, where its graph is captured first: they get what the step will write.
+        """
         if self._generation != self._rows.generation:
             # The tables have moved, and the graphs would read them at their old place.
             self._generation = self._rows.generation
             self.capture()
         size = next(size for size in self._sizes if size >= batch.num_tokens)
-        captured, count = self._captured[size], len(batch.sampling_rows)
-        arrays = captured.inputs.begin()
+        of_size, count = self._of_size[size], len(batch.sampling_rows)
+        arrays = of_size.inputs.begin()
         _fill(arrays, batch)
         sampling = self._held.sampling.columns(batch.sampling_rows, batch.sampled_positions)
         for name, column in sampling.items():
             arrays[name][:count] = column
         arrays["sampling_rows"][:count] = batch.sampling_rows
-        captured.inputs.send()
-        captured.plans.begin(
-            torch.from_numpy(arrays["seq_lens"]), torch.from_numpy(arrays["query_start_loc"])
+        of_size.inputs.send()
+        of_size.plans.begin(
+            torch.from_numpy(arrays["seq_lens"]),
+            torch.from_numpy(arrays["query_start_loc"]),
+            torch.from_numpy(self._held.block_tables),
+            torch.from_numpy(arrays["rows"]),
         )
-        captured.plans.make_again()
-        placed = captured.inputs.tensors
+        of_size.plans.make_again()
+        shared_blocks = of_size.plans.shared_blocks
+        captured = of_size.captured.get(shared_blocks)
+        if captured is None:
+            captured = of_size.captured[shared_blocks] = self._capture(of_size)
+        placed = of_size.inputs.tensors
         return DeviceBatch(
             partial(captured.replay, batch.num_tokens),
             None,
@@ -137,41 +164,53 @@ class DecodeGraphs:
             {name: placed[name][:count] for name in sampling},
         )
 
-    def _capture(self, size: int) -> _Captured:
-        device, rows = self._device, np.zeros(size, np.int64)
+    def _prepare(self, size: int) -> _Size:
+        """Return what graphs of a size read, and the graph of steps that share nothing."""
+        rows = np.zeros(size, np.int64)
         examples = {
             **{name: np.empty(size, dtype) for name, dtype in _DECODE_DTYPES.items()},
             "query_start_loc": np.empty(size + 1, np.int32),
             "sampling_rows": rows,
             **self._held.sampling.columns(rows, rows),
         }
-        inputs = Placement(device, examples)
-        arrays, placed = inputs.begin(), inputs.tensors
+        inputs = Placement(self._device, examples)
+        arrays = inputs.begin()
         _fill(arrays)
         inputs.send()
         plans = AttentionPlans(max_seq_len=self._held.max_num_tokens)
         plans.begin(
             torch.from_numpy(arrays["seq_lens"]), torch.from_numpy(arrays["query_start_loc"])
         )
+        of_size = _Size(size, inputs, plans, {})
+        captured = self._capture(of_size)
+        of_size.captured[plans.shared_blocks] = captured
+        return of_size
+
+    def _capture(self, of_size: _Size) -> _Captured:
+        """Capture the step that was placed last.
+
+        Mutates: the caches.
+        """
+        placed = of_size.inputs.tensors
         hidden = torch.empty(0)
 
         def work() -> None:
             nonlocal hidden
             metadata = AttentionMetadata(
                 caches=self._caches,
-                num_tokens=size,
+                num_tokens=of_size.size,
                 slot_mapping=placed["slot_mapping"],
                 block_tables=self._rows.block_tables.index_select(0, placed["rows"]),
                 seq_lens=placed["seq_lens"],
                 query_start_loc=placed["query_start_loc"],
-                plans=plans,
+                plans=of_size.plans,
             )
             input_ids = self._rows.token_ids(placed["input_codes"])
             hidden = self._model.forward(input_ids, placed["positions"], metadata)
 
-        work()  # makes the plans, and what libraries make at their first call
-        graph = device.capture(work, self._pool)
-        return _Captured(graph, inputs, plans, hidden)
+        work()  # makes plans that are not there, and what libraries make at their first call
+        graph = self._device.capture(work, self._pool)
+        return _Captured(graph, hidden)
 
 
 def _fill(arrays: dict[str, Array], batch: Batch | None = None) -> None:

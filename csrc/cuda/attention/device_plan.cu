@@ -41,6 +41,24 @@ WorkLimits limits_of_shared(const PagedAttentionParams& p) {
   return limits;
 }
 
+// What sequences share of a step, if anything; sets where the slots of the rest begin.
+SharedPlan share(const PagedAttentionParams& p, const int32_t* seq_lens,
+                 const int32_t* query_start_loc, WorkLimits& rest) {
+  if (!attention_prompt_serves(p) || group_of(p) >= kManyColumns) return {};
+  const WorkLimits limits = limits_of_shared(p);
+  SharedPlan plan =
+      plan_shared(p, find_sharing(p, seq_lens, query_start_loc), limits, rest.blocks_at_once);
+  rest.first_slot = ceil_div(plan.num_slots * limits.columns, rest.columns);
+  return plan;
+}
+
+// The blocks of a launch for so many items, of few sizes: each has a captured graph of its own.
+int64_t size_of_launch(int64_t num_items, int64_t blocks_at_once) {
+  int64_t size = num_items > 0 ? blocks_at_once : 0;
+  while (size < num_items) size *= 2;
+  return size;
+}
+
 // The limits of those sequences of a step that the kernel of prompts leaves.
 WorkLimits limits_of_rest(const PagedAttentionParams& p, const int32_t* query_start_loc) {
   int64_t num_rows = 0;
@@ -80,13 +98,9 @@ void DevicePlan::make(const PagedAttentionParams& p, const int32_t* seq_lens,
   if (has_many) plan(limits_of_many(p), many_);
   WorkLimits rest =
       has_many ? limits_of_rest(p, query_start_loc) : limits_of_few(p, p.num_tokens, p.num_seqs);
-  if (has_many && group_of(p) < kManyColumns) {
-    const WorkLimits limits = limits_of_shared(p);
-    shared =
-        plan_shared(p, find_sharing(p, seq_lens, query_start_loc), limits, rest.blocks_at_once);
-    rest.first_slot = ceil_div(shared.num_slots * limits.columns, rest.columns);
-  }
-  shared_.send(shared, p, stream);
+  shared = share(p, seq_lens, query_start_loc, rest);
+  const auto num_items = static_cast<int64_t>(shared.items.size());
+  shared_.send(shared, num_items, num_items, p, stream);
   plan(rest, few_);
 }
 
@@ -98,13 +112,25 @@ void DevicePlan::make_fixed(const PagedAttentionParams& p, const int32_t* seq_le
     check_range("rows of sequence " + index, query_start_loc[i + 1] - query_start_loc[i], 0, 2);
     check_range("seq_lens" + index, seq_lens[i], 0, max_seq_len + 1);
   }
-  const WorkLimits limits = limits_of_few(p, p.num_tokens, p.num_seqs);
+  WorkLimits limits = limits_of_few(p, p.num_tokens, p.num_seqs);
   const WorkBounds bounds = bound_work(p, limits);
   const unsigned earlier = few_.work.num_items;
   if (earlier != 0) check_range("launch", bounds.num_items, earlier, int64_t{earlier} + 1);
-  few_.send(plan_work(p, seq_lens, query_start_loc, limits), bounds, limits.columns, p, stream);
   many_.work = {};
-  shared_.work = {};
+  const SharedPlan shared = share(p, seq_lens, query_start_loc, limits);
+  if (shared.items.empty()) {
+    shared_.work.num_items = 0;
+  } else {
+    const WorkLimits of_shared = limits_of_shared(p);
+    const auto size = [&](int64_t num_items) {
+      return size_of_launch(num_items, of_shared.blocks_at_once);
+    };
+    shared_.send(shared, size(static_cast<int64_t>(shared.items.size())),
+                 size(bound_shared(p, of_shared)), p, stream);
+  }
+  WorkPlan work = plan_work(p, seq_lens, query_start_loc, limits, shared.num_shared);
+  shared.begin_behind(work);
+  few_.send(work, bounds, limits.columns, p, stream);
 }
 
 void DevicePlan::Launch::send(const WorkPlan& plan, const WorkBounds& size, int columns,
@@ -130,21 +156,24 @@ void DevicePlan::Launch::send(const WorkPlan& plan, const WorkBounds& size, int 
   work.partials = of_stream<PartialMemory>(stream).get(p.head_size);
 }
 
-void DevicePlan::SharedLaunch::send(const SharedPlan& plan, const PagedAttentionParams& p,
-                                    cudaStream_t stream) {
-  work.num_items = grid_size(static_cast<int64_t>(plan.items.size()));
+void DevicePlan::SharedLaunch::send(const SharedPlan& plan, int64_t num_items, int64_t most_items,
+                                    const PagedAttentionParams& p, cudaStream_t stream) {
+  work.num_items = grid_size(num_items);
   if (work.num_items == 0) return;
-  const size_t items_bytes = Workspace::piece_bytes<SharedItem>(plan.items.size());
-  const size_t bytes = items_bytes + Workspace::piece_bytes<int32_t>(plan.members.size());
-  char* host = buffer.begin(bytes);
-  std::copy(plan.items.begin(), plan.items.end(), reinterpret_cast<SharedItem*>(host));
-  std::copy(plan.members.begin(), plan.members.end(),
-            reinterpret_cast<int32_t*>(host + items_bytes));
-  memory.begin(bytes, stream);
-  char* device = memory.take<char>(bytes);
+  const size_t members_bytes = Workspace::piece_bytes<int32_t>(p.num_seqs);
+  const size_t bytes = members_bytes + num_items * sizeof(SharedItem);
+  const size_t most_bytes = members_bytes + Workspace::piece_bytes<SharedItem>(most_items);
+  char* host = buffer.begin(most_bytes);
+  auto* items = reinterpret_cast<SharedItem*>(host + members_bytes);
+  std::copy(plan.members.begin(), plan.members.end(), reinterpret_cast<int32_t*>(host));
+  SharedItem none{};
+  none.seq = kNoWork;
+  std::fill(std::copy(plan.items.begin(), plan.items.end(), items), items + num_items, none);
+  memory.begin(most_bytes, stream);
+  char* device = memory.take<char>(most_bytes);
   buffer.send(device, bytes, stream);
-  work.items = reinterpret_cast<const SharedItem*>(device);
-  work.members = reinterpret_cast<const int32_t*>(device + items_bytes);
+  work.members = reinterpret_cast<const int32_t*>(device);
+  work.items = reinterpret_cast<const SharedItem*>(device + members_bytes);
   work.partials = of_stream<PartialMemory>(stream).get(p.head_size);
 }
 

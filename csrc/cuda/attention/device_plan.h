@@ -58,12 +58,14 @@ class DevicePlan final : public AttentionPlan {
   void make(const PagedAttentionParams& p, const int32_t* seq_lens, const int32_t* query_start_loc,
             cudaStream_t stream);
 
-  // As `make`, for at most one row of each sequence; keeps addresses and counts between calls of
-  // the same sizes.
+  // As `make`, for at most one row of each sequence; keeps addresses between calls of the same
+  // sizes, and counts but for those of shared().
   //
   // Throws std::invalid_argument: a longer sequence or more rows than that.
   void make_fixed(const PagedAttentionParams& p, const int32_t* seq_lens,
                   const int32_t* query_start_loc, int64_t max_seq_len, cudaStream_t stream);
+
+  int64_t shared_blocks() const override { return shared_.work.num_items; }
 
   // Of partitions that sequences share, to be computed before the rest of them.
   const SharedWork& shared() const { return shared_.work; }
@@ -84,7 +86,9 @@ class DevicePlan final : public AttentionPlan {
   };
 
   struct SharedLaunch {
-    void send(const SharedPlan& plan, const PagedAttentionParams& p, cudaStream_t stream);
+    // As that of a Launch. Addresses stay as long as neither `most_items` nor sequences change.
+    void send(const SharedPlan& plan, int64_t num_items, int64_t most_items,
+              const PagedAttentionParams& p, cudaStream_t stream);
 
     SharedWork work;
     UploadBuffer buffer;

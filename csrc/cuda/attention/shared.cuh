@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 1)
   using Shape = PromptShape<T, kHeadSize, kWarps, kTilesOfStage>;
   QUIRE_DYNAMIC_SHARED(shared);
   const SharedItem item = items[blockIdx.x];
+  if (item.seq == kNoWork) return;
   const SharedBounds bounds(p, item, members);
   attend_prompt<T, kHeadSize, Shape>(p, item, bounds, partials, shared, [&](const auto& columns) {
     columns.store_total(partials, int64_t{item.slot} * Shape::kColumns);

@@ -158,6 +158,15 @@ SharedPlan plan_shared(const PagedAttentionParams& p, const std::vector<SharingG
   return plan;
 }
 
+int64_t bound_shared(const PagedAttentionParams& p, const WorkLimits& limits) {
+  const int64_t seqs_of_tile = limits.columns / (p.num_heads / p.num_kv_heads);
+  // Tiles that are full, and one of each group that is not.
+  const int64_t num_tiles =
+      p.num_seqs / std::max<int64_t>(seqs_of_tile, 1) + p.num_seqs / kLeastSequences;
+  // A cut ends a share, of which there are as many as blocks.
+  return num_tiles * p.num_kv_heads + limits.blocks_at_once;
+}
+
 void SharedPlan::begin_behind(WorkPlan& rest) const {
   if (num_shared.empty()) return;
   for (AttentionItem& item : rest.items) {

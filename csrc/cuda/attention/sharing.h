@@ -55,4 +55,7 @@ struct SharedPlan {
 SharedPlan plan_shared(const PagedAttentionParams& p, const std::vector<SharingGroup>& groups,
                        const WorkLimits& limits, int other_blocks);
 
+// The most items of it for steps with `p.num_seqs` sequences of one row each.
+int64_t bound_shared(const PagedAttentionParams& p, const WorkLimits& limits);
+
 }  // namespace quire::cuda
