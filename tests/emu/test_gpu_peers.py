@@ -267,8 +267,8 @@ def test_processes_share_memory_and_one_is_killed(emulated_gpu: EmulatedDevice) 
             each.kill()
 
 
-class FailsWhenTold(Alone):
-    """The communicator of a rank whose sums fail once it is told so."""
+class FailsLater(Alone):
+    """The communicator of a rank whose sums fail from a moment that the test chooses."""
 
     def __init__(self, device: torch.device) -> None:
         self.failed = torch.zeros(1, dtype=torch.int32, device=device)
@@ -280,7 +280,7 @@ class FailsWhenTold(Alone):
 def test_steps_behind_a_failure_are_lost(emulated_gpu: EmulatedDevice, tmp_path: Path) -> None:
     """None of their tokens is reported or held; those of the steps before are."""
     save_model(tmp_path, CONFIGS["llama"]())
-    communicator = FailsWhenTold(emulated_gpu.torch_device)
+    communicator = FailsLater(emulated_gpu.torch_device)
     parallel = ParallelGroup(0, 1, communicator)
     runner = load_runner(
         tmp_path, device=emulated_gpu, parallel=parallel, num_blocks=60, max_num_seqs=4

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kPeerThreads, kPeerBlocksOfMultiprocessor)
     char* const own_memory = peers.of_rank[peers.rank];
     const bool meets = is_other && ptx::load_relaxed(failed_of(own_memory)) == 0;
     if (meets) ptx::store_release(flag_of(peers.of_rank[other], peers.rank), call);
-    __syncwarp();  // all are told before one is awaited
+    __syncwarp();  // all flags are set before one is awaited
     const uint32_t* own_flag = flag_of(own_memory, other);
     const bool fails = is_other && !(meets && await_peer(peers, own_flag, call));
     const bool any_fails = __any_sync(kFullMask, fails) != 0;
