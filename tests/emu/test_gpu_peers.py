@@ -21,7 +21,7 @@ from quire.contract.errors import UnavailableError
 from quire.contract.workers import Meeting
 from tests.emu.emulated_device import EmulatedDevice, EmulatedDeviceOfProcess, on_the_same_gpu
 from tests.emu.emulated_torch import Machine
-from tests.emu.test_gpu_launches import num_of_ours
+from tests.emu.launches import launched
 from tests.factories import CONFIGS, save_model
 from tests.models.driver import Driver, load_runner
 from worker_svc import ops
@@ -78,21 +78,22 @@ def parts_of(rows: int, seed: int = 0) -> list[torch.Tensor]:
 
 def test_small_sums_are_one_kernel_and_large_ones_are_of_nccl(ranks: Ranks) -> None:
     ranks.join()
-    launches = {}
+    launches, ours = {}, {}
 
     def work(rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
         own = parts[rank].to(ranks.device)
-        before = Counter(Machine.current.launches)
+        before, ours_before = Counter(Machine.current.launches), launched()
         total = ranks.groups[rank].all_reduce(own)
         launches[rank] = (Machine.current.launches - before).total()
+        ours[rank] = (launched() - ours_before)["launches"]
         assert ranks.communicators[rank].failure().item() == 0  # type: ignore[union-attr]
         return total.cpu()
 
     for rows, is_small in ((1, True), (7, True), (4096, True), (4097, False)):
-        parts, ours = parts_of(rows, rows), num_of_ours()
+        parts = parts_of(rows, rows)
         for total in ranks.run(lambda rank, parts=parts: work(rank, parts)):
             assert torch.equal(total, tree_sum(parts).to(torch.bfloat16))
-        assert num_of_ours() - ours == (SIZE if is_small else 0)
+        assert all(count == int(is_small) for count in ours.values())
         assert all((others == 0) == is_small for others in launches.values())
     ranks.leave()
 
