@@ -15,6 +15,9 @@ void order_experts(const OrderExpertsParams&, const KernelTable&, ThreadPool&) {
 void expert_linear(const ExpertLinearParams&, const KernelTable&, ThreadPool&) {
   fail("expert_linear: must be called with tensors on a GPU");
 }
+void weight_only_experts(const WeightOnlyExpertsParams&, const KernelTable&, ThreadPool&) {
+  fail("weight_only_experts: must be called with tensors on a GPU");
+}
 void combine_experts(const CombineExpertsParams&, const KernelTable&, ThreadPool&) {
   fail("combine_experts: must be called with tensors on a GPU");
 }

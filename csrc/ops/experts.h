@@ -42,15 +42,25 @@ struct OrderExpertsParams {
   int64_t tile_rows;  // at most, of a tile
 };
 
-struct ExpertLinearParams {
-  LinearParams linear;  // of one expert; rows of out are positions
+// Which rows each expert multiplies.
+struct ExpertRows {
   const int32_t* rows;  // [M * k], of x at each position; null if they are positions too
   const int32_t* offsets;
   const int32_t* tiles;
-  int64_t expert_stride;  // of weights
-  int64_t part_stride;    // of out, which has the sum of each part
+  int64_t part_stride;  // of out, which has the sum of each part
   int64_t num_tiles;
   int64_t tile_rows;
+};
+
+struct ExpertLinearParams : ExpertRows {
+  LinearParams linear;    // of one expert; rows of out are positions
+  int64_t expert_stride;  // of weights
+};
+
+struct WeightOnlyExpertsParams : ExpertRows {
+  WeightOnlyLinearParams linear;  // as above
+  int64_t packed_stride;          // bytes of an expert
+  int64_t scales_stride;          // bytes of an expert
 };
 
 struct CombineExpertsParams {
@@ -139,15 +149,14 @@ void order_experts(Backend& backend, const Tensor& positions, const Tensor& rows
   backend.order_experts(p);
 }
 
-void expert_linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
-                   const std::optional<Tensor>& rows, const Tensor& offsets, const Tensor& tiles,
-                   int64_t tile_rows, int64_t total_features) {
-  check_shape("x", x, {-1, -1}, "[*, K]");
-  check_activation_dtype("x", x);
-  check_unit_stride("x", x);
-  check_shape("weight", weight, {offsets.shape[0] - 1, -1, x.shape[1]}, "[E, N, K]");
-  check_whole("weight", weight, x.dtype, x);
-  check_shape("out", out, {-1, -1, weight.shape[1]}, "[P, M * k, N]");
+namespace {
+
+// All but the weights, which have N = `out_features`. Sets `linear` and `own`.
+void take_expert_operands(const Tensor& out, const Tensor& x, const std::optional<Tensor>& rows,
+                          const Tensor& offsets, const Tensor& tiles, int64_t tile_rows,
+                          int64_t out_features, int64_t total_features, LinearParams& linear,
+                          ExpertRows& own) {
+  check_shape("out", out, {-1, -1, out_features}, "[P, M * k, N]");
   check_whole("out", out, out.dtype == DType::kFloat32 ? out.dtype : x.dtype, x);
   check_shape("tiles", tiles, {-1, 2}, "[tiles, 2]");
   check_whole("offsets", offsets, DType::kInt32, x);
@@ -165,33 +174,83 @@ void expert_linear(Backend& backend, const Tensor& out, const Tensor& x, const T
   }
   if (tile_rows != 8 && tile_rows != 16 && tile_rows != 32 && tile_rows != 64)
     fail("tile_rows: must be 8, 16, 32 or 64, got " + std::to_string(tile_rows));
-  if (total_features < weight.shape[1]) {
-    fail("total_features: must be at least N = " + std::to_string(weight.shape[1]) + ", got " +
+  if (total_features < out_features) {
+    fail("total_features: must be at least N = " + std::to_string(out_features) + ", got " +
          std::to_string(total_features));
   }
+  linear.out = out.data;
+  linear.x = x.data;
+  linear.out_stride = out.stride[1];
+  linear.x_stride = x.stride[0];
+  linear.num_rows = out.shape[1];
+  linear.out_features = out_features;
+  linear.total_features = total_features;
+  linear.in_features = x.shape[1];
+  linear.num_parts = num_parts;
+  linear.total_parts = 1;
+  linear.dtype = x.dtype;
+  linear.out_is_float = out.dtype == DType::kFloat32;
+  own = {rows ? static_cast<const int32_t*>(rows->data) : nullptr,
+         static_cast<const int32_t*>(offsets.data),
+         static_cast<const int32_t*>(tiles.data),
+         out.stride[0],
+         tiles.shape[0],
+         tile_rows};
+}
+
+// The first expert's.
+Tensor first_of(const Tensor& tensor) {
+  Tensor first = tensor;
+  --first.ndim;
+  for (int i = 0; i < first.ndim; ++i) {
+    first.shape[i] = tensor.shape[i + 1];
+    first.stride[i] = tensor.stride[i + 1];
+  }
+  return first;
+}
+
+}  // namespace
+
+void expert_linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
+                   const std::optional<Tensor>& rows, const Tensor& offsets, const Tensor& tiles,
+                   int64_t tile_rows, int64_t total_features) {
+  check_shape("x", x, {-1, -1}, "[*, K]");
+  check_activation_dtype("x", x);
+  check_unit_stride("x", x);
+  check_shape("weight", weight, {offsets.shape[0] - 1, -1, x.shape[1]}, "[E, N, K]");
+  check_whole("weight", weight, x.dtype, x);
   ExpertLinearParams p{};
-  p.linear.out = out.data;
-  p.linear.x = x.data;
+  take_expert_operands(out, x, rows, offsets, tiles, tile_rows, weight.shape[1], total_features,
+                       p.linear, p);
   p.linear.weight = weight.data;
-  p.linear.out_stride = out.stride[1];
-  p.linear.x_stride = x.stride[0];
   p.linear.weight_stride = weight.stride[1];
-  p.linear.num_rows = out.shape[1];
-  p.linear.out_features = weight.shape[1];
-  p.linear.total_features = total_features;
-  p.linear.in_features = x.shape[1];
-  p.linear.num_parts = num_parts;
-  p.linear.total_parts = 1;
-  p.linear.dtype = x.dtype;
-  p.linear.out_is_float = out.dtype == DType::kFloat32;
-  p.rows = rows ? static_cast<const int32_t*>(rows->data) : nullptr;
-  p.offsets = static_cast<const int32_t*>(offsets.data);
-  p.tiles = static_cast<const int32_t*>(tiles.data);
   p.expert_stride = weight.stride[0];
-  p.part_stride = out.stride[0];
-  p.num_tiles = tiles.shape[0];
-  p.tile_rows = tile_rows;
   backend.expert_linear(p);
+}
+
+void weight_only_experts(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& packed,
+                         const Tensor& scales, const std::optional<Tensor>& rows,
+                         const Tensor& offsets, const Tensor& tiles, int64_t tile_rows,
+                         int64_t total_features, int64_t bits) {
+  check_shape("x", x, {-1, -1}, "[*, K]");
+  if (x.dtype == DType::kFloat32) fail("x: must be bfloat16 or float16, got float32");
+  check_activation_dtype("x", x);
+  check_unit_stride("x", x);
+  check_shape("out", out, {-1, -1, -1}, "[P, M * k, N]");
+  WeightOnlyExpertsParams p{};
+  take_expert_operands(out, x, rows, offsets, tiles, tile_rows, out.shape[2], total_features,
+                       p.linear, p);
+  const int64_t num_experts = offsets.shape[0] - 1;
+  check_shape("packed", packed, {num_experts, -1, -1, -1},
+              "[E, ceil(N / 16), P * ceil(K / P / 64), 128 * bits]");
+  check_shape("scales", scales, {num_experts, -1, -1, kOperandFeatures, 2},
+              "[E, ceil(N / 16), K / group size, 16, 2]");
+  check_contiguous("packed", packed);
+  check_contiguous("scales", scales);
+  take_weight_only(first_of(packed), first_of(scales), bits, x, p.linear);
+  p.packed_stride = packed.stride[0];
+  p.scales_stride = scales.stride[0] * static_cast<int64_t>(sizeof(float));
+  backend.weight_only_experts(p);
 }
 
 void combine_experts(Backend& backend, const Tensor& out, const Tensor& sums, const Tensor& weights,

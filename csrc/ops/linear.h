@@ -143,6 +143,39 @@ void take_linear_operands(const Tensor& out, const Tensor& x, const std::optiona
   p.out_is_float = out.dtype == DType::kFloat32;
 }
 
+// Packed weights and their scales, for the sizes that `p` has. Sets the rest of it.
+void take_weight_only(const Tensor& packed, const Tensor& scales, int64_t bits, const Tensor& x,
+                      WeightOnlyLinearParams& p) {
+  if (bits != 8 && bits != 4) fail("bits: must be 8 or 4, got " + std::to_string(bits));
+  p.is_float = packed.dtype == DType::kFloat8E4M3;
+  if (p.is_float && bits != 8)
+    fail("bits: must be 8 of float8_e4m3fn, got " + std::to_string(bits));
+  const int64_t tiles = (p.out_features + kOperandFeatures - 1) / kOperandFeatures;
+  check_shape("scales", scales, {tiles, -1, kOperandFeatures, 2},
+              "[ceil(N / 16), K / group size, 16, 2]");
+  p.group_size = scales.shape[1] == 0 ? 0 : p.in_features / scales.shape[1];
+  const bool is_size = p.group_size == 32 || p.group_size == 64 || p.group_size == 128;
+  if (!is_size || p.in_features % (p.group_size * p.num_parts) != 0) {
+    fail("scales: must be of groups of 32, 64 or 128 of K / num_parts = " +
+         std::to_string(p.in_features / p.num_parts) + ", got " + std::to_string(scales.shape[1]));
+  }
+  const int64_t part_steps = (p.in_features / p.num_parts + kOperandStep - 1) / kOperandStep;
+  check_shape("packed", packed,
+              {tiles, p.num_parts * part_steps, kOperandFeatures * kOperandStep * bits / 8},
+              "[ceil(N / 16), P * ceil(K / P / 64), 128 * bits]");
+  for (const auto& [name, tensor, dtype] :
+       {std::tuple<const char*, const Tensor&, DType>{"packed", packed,
+                                                      p.is_float ? packed.dtype : DType::kInt8},
+        {"scales", scales, DType::kFloat32}}) {
+    check_dtype(name, tensor, dtype);
+    check_contiguous(name, tensor);
+    check_device(name, tensor, x.device);
+  }
+  p.weight = packed.data;
+  p.scales = scales.data;
+  p.bits = bits;
+}
+
 }  // namespace
 
 void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight,
@@ -164,34 +197,7 @@ void weight_only_linear(Backend& backend, const Tensor& out, const Tensor& x, co
   if (x.dtype == DType::kFloat32) fail("x: must be bfloat16 or float16, got float32");
   WeightOnlyLinearParams p{};
   take_linear_operands(out, x, bias, total_features, num_parts, total_parts, p);
-  if (bits != 8 && bits != 4) fail("bits: must be 8 or 4, got " + std::to_string(bits));
-  p.is_float = packed.dtype == DType::kFloat8E4M3;
-  if (p.is_float && bits != 8)
-    fail("bits: must be 8 of float8_e4m3fn, got " + std::to_string(bits));
-  const int64_t tiles = (p.out_features + kOperandFeatures - 1) / kOperandFeatures;
-  check_shape("scales", scales, {tiles, -1, kOperandFeatures, 2},
-              "[ceil(N / 16), K / group size, 16, 2]");
-  p.group_size = scales.shape[1] == 0 ? 0 : p.in_features / scales.shape[1];
-  const bool is_size = p.group_size == 32 || p.group_size == 64 || p.group_size == 128;
-  if (!is_size || p.in_features % (p.group_size * num_parts) != 0) {
-    fail("scales: must be of groups of 32, 64 or 128 of K / num_parts = " +
-         std::to_string(p.in_features / num_parts) + ", got " + std::to_string(scales.shape[1]));
-  }
-  const int64_t part_steps = (p.in_features / num_parts + kOperandStep - 1) / kOperandStep;
-  check_shape("packed", packed,
-              {tiles, num_parts * part_steps, kOperandFeatures * kOperandStep * bits / 8},
-              "[ceil(N / 16), P * ceil(K / P / 64), 128 * bits]");
-  for (const auto& [name, tensor, dtype] :
-       {std::tuple<const char*, const Tensor&, DType>{"packed", packed,
-                                                      p.is_float ? packed.dtype : DType::kInt8},
-        {"scales", scales, DType::kFloat32}}) {
-    check_dtype(name, tensor, dtype);
-    check_contiguous(name, tensor);
-    check_device(name, tensor, x.device);
-  }
-  p.weight = packed.data;
-  p.scales = scales.data;
-  p.bits = bits;
+  take_weight_only(packed, scales, bits, x, p);
   backend.weight_only_linear(p);
 }
 

@@ -25,6 +25,7 @@ def find_nvcc() -> str | None:
         ("linear/linear.cu", "linear_kernel"),
         ("linear/int8_linear.cu", "int8_linear_kernel"),
         ("linear/weight_only_linear.cu", "weight_only_kernel"),
+        ("experts/weight_only_experts.cu", "weight_only_experts_kernel"),
         ("logits/sampler.cu", "sample_scan_kernel"),
         ("logits/top_logprobs.cu", "top_logprobs_kernel"),
         ("logits/logit_rules.cu", "penalty_kernel"),

@@ -36,6 +36,8 @@ STATED = (
     "weight_only_kernel<WeightOnlyShape<LinearShape<bf16, 64, 64, 4, 1, 4>, 4>, false>",
     "weight_only_kernel<Float8Shape<LinearShape<bf16, 64, 8, 4, 1, 6>>, false>",
     "weight_only_kernel<Float8Shape<LinearShape<bf16, 64, 64, 4, 1, 4>>, false>",
+    "weight_only_experts_kernel<WeightOnlyShape<LinearShape<bf16, 64, 8, 4, 1, 6>, 4>>",
+    "weight_only_experts_kernel<WeightOnlyShape<LinearShape<bf16, 64, 64, 4, 1, 4>, 4>>",
     "int8_linear_kernel<Int8Shape<1, 1>, bf16>",
     "int8_linear_kernel<Int8Shape<2, 8>, bf16>",
     "sample_scan_kernel",

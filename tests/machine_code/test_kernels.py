@@ -193,6 +193,7 @@ def test_memory_of_launches_is_known(
         "linear_kernel",
         "int8_linear_kernel",
         "weight_only_kernel",
+        "weight_only_experts_kernel",
     )
     found = [each for each in each_of(kernels, "cuda/") if each.name.startswith(asking)]
     assert len(found) > 80

@@ -14,6 +14,7 @@ from tests.kernels import (
     test_packed_linear,
     test_peer_sum,
     test_sampling,
+    test_weight_only_experts,
     test_weight_only_linear,
 )
 from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
@@ -130,6 +131,16 @@ def experts(tile_rows: int) -> Run:
     return run
 
 
+def weight_only_experts(tile_rows: int, form: test_weight_only_linear.Form) -> Run:
+    """Compute layers of several experts, and of a single step, gathering rows and not."""
+
+    def run() -> None:
+        for cut, gathers in (((640, 1, 32), True), ((64, 1, 64), True), ((64, 1, 64), False)):
+            test_weight_only_experts.check(tile_rows, cut, BF16, form, gathers=gathers)
+
+    return run
+
+
 def order_experts() -> None:
     """Order pairs of more experts than a block has warps."""
     test_experts.test_pairs_lie_in_the_order_of_experts(ISA, (40, 60, 4), 8)
@@ -215,6 +226,9 @@ CASES = {
     ),
     "experts, 8 rows": Case("expert_linear_kernel.*Li64ELi8E", experts(8)),
     "experts, 64 rows": Case("expert_linear_kernel.*Li64ELi64E.*Lb1ELb", experts(64)),
+    "experts of 4 bits, 8 rows": Case(
+        "weight_only_experts_kernel.*Li64ELi8E.*ELi4EEE", weight_only_experts(8, 4)
+    ),
     "order of experts": Case("order_experts_kernel", order_experts),
     "sampler": Case("sample_.*_kernel", sample),
     "log-probabilities": Case("top_logprobs_kernel", top_logprobs),

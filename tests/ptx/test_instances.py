@@ -6,7 +6,12 @@ A pipeline is as deep as the device has it that QUIRE_EMULATED_DEVICE names.
 import pytest
 import torch
 
-from tests.kernels import test_attention, test_int8_linear, test_weight_only_linear
+from tests.kernels import (
+    test_attention,
+    test_int8_linear,
+    test_weight_only_experts,
+    test_weight_only_linear,
+)
 from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
 from tests.kernels.oracle import DTYPES
 from tests.kernels.paged import History, Span, attend
@@ -72,3 +77,12 @@ def test_layers_of_few_bits_of_every_shape(
     form: test_weight_only_linear.Form,
 ) -> None:
     test_weight_only_linear.check(rows, cut, 330, dtype, form)
+
+
+@pytest.mark.parametrize("form", test_weight_only_linear.FORMS, ids=str)
+@pytest.mark.parametrize("dtype", test_weight_only_linear.DTYPES, ids=str)
+@pytest.mark.parametrize("tile_rows", [8, 32, 64])
+def test_experts_of_few_bits_of_every_shape(
+    cuda_isa: str, tile_rows: int, dtype: torch.dtype, form: test_weight_only_linear.Form
+) -> None:
+    test_weight_only_experts.check(tile_rows, (128, 2, 32), dtype, form, gathers=tile_rows != 32)

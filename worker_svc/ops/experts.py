@@ -99,6 +99,41 @@ def expert_linear(
     compiled._C.expert_linear(out, x, weight, rows, offsets, tiles, tile_rows, total_features)
 
 
+def weight_only_experts(
+    out: Tensor,
+    x: Tensor,
+    packed: Tensor,
+    scales: Tensor,
+    rows: Tensor | None,
+    offsets: Tensor,
+    tiles: Tensor,
+    tile_rows: int,
+    total_features: int,
+    bits: int,
+) -> None:
+    """Multiply the rows of each expert by its weights, with the bits of `weight_only_linear`.
+
+    Args:
+        out: [P, M * k, N], in the dtype of x or float32; the sums of each of P equal parts of K.
+        x: [*, K], bfloat16 or float16; rows begin at multiples of 16 bytes.
+        packed: [E, ceil(N / 16), P * ceil(K / P / 64), 128 * bits]; of each expert, the weights
+            that `weight_only_linear` takes for K in P parts.
+        scales: [E, ceil(N / 16), K / group size, 16, 2] float32; of each expert, as above.
+        rows: As `expert_linear` takes them.
+        offsets: Of `order_experts`.
+        tiles: Of `order_experts`.
+        tile_rows: As `order_experts` was given; 8, 16, 32 or 64.
+        total_features: Features of the whole layer, N of which are computed here.
+        bits: Of a weight, 8 or 4.
+
+    Mutates:
+        out.
+    """
+    compiled._C.weight_only_experts(
+        *(out, x, packed, scales, rows, offsets, tiles, tile_rows, total_features, bits)
+    )
+
+
 def combine_experts(out: Tensor, sums: Tensor, weights: Tensor, positions: Tensor) -> None:
     """Add up what the experts of each row return, times their weights.
 

@@ -18,42 +18,66 @@ struct ExpertGrid {
   int part_steps;
 };
 
-template <typename Shape, bool kIsAligned, bool kGathers>
-__global__ void __launch_bounds__(Shape::kThreads, kIsAligned ? Shape::kBlocks : 2)
-    expert_linear_kernel(const ExpertLinearParams p, const ExpertGrid grid) {
-  begin_kernel();
-  using T = typename Shape::Element;
-  QUIRE_DYNAMIC_SHARED(shared);
-  const int tile_index = static_cast<int>(blockIdx.x) % grid.num_tiles;
-  const int part = static_cast<int>(blockIdx.x) / grid.num_tiles % grid.num_parts;
-  const int feature_tile = static_cast<int>(blockIdx.x) / grid.num_tiles / grid.num_parts;
-  const int expert = p.tiles[2 * tile_index];
-  if (expert < 0) return;
-  const int64_t row = p.tiles[2 * tile_index + 1];
-  const int64_t feature = int64_t{feature_tile} * Shape::kFeatures;
+// What a block computes.
+struct ExpertTile {
+  int expert;  // below 0: nothing
+  int part;
+  int index;  // of its rows in the list
+  int64_t feature;
+};
 
-  LinearParams own = p.linear;
-  own.weight = static_cast<const T*>(own.weight) + expert * p.expert_stride;
-  own.num_rows = min(int64_t{p.offsets[expert + 1]}, row + p.tile_rows);
-  const int64_t out_part = part * p.part_stride;
+// The tile of the calling block.
+template <typename Shape>
+__device__ __forceinline__ ExpertTile expert_tile(const ExpertRows& rows, const ExpertGrid& grid) {
+  const int index = static_cast<int>(blockIdx.x) % grid.num_tiles;
+  const int part_and_features = static_cast<int>(blockIdx.x) / grid.num_tiles;
+  return {rows.tiles[2 * index], part_and_features % grid.num_parts, index,
+          int64_t{part_and_features / grid.num_parts} * Shape::kFeatures};
+}
+
+// Computes the tile `at`, of a layer whose weights are those of its expert.
+template <typename Tile>
+__device__ __forceinline__ void compute_expert_tile(typename Tile::Params own,
+                                                    const ExpertRows& rows, const ExpertGrid& grid,
+                                                    const ExpertTile& at, char* shared) {
+  using Shape = typename Tile::Shape;
+  using T = typename Shape::Element;
+  const int64_t row = rows.tiles[2 * at.index + 1];
+  own.num_rows = min(int64_t{rows.offsets[at.expert + 1]}, row + rows.tile_rows);
+  const int64_t out_part = at.part * rows.part_stride;
   own.out = own.out_is_float ? static_cast<void*>(static_cast<float*>(own.out) + out_part)
                              : static_cast<void*>(static_cast<T*>(own.out) + out_part);
-  LinearTile<Shape, kIsAligned, false, kGathers> tile(own, feature, row, shared, part, 0, p.rows);
+  Tile tile(own, at.feature, row, shared, at.part, 0, rows.rows);
   LinearSums<Shape> total;
-  int step = 0;
-  begin_copies<Shape>(tile, step, grid.part_steps);
-  add_sections<Shape>(tile, step, grid.part_steps, grid.part_steps, grid.section_steps, total);
+  int step = at.part * grid.part_steps;
+  const int end = step + grid.part_steps;
+  begin_copies<Shape>(tile, step, end);
+  add_sections<Shape>(tile, step, end, end, grid.section_steps, total);
   __syncthreads();  // all are done with the stages
   auto* result = reinterpret_cast<float*>(shared);
 #pragma unroll
   for (int i = 0; i < Shape::kProducts; ++i)
     put_result<Shape>(total.get(i), i, tile.first_feature(), tile.first_row(), result);
   __syncthreads();  // the result is there
-  write_tile<Shape>(own, feature, row, result);
+  write_tile<Shape>(own, at.feature, row, result);
 }
 
 template <typename Shape, bool kIsAligned, bool kGathers>
-void launch_expert_linear(const ExpertLinearParams& p, cudaStream_t stream) {
+__global__ void __launch_bounds__(Shape::kThreads, kIsAligned ? Shape::kBlocks : 2)
+    expert_linear_kernel(const ExpertLinearParams p, const ExpertGrid grid) {
+  begin_kernel();
+  using T = typename Shape::Element;
+  QUIRE_DYNAMIC_SHARED(shared);
+  const ExpertTile at = expert_tile<Shape>(p, grid);
+  if (at.expert < 0) return;
+  LinearParams own = p.linear;
+  own.weight = static_cast<const T*>(own.weight) + at.expert * p.expert_stride;
+  compute_expert_tile<LinearTile<Shape, kIsAligned, false, kGathers>>(own, p, grid, at, shared);
+}
+
+// Starts a kernel whose blocks compute a tile each.
+template <typename Shape, typename Params>
+void launch_expert_tiles(void (*kernel)(Params, ExpertGrid), const Params& p, cudaStream_t stream) {
   const int64_t part_length = p.linear.in_features / p.linear.num_parts;
   const LinearSections sections =
       linear_sections(p.linear.total_features, p.linear.total_parts, part_length);
@@ -63,9 +87,13 @@ void launch_expert_linear(const ExpertLinearParams& p, cudaStream_t stream) {
   grid.section_steps = static_cast<int>(sections.length / Shape::kStep);
   grid.part_steps = static_cast<int>((part_length + Shape::kStep - 1) / Shape::kStep);
   const int64_t feature_tiles = (p.linear.out_features + Shape::kFeatures - 1) / Shape::kFeatures;
-  launch(expert_linear_kernel<Shape, kIsAligned, kGathers>,
-         grid_size(p.num_tiles * p.linear.num_parts * feature_tiles), Shape::kThreads,
+  launch(kernel, grid_size(p.num_tiles * p.linear.num_parts * feature_tiles), Shape::kThreads,
          Shape::kSharedBytes, stream, p, grid);
+}
+
+template <typename Shape, bool kIsAligned, bool kGathers>
+void launch_expert_linear(const ExpertLinearParams& p, cudaStream_t stream) {
+  launch_expert_tiles<Shape>(expert_linear_kernel<Shape, kIsAligned, kGathers>, p, stream);
 }
 
 }  // namespace quire::cuda

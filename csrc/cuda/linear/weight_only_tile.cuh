@@ -42,8 +42,9 @@ struct Float8Shape : WeightOnlyShape<Base, 8> {
 template <typename T>
 using WholeRowsOf64 = LinearShape<T, 64, 64, 4, 1, 4>;
 
-// Both operands are copied 16 bytes at a time. `kIsCut`: K has several parts.
-template <typename Shape_, bool kIsCut>
+// Both operands are copied 16 bytes at a time. `kIsCut`: K has several parts. `kGathers`: rows of x
+// are those of a list, or if that is null those from `row` on.
+template <typename Shape_, bool kIsCut, bool kGathers = false>
 class WeightOnlyTile {
  public:
   using Shape = Shape_;
@@ -52,7 +53,7 @@ class WeightOnlyTile {
 
   // As of LinearTile.
   __device__ WeightOnlyTile(const Params& p, int64_t feature, int64_t row, char* stages, int part,
-                            int first)
+                            int first, const int32_t* gathered_rows = nullptr)
       : part_length_(static_cast<int>(p.in_features) / static_cast<int>(p.num_parts)),
         num_steps_(static_cast<int>(p.num_parts) *
                    ((part_length_ + Shape::kStep - 1) / Shape::kStep)),
@@ -65,12 +66,22 @@ class WeightOnlyTile {
                    feature / kOperandFeatures * num_steps_ * Shape::kFragmentBytes),
         groups_(static_cast<const char*>(p.scales) +
                 feature / kOperandFeatures * num_groups_ * Shape::kGroupBytes),
-        x_(static_cast<const T*>(p.x) + row * p.x_stride),
+        x_(static_cast<const T*>(p.x) + (kGathers ? 0 : row * p.x_stride)),
         next_k_(part * part_length_ + first * Shape::kStep),
         part_end_((part + 1) * part_length_),
         stages_(stages),
         lane_(static_cast<int>(threadIdx.x) % kWarpSize),
-        warp_(static_cast<int>(threadIdx.x) / kWarpSize) {}
+        warp_(static_cast<int>(threadIdx.x) / kWarpSize) {
+    if constexpr (kGathers) {
+#pragma unroll
+      for (int i = 0; i < kNumGathered; ++i) {
+        const int64_t at = i * kRowsAtOnce + static_cast<int>(threadIdx.x) / kChunks;
+        const int64_t position = row + (at < num_rows_ ? at : 0);
+        gathered_[i] =
+            gathered_rows == nullptr ? static_cast<int32_t>(position) : gathered_rows[position];
+      }
+    }
+  }
 
   // Begins to copy the next step of both operands into the stage of `step`; x is zero beyond the
   // end of its part, where weights are padding.
@@ -124,8 +135,12 @@ class WeightOnlyTile {
   __device__ int first_row() const { return warp_ % Shape::kRowWarpCount * Shape::kRowTiles * 8; }
 
  private:
-  static constexpr int kWords = Shape::kBits / 4;   // of a lane, for 16 elements of K
-  static constexpr uint32_t kTwoTo23 = 0x4b000000;  // as a float
+  static constexpr int kWords = Shape::kBits / 4;         // of a lane, for 16 elements of K
+  static constexpr uint32_t kTwoTo23 = 0x4b000000;        // as a float
+  static constexpr int kChunks = Shape::kStepBytes / 16;  // of a row of x
+  // Rows that the block copies at once; and those of a thread, if they are gathered.
+  static constexpr int kRowsAtOnce = Shape::kThreads / kChunks;
+  static constexpr int kNumGathered = kGathers ? (Shape::kRows + kRowsAtOnce - 1) / kRowsAtOnce : 1;
 
   __device__ char* stage_of(int step) const {
     return stages_ + step % Shape::kStages * Shape::kStageBytes;
@@ -164,15 +179,14 @@ class WeightOnlyTile {
   }
 
   __device__ void copy_x(char* to) const {
-    constexpr int kChunks = Shape::kStepBytes / 16;
-    constexpr int kRowsAtOnce = Shape::kThreads / kChunks;
     const int chunk = static_cast<int>(threadIdx.x) % kChunks;
     const int k = next_k_ + chunk * Pack<T>::kSize;
 #pragma unroll
     for (int first = 0; first < Shape::kRows; first += kRowsAtOnce) {
       const int row = first + static_cast<int>(threadIdx.x) / kChunks;
       if (Shape::kRows % kRowsAtOnce != 0 && row >= Shape::kRows) break;
-      ptx::async_copy_16(to + Shape::offset(row, chunk), x_ + row * x_stride_ + k,
+      const int64_t from = kGathers ? gathered_[first / kRowsAtOnce] : row;
+      ptx::async_copy_16(to + Shape::offset(row, chunk), x_ + from * x_stride_ + k,
                          row < num_rows_ && k < part_end_);
     }
   }
@@ -249,6 +263,7 @@ class WeightOnlyTile {
   const T* x_;
   int next_k_;
   int part_end_;
+  int32_t gathered_[kNumGathered];
   char* stages_;
   int lane_;
   int warp_;

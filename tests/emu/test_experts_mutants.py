@@ -1,0 +1,47 @@
+"""Bugs planted in the kernels of experts in 8 and 4 bits: the emulator must notice each of them."""
+
+import pytest
+
+from tests.emu.planted_bugs import Builder, assert_noticed, run
+
+KERNEL = (
+    "experts/weight_only_experts.cuh",
+    "experts/expert_linear.cuh",
+    "linear/weight_only_tile.cuh",
+)
+SOURCES = ("core/check.cpp",)
+
+# What is wrong: the text of the kernel that is replaced, and by what. What a tile of one layer does
+# is altered in test_weight_only_mutants.py.
+MUTANTS = {
+    "weights of the first expert": (" + at.expert * p.packed_stride", ""),
+    "scales of the first expert": (" + at.expert * p.scales_stride", ""),
+    "scales as far apart as weights": (
+        "at.expert * p.scales_stride",
+        "at.expert * p.packed_stride",
+    ),
+    "weights of the first part": ("int step = at.part * grid.part_steps", "int step = 0"),
+    "x of the first part": ("shared, at.part, 0, rows.rows", "shared, 0, 0, rows.rows"),
+    "parts in one place": ("at.part * rows.part_stride", "0 * rows.part_stride"),
+    "the first features in each tile": ("part_and_features / grid.num_parts}", "0}"),
+    "rows that are not gathered": (": gathered_rows[position]", ": static_cast<int32_t>(position)"),
+    "rows of a list that begins anew": ("gathered_rows[position]", "gathered_rows[position - row]"),
+    "one row in each place": ("gathered_[first / kRowsAtOnce]", "gathered_[0]"),
+    "rows gathered from another distance": ("i * kRowsAtOnce +", "i * kChunks +"),
+    "rows of the next expert": ("min(int64_t{rows.offsets[at.expert + 1]}, ", "max(int64_t{0}, "),
+}
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    return Builder(tmp_path_factory.mktemp("mutants"), "experts_driver.cpp", KERNEL, SOURCES)
+
+
+def test_the_kernel_itself_passes(builder: Builder) -> None:
+    result = run(builder.build("none"))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
+    assert_noticed(name, run(builder.build(name, *MUTANTS[name])))
