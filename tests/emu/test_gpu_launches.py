@@ -18,7 +18,7 @@ WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
 # Above them a step of a small batch is bound by its launches.
 LIMITS = {
     **{"plain": 9, "invariant": 9, "w8a8": 13, "w8": 9, "w4": 9, "float8": 9},
-    **{"experts": 13, "experts, invariant": 13},
+    **{"experts": 13, "experts, invariant": 13, "experts, w8": 13, "experts, w4": 13},
 }
 
 
@@ -53,6 +53,8 @@ def launches_of_step(gpu: EmulatedDevice, directory: Path, **options: Any) -> Co
         ("float8", "llama", {"quantization": "stored"}),
         ("experts", "mixtral", {}),
         ("experts, invariant", "mixtral", {"invariant": True}),
+        ("experts, w8", "mixtral", {"quantization": "w8"}),
+        ("experts, w4", "mixtral", {"quantization": "w4", "invariant": True}),
     ],
 )
 def test_launches_of_a_layer(

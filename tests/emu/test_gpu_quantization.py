@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quire.contract.errors import ModelLoadError
 from tests.emu.emulated_device import EmulatedDevice, on_the_same_gpu
+from tests.emu.test_gpu_worker import assert_replayed, inputs_of
 from tests.factories import CONFIGS, FALLBACKS, save_model
 from tests.models.driver import Driver, load_runner
 from tests.models.linked_ranks import run_ranks
@@ -22,12 +24,14 @@ from tests.models.test_stored_integers import FLOAT8 as STORED_FLOAT8
 from tests.models.test_stored_integers import WIDE as WIDE_PARTS
 from tests.models.test_stored_integers import weight_bytes
 from worker_svc.device.cuda import CudaDevice
-from worker_svc.layers import quantization
+from worker_svc.layers import moe, quantization
 from worker_svc.layers.device_linear import fixed_tile_linear
 from worker_svc.layers.grouped_linear import GroupedWeight
 from worker_svc.layers.int8_linear import Int8Linear
 from worker_svc.parallel.group import ParallelGroup
 
+# Experts that hold whole groups, of each part.
+EXPERTS: dict[str, dict[str, int]] = {"mixtral": {}, "qwen3_moe": {"moe_intermediate_size": 256}}
 PROMPTS = [[5, 17, 3, 99, 42], [7, 8], list(range(20, 60))]
 METHODS = ("w8a8", "w8", "w4")
 # Parts of K that hold whole groups, and a head size of tensor cores.
@@ -99,6 +103,65 @@ def test_invariant_ranks_give_the_bits_of_one(
     alone = logits(ParallelGroup())
     num_ranks = 4 if method == "w4" else 2
     assert all(torch.equal(each, alone) for each in run_ranks(num_ranks, rank_logits))
+
+
+def experts_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let models built from here on compute each expert by a layer of its own."""
+    monkeypatch.setattr(moe, "have_experts_kernels", lambda dtype: False)
+
+
+@pytest.mark.parametrize("method", ["w8", "w4"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_experts_are_captured_and_give_the_tokens_of_their_own_layers(
+    gpu: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, method: str
+) -> None:
+    """Tokens alone: of equally probable experts torch picks any where it routes."""
+    save_model(tmp_path, CONFIGS[family](**WIDE, **EXPERTS[family]))
+
+    def run(*, is_captured: bool) -> list[list[int]]:
+        options: dict[str, Any] = {"dtype": "bfloat16", "quantization": method, "invariant": True}
+        runner = load_runner(tmp_path, **options, num_blocks=40, device=gpu, max_num_seqs=4)
+        assert (inputs_of(runner).graphs is not None) is is_captured
+        driver = Driver(runner)
+        tokens = driver.generate(PROMPTS, 4, ahead=True)
+        assert_replayed(driver, 3 if is_captured else 0)
+        return tokens
+
+    tokens = run(is_captured=True)
+    experts_one_by_one(monkeypatch)
+    assert tokens == run(is_captured=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("awq", 0.45),
+        ("gptq of 8 bits", 0.7),
+        ("gptq with desc_act", 1),
+        ("fp8 in blocks", 0.7),
+        ("mixed", 0.9),
+    ],
+)
+def test_stored_experts_have_the_bits_of_the_dequantised_ones(
+    gpu: CudaDevice, tmp_path: Path, name: str, limit: float
+) -> None:
+    """Kept as they are where all of a layer have integers, else dequantised."""
+    sizes = {**WIDE, **EXPERTS["qwen3_moe"]}
+    form = FORMATS["awq" if name == "mixed" else name]
+    stored, plain = save_both(tmp_path, form, CONFIGS["qwen3_moe"], **sizes)
+    if name == "mixed":
+        in_format, whole = (load_file(each / "model.safetensors") for each in (stored, plain))
+        for layer in [each for each in whole if "experts.1." in each]:
+            for suffix in ("qweight", "qzeros", "scales"):
+                del in_format[layer.removesuffix("weight") + suffix]
+            in_format[layer] = whole[layer]
+        save_file(in_format, stored / "model.safetensors")
+    options: dict[str, Any] = {"dtype": "bfloat16", "device": gpu, "invariant": True}
+    expected = stored_logits(stored, **options)
+    assert torch.equal(stored_logits(stored, quantization="stored", **options), expected)
+    kept = weight_bytes(stored, gpu, dtype="bfloat16", quantization="stored")
+    share = kept / weight_bytes(stored, gpu, dtype="bfloat16")
+    assert share < limit or limit == share == 1
 
 
 class DequantisedLinear:

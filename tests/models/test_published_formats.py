@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedConfig
 
 from quire.contract.errors import ModelLoadError
 from tests.factories import edit_config, llama_config, save_model
@@ -243,11 +244,17 @@ FORMATS = {
 }
 
 
-def save_both(directory: Path, form: Format, **sizes: int) -> tuple[Path, Path]:
+def save_both(
+    directory: Path,
+    form: Format,
+    make_config: Callable[..., PreTrainedConfig] = llama_config,
+    /,
+    **sizes: int,
+) -> tuple[Path, Path]:
     """Write a model in a format, and the same with the weights that its integers stand for."""
     stored, plain = directory / "stored", directory / "plain"
     for each in (stored, plain):
-        save_model(each, llama_config(**{"intermediate_size": 96, **sizes}))
+        save_model(each, make_config(**{"intermediate_size": 96, **sizes}))
     rng = np.random.default_rng(4)
     tensors = load_file(plain / "model.safetensors")
     in_format = dict(tensors)

@@ -7,6 +7,7 @@ import torch
 
 from worker_svc import ops
 from worker_svc.layers.activation import Activation
+from worker_svc.layers.expert_weights import ExpertWeights
 
 # What the sums of experts' outputs take at once; rows beyond that wait for their turn.
 _MAX_SUM_BYTES = 256 << 20
@@ -53,13 +54,13 @@ class _Order:
         self,
         out: torch.Tensor,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weights: ExpertWeights,
         rows: torch.Tensor | None,
         total_features: int,
     ) -> torch.Tensor:
         """Return `out`, [parts, pairs, features], filled; see ops.expert_linear."""
         order = self.offsets, self.tiles, self.tile_rows
-        ops.expert_linear(out, x, weight, rows, *order, total_features)
+        weights.multiply(out, x, rows, order, total_features)
         return out
 
 
@@ -68,7 +69,7 @@ class DeviceExperts:
 
     Args:
         gate_up: [experts, 2 * this rank's features inside, hidden_size].
-        down: [experts, hidden_size, this rank's features inside].
+        down: [experts, hidden_size, this rank's features inside], for that many parts.
         num_ranks: that share each expert.
         num_parts: that this rank's features inside are cut into.
         activation: of the gates.
@@ -78,8 +79,8 @@ class DeviceExperts:
 
     def __init__(
         self,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: ExpertWeights,
+        down: ExpertWeights,
         num_ranks: int,
         num_parts: int,
         activation: Activation,
@@ -93,7 +94,7 @@ class DeviceExperts:
         self._activation = activation
         self._num_picked = num_picked
         self._normalizes = normalizes
-        row_bytes = num_parts * num_picked * down.shape[1] * 4
+        row_bytes = num_parts * num_picked * down.out_features * 4
         self._rows_at_once = max(_TILE_ROWS[-1], _MAX_SUM_BYTES // row_bytes)
 
     def __call__(
@@ -115,7 +116,7 @@ class DeviceExperts:
     def _add_up(self, out: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor) -> None:
         order = _Order.of(logits, self._num_picked, self._normalizes)
         num_pairs = len(order.rows)
-        inside, size = self._gate_up.shape[1], self._down.shape[1]
+        inside, size = self._gate_up.out_features, self._down.out_features
         both = hidden.new_empty(1, num_pairs, inside)
         order.linear(both, hidden, self._gate_up, order.rows, inside * self._num_ranks)
         inner = self._activation(both[0])

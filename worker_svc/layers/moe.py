@@ -1,22 +1,22 @@
 """Sparse mixture of experts: each token goes through the few MLPs that a router picks for it.
 
 On a GPU the experts of a layer are computed together, and the host learns nothing of the router's
-choice; on the CPU, and where their weights are quantised, one after the other.
+choice; on the CPU, and in w8a8 or quantised in float32, one after the other.
 
 Source: Shazeer et al., 2017, "Outrageously Large Neural Networks", section 2.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from worker_svc import ops
 from worker_svc.layers.activation import gated_activation
 from worker_svc.layers.device_experts import DeviceExperts
+from worker_svc.layers.expert_weights import load_experts
 from worker_svc.layers.linear import LinearSource, MergedColumnParallelLinear, ReplicatedLinear
 from worker_svc.layers.partial_sums import PartialSums, add_up, own_parts
-from worker_svc.layers.quantization import is_quantised
+from worker_svc.layers.quantization import have_experts_kernels
 from worker_svc.loading.weights import Weights
 from worker_svc.parallel.group import ParallelGroup
 
@@ -44,13 +44,19 @@ class MoEConfig:
     dense_layers: frozenset[int] = frozenset()
 
 
-def are_experts_on_device(config: MoEConfig, device: torch.device) -> bool:
-    """Return whether layers built now leave the choice of experts on a device."""
+def are_experts_on_device(config: MoEConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether layers built now leave the choice of experts on a device.
+
+    Args:
+        config: of the experts.
+        device: of the layers.
+        dtype: of the activations.
+    """
     is_in_limits = (
         config.num_experts <= ops.MAX_EXPERTS
         and config.num_experts_per_token <= ops.MAX_EXPERTS_OF_ROW
     )
-    return device.type != "cpu" and not is_quantised() and is_in_limits
+    return device.type != "cpu" and have_experts_kernels(dtype) and is_in_limits
 
 
 def _load_device_experts(
@@ -64,20 +70,16 @@ def _load_device_experts(
     gate, up, down = config.names
     inner, hidden = config.intermediate_size, range(hidden_size)
     own = parallel.part("intermediate size of an expert", inner)
-    empty = partial(torch.empty, dtype=weights.dtype, device=weights.device)
-    gate_up = empty(config.num_experts, 2 * len(own), hidden_size)
-    downs = empty(config.num_experts, hidden_size, len(own))
-    for index in range(config.num_experts):
-        expert = weights.scope(f"experts.{index}")
-        shape = (inner, hidden_size)
-        gate_up[index, : len(own)] = expert.load(f"{gate}.weight", shape, (own, hidden))
-        gate_up[index, len(own) :] = expert.load(f"{up}.weight", shape, (own, hidden))
-        downs[index] = expert.load(f"{down}.weight", shape[::-1], (hidden, own))
+    num_parts = own_parts(down, inner, parallel, weights.device)
+    experts = [weights.scope(f"experts.{index}") for index in range(config.num_experts)]
+    shape = inner, hidden_size
+    gate_up = [(f"{name}.weight", shape, (own, hidden)) for name in (gate, up)]
+    downs = [(f"{down}.weight", (hidden_size, inner), (hidden, own))]
     return DeviceExperts(
-        gate_up,
-        downs,
+        load_experts(experts, gate_up),
+        load_experts(experts, downs, num_parts),
         parallel.size,
-        own_parts(down, inner, parallel, weights.device),
+        num_parts,
         gated_activation(activation),
         config.num_experts_per_token,
         normalizes=config.normalizes_weights,
@@ -141,7 +143,7 @@ class SparseMoE:
         self._router = ReplicatedLinear(block, "gate", hidden_size, config.num_experts, bias=False)
         self._on_device: DeviceExperts | None = None
         self._experts: list[_Expert] = []
-        if are_experts_on_device(config, weights.device):
+        if are_experts_on_device(config, weights.device, weights.dtype):
             self._on_device = _load_device_experts(config, block, hidden_size, parallel, activation)
             return
         self._experts = [

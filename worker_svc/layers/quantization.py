@@ -21,7 +21,7 @@ from worker_svc.layers.grouped_linear import (
 )
 from worker_svc.layers.int8_linear import Int8Linear
 from worker_svc.layers.packed_linear import PackedLinear
-from worker_svc.layers.weight_only_linear import WeightOnlyLinear
+from worker_svc.layers.weight_only_linear import WeightOnlyLinear, pack_for_tensor_cores
 
 NONE = "none"
 STORED = "stored"
@@ -75,6 +75,15 @@ def are_stored_integers_kept() -> bool:
     return _asked().method == STORED
 
 
+def have_experts_kernels(dtype: torch.dtype) -> bool:
+    """Return whether a GPU multiplies all experts of a layer at once, as they are built now.
+
+    Args:
+        dtype: of the activations.
+    """
+    return not is_quantised() or (_asked().method in _BITS and dtype != torch.float32)
+
+
 def has_defined_bits(device: torch.device) -> bool:
     """Return whether docs/numerics.md has the bits of the layers built now that ranks share."""
     return device.type == "cpu" or _asked().method == _W8A8
@@ -96,9 +105,7 @@ def shared_linear(
     """
     asked = _asked()
     if isinstance(weight, GroupedWeight) and weight.is_float:
-        whole = weight.dequantised().to(weight.dtype)
-        asked.saved_bytes += weight.nbytes - whole.nbytes
-        return PackedLinear(whole, bias, num_parts)
+        return PackedLinear(whole_of(weight), bias, num_parts)
     layer: Int8Linear | GroupedLinear
     if isinstance(weight, GroupedWeight) or asked.method in _BITS:
         layer = GroupedLinear(_grouped(weight, num_parts), bias, num_parts, weight.dtype)
@@ -130,6 +137,29 @@ def grouped_linear_of_device(
         layer = WeightOnlyLinear(grouped, bias, total_features, num_parts)
     asked.saved_bytes += weight.nbytes - layer.weight_bytes
     return layer
+
+
+def packed_for_device(
+    weight: torch.Tensor | GroupedWeight, num_parts: int
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return a weight of 8 or 4 bits as kernels on a GPU read it, its scales, and its bits.
+
+    Raises:
+        ModelLoadError: no groups divide the parts.
+    """
+    grouped = _grouped(weight, num_parts)
+    packed, scales = pack_for_tensor_cores(grouped, num_parts)
+    _asked().saved_bytes += weight.nbytes - packed.nbytes - scales.nbytes
+    return packed, scales, grouped.bits
+
+
+def whole_of(weight: torch.Tensor | GroupedWeight) -> torch.Tensor:
+    """Return a weight as elements in the dtype of the layer, whether it has integers or not."""
+    if isinstance(weight, torch.Tensor):
+        return weight
+    whole = weight.dequantised().to(weight.dtype)
+    _asked().saved_bytes += weight.nbytes - whole.nbytes
+    return whole
 
 
 def _grouped(weight: torch.Tensor | GroupedWeight, num_parts: int) -> GroupedWeight:

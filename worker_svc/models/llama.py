@@ -182,7 +182,8 @@ def build_llama(
         logit_scale=config.logit_scale,
         project_in=None if multiplier == 1.0 else scaled_by(multiplier),
         # Elsewhere it is decided on the host which experts run.
-        is_capturable=config.moe is None or are_experts_on_device(config.moe, weights.device),
+        is_capturable=config.moe is None
+        or are_experts_on_device(config.moe, weights.device, weights.dtype),
     )
 
 
