@@ -1,15 +1,12 @@
 """Bugs planted in the kernels of experts in 8 and 4 bits: the emulator must notice each of them."""
 
-import pytest
-
-from tests.emu.planted_bugs import Builder, assert_noticed, run
+from tests.emu.planted_bugs import PlantedBugs
 
 KERNEL = (
     "experts/weight_only_experts.cuh",
     "experts/expert_linear.cuh",
     "linear/weight_only_tile.cuh",
 )
-SOURCES = ("core/check.cpp",)
 
 # What is wrong: the text of the kernel that is replaced, and by what. What a tile of one layer does
 # is altered in test_weight_only_mutants.py.
@@ -32,16 +29,7 @@ MUTANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    return Builder(tmp_path_factory.mktemp("mutants"), "experts_driver.cpp", KERNEL, SOURCES)
-
-
-def test_the_kernel_itself_passes(builder: Builder) -> None:
-    result = run(builder.build("none"))
-    assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_noticed(builder: Builder, name: str) -> None:
-    assert_noticed(name, run(builder.build(name, *MUTANTS[name])))
+class TestExperts(PlantedBugs):
+    driver = "experts_driver.cpp"
+    kernel = KERNEL
+    mutants = MUTANTS
