@@ -165,18 +165,20 @@ def test_the_table_counts_tests_and_names_reasons(output: Path) -> None:
         "def test_skips(): pass\n"
         "def test_fails(): assert False\n"
     )
+    none = output / "test_none.py"
+    none.write_text("import pytest\npytest.skip('no GPU', allow_module_level=True)\n")
     own = ("-s", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(output))
-    outcomes = Runner([pytest_lane("few", *own, str(test))], cores=1).run()
+    outcomes = Runner([pytest_lane("few", *own, str(test), str(none))], cores=1).run()
 
     assert [each.word for each in outcomes] == ["FAILED"]
     header, _, few, total = report.table(outcomes, 12.0)
     assert header.split("|")[1:4] == [" lane   ", " result ", " tests "]
-    assert [cell.strip() for cell in few.split("|")[1:5]] == ["few", "FAILED", "3", "1"]
+    assert [cell.strip() for cell in few.split("|")[1:5]] == ["few", "FAILED", "4", "2"]
     assert [cell.strip() for cell in total.split("|")[1:6]] == [
-        *("in all", "FAILED", "3", "1"),
+        *("in all", "FAILED", "4", "2"),
         "12 s",
     ]
-    assert report.skips(outcomes) == ["skipped: 1 in few: no GPU"]
+    assert report.skips(outcomes) == ["skipped: 2 in few: no GPU"]
     assert report.cases(outcomes) == ["cases: 7 of 9 (few)"]
     counts = report.counts_of(outcomes[0].lane.results)
     assert counts is not None

@@ -39,8 +39,14 @@ def counts_of(results: Path) -> Counts | None:
         counts.failed += any(case.find(name) is not None for name in ("failure", "error"))
         skip = case.find("skipped")
         if skip is not None:
-            counts.skipped[skip.get("message", "no reason")] += 1
+            counts.skipped[_reason(skip)] += 1
     return counts
+
+
+def _reason(skip: ElementTree.Element) -> str:
+    """Return why a test was skipped; of a whole file pytest writes that into the text."""
+    of_file = re.search(r"'Skipped: (.*)'\)$", skip.text or "")
+    return of_file[1] if of_file else skip.get("message", "no reason")
 
 
 def table(outcomes: Sequence[Outcome], wall_s: float) -> list[str]:
