@@ -90,7 +90,7 @@ def _receive(connection: Connection) -> Any:
     try:
         return connection.recv()
     except EOFError as error:
-        raise RuntimeError("a rank has failed; it says above why") from error
+        raise RuntimeError("a rank has failed: its error is printed above") from error
 
 
 def _run_rank(

@@ -1,4 +1,4 @@
-"""Memory of peers that says when it is closed too early: a GPU would go on to read what is gone."""
+"""Memory of peers that fails when it is closed too early: a GPU would read what is gone."""
 
 import weakref
 from collections.abc import Callable

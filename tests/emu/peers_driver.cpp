@@ -167,7 +167,7 @@ bool ends(double timeout_s, bool is_abandoned, milliseconds limit) {
 }
 
 // Two ranks of four, of which one is abandoned: whether the other learns of it while it waits.
-bool is_told(milliseconds limit) {
+bool is_reported(milliseconds limit) {
   auto memories = group(4, 25);
   const auto begun = std::chrono::steady_clock::now();
   const auto run = [&](size_t rank) {
@@ -201,5 +201,5 @@ int main() {
   emu::Machine::order = emu::Order::kForward;
   // Others may want the cores as well.
   const bool all_end = ends(25, true, milliseconds(10000)) && ends(2, false, milliseconds(8000));
-  return all_end && is_told(milliseconds(10000)) ? 0 : 1;
+  return all_end && is_reported(milliseconds(10000)) ? 0 : 1;
 }

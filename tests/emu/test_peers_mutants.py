@@ -62,7 +62,7 @@ MUTANTS = {
         "if (ptx::nanoseconds() - begun > peers.timeout_ns) return false;",
         "",
     ),
-    "who waits is not told of a failure": (
+    "a failure is not reported to a rank that waits": (
         "if (ptx::load_relaxed(failed_of(peers.of_rank[peers.rank])) != 0) return false;",
         "",
     ),

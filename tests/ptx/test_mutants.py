@@ -43,7 +43,7 @@ UNSEEN_IN = {
 }
 # Rows that cannot be copied 16 bytes at a time are stored: groups of copies are empty.
 NO_COPIES = {"linear, unaligned": ("cp.async.commit_group", "cp.async.wait_group")}
-# All are told before one is awaited: without it some are told later, with the same results.
+# All flags are set before one is awaited. Without it some are set later: the results are the same.
 UNSEEN = {"sum over ranks": ("bar.warp.sync",)}
 # Instructions that the calls of a case do not reach, by lines of the source.
 NOT_REACHED = {

@@ -27,7 +27,7 @@ class Candidates {
       const int64_t row = p.table_rows != nullptr ? p.table_rows[seq] : seq;
       all_.push_back({seq, p.block_tables + row * p.block_table_stride, partitions});
     }
-    // By the last block of each partition: with a prefix cache it says what all before it are.
+    // By the last block of each partition: with a prefix cache it determines all before it.
     std::sort(all_.begin(), all_.end(), [this](const Candidate& a, const Candidate& b) {
       const int64_t common = std::min(a.partitions, b.partitions);
       for (int64_t i = 0; i < common; ++i) {
