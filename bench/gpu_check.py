@@ -1,35 +1,37 @@
 """All that needs a GPU, in one command and without a network: `make gpu-check`.
 
-What is cheapest to know comes first: builds the kernels for the GPU at hand, runs one call of each
-kind, looks whether a token's bits depend on its company and whether steps can be captured; then
-every test of the kernels and of the worker, some under the sanitizer of CUDA, and the benchmarks,
-each figure beside what docs/gpu.md predicts. What came of a step goes at once to bench/results as
-JSON, named by device and commit. Exits with 1 if there is no GPU or a step failed. Needs torch,
-pybind11, pytest, CMake and ninja; for the worker also transformers, grpcio-tools and structlog.
+Builds the kernels for the GPU at hand, runs every test of the kernels and of the worker, some under
+the sanitizer of CUDA, and the benchmarks, each figure beside what docs/gpu.md predicts. Steps that
+measure no time run side by side. With --smoke one call of each kind, whether a token's bits depend
+on its company, and whether steps can be captured. What came of a step goes at once to bench/results
+as JSON, named by device and commit. Exits with 1 if there is no GPU or a step failed.
+
+Needs torch, pybind11, pytest, CMake and ninja; for the worker also
+transformers, grpcio-tools and structlog. With pytest-xdist tests run in several processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from bench.recorded_steps import ROOT, Check
+
 RESULTS = ROOT / "bench" / "results"
 BUILD = ROOT / "build" / "gpu"
+FLASHINFER = BUILD / "flashinfer"
 FLASHINFER_WHEELS = ROOT / "build/wheelhouse/flashinfer"
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider")
 KERNELS = "tests/kernels"
 # A call of each kind: what does not run at all is known after a minute.
 FIRST_TESTS = tuple(
@@ -43,6 +45,10 @@ BITS_TESTS = tuple(
 WORKER_TESTS = tuple(
     f"tests/emu/test_gpu_{name}.py" for name in ("worker", "engine", "quantization")
 )
+# Ranks are threads that wait for each other on one GPU: no kernel may lie behind another rank's in
+# a queue of the device, or wait for one to be loaded.
+RANKS_TEST = f"{KERNELS}/test_peer_sum.py"
+RANKS_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
 # Small shapes: under the sanitizer a launch takes a thousand times as long.
 SANITIZED_TESTS = (
     f"{KERNELS}/test_bounds.py",
@@ -50,105 +56,12 @@ SANITIZED_TESTS = (
     "gpu and not activations and (not paged_attention or 64)",
 )
 WORKER_NEEDS = ("transformers", "grpc_tools", "structlog")
+# What pyproject.toml asks for: older ones compute some models otherwise.
+LEAST_TRANSFORMERS = (5, 23)
 # All of it: what was found is written before a limit of ten minutes ends the command.
 TOTAL_S, SMOKE_S = 570.0, 90.0
-
-Result = dict[str, Any]
-
-
-@dataclass
-class Check:
-    """The steps of a run, each recorded as soon as it has ended.
-
-    Attributes:
-        about: of the device, and of what is checked on it.
-        path: of the results.
-        total_s: for all steps.
-        steps: what came of each so far.
-    """
-
-    about: dict[str, Any]
-    path: Path
-    total_s: float
-    steps: dict[str, Result] = field(default_factory=dict)
-    began: float = field(default_factory=time.monotonic)
-
-    def record(self, name: str, result: Result) -> bool:
-        """Write what came of a step; return whether it succeeded."""
-        self.steps[name] = result
-        self.path.parent.mkdir(exist_ok=True)
-        self.path.write_text(json.dumps({**self.about, "steps": self.steps}, indent=1) + "\n")
-        print(f"{name:>10}  {'ok' if result['ok'] else 'FAILED'}  {result['s']} s", flush=True)
-        return bool(result["ok"])
-
-    def not_run(self, name: str, reason: str) -> None:
-        """Record a step that cannot be run as failed."""
-        self.record(name, {"ok": False, "s": 0.0, "output": f"not run: {reason}"})
-        print(f"not run: {reason}")
-
-    def run(
-        self,
-        name: str,
-        *command: str | Path,
-        env: dict[str, str] | None = None,
-        timeout_s: float = 240,
-        figures: Path | None = None,
-    ) -> bool:
-        """Run a command from the root, within the time that is left; return whether it succeeded.
-
-        Args:
-            name: of the step.
-            command: program and arguments.
-            env: variables beside those there are.
-            timeout_s: for it.
-            figures: JSON that it writes, compared with what was predicted.
-        """
-        print("+", *command, flush=True)
-        timeout_s = min(timeout_s, max(1.0, self.total_s - (time.monotonic() - self.began)))
-        result = _run(command, env or {}, timeout_s)
-        if figures is not None and figures.exists():
-            result["figures"] = json.loads(figures.read_text())
-            result["predictions"] = self._compare(name, result["figures"])
-        return self.record(name, result)
-
-    def begin_again(self) -> None:
-        """Count the time from now on."""
-        self.began = time.monotonic()
-
-    def _compare(self, name: str, figures: dict[str, Any]) -> list[dict[str, Any]]:
-        from bench.gpu_predictions import compared
-
-        found = list(compared(name, self.about["device"], figures))
-        for each in found:
-            low, high = each["predicted"]
-            verdict = "as predicted" if each["as_predicted"] else "NOT AS PREDICTED"
-            print(f"{each['name']}: {each['measured']}, predicted {low} to {high}: {verdict}")
-        return found
-
-
-def _run(command: tuple[str | Path, ...], env: dict[str, str], timeout_s: float) -> Result:
-    """Return whether a command succeeded, the end of its output, and its time."""
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        [str(word) for word in command],
-        cwd=ROOT,
-        env={**os.environ, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-        status = process.returncode
-    except subprocess.TimeoutExpired:
-        # With all it has started: what goes on would disturb what is measured next.
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        status, output = 124, f"{output}\nended after {timeout_s:.0f} s"
-    tail = output[-8000:]
-    print(tail, flush=True)
-    return {"ok": status == 0, "s": round(time.perf_counter() - began, 1), "output": tail}
+# Of each set of tests that runs in parallel.
+PROCESSES = min(8, (os.cpu_count() or 1) // 2)
 
 
 def describe() -> dict[str, Any]:
@@ -175,6 +88,29 @@ def _output(*command: str) -> str:
     return done.stdout.strip()
 
 
+def pytest_in_parallel(processes: int) -> tuple[str, ...]:
+    """Return the command that runs tests, in several processes where pytest-xdist is installed."""
+    if processes < 2 or importlib.util.find_spec("xdist") is None:
+        return PYTEST
+    return (*PYTEST, "-n", str(processes))
+
+
+def python_path(*more: Path) -> str:
+    """Return PYTHONPATH with the root, and what it had before."""
+    before = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(ROOT), *map(str, more), *([before] if before else [])])
+
+
+def environment(kernels: Path) -> dict[str, str]:
+    """Return the variables to use built kernels with."""
+    return {"QUIRE_KERNELS": str(kernels), "PYTHONPATH": python_path()}
+
+
+def architecture(capability: str) -> str:
+    """Return the architecture to compile for: with what only this capability has, if we use it."""
+    return f"{capability}a" if capability == "90" else capability
+
+
 def build(check: Check) -> dict[str, str] | None:
     """Build the kernels; return the environment to use them in, or None if that failed."""
     built = check.run(
@@ -182,26 +118,31 @@ def build(check: Check) -> dict[str, str] | None:
         "csrc/dev_build.sh",
         BUILD.relative_to(ROOT),
         "-DQUIRE_KERNELS_ONLY=ON",
-        f"-DCMAKE_CUDA_ARCHITECTURES={check.about['capability']}-real",
+        f"-DCMAKE_CUDA_ARCHITECTURES={architecture(check.about['capability'])}-real",
         env={"PYTHON": sys.executable, "QUIRE_CUDA": "1"},
     )
     if not built:
         return None
     (kernels,) = (BUILD / "csrc").glob("_C*.so")
-    return {"QUIRE_KERNELS": str(kernels), "PYTHONPATH": str(ROOT)}
+    return environment(kernels)
 
 
 def check_first(check: Check, env: dict[str, str]) -> None:
     """Look at what is soon known: a call of each kind, and whether bits are a token's own."""
-    check.run("first", *PYTEST, *FIRST_TESTS, "-k", "gpu", "--maxfail=5", env=env, timeout_s=60)
-    bits = (*PYTEST, *BITS_TESTS, "-k", "gpu", "--maxfail=5")
-    if not check.run("bits", *bits, env=env, timeout_s=60):
-        # Whether it is kernels that overlap.
-        apart = {**env, "QUIRE_LAUNCH_OVERLAP": "0"}
-        check.run("bits-apart", *bits, env=apart, timeout_s=60)
+    pytest = pytest_in_parallel(PROCESSES)
+    check.run("first", *pytest, *FIRST_TESTS, "-k", "gpu", "--maxfail=5", env=env, timeout_s=60)
+    check_bits(check, env)
     if make_stubs(check):
         worker = ("tests/emu/test_gpu_worker.py", "-k", "graphs")
         check.run("graphs", *PYTEST, *worker, env=env, timeout_s=60)
+
+
+def check_bits(check: Check, env: dict[str, str]) -> None:
+    """Look whether bits are a token's own, and if not, whether launches that overlap are why."""
+    bits = (*pytest_in_parallel(PROCESSES), *BITS_TESTS, "-k", "gpu", "--maxfail=5")
+    if not check.run("bits", *bits, env=env, timeout_s=60):
+        apart = {**env, "QUIRE_LAUNCH_OVERLAP": "0"}
+        check.run("bits-apart", *bits, env=apart, timeout_s=60)
 
 
 def make_stubs(check: Check) -> bool:
@@ -211,7 +152,7 @@ def make_stubs(check: Check) -> bool:
         check.not_run("protos", f"this Python has no {', '.join(missing)}")
         return False
     protos: list[str | Path] = [
-        path.relative_to(ROOT) for path in (ROOT / "protos/quire/v1").glob("*.proto")
+        path.relative_to(ROOT) for path in (ROOT / "protos/quire").glob("*/*.proto")
     ]
     protoc = (sys.executable, "-m", "grpc_tools.protoc", "--proto_path=protos")
     return check.run("protos", *protoc, "--python_out=.", "--grpc_python_out=.", *protos)
@@ -219,33 +160,69 @@ def make_stubs(check: Check) -> bool:
 
 def check_all(check: Check, env: dict[str, str], without: list[str]) -> None:
     """Run every test, some under the sanitizer, and the benchmarks."""
-    has_stubs = check.steps["protos"]["ok"]
+    has_stubs = make_stubs(check)
     everything = {**env, "QUIRE_TEST_DEPTH": "all"}
-    check.run("tests", *PYTEST, KERNELS, "-k", "gpu or seed_attention", env=everything)
+    together: list[Callable[[], object]] = []
+
+    def test(name: str, *arguments: str, env: dict[str, str] = everything) -> None:
+        command = (*pytest_in_parallel(PROCESSES), *arguments)
+        together.append(lambda: check.run(name, *command, env=env))
+
+    test("tests", KERNELS, f"--ignore={RANKS_TEST}", "-k", "gpu or seed_attention")
     if has_stubs:
-        check.run("worker", *PYTEST, *WORKER_TESTS, env=everything, timeout_s=120)
+        test("worker", *WORKER_TESTS, *without_old_reference())
     if "sanitizer" not in without:
-        sanitize(check, env)
-    bench(check, "bench", "bench.kernels_gpu", env)
+        together += [lambda: sanitize(check, env, "memcheck")]
+        together += [lambda: sanitize(check, env, "racecheck")]
+    if "flashinfer" not in without:
+        together.append(lambda: prepare_flashinfer(check, env))
+    check.run_together(*together)
+    check.run("ranks", *PYTEST, RANKS_TEST, "-k", "gpu", env=everything | RANKS_ENV, timeout_s=60)
+    if not check.steps["tests"]["ok"]:
+        check_bits(check, env)
+    # FlashInfer's column is missing where it is left out or does not compile.
+    compared = env | flashinfer_environment() if has_flashinfer(check) else env
+    left_out = ("--without-flex",) if "flex" in without else ()
+    bench(check, "bench", "bench.kernels_gpu", compared, *left_out)
     if has_stubs:
         bench(check, "bench-gpu", "bench.gpu", env)
-    if "flashinfer" not in without:
-        compare_with_flashinfer(check, env)
 
 
-def sanitize(check: Check, env: dict[str, str]) -> None:
-    """Run small calls under the tools of CUDA's sanitizer."""
+def without_old_reference() -> tuple[str, ...]:
+    """Return what leaves out tests against a transformers that is too old, after printing that."""
+    version = importlib.metadata.version("transformers")
+    if tuple(int(part) for part in version.split(".")[:2]) >= LEAST_TRANSFORMERS:
+        return ()
+    least = ".".join(map(str, LEAST_TRANSFORMERS))
+    print(f"left out, tests against transformers: it must be {least} or newer, got {version}")
+    return ("-k", "not equal_transformers")
+
+
+def sanitize(check: Check, env: dict[str, str], tool: str) -> None:
+    """Run small calls under a tool of CUDA's sanitizer."""
     sanitizer = shutil.which("compute-sanitizer")
-    for tool in ("memcheck", "racecheck"):
-        if sanitizer is None:
-            check.not_run(tool, "there is no compute-sanitizer; --without sanitizer leaves it out")
-            continue
-        command = (sanitizer, "--tool", tool, "--error-exitcode", "9", *PYTEST, *SANITIZED_TESTS)
-        check.run(tool, *command, env=env, timeout_s=60)
+    if sanitizer is None:
+        check.not_run(tool, "there is no compute-sanitizer; --without sanitizer leaves it out")
+        return
+    command = (sanitizer, "--tool", tool, "--error-exitcode", "9", *PYTEST, *SANITIZED_TESTS)
+    check.run(tool, *command, env=env, timeout_s=150)
 
 
-def compare_with_flashinfer(check: Check, env: dict[str, str]) -> None:
-    """Install FlashInfer, compile its kernels, and measure decode attention beside it."""
+def flashinfer_environment() -> dict[str, str]:
+    """Return the variables to use FlashInfer with."""
+    return {
+        "PYTHONPATH": python_path(FLASHINFER),
+        "FLASHINFER_WORKSPACE_BASE": str(BUILD),
+    }
+
+
+def has_flashinfer(check: Check) -> bool:
+    """Return whether FlashInfer can be compared with."""
+    return bool(check.steps.get("flashinfer-compile", {}).get("ok"))
+
+
+def prepare_flashinfer(check: Check, env: dict[str, str]) -> None:
+    """Install FlashInfer and compile its kernels."""
     if not any(FLASHINFER_WHEELS.glob("*.whl")):
         check.not_run(
             "flashinfer",
@@ -253,36 +230,44 @@ def compare_with_flashinfer(check: Check, env: dict[str, str]) -> None:
             "them where there is a network, --without flashinfer leaves it out",
         )
         return
-    target = BUILD / "flashinfer"
     installed = check.run(
         "flashinfer",
-        *(sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", target),
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", FLASHINFER),
         *("--no-index", "--find-links", FLASHINFER_WHEELS, "--no-deps", "--require-hashes"),
         *("-r", "bench/requirements/flashinfer.txt"),
         timeout_s=60,
     )
-    env = env | {"PYTHONPATH": f"{ROOT}:{target}", "FLASHINFER_WORKSPACE_BASE": str(BUILD)}
-    compile_it = (sys.executable, "-m", "bench.flashinfer_decode")
-    if installed and check.run("flashinfer-compile", *compile_it, env=env, timeout_s=150):
-        bench(check, "bench-flashinfer", "bench.kernels_gpu", env, "--only", "decode")
+    if installed:
+        compile_it = (sys.executable, "-m", "bench.flashinfer_decode")
+        env = env | flashinfer_environment()
+        check.run("flashinfer-compile", *compile_it, env=env, timeout_s=150)
 
 
 def bench(check: Check, name: str, module: str, env: dict[str, str], *options: str) -> None:
     """Run a benchmark that writes its figures as JSON."""
     figures = BUILD / f"{name}.json"
+    figures.parent.mkdir(parents=True, exist_ok=True)
     figures.unlink(missing_ok=True)
     command: tuple[str | Path, ...] = (sys.executable, "-m", module, *options, "--json", figures)
     check.run(name, *command, env=env, timeout_s=170, figures=figures)
 
 
-def run_all(check: Check, smoke: bool, without: list[str]) -> int:
-    """Run the steps in order; return 0 if all succeeded."""
-    env = build(check)
+def run_all(check: Check, smoke: bool, without: list[str], kernels: Path | None = None) -> int:
+    """Run the steps in order; return 0 if all succeeded.
+
+    Args:
+        check: that has not begun.
+        smoke: whether to stop behind what is soon known.
+        without: names of what is left out.
+        kernels: a module that was built before, for this Python; else one is built.
+    """
+    env = environment(kernels) if kernels else build(check)
     if env is not None:
         if smoke:
             check.begin_again()
-        check_first(check, env)
-        if not smoke:
+        if smoke:
+            check_first(check, env)
+        else:
             check_all(check, env, without)
     print(check.path)
     return 0 if all(found["ok"] for found in check.steps.values()) else 1
@@ -300,9 +285,13 @@ def main() -> int:
         "--without",
         action="append",
         default=[],
-        choices=["sanitizer", "flashinfer"],
+        choices=["sanitizer", "flashinfer", "flex"],
         help="leave this out",
     )
+    parser.add_argument(
+        "--limit-s", type=float, default=TOTAL_S, help="for all steps (default: %(default)s)"
+    )
+    parser.add_argument("--kernels", type=Path, help="worker_svc._C as built before, for this GPU")
     arguments = parser.parse_args()
     try:
         import torch
@@ -315,8 +304,9 @@ def main() -> int:
     about = describe()
     name = re.sub(r"[^a-z0-9]+", "-", f"{about['device']}-{about['commit']}".lower())
     path = RESULTS / f"{name}{'-smoke' if arguments.smoke else ''}.json"
-    check = Check(about, path, SMOKE_S if arguments.smoke else TOTAL_S)
-    return run_all(check, arguments.smoke, arguments.without)
+    check = Check(about, path, SMOKE_S if arguments.smoke else arguments.limit_s)
+    kernels = arguments.kernels and arguments.kernels.resolve()
+    return run_all(check, arguments.smoke, arguments.without, kernels)
 
 
 if __name__ == "__main__":

@@ -163,7 +163,9 @@ class Decode:
         return body
 
 
-def bench_case(name: str, group: int, dtype: torch.dtype, copy_rate: float) -> dict[str, Any]:
+def bench_case(
+    name: str, group: int, dtype: torch.dtype, copy_rate: float, *, with_flex: bool
+) -> dict[str, Any]:
     """Measure one case; rates are of keys and values, shares those of a copy."""
     lengths, kv_heads = CASES[name]
     decode = Decode.random(lengths, kv_heads, group, dtype)
@@ -172,7 +174,7 @@ def bench_case(name: str, group: int, dtype: torch.dtype, copy_rate: float) -> d
         bodies["v1"] = decode.seed(1)
     if (other := decode.flashinfer()) is not None:
         bodies["flashinfer"] = other
-    if group == FLEX_GROUP and (flex := decode.flex()) is not None:
+    if with_flex and group == FLEX_GROUP and (flex := decode.flex()) is not None:
         bodies["flex"] = flex
     times = {kernel: microseconds(body) for kernel, body in bodies.items()}
     rates = {kernel: decode.bytes_read / (1e-6 * us) for kernel, us in times.items()}
@@ -281,6 +283,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", help="file to write")
     parser.add_argument("--only", choices=["decode"], help="decode attention, and nothing else")
+    parser.add_argument(
+        "--without-flex", action="store_true", help="leave out flex_attention, which is compiled"
+    )
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("there is no GPU here", file=sys.stderr)
@@ -302,7 +307,8 @@ def main() -> int:
 
     for name in CASES:
         for group in GROUPS:
-            case = bench_case(name, group, torch.bfloat16, rates["copy"])
+            with_flex = not args.without_flex
+            case = bench_case(name, group, torch.bfloat16, rates["copy"], with_flex=with_flex)
             print_case(case)
             keep("cases", case)
     if args.only == "decode":

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from bench import gpu_check
+from bench import gpu_check, recorded_steps
 from bench.gpu_predictions import compared
 
 ABOUT = {"device": "NVIDIA H100 80GB HBM3", "capability": "90"}
 SOON_KNOWN = ["build", "first", "bits", "protos", "graphs"]
-COMPARED = ["flashinfer", "flashinfer-compile", "bench-flashinfer"]
-ALL = [*SOON_KNOWN, "tests", "worker", "memcheck", "racecheck", "bench", "bench-gpu", *COMPARED]
+# Side by side: they end in any order.
+TOGETHER = {"tests", "worker", "memcheck", "racecheck", "flashinfer", "flashinfer-compile"}
+COMPARED = {"flashinfer", "flashinfer-compile"}
+BEFORE, AFTER = ["build", "protos"], ["ranks", "bench", "bench-gpu"]
 KERNEL_FIGURES: dict[str, Any] = {
     "cases": [
         {"case": "64 x 4k", "group": 4, "share_of_copy": {"ours": 0.9}},
@@ -24,13 +26,14 @@ KERNEL_FIGURES: dict[str, Any] = {
 
 
 @pytest.fixture
-def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> gpu_check.Check:
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> recorded_steps.Check:
     """A run that has not begun, on a machine where every command succeeds."""
     build = tmp_path / "build"
     (build / "csrc").mkdir(parents=True)
     (build / "csrc" / "_C.so").touch()
     monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
     monkeypatch.setattr(gpu_check, "BUILD", build)
+    monkeypatch.setattr(gpu_check, "FLASHINFER", build / "flashinfer")
     wheels = build / "wheels"
     wheels.mkdir()
     (wheels / "flashinfer_python-1.0-py3-none-any.whl").touch()
@@ -38,7 +41,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> gpu_check.Check:
     monkeypatch.setattr(gpu_check.shutil, "which", lambda name: f"/opt/{name}")
     monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda name: name)
     fails(monkeypatch, "")
-    return gpu_check.Check(ABOUT, tmp_path / "results" / "run.json", 100.0)
+    return recorded_steps.Check(ABOUT, tmp_path / "results" / "run.json", 100.0)
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, word: str, writes: str = "") -> None:
@@ -51,24 +54,60 @@ def fails(monkeypatch: pytest.MonkeyPatch, word: str, writes: str = "") -> None:
         is_bad = bool(word) and any(word in each for each in words)
         return {"ok": not is_bad, "s": 0.1, "output": " ".join(words)}
 
-    monkeypatch.setattr(gpu_check, "_run", run)
+    monkeypatch.setattr(recorded_steps, "run_command", run)
 
 
-def test_what_is_soon_known_comes_first(check: gpu_check.Check) -> None:
+def test_what_is_measured_is_measured_alone(check: recorded_steps.Check) -> None:
     assert gpu_check.run_all(check, smoke=False, without=[]) == 0
-    assert [*check.steps] == ALL
+    steps = [*check.steps]
+    assert steps[: len(BEFORE)] == BEFORE
+    assert {*steps[len(BEFORE) : -len(AFTER)]} == TOGETHER
+    assert steps[-len(AFTER) :] == AFTER
     written = json.loads(check.path.read_text())
-    assert [*written["steps"]] == ALL
+    assert [*written["steps"]] == steps
     assert written["device"] == ABOUT["device"]
 
 
-def test_smoke_stops_there(check: gpu_check.Check) -> None:
+def test_kernels_that_were_built_before_are_not_built(
+    check: recorded_steps.Check, tmp_path: Path
+) -> None:
+    kernels = tmp_path / "_C.so"
+    assert gpu_check.run_all(check, smoke=True, without=[], kernels=kernels) == 0
+    assert [*check.steps] == SOON_KNOWN[1:]
+
+
+def test_only_one_capability_has_instructions_of_its_own() -> None:
+    assert [gpu_check.architecture(each) for each in ("80", "89", "90", "100")] == [
+        *("80", "89", "90a", "100")
+    ]
+
+
+def test_a_failed_test_has_the_bits_looked_at_with_launches_apart(
+    check: recorded_steps.Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails(monkeypatch, "tests/kernels")
+    assert gpu_check.run_all(check, smoke=False, without=["sanitizer", "flashinfer"]) == 1
+    assert {"bits", "bits-apart"} <= {*check.steps}
+
+
+def test_an_old_transformers_is_not_compared_with(
+    check: recorded_steps.Check,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(gpu_check.importlib.metadata, "version", lambda name: "5.17.0")
+    assert gpu_check.run_all(check, smoke=False, without=[]) == 0
+    assert "not equal_transformers" in check.steps["worker"]["output"]
+    assert "must be 5.23 or newer, got 5.17.0" in capsys.readouterr().out
+
+
+def test_smoke_stops_there(check: recorded_steps.Check) -> None:
     assert gpu_check.run_all(check, smoke=True, without=[]) == 0
     assert [*check.steps] == SOON_KNOWN
 
 
 def test_what_does_not_build_is_not_run(
-    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch
+    check: recorded_steps.Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fails(monkeypatch, "dev_build.sh")
     assert gpu_check.run_all(check, smoke=False, without=[]) == 1
@@ -76,33 +115,31 @@ def test_what_does_not_build_is_not_run(
 
 
 def test_each_step_is_written_when_it_has_ended(
-    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch
+    check: recorded_steps.Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gpu_check, "check_all", interrupted)
+    monkeypatch.setattr(gpu_check, "bench", interrupted)
     with pytest.raises(KeyboardInterrupt):
         gpu_check.run_all(check, smoke=False, without=[])
-    assert [*json.loads(check.path.read_text())["steps"]] == SOON_KNOWN
+    assert {*json.loads(check.path.read_text())["steps"]} == {*BEFORE, *TOGETHER, "ranks"}
 
 
 def test_a_missing_sanitizer_is_an_error_unless_it_is_named(
-    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch
+    check: recorded_steps.Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_check.shutil, "which", lambda name: None)
     assert gpu_check.run_all(check, smoke=False, without=[]) == 1
-    assert [name for name, found in check.steps.items() if not found["ok"]] == [
-        "memcheck",
-        "racecheck",
-    ]
+    failed = {name for name, found in check.steps.items() if not found["ok"]}
+    assert failed == {"memcheck", "racecheck"}
     check.steps.clear()
     assert gpu_check.run_all(check, smoke=False, without=["sanitizer"]) == 0
     assert "memcheck" not in check.steps
 
 
 def test_missing_wheels_are_an_error_unless_they_are_named(
-    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    check: recorded_steps.Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(gpu_check, "FLASHINFER_WHEELS", tmp_path / "none")
     assert gpu_check.run_all(check, smoke=False, without=[]) == 1
@@ -110,30 +147,31 @@ def test_missing_wheels_are_an_error_unless_they_are_named(
     assert "tools/lock.py fetch flashinfer" in check.steps["flashinfer"]["output"]
     check.steps.clear()
     assert gpu_check.run_all(check, smoke=False, without=["flashinfer"]) == 0
-    assert not {*COMPARED} & {*check.steps}
+    assert not COMPARED & {*check.steps}
 
 
 def test_what_does_not_compile_is_not_measured(
-    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch
+    check: recorded_steps.Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fails(monkeypatch, "bench.flashinfer_decode")
     assert gpu_check.run_all(check, smoke=False, without=[]) == 1
-    assert "bench-flashinfer" not in check.steps
+    assert not gpu_check.has_flashinfer(check)
+    assert check.steps["bench"]["ok"]
 
 
 def test_a_worker_that_cannot_run_is_an_error_and_kernels_are_measured(
-    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch
+    check: recorded_steps.Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda name: None)
     assert gpu_check.run_all(check, smoke=False, without=[]) == 1
     assert not check.steps["protos"]["ok"]
     assert "transformers" in check.steps["protos"]["output"]
     assert "bench" in check.steps
-    assert not {"graphs", "worker", "bench-gpu"} & {*check.steps}
+    assert not {"worker", "bench-gpu"} & {*check.steps}
 
 
 def test_figures_stand_beside_what_was_predicted(
-    check: gpu_check.Check, monkeypatch: pytest.MonkeyPatch
+    check: recorded_steps.Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fails(monkeypatch, "", writes="bench.kernels_gpu")
     gpu_check.run_all(check, smoke=False, without=[])
