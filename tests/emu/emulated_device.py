@@ -191,3 +191,14 @@ def on_the_same_gpu() -> Iterator[None]:
     """Let another thread use the emulated GPU; one at a time may."""
     with torch.inference_mode(), Machine.current:
         yield
+
+
+@contextmanager
+def thread_of(gpu: CudaDevice) -> Iterator[None]:
+    """Let another thread use a GPU, emulated or not, on the stream that the model computes on."""
+    if isinstance(gpu, EmulatedDevice):
+        with on_the_same_gpu():
+            yield
+        return
+    gpu.start_thread(None)
+    yield

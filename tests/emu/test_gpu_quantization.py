@@ -3,7 +3,6 @@
 Of 8 and 4 bits, the bits of layers over the dequantised weights.
 """
 
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.contract.errors import ModelLoadError
-from tests.emu.emulated_device import EmulatedDevice, on_the_same_gpu
+from tests.emu.emulated_device import thread_of
 from tests.emu.test_gpu_worker import assert_replayed, inputs_of
 from tests.factories import CONFIGS, FALLBACKS, save_model
 from tests.models.driver import Driver, load_runner
@@ -97,7 +96,7 @@ def test_invariant_ranks_give_the_bits_of_one(
         return driver.logits[2].cpu()
 
     def rank_logits(parallel: ParallelGroup) -> torch.Tensor:
-        with on_the_same_gpu() if isinstance(gpu, EmulatedDevice) else nullcontext():
+        with thread_of(gpu):
             return logits(parallel)
 
     alone = logits(ParallelGroup())
@@ -225,7 +224,7 @@ def test_invariant_ranks_give_the_bits_of_one_of_stored_float8(
     stored, _ = save_both(tmp_path, FORMATS[name], **WIDE_PARTS)
 
     def logits(parallel: ParallelGroup) -> torch.Tensor:
-        with on_the_same_gpu() if isinstance(gpu, EmulatedDevice) else nullcontext():
+        with thread_of(gpu):
             return stored_logits(
                 stored,
                 dtype="bfloat16",

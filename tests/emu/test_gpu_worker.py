@@ -1,6 +1,5 @@
 """The worker on a GPU, emulated: the same tokens as on the CPU, in every way it takes steps."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from bench.kv_quality import divergence
 from quire.contract.engine_options import CacheOptions, LoadOptions
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.workers import CacheSpec, LoadSpec
-from tests.emu.emulated_device import EmulatedDevice, on_the_same_gpu
+from tests.emu.emulated_device import EmulatedDevice, thread_of
 from tests.emu.emulated_torch import EmulatedGraph
 from tests.factories import CONFIGS, FALLBACKS, random_model, save_model
 from tests.models.driver import Driver, load_runner
@@ -154,7 +153,7 @@ def test_invariant_ranks_give_the_bits_of_one(
         return driver.logits[2].cpu()
 
     def rank_logits(parallel: ParallelGroup) -> torch.Tensor:
-        with on_the_same_gpu() if isinstance(gpu, EmulatedDevice) else nullcontext():
+        with thread_of(gpu):
             return logits(parallel)
 
     alone = logits(ParallelGroup())

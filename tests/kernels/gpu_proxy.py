@@ -15,6 +15,8 @@ HOST_ARGUMENTS = {
     "swap_blocks_v1": {2},
     "plan_attention": {3, 4, 5, 6},
 }
+# Operations on memory of the host.
+HOST_OPERATIONS = {"advise_huge_pages"}
 
 
 class KernelsElsewhere:
@@ -31,6 +33,8 @@ class KernelsElsewhere:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         operation: Callable[..., Any] = getattr(self._kernels, name)
+        if name in HOST_OPERATIONS:
+            return operation
 
         def run(*arguments: Any) -> Any:
             # One copy of what is given twice: operations in place must stay so.
@@ -56,6 +60,10 @@ class KernelsElsewhere:
             result = operation(
                 *(each if i in stay else move(each) for i, each in enumerate(arguments))
             )
+            if self._device == "cuda":
+                # A copy to memory that is not pinned would keep other threads from starting what
+                # the operation waits for.
+                torch.cuda.current_stream().synchronize()
             for argument, copy in copies.values():
                 argument.copy_(copy)
             return result
