@@ -5,7 +5,7 @@ import pytest
 from tests.emu.planted_bugs import PlantedBugs
 from tests.emu.test_mutants import SOURCES
 
-KERNEL = ("attention/prompt.cuh", "attention/mma_copies.cuh")
+KERNEL = ("attention/prompt.cuh", "attention/mma_copies.cuh", "attention/mma_tile.cuh")
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -23,7 +23,22 @@ MUTANTS = {
         "half < 2 * Shape::kTilesOfStage - 1;",
     ),
     "rows of the first half twice": ("copy_row(half, row, token", "copy_row(0, row, token"),
-    "values of another tile": ("keys + Shape::kTileBytes);", "keys + 3 * Shape::kTileBytes);"),
+    "values of another tile": (
+        "take(tile, keys, keys + kTileBytes);",
+        "take(tile, keys, keys + 3 * kTileBytes);",
+    ),
+    "of two tiles the values of the other": (
+        "{keys + kTileBytes, other_keys + kTileBytes}",
+        "{other_keys + kTileBytes, keys + kTileBytes}",
+    ),
+    "two tiles of which one is hidden in part": (
+        "is_seen_by_all(tile) && is_seen_by_all(other)",
+        "is_seen_by_all(tile)",
+    ),
+    "two tiles whose scores are more than products": ("if (is_plain_ && ", "if ("),
+    "a maximum that moves in two tiles": ("if (__any_sync(kFullMask, moves)) {", "if (false) {"),
+    "two tiles whose scores are not scaled": ("++g) scale(g, scores[t][g]);", "++g) {}"),
+    "the second of two tiles left out": ("i < 2; ++i, tile = other", "i < 1; ++i, tile = other"),
     "tiles that are taken twice": (
         "within % kStagesOfClass * kClasses * Shape::kTilesOfStage;",
         "within % kStagesOfClass * Shape::kTilesOfStage;",

@@ -34,33 +34,53 @@ class WarpColumns {
   // Takes a tile, whose keys and values lie in shared memory. `sees_all`: every column sees every
   // token of it.
   __device__ void take(int tile, const char* key_tile, const char* value_tile, bool sees_all) {
-    const char* keys = key_tile + rows_.keys;
-    const char* values = value_tile + rows_.values;
-    constexpr int kStepsOfLoad = Operands::kStepsOfLoad;
-    float scores[kColumnTiles][4] = {};
+    float scores[1][kColumnTiles][4] = {};
+    multiply_keys<1>({key_tile}, scores);
 #pragma unroll
-    for (int step = 0; step < Shape::kSteps; step += kStepsOfLoad) {
-      uint32_t k[kStepsOfLoad][4];
-      Operands::template load_keys<Shape>(k, keys, rows_, step / kStepsOfLoad);
+    for (int g = 0; g < kColumnTiles; ++g) score(g, tile, sees_all, scores[0][g]);
+    float largest[1][kColumnTiles][2];
+    find_largest<1>(scores, largest);
+    uint32_t probabilities[1][kColumnTiles][2];
 #pragma unroll
-      for (int s = 0; s < kStepsOfLoad && step + s < Shape::kSteps; ++s)
+    for (int g = 0; g < kColumnTiles; ++g)
+      weigh(g, scores[0][g], largest[0][g], probabilities[0][g]);
+    add_values<1>({value_tile}, probabilities);
+  }
+
+  // Takes two tiles, the second behind the first, of which every column sees every token; only
+  // where scores are nothing but products (`is_plain`). Most tiles move no maximum: then the steps
+  // of one are done while those of the other are waited for.
+  __device__ void take_two(const char* const (&key_tiles)[2], const char* const (&value_tiles)[2]) {
+    float scores[2][kColumnTiles][4] = {};
+    multiply_keys<2>(key_tiles, scores);
 #pragma unroll
-        for (int g = 0; g < kColumnTiles; ++g)
-          ptx::multiply_add<Element>(scores[g], k[s], query_[g][step + s]);
+    for (int t = 0; t < 2; ++t)
+#pragma unroll
+      for (int g = 0; g < kColumnTiles; ++g) scale(g, scores[t][g]);
+    float largest[2][kColumnTiles][2];
+    find_largest<2>(scores, largest);
+    bool moves = false;
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+#pragma unroll
+      for (int g = 0; g < kColumnTiles; ++g)
+        moves |= largest[t][g][0] > max_[g][0] || largest[t][g][1] > max_[g][1];
+    uint32_t probabilities[2][kColumnTiles][2];
+    if (__any_sync(kFullMask, moves)) {
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        uint32_t of_tile[1][kColumnTiles][2];
+#pragma unroll
+        for (int g = 0; g < kColumnTiles; ++g) weigh(g, scores[t][g], largest[t][g], of_tile[0][g]);
+        add_values<1>({value_tiles[t]}, of_tile);
+      }
+      return;
     }
-    uint32_t probabilities[kColumnTiles][2];
 #pragma unroll
-    for (int g = 0; g < kColumnTiles; ++g) softmax(g, tile, sees_all, scores[g], probabilities[g]);
+    for (int t = 0; t < 2; ++t)
 #pragma unroll
-    for (int step = 0; step < Shape::kSteps; step += kStepsOfLoad) {
-      uint32_t v[kStepsOfLoad][4];
-      Operands::template load_values<Shape>(v, values, rows_, step / kStepsOfLoad);
-#pragma unroll
-      for (int s = 0; s < kStepsOfLoad && step + s < Shape::kSteps; ++s)
-#pragma unroll
-        for (int g = 0; g < kColumnTiles; ++g)
-          ptx::multiply_add<Element>(acc_[g][step + s], v[s], probabilities[g]);
-    }
+      for (int g = 0; g < kColumnTiles; ++g) weigh_behind(g, scores[t][g], probabilities[t][g]);
+    add_values<2>(value_tiles, probabilities);
   }
 
   // Starts anew, as if no tile had been taken.
@@ -166,16 +186,61 @@ class WarpColumns {
     return to_float(element);
   }
 
-  // Scores of 16 tokens and 8 columns become probabilities, as the right operand of the next
-  // product. A lane has tokens lane / 4 and lane / 4 + 8 of two columns.
-  __device__ void softmax(int g, int tile, bool sees_all, float (&s)[4],
-                          uint32_t (&probabilities)[2]) {
-    const int token = tile * kTileTokens + lane_ / 4;
+  // Adds the products of keys and queries: of a lane's tokens lane / 4 and lane / 4 + 8 and two
+  // columns.
+  template <int kTiles>
+  __device__ __forceinline__ void multiply_keys(const char* const (&tiles)[kTiles],
+                                                float (&scores)[kTiles][kColumnTiles][4]) const {
+    constexpr int kStepsOfLoad = Operands::kStepsOfLoad;
+#pragma unroll
+    for (int step = 0; step < Shape::kSteps; step += kStepsOfLoad) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        uint32_t k[kStepsOfLoad][4];
+        Operands::template load_keys<Shape>(k, tiles[t] + rows_.keys, rows_, step / kStepsOfLoad);
+#pragma unroll
+        for (int s = 0; s < kStepsOfLoad && step + s < Shape::kSteps; ++s)
+#pragma unroll
+          for (int g = 0; g < kColumnTiles; ++g)
+            ptx::multiply_add<Element>(scores[t][g], k[s], query_[g][step + s]);
+      }
+    }
+  }
+
+  // Adds the values of tiles in order, weighted.
+  template <int kTiles>
+  __device__ __forceinline__ void add_values(
+      const char* const (&tiles)[kTiles],
+      const uint32_t (&probabilities)[kTiles][kColumnTiles][2]) {
+    constexpr int kStepsOfLoad = Operands::kStepsOfLoad;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int step = 0; step < Shape::kSteps; step += kStepsOfLoad) {
+        uint32_t v[kStepsOfLoad][4];
+        Operands::template load_values<Shape>(v, tiles[t] + rows_.values, rows_,
+                                              step / kStepsOfLoad);
+#pragma unroll
+        for (int s = 0; s < kStepsOfLoad && step + s < Shape::kSteps; ++s)
+#pragma unroll
+          for (int g = 0; g < kColumnTiles; ++g)
+            ptx::multiply_add<Element>(acc_[g][step + s], v[s], probabilities[t][g]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void scale(int g, float (&s)[4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if constexpr (kIsQuantised) s[i] *= score_scale_[g][i % 2];
       s[i] *= factor_;
     }
+  }
+
+  // Products become scores, -inf of tokens that a column does not see.
+  __device__ __forceinline__ void score(int g, int tile, bool sees_all, float (&s)[4]) const {
+    const int token = tile * kTileTokens + lane_ / 4;
+    scale(g, s);
     if (p_.soft_cap != 0.f) {
       // Seldom asked for: the four take turns in one body of tanh.
 #pragma unroll 1
@@ -201,19 +266,41 @@ class WarpColumns {
         if (static_cast<uint32_t>(ages[i]) >= window_) s[i] = -INFINITY;
       }
     }
-    float larger[2];
+  }
+
+  // The largest scores of tiles in each of a lane's columns.
+  template <int kTiles>
+  static __device__ __forceinline__ void find_largest(
+      const float (&scores)[kTiles][kColumnTiles][4], float (&largest)[kTiles][kColumnTiles][2]) {
+    constexpr int kCount = kTiles * kColumnTiles * 2;
+    float found[kCount], others[kCount];
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      larger[j] = fmaxf(s[j], s[j + 2]);
-#pragma unroll
-      for (int flipped = 4; flipped < kWarpSize; flipped *= 2)
-        larger[j] = fmaxf(larger[j], __shfl_xor_sync(kFullMask, larger[j], flipped));
+    for (int i = 0; i < kCount; ++i) {
+      const float (&s)[4] = scores[i / 2 / kColumnTiles][i / 2 % kColumnTiles];
+      found[i] = fmaxf(s[i % 2], s[i % 2 + 2]);
     }
+    // All of a level before the next: a shuffle takes as long as several others.
+#pragma unroll
+    for (int flipped = 4; flipped < kWarpSize; flipped *= 2) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) others[i] = __shfl_xor_sync(kFullMask, found[i], flipped);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) found[i] = fmaxf(found[i], others[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      largest[i / 2 / kColumnTiles][i / 2 % kColumnTiles][i % 2] = found[i];
+  }
+
+  // Scores of 16 tokens and 8 columns become probabilities, as the right operand of the next
+  // product.
+  __device__ __forceinline__ void weigh(int g, float (&s)[4], const float (&largest)[2],
+                                        uint32_t (&probabilities)[2]) {
     // Most tiles move no maximum; then there is nothing to rescale.
-    if (__any_sync(kFullMask, larger[0] > max_[g][0] || larger[1] > max_[g][1])) {
+    if (__any_sync(kFullMask, largest[0] > max_[g][0] || largest[1] > max_[g][1])) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const float max = fmaxf(max_[g][j], larger[j]);
+        const float max = fmaxf(max_[g][j], largest[j]);
         const float factor = ptx::exp2(max_[g][j] - max);
         max_[g][j] = max;
         sum_[g][j] *= factor;
@@ -224,6 +311,11 @@ class WarpColumns {
         }
       }
     }
+    weigh_behind(g, s, probabilities);
+  }
+
+  // The same of a tile that moves no maximum.
+  __device__ __forceinline__ void weigh_behind(int g, float (&s)[4], uint32_t (&probabilities)[2]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       s[i] = ptx::exp2(s[i] - max_[g][i % 2]);

@@ -112,14 +112,29 @@ class PromptColumns : private WarpColumns<T, T, kHeadSize, Shape::kColumnTiles> 
     first_tile_ = bounds.first_key(p.sliding_window, column_) / kTileTokens;
     tiles_end_ = exists ? (bounds.end_of_keys(last) + kTileTokens - 1) / kTileTokens : 0;
     all_see_from_ = bounds.first_key(p.sliding_window, last);
-    all_see_end_ = bounds.end_of_keys(column_);
+    all_see_end_ = exists ? bounds.end_of_keys(column_) : 0;
+    is_plain_ = p.soft_cap == 0.f && p.alibi_slopes == nullptr;
   }
 
   // Takes a tile, unless no column sees any of it.
   __device__ __forceinline__ void take(int tile, const char* keys, const char* values) {
     if (tile < first_tile_ || tile >= tiles_end_) return;
-    const int token = tile * kTileTokens;
-    Base::take(tile, keys, values, token >= all_see_from_ && token + kTileTokens <= all_see_end_);
+    Base::take(tile, keys, values, is_seen_by_all(tile));
+  }
+
+  // Takes those of two tiles of a class that the item has, one after the other in memory.
+  template <typename Tiles>
+  __device__ __forceinline__ void take_two(const Tiles& tiles, int tile, const char* keys) {
+    constexpr int kTileBytes = Shape::kTileBytes;
+    const int other = tile + kMmaWarps;
+    const char* const other_keys = keys + 2 * kTileBytes;
+    if (is_plain_ && is_seen_by_all(tile) && is_seen_by_all(other)) {
+      Base::take_two({keys, other_keys}, {keys + kTileBytes, other_keys + kTileBytes});
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i, tile = other, keys = other_keys)
+      if (tiles.has(tile)) take(tile, keys, keys + kTileBytes);
   }
 
   // Merges the tiles taken since the last call, a class of the partition, with those before; the
@@ -218,6 +233,11 @@ class PromptColumns : private WarpColumns<T, T, kHeadSize, Shape::kColumnTiles> 
 
   static __device__ int warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
 
+  __device__ bool is_seen_by_all(int tile) const {
+    const int token = tile * kTileTokens;
+    return token >= all_see_from_ && token + kTileTokens <= all_see_end_;
+  }
+
   // Among the warp's.
   __device__ int column_of(int g, int j) const { return g * 8 + lane_ % 4 * 2 + j; }
 
@@ -251,6 +271,7 @@ class PromptColumns : private WarpColumns<T, T, kHeadSize, Shape::kColumnTiles> 
   int tiles_end_;
   int all_see_from_;  // tokens from here to the end below are seen by every column
   int all_see_end_;
+  bool is_plain_;  // scores are products, and nothing else
 };
 
 // Takes the partitions of an item. What they come to is stored, or left to `finish` where
@@ -280,10 +301,10 @@ __device__ __forceinline__ void attend_prompt(const PagedAttentionParams& p,
         __syncthreads();  // the stage is filled, and the other one has been read
         const int next = tiles.find(stage + 1, end);
         tiles.copy(next, end, Shape::kStageBytes - place);
-        for (int i = 0; i < Shape::kTilesOfStage; ++i) {
+        for (int i = 0; i < Shape::kTilesOfStage; i += 2) {
           const int tile = Tiles::tile_of(stage) + i * Tiles::kClasses;
           const char* keys = shared + place + i * Tiles::Copies::kTilesBytes;
-          if (tiles.has(tile)) columns.take(tile, keys, keys + Shape::kTileBytes);
+          columns.take_two(tiles, tile, keys);
         }
         stage = next;
         place = Shape::kStageBytes - place;
