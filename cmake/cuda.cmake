@@ -32,7 +32,7 @@ if(CMAKE_CUDA_COMPILER)
   endif()
 endif()
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual)
 endif()
 include(CheckLanguage)
 check_language(CUDA)
@@ -54,3 +54,7 @@ target_sources(_C PRIVATE ${QUIRE_CUDA_SOURCES} cuda/peers/bindings.cpp seed/bin
 # No contraction, as on the CPU: where a fused multiply-add is meant, it is written.
 target_compile_options(_C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-fmad=false>)
 target_compile_definitions(_C PRIVATE QUIRE_WITH_CUDA=1)
+# Instructions of this capability alone, which no other device runs.
+if("${CMAKE_CUDA_ARCHITECTURES}" MATCHES "90a")
+  target_compile_definitions(_C PRIVATE QUIRE_SM90A=1)
+endif()

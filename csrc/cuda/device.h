@@ -18,12 +18,17 @@ using f16 = __half;
 constexpr int kWarpSize = 32;
 constexpr uint32_t kFullMask = 0xffffffffu;
 
-// Shared memory of the block: as many bytes as the launch asks for, or an array of a fixed size.
+// Shared memory of the block: as many bytes as the launch asks for, from a multiple of 128 or of
+// 1,024 bytes on, or an array of a fixed size.
 #if defined(__CUDACC__)
 #define QUIRE_DYNAMIC_SHARED(name) extern __shared__ __align__(128) char name[]
+#define QUIRE_SWIZZLED_SHARED(name)               \
+  extern __shared__ __align__(1024) char whole[]; \
+  char* const name = whole
 #define QUIRE_SHARED(T, name, count) __shared__ T name[count]
 #else
 #define QUIRE_DYNAMIC_SHARED(name) char* const name = ::emu::Machine::current().dynamic_shared()
+#define QUIRE_SWIZZLED_SHARED(name) QUIRE_DYNAMIC_SHARED(name)
 #define QUIRE_SHARED(T, name, count) \
   static const char name##_tag = 0;  \
   T* const name = ::emu::static_shared<T>(&name##_tag, count)

@@ -42,6 +42,18 @@ inline int num_blocks_at_once() {
   return 2 * num_multiprocessors();
 }
 
+// Whether this build has code for the device's products of warpgroups.
+inline bool has_warpgroups() {
+#if !defined(__CUDACC__)
+  return emu::device().has_warpgroups && emu::other_machine == nullptr;
+#elif defined(QUIRE_SM90A)
+  static const bool has = device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
+  return has;
+#else
+  return false;
+#endif
+}
+
 // Lets a kernel ask for so much dynamic shared memory.
 template <typename... Params>
 void allow_shared(void (*kernel)(Params...), size_t shared_bytes) {

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "cuda/linear/linear.cuh"
+#include "cuda/linear/warpgroup_tile.cuh"
 
 namespace {
 
@@ -19,6 +19,8 @@ constexpr int kRows = 21;
 // Each part has several sections, the last of them short, which ends within a step.
 constexpr int kPartLengths[] = {584, 296};
 constexpr int kNumParts[] = {1, 4};
+// One section, which all that is called whole takes.
+constexpr int kSectionLength = 200;
 constexpr int kOutFeatures = 136;
 constexpr int kOutStride = kOutFeatures + 8;
 
@@ -102,7 +104,7 @@ class Driver {
   Driver(int part_length, int num_parts)
       : problem_(part_length, num_parts),
         arrivals_(64),
-        sums_(128 * SplitMemory::kMaxTileElements) {}
+        sums_(256 * SplitMemory::kMaxTileElements) {}
 
   int run() {
     for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {
@@ -116,22 +118,57 @@ class Driver {
           check<RowsOf64<T>, false>("64, unaligned", is_split);
         }
       }
-      if constexpr (sizeof(T) == 2) check<RowsOf128<T>, true>("128", false);
+      if constexpr (sizeof(T) == 2) {
+        check<RowsOf128<T>, true>("128", false);
+        run_warpgroups();
+      }
+    }
+    return failed_ ? 1 : 0;
+  }
+
+  // Layers of one section.
+  int run_section() {
+    for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {
+      emu::Machine::order = order;
+      check<RowsOf8<T>, true>("8", false);
+      check_warpgroups<WideRowsOf256<T>>("256, warpgroups", false);
     }
     return failed_ ? 1 : 0;
   }
 
  private:
+  void run_warpgroups() {
+    for (const bool is_split : {false, true}) {
+      check_warpgroups<SeveralRowsOf32<T>>("32, warpgroups", is_split);
+      check_warpgroups<SeveralRowsOf64<T>>("64, warpgroups", is_split);
+    }
+    check_warpgroups<DeepRowsOf8<T>>("8, deep", false);
+    check_warpgroups<DeepRowsOf16<T>>("16, deep", false);
+    check_warpgroups<DeepRowsOf32<T>>("32, deep", false);
+    check_warpgroups<DeepRowsOf64<T>>("64, deep", false);
+    check_warpgroups<WideRowsOf128<T>>("128, warpgroups", false);
+  }
+
   template <typename Shape, bool kIsAligned>
   void check(const char* name, bool is_split) {
+    check<Shape>(name, is_split, launch_linear<Shape, kIsAligned>);
+  }
+
+  template <typename Shape>
+  void check_warpgroups(const char* name, bool is_split) {
+    check<Shape>(name, is_split, launch_warpgroups<Shape>);
+  }
+
+  template <typename Shape>
+  void check(const char* name, bool is_split,
+             void (*launch)(const LinearParams&, bool, const SplitResults&, cudaStream_t)) {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     std::vector<T> out(size_t(kRows + 1) * kOutStride, from_float<T>(nan));
     std::fill(sums_.begin(), sums_.end(), nan);
     // Whole tiles of several parts: by two blocks, one after the other.
     const int64_t num_elements =
         is_split ? static_cast<int64_t>(sums_.size()) : 2 * kTreeElements<Shape>;
-    launch_linear<Shape, kIsAligned>(problem_.params(out), is_split,
-                                     {sums_.data(), num_elements, arrivals_.data()}, nullptr);
+    launch(problem_.params(out), is_split, {sums_.data(), num_elements, arrivals_.data()}, nullptr);
     if (first_.empty()) first_ = out;
     const bool has_same_bits = memcmp(out.data(), first_.data(), out.size() * sizeof(T)) == 0;
     if (problem_.is_right(out) && has_same_bits) return;
@@ -156,6 +193,7 @@ int main() {
       failed |= Driver<bf16>(kPartLengths[i], kNumParts[i]).run();
       failed |= Driver<float>(kPartLengths[i], kNumParts[i]).run();
     }
+    failed |= Driver<bf16>(kSectionLength, 1).run_section();
     return failed;
   } catch (const emu::KernelError& error) {
     std::fprintf(stderr, "%s\n", error.what());

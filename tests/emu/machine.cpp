@@ -104,12 +104,17 @@ void Machine::run_block(dim3 index) {
     thread.passed = {};
     thread.open_copies.clear();
     thread.copy_groups.clear();
+    thread.has_fenced = true;
+    thread.open_products.clear();
+    thread.product_groups.clear();
     thread.fiber.start(
         [](void* self) {
           auto* machine = static_cast<Machine*>(self);
           machine->body_();
           if (!machine->current_->has_begun)
             machine->fail("a kernel that does not await the one before it");
+          if (!machine->current_->product_groups.empty())
+            machine->fail("products of a warpgroup that nothing waits for");
           machine->current_->state = CudaThread::State::kDone;
           --machine->num_live_;
           machine->release_block_barrier();  // the barrier does not wait for threads that have left
@@ -228,6 +233,12 @@ void Machine::read_shared(const void* shared) {
   if (offset < 0) return;
   const char* wrong = races_.read(offset, warp_number(), current_->passed);
   if (wrong != nullptr) fail(std::string("a race: ") + wrong);
+}
+
+void Machine::require_fences() {
+  for (const CudaThread* thread : threads_) {
+    if (!thread->has_fenced) fail("wgmma of what was copied and not fenced");
+  }
 }
 
 void Machine::warp_barrier(uint32_t mask, bool orders_memory) {

@@ -70,6 +70,9 @@ struct CudaThread {
   Passed passed;
   std::vector<AsyncCopy> open_copies;
   std::vector<std::vector<AsyncCopy>> copy_groups;
+  bool has_fenced = true;  // what its copies brought, for products of warpgroups
+  std::vector<std::function<void()>> open_products;
+  std::vector<std::vector<std::function<void()>>> product_groups;
 };
 
 // The values that the lanes of a warp exchange.
@@ -124,6 +127,9 @@ class Machine {
   void begin_copy(const void* shared);
   void end_copy(const void* shared);
   void read_shared(const void* shared);
+
+  // A product of a warpgroup begins: all threads must have fenced what their copies brought.
+  void require_fences();
 
   // Shows a value to the lanes of `mask` and returns what each of them shows.
   template <typename T>

@@ -12,7 +12,7 @@ KERNEL = (
 # runs blocks one after the other.
 MUTANTS = {
     "no barrier before a step is taken": (
-        "__syncthreads();  // the step is there, and all are done with the one before it",
+        "__syncthreads();  // the step is there, and what the next one overwrites has been read",
         "",
     ),
     "no barrier before the result takes the stages' place": (
@@ -32,12 +32,12 @@ MUTANTS = {
         "if (threadIdx.x < 64) __syncthreads();",
     ),
     "too few copies waited for": (
-        "ptx::async_wait<Shape::kStages - 2>();",
-        "ptx::async_wait<Shape::kStages - 1>();",
+        "ptx::async_wait<Shape::kStepsAhead - 1>();",
+        "ptx::async_wait<Shape::kStepsAhead>();",
     ),
     "copies into the stage in use": (
-        "const int next = step + Shape::kStages - 1;",
-        "const int next = step + Shape::kStages;",
+        "const int next = step + Shape::kStepsAhead;",
+        "const int next = step + Shape::kStepsAhead + 1;",
     ),
     "a misaligned copy": (
         "source + k, is_valid);",
@@ -56,8 +56,8 @@ MUTANTS = {
         "place[0] = four.y;\n  place[Shape::kResultStride] = four.x;",
     ),
     "sections not begun at zero": (
-        "    LinearSums<Shape> sums;\n    for",
-        "    static thread_local LinearSums<Shape> sums;\n    for",
+        "    LinearSums<Shape> of_section;",
+        "    static thread_local LinearSums<Shape> of_section;",
     ),
     "a section is the sum so far": ("total.add(sums);", "total = sums;"),
     "sections added in another order": (

@@ -105,23 +105,26 @@ __device__ __forceinline__ void add_sections(Tile& tile, int& step, int part_end
                                              int section_steps, LinearSums<Shape>& total) {
   while (step < part_end) {
     const int section_end = min(step + section_steps, part_end);
-    LinearSums<Shape> sums;
+    LinearSums<Shape> of_section;
+    LinearSums<Shape>& sums = Shape::kHasOneSection ? total : of_section;
     for (; step < section_end; ++step) {
-      ptx::async_wait<Shape::kStages - 2>();
-      __syncthreads();  // the step is there, and all are done with the one before it
-      const int next = step + Shape::kStages - 1;
+      ptx::async_wait<Shape::kStepsAhead - 1>();
+      Shape::pass_copies();
+      __syncthreads();  // the step is there, and what the next one overwrites has been read
+      const int next = step + Shape::kStepsAhead;
       if (next < end) tile.copy(next);
       ptx::async_commit();
       tile.multiply(step, sums);
     }
-    total.add(sums);
+    Shape::wait();
+    if constexpr (!Shape::kHasOneSection) total.add(sums);
   }
 }
 
 // Begins to copy the first steps from `begin` on.
 template <typename Shape, typename Tile>
 __device__ __forceinline__ void begin_copies(Tile& tile, int begin, int end) {
-  for (int step = begin; step < begin + Shape::kStages - 1; ++step) {
+  for (int step = begin; step < begin + Shape::kStepsAhead; ++step) {
     if (step < end) tile.copy(step);
     ptx::async_commit();
   }
@@ -148,12 +151,15 @@ __device__ __forceinline__ void compute_tile(const typename Tile::Params& p, con
 
   Tile tile(p, feature, row, shared, part, first);
   LinearSums<Shape> total;
+  float* const tree = Shape::kTreeIsShared
+                          ? reinterpret_cast<float*>(shared + Shape::kStages * Shape::kStageBytes)
+                          : results.sums + blockIdx.x * kTreeElements<Shape>;
   begin_copies<Shape>(tile, begin, end);
   for (int step = begin; step < end; ++part) {
     const int part_end = kIsCut ? min((part + 1) * grid.part_steps, end) : end;
     total = {};
     add_sections<Shape>(tile, step, part_end, end, grid.section_steps, total);
-    if (kIsCut && !grid.is_split) add_to_tree(total, part, part_end == end, results.sums);
+    if (kIsCut && !grid.is_split) add_to_tree(total, part, part_end == end, tree);
   }
   auto* result = reinterpret_cast<float*>(shared);
   const int first_feature = tile.first_feature();
@@ -210,13 +216,13 @@ int64_t num_tiles(const LinearParams& p) {
 // Whether sections are spread over blocks: if whole tiles would leave multiprocessors without work.
 template <typename Shape>
 bool is_split_well(const LinearParams& p) {
-  static_assert(Shape::kFeatures * Shape::kRows <= SplitMemory::kMaxTileElements);
   const int64_t tiles = num_tiles<Shape>(p);
   const int64_t part_length = p.in_features / p.num_parts;
   const int64_t sections =
       p.num_parts * linear_sections(p.total_features, p.total_parts, part_length).count;
   return sections > 1 && 2 * tiles < num_blocks_at_once() &&
-         tiles * sections <= SplitMemory::kMaxBlocks;
+         tiles * sections <= SplitMemory::kMaxBlocks &&
+         tiles * sections * Shape::kFeatures * Shape::kRows <= SplitMemory::kElements;
 }
 
 // Starts a kernel whose blocks take all sections of their tiles, or one each: `cut` where K has
@@ -238,7 +244,8 @@ void launch_tiles(void (*cut)(Params, LinearGrid, SplitResults),
   grid.part_sections = static_cast<int>(sections.count);
   grid.is_split = is_split;
   const bool is_cut = p.num_parts > 1;
-  if (is_cut && !is_split) blocks = std::min(blocks, results.num_elements / kTreeElements<Shape>);
+  if (is_cut && !is_split && !Shape::kTreeIsShared)
+    blocks = std::min(blocks, results.num_elements / kTreeElements<Shape>);
   launch(is_cut ? cut : whole, grid_size(blocks), Shape::kThreads, Shape::kSharedBytes, stream, p,
          grid, results);
 }

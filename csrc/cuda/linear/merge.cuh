@@ -33,11 +33,11 @@ constexpr int64_t kTreeElements = int64_t{kTreeLevels} * Shape::kFeatures * Shap
 template <typename Shape>
 __device__ void add_to_tree(LinearSums<Shape>& total, int part, bool is_last, float* memory) {
   constexpr int64_t kLevel = int64_t{Shape::kProducts} * Shape::kThreads;
-  auto* own = reinterpret_cast<float4*>(memory + blockIdx.x * kTreeElements<Shape>) + threadIdx.x;
+  auto* own = reinterpret_cast<float4*>(memory) + threadIdx.x;
   for (; part % 2 == 1; part /= 2, own += kLevel) {
 #pragma unroll
     for (int i = 0; i < Shape::kProducts; ++i)
-      total.set(i, __ldcg(&own[i * Shape::kThreads]) + total.get(i));
+      total.set(i, own[i * Shape::kThreads] + total.get(i));
   }
   if (is_last) return;
 #pragma unroll

@@ -29,10 +29,19 @@ struct LinearShape {
   static constexpr int kStepBytes = 128;  // of a row in a stage: eight chunks of 16
   static constexpr int kStep = kStepBytes / static_cast<int>(sizeof(T));
   static constexpr int kStageBytes = (kFeatures + kRows) * kStepBytes;
+  static constexpr int kStepsAhead = kStages - 1;      // that copies run
   static constexpr int kResultStride = kFeatures + 4;  // floats; columns fall into other banks
   static constexpr int kResultBytes = kRows * kResultStride * 4;
   static constexpr int kSharedBytes =
       kStages * kStageBytes > kResultBytes ? kStages * kStageBytes : kResultBytes;
+
+  static constexpr bool kHasOneSection = false;  // K is one section for sure
+  static constexpr bool kTreeIsShared = false;   // sums of parts wait behind the stages
+
+  // What copies brought that the thread has waited for is about to be multiplied.
+  static __device__ void pass_copies() {}
+  // Waits for products that are under way.
+  static __device__ void wait() {}
 
   // Eight rows in one column of chunks fall into eight different bank groups.
   static __device__ int offset(int row, int chunk) {
@@ -138,6 +147,11 @@ class LinearTile {
   }
   __device__ int first_row() const { return warp_ % Shape::kRowWarpCount * Shape::kRowTiles * 8; }
 
+ protected:
+  __device__ char* stage_of(int step) const {
+    return stages_ + step % Shape::kStages * Shape::kStageBytes;
+  }
+
  private:
   static constexpr int kChunks = Shape::kStepBytes / 16;  // of a row
   // Rows that the block copies at once; and those of a thread, if they are gathered.
@@ -149,10 +163,6 @@ class LinearTile {
     int64_t stride;
     int64_t num_rows;  // that exist, from the tile's first
   };
-
-  __device__ char* stage_of(int step) const {
-    return stages_ + step % Shape::kStages * Shape::kStageBytes;
-  }
 
   template <int kCount, bool kAreGathered>
   __device__ void copy_rows(const Operand& from, int k, char* stage) const {

@@ -36,6 +36,7 @@ void async_wait() {
     for (emu::AsyncCopy& copy : groups.front()) {
       if (!copy.has_landed) copy.land();
       machine.end_copy(copy.destination);
+      machine.thread().has_fenced = false;
     }
     groups.erase(groups.begin());
   }

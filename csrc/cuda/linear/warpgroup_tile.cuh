@@ -1,0 +1,91 @@
+// Tiles of a linear layer that warpgroups multiply, on an H100: each takes 64 features and all rows
+// of the tile. Sums are those of the tile of single warps bit for bit: the instruction adds the
+// products of 16 elements of K as theirs does, which tests on such a GPU show.
+#pragma once
+
+#include "cuda/linear/linear.cuh"
+#include "cuda/warpgroup.h"
+
+namespace quire::cuda {
+
+// `kInFlight_` steps are multiplied while copies of a later one begin; `kBlocks_` of a
+// multiprocessor.
+template <typename T, int kFeatures_, int kRows_, int kStages_, int kBlocks_, int kInFlight_>
+struct WarpgroupShape : LinearShape<T, kFeatures_, kRows_, kFeatures_ / 16, 1, kStages_> {
+  static constexpr int kBlocks = kBlocks_;
+  static constexpr int kInFlight = kInFlight_;
+  static constexpr int kStepsAhead = kStages_ - 1 - kInFlight_;
+  // Where it leaves room for as many stages as are needed.
+  static constexpr bool kTreeIsShared = kRows_ <= 64 && kBlocks_ == 1;
+  static constexpr int kTreeBytes = kTreeIsShared ? 3 * kFeatures_ * kRows_ * 4 : 0;
+  static constexpr bool kHasOneSection = kRows_ > 128;
+  static constexpr int kSharedBytes =
+      LinearShape<T, kFeatures_, kRows_, kFeatures_ / 16, 1, kStages_>::kSharedBytes + kTreeBytes;
+
+  static __device__ __forceinline__ void pass_copies() { ptx::fence_for_products(); }
+  static __device__ __forceinline__ void wait() {
+    if constexpr (kInFlight_ > 0) ptx::wait_for_products<0>();
+  }
+};
+
+// Tiles of one wave, with a deep pipeline; and those of which a multiprocessor has several.
+template <typename T>
+using DeepRowsOf8 = WarpgroupShape<T, 64, 8, 20, 1, 0>;
+template <typename T>
+using DeepRowsOf16 = WarpgroupShape<T, 64, 16, 18, 1, 0>;
+template <typename T>
+using DeepRowsOf32 = WarpgroupShape<T, 64, 32, 14, 1, 0>;
+template <typename T>
+using DeepRowsOf64 = WarpgroupShape<T, 64, 64, 9, 1, 0>;
+template <typename T>
+using SeveralRowsOf32 = WarpgroupShape<T, 64, 32, 5, 3, 0>;
+template <typename T>
+using SeveralRowsOf64 = WarpgroupShape<T, 128, 64, 4, 2, 1>;
+template <typename T>
+using WideRowsOf128 = WarpgroupShape<T, 128, 128, 6, 1, 1>;
+template <typename T>
+using WideRowsOf256 = WarpgroupShape<T, 128, 256, 4, 1, 1>;
+
+template <typename Shape_, bool kIsCut>
+class WarpgroupTile : public LinearTile<Shape_, true, kIsCut> {
+ public:
+  using Shape = Shape_;
+  using Base = LinearTile<Shape, true, kIsCut>;
+  using Base::Base;
+
+  // Begins the products of a step, and waits for those that are not to go on beside the next one.
+  __device__ __forceinline__ void multiply(int step, LinearSums<Shape>& sums) const {
+    constexpr int kWarps = 4, kFeatures = 64, kElementsBytes = 16 * 2;
+    const char* stage = Base::stage_of(step);
+    const int first = static_cast<int>(threadIdx.x) / kWarpSize / kWarps * kFeatures;
+    const char* weight = stage + first * Shape::kStepBytes;
+    const char* x = stage + Shape::kFeatures * Shape::kStepBytes;
+    ptx::begin_products();
+#pragma unroll
+    for (int k = 0; k < Shape::kStepBytes; k += kElementsBytes)
+      ptx::WarpgroupProduct<typename Shape::Element, Shape::kRowTiles>::begin(
+          sums.of[0], ptx::describe_rows(weight + k), ptx::describe_rows(x + k));
+    ptx::commit_products();
+    ptx::wait_for_products<Shape::kInFlight>();
+  }
+};
+
+template <typename Shape, bool kIsCut>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    warpgroup_linear_kernel(const LinearParams p, const LinearGrid grid,
+                            const SplitResults results) {
+  begin_kernel();
+#if QUIRE_HAS_WARPGROUPS
+  QUIRE_SWIZZLED_SHARED(shared);
+  compute_tiles<WarpgroupTile<Shape, kIsCut>, kIsCut>(p, grid, results, shared);
+#endif
+}
+
+template <typename Shape>
+void launch_warpgroups(const LinearParams& p, bool is_split, const SplitResults& results,
+                       cudaStream_t stream) {
+  launch_tiles<Shape>(warpgroup_linear_kernel<Shape, !Shape::kHasOneSection>,
+                      warpgroup_linear_kernel<Shape, false>, p, is_split, results, stream);
+}
+
+}  // namespace quire::cuda
