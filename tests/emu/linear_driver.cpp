@@ -19,8 +19,6 @@ constexpr int kRows = 21;
 // Each part has several sections, the last of them short, which ends within a step.
 constexpr int kPartLengths[] = {584, 296};
 constexpr int kNumParts[] = {1, 4};
-// One section, which all that is called whole takes.
-constexpr int kSectionLength = 200;
 constexpr int kOutFeatures = 136;
 constexpr int kOutStride = kOutFeatures + 8;
 
@@ -126,27 +124,16 @@ class Driver {
     return failed_ ? 1 : 0;
   }
 
-  // Layers of one section.
-  int run_section() {
-    for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {
-      emu::Machine::order = order;
-      check<RowsOf8<T>, true>("8", false);
-      check_warpgroups<WideRowsOf256<T>>("256, warpgroups", false);
-    }
-    return failed_ ? 1 : 0;
-  }
-
  private:
   void run_warpgroups() {
     for (const bool is_split : {false, true}) {
-      check_warpgroups<SeveralRowsOf32<T>>("32, warpgroups", is_split);
-      check_warpgroups<SeveralRowsOf64<T>>("64, warpgroups", is_split);
+      check_warpgroups<SmallRowsOf32<T>>("32, warpgroups", is_split);
+      check_warpgroups<WideRowsOf64<T>>("64, wide", is_split);
     }
-    check_warpgroups<DeepRowsOf8<T>>("8, deep", false);
-    check_warpgroups<DeepRowsOf16<T>>("16, deep", false);
-    check_warpgroups<DeepRowsOf32<T>>("32, deep", false);
+    check_warpgroups<SmallRowsOf64<T>>("64, warpgroups", false);
     check_warpgroups<DeepRowsOf64<T>>("64, deep", false);
     check_warpgroups<WideRowsOf128<T>>("128, warpgroups", false);
+    check_warpgroups<PartsOfRowsOf128<T>>("128, a level near", false);
   }
 
   template <typename Shape, bool kIsAligned>
@@ -193,7 +180,6 @@ int main() {
       failed |= Driver<bf16>(kPartLengths[i], kNumParts[i]).run();
       failed |= Driver<float>(kPartLengths[i], kNumParts[i]).run();
     }
-    failed |= Driver<bf16>(kSectionLength, 1).run_section();
     return failed;
   } catch (const emu::KernelError& error) {
     std::fprintf(stderr, "%s\n", error.what());

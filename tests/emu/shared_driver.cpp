@@ -5,6 +5,7 @@
 #include "cuda/attention/mma_launch.cuh"
 #include "cuda/attention/prompt.cuh"
 #include "cuda/linear/int8_tile.cuh"
+#include "cuda/linear/warpgroup_tile.cuh"
 #include "cuda/linear/weight_only_tile.cuh"
 
 namespace {
@@ -56,6 +57,25 @@ void print_linear(LinearShape<T, kFeatures, kRows, kFeatureWarps, kRowWarps, kSt
   }
 }
 
+template <typename T, int kFeatures, int kRows, int kStages, int kBlocks, int kInFlight,
+          int kLevels>
+void print_warpgroups(
+    WarpgroupShape<T, kFeatures, kRows, kStages, kBlocks, kInFlight, kLevels> shape,
+    const char* type) {
+  std::printf("WarpgroupShape<%s, %d, %d, %d, %d, %d, %d>\t%d\n", type, kFeatures, kRows, kStages,
+              kBlocks, kInFlight, kLevels, shape.kSharedBytes);
+}
+
+template <typename T>
+void print_warpgroups(const char* type) {
+  print_warpgroups(SmallRowsOf32<T>(), type);
+  print_warpgroups(SmallRowsOf64<T>(), type);
+  print_warpgroups(WideRowsOf64<T>(), type);
+  print_warpgroups(DeepRowsOf64<T>(), type);
+  print_warpgroups(WideRowsOf128<T>(), type);
+  print_warpgroups(PartsOfRowsOf128<T>(), type);
+}
+
 template <typename T>
 void print_linear(const char* type) {
   print_linear(RowsOf8<T>(), type);
@@ -84,6 +104,8 @@ int main() {
   print_linear<bf16>("bf16");
   print_linear<f16>("f16");
   print_linear<float>("float");
+  print_warpgroups<bf16>("bf16");
+  print_warpgroups<f16>("f16");
   print_int8<1, 1>();
   print_int8<1, 2>();
   print_int8<1, 4>();

@@ -4,7 +4,7 @@ from tests.emu.planted_bugs import PlantedBugs
 
 KERNEL = (
     *("linear/linear.cuh", "linear/tile.cuh", "linear/merge.cuh"),
-    *("linear/sections.h", "linear/split_memory.h"),
+    *("linear/sections.h", "linear/split_memory.h", "linear/warpgroup_tile.cuh"),
 )
 
 # What is wrong: the text of the kernel that is replaced, and by what. Not among them is what keeps
@@ -39,6 +39,30 @@ MUTANTS = {
         "const int next = step + Shape::kStepsAhead;",
         "const int next = step + Shape::kStepsAhead + 1;",
     ),
+    "copies that are not fenced for products of warpgroups": (
+        "{ ptx::fence_for_products(); }",
+        "{}",
+    ),
+    "products of a section not waited for": (
+        "if constexpr (kInFlight > 0) ptx::wait_for_products<0>();",
+        "",
+    ),
+    "one more step of products in flight": (
+        "ptx::wait_for_products<Shape::kInFlight>();",
+        "ptx::wait_for_products<Shape::kInFlight + 1>();",
+    ),
+    "copies into a stage whose products are in flight": (
+        "kStepsAhead = kStages_ - 1 - kInFlight_;",
+        "kStepsAhead = kStages_ - 1;",
+    ),
+    "warpgroups that take the same features": (
+        "/ kWarpSize / kWarps * kFeatures;",
+        "/ kWarpSize / kWarps * 0 * kFeatures;",
+    ),
+    "the same elements of x in each product": (
+        "ptx::describe_rows(x + k)",
+        "ptx::describe_rows(x)",
+    ),
     "a misaligned copy": (
         "source + k, is_valid);",
         "source + k + 1, is_valid);",
@@ -56,8 +80,8 @@ MUTANTS = {
         "place[0] = four.y;\n  place[Shape::kResultStride] = four.x;",
     ),
     "sections not begun at zero": (
-        "    LinearSums<Shape> of_section;",
-        "    static thread_local LinearSums<Shape> of_section;",
+        "    LinearSums<Shape> sums;\n    for",
+        "    static thread_local LinearSums<Shape> sums;\n    for",
     ),
     "a section is the sum so far": ("total.add(sums);", "total = sums;"),
     "sections added in another order": (
@@ -77,14 +101,14 @@ MUTANTS = {
         "",
     ),
     "parts added one after the other": (
-        "for (; part % 2 == 1; part /= 2, own += kLevel) {",
+        "for (; part % 2 == 1; part /= 2, ++level) {",
         "if (part > 0) {",
     ),
     "parts added one after the other by the last block": (
         "if (part / 2 % 2 == 0) return of_two = total;",
         "return of_one = total;",
     ),
-    "sums that wait in one place": ("part /= 2, own += kLevel)", "part /= 2)"),
+    "sums that wait in one place": ("part /= 2, ++level)", "part /= 2)"),
     "sections of another length where tiles are whole": (
         "min(step + section_steps, part_end)",
         "min(step + (end - step > section_steps ? 2 : 1) * section_steps, part_end)",

@@ -105,8 +105,7 @@ __device__ __forceinline__ void add_sections(Tile& tile, int& step, int part_end
                                              int section_steps, LinearSums<Shape>& total) {
   while (step < part_end) {
     const int section_end = min(step + section_steps, part_end);
-    LinearSums<Shape> of_section;
-    LinearSums<Shape>& sums = Shape::kHasOneSection ? total : of_section;
+    LinearSums<Shape> sums;
     for (; step < section_end; ++step) {
       ptx::async_wait<Shape::kStepsAhead - 1>();
       Shape::pass_copies();
@@ -117,7 +116,7 @@ __device__ __forceinline__ void add_sections(Tile& tile, int& step, int part_end
       tile.multiply(step, sums);
     }
     Shape::wait();
-    if constexpr (!Shape::kHasOneSection) total.add(sums);
+    total.add(sums);
   }
 }
 
@@ -151,15 +150,15 @@ __device__ __forceinline__ void compute_tile(const typename Tile::Params& p, con
 
   Tile tile(p, feature, row, shared, part, first);
   LinearSums<Shape> total;
-  float* const tree = Shape::kTreeIsShared
-                          ? reinterpret_cast<float*>(shared + Shape::kStages * Shape::kStageBytes)
-                          : results.sums + blockIdx.x * kTreeElements<Shape>;
   begin_copies<Shape>(tile, begin, end);
   for (int step = begin; step < end; ++part) {
     const int part_end = kIsCut ? min((part + 1) * grid.part_steps, end) : end;
     total = {};
     add_sections<Shape>(tile, step, part_end, end, grid.section_steps, total);
-    if (kIsCut && !grid.is_split) add_to_tree(total, part, part_end == end, tree);
+    if (kIsCut && !grid.is_split)
+      add_to_tree(total, part, part_end == end,
+                  reinterpret_cast<float*>(shared + Shape::kStages * Shape::kStageBytes),
+                  results.sums + blockIdx.x * kTreeElements<Shape>);
   }
   auto* result = reinterpret_cast<float*>(shared);
   const int first_feature = tile.first_feature();
@@ -244,7 +243,7 @@ void launch_tiles(void (*cut)(Params, LinearGrid, SplitResults),
   grid.part_sections = static_cast<int>(sections.count);
   grid.is_split = is_split;
   const bool is_cut = p.num_parts > 1;
-  if (is_cut && !is_split && !Shape::kTreeIsShared)
+  if (is_cut && !is_split && Shape::kSharedLevels < kTreeLevels)
     blocks = std::min(blocks, results.num_elements / kTreeElements<Shape>);
   launch(is_cut ? cut : whole, grid_size(blocks), Shape::kThreads, Shape::kSharedBytes, stream, p,
          grid, results);

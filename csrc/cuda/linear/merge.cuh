@@ -28,18 +28,26 @@ __device__ __forceinline__ float4* section_sums(int64_t section, const SplitResu
 template <typename Shape>
 constexpr int64_t kTreeElements = int64_t{kTreeLevels} * Shape::kFeatures * Shape::kRows;
 
-// Adds the sum of a part to those that wait for it in the block's memory, and leaves the result
-// there unless it is the last, which then is the sum of all.
+// Adds the sum of a part to those that wait for it, and leaves the result there unless it is the
+// last, which then is the sum of all. The lower levels of the tree lie in `near`, others in `far`;
+// a thread reads there what it has written itself.
 template <typename Shape>
-__device__ void add_to_tree(LinearSums<Shape>& total, int part, bool is_last, float* memory) {
+__device__ void add_to_tree(LinearSums<Shape>& total, int part, bool is_last, float* near,
+                            float* far) {
   constexpr int64_t kLevel = int64_t{Shape::kProducts} * Shape::kThreads;
-  auto* own = reinterpret_cast<float4*>(memory) + threadIdx.x;
-  for (; part % 2 == 1; part /= 2, own += kLevel) {
+  const auto of_level = [&](int level) {
+    return reinterpret_cast<float4*>(level < Shape::kSharedLevels ? near : far) + level * kLevel +
+           threadIdx.x;
+  };
+  int level = 0;
+  for (; part % 2 == 1; part /= 2, ++level) {
+    const float4* before = of_level(level);
 #pragma unroll
     for (int i = 0; i < Shape::kProducts; ++i)
-      total.set(i, own[i * Shape::kThreads] + total.get(i));
+      total.set(i, before[i * Shape::kThreads] + total.get(i));
   }
   if (is_last) return;
+  float4* own = of_level(level);
 #pragma unroll
   for (int i = 0; i < Shape::kProducts; ++i) own[i * Shape::kThreads] = total.get(i);
 }

@@ -35,8 +35,8 @@ struct LinearShape {
   static constexpr int kSharedBytes =
       kStages * kStageBytes > kResultBytes ? kStages * kStageBytes : kResultBytes;
 
-  static constexpr bool kHasOneSection = false;  // K is one section for sure
-  static constexpr bool kTreeIsShared = false;   // sums of parts wait behind the stages
+  // Levels of the tree of parts whose sums wait behind the stages, and not in the device's memory.
+  static constexpr int kSharedLevels = 0;
 
   // What copies brought that the thread has waited for is about to be multiplied.
   static __device__ void pass_copies() {}

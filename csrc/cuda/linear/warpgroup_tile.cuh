@@ -10,41 +10,37 @@ namespace quire::cuda {
 
 // `kInFlight_` steps are multiplied while copies of a later one begin; `kBlocks_` of a
 // multiprocessor.
-template <typename T, int kFeatures_, int kRows_, int kStages_, int kBlocks_, int kInFlight_>
+template <typename T, int kFeatures_, int kRows_, int kStages_, int kBlocks_, int kInFlight_,
+          int kSharedLevels_ = 0>
 struct WarpgroupShape : LinearShape<T, kFeatures_, kRows_, kFeatures_ / 16, 1, kStages_> {
+  using Base = LinearShape<T, kFeatures_, kRows_, kFeatures_ / 16, 1, kStages_>;
   static constexpr int kBlocks = kBlocks_;
   static constexpr int kInFlight = kInFlight_;
   static constexpr int kStepsAhead = kStages_ - 1 - kInFlight_;
-  // Where it leaves room for as many stages as are needed.
-  static constexpr bool kTreeIsShared = kRows_ <= 64 && kBlocks_ == 1;
-  static constexpr int kTreeBytes = kTreeIsShared ? 3 * kFeatures_ * kRows_ * 4 : 0;
-  static constexpr bool kHasOneSection = kRows_ > 128;
-  static constexpr int kSharedBytes =
-      LinearShape<T, kFeatures_, kRows_, kFeatures_ / 16, 1, kStages_>::kSharedBytes + kTreeBytes;
+  static constexpr int kSharedLevels = kSharedLevels_;
+  static constexpr int kSharedBytes = Base::kSharedBytes + kSharedLevels * kFeatures_ * kRows_ * 4;
 
   static __device__ __forceinline__ void pass_copies() { ptx::fence_for_products(); }
   static __device__ __forceinline__ void wait() {
-    if constexpr (kInFlight_ > 0) ptx::wait_for_products<0>();
+    if constexpr (kInFlight > 0) ptx::wait_for_products<0>();
   }
 };
 
-// Tiles of one wave, with a deep pipeline; and those of which a multiprocessor has several.
+// Several of a multiprocessor.
 template <typename T>
-using DeepRowsOf8 = WarpgroupShape<T, 64, 8, 20, 1, 0>;
+using SmallRowsOf32 = WarpgroupShape<T, 64, 32, 5, 3, 0>;
 template <typename T>
-using DeepRowsOf16 = WarpgroupShape<T, 64, 16, 18, 1, 0>;
+using SmallRowsOf64 = WarpgroupShape<T, 64, 64, 4, 3, 0>;
 template <typename T>
-using DeepRowsOf32 = WarpgroupShape<T, 64, 32, 14, 1, 0>;
+using WideRowsOf64 = WarpgroupShape<T, 128, 64, 4, 2, 1>;
+// One of a multiprocessor.
 template <typename T>
-using DeepRowsOf64 = WarpgroupShape<T, 64, 64, 9, 1, 0>;
-template <typename T>
-using SeveralRowsOf32 = WarpgroupShape<T, 64, 32, 5, 3, 0>;
-template <typename T>
-using SeveralRowsOf64 = WarpgroupShape<T, 128, 64, 4, 2, 1>;
+using DeepRowsOf64 = WarpgroupShape<T, 64, 64, 9, 1, 0, kTreeLevels>;
 template <typename T>
 using WideRowsOf128 = WarpgroupShape<T, 128, 128, 6, 1, 1>;
+// The same for layers of several parts, whose sums would go to memory and back with each of them.
 template <typename T>
-using WideRowsOf256 = WarpgroupShape<T, 128, 256, 4, 1, 1>;
+using PartsOfRowsOf128 = WarpgroupShape<T, 128, 128, 4, 1, 1, 1>;
 
 template <typename Shape_, bool kIsCut>
 class WarpgroupTile : public LinearTile<Shape_, true, kIsCut> {
@@ -81,11 +77,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 #endif
 }
 
-template <typename Shape>
+// `Cut` is for layers of several parts.
+template <typename Whole, typename Cut = Whole>
 void launch_warpgroups(const LinearParams& p, bool is_split, const SplitResults& results,
                        cudaStream_t stream) {
-  launch_tiles<Shape>(warpgroup_linear_kernel<Shape, !Shape::kHasOneSection>,
-                      warpgroup_linear_kernel<Shape, false>, p, is_split, results, stream);
+  if (p.num_parts > 1) {
+    const auto kernel = warpgroup_linear_kernel<Cut, true>;
+    launch_tiles<Cut>(kernel, kernel, p, is_split, results, stream);
+  } else {
+    const auto kernel = warpgroup_linear_kernel<Whole, false>;
+    launch_tiles<Whole>(kernel, kernel, p, is_split, results, stream);
+  }
 }
 
 }  // namespace quire::cuda

@@ -1,0 +1,48 @@
+// Which tiles of a linear layer suit an H100 or H200, by what bounds them.
+//
+// Measured on an H200, over the layers of Llama-3-8B and 33 to 2,048 rows (docs/gpu.md): the choice
+// is what was fastest there of all that was tried, or takes up to a tenth longer.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/linear/linear.cuh"
+
+namespace quire::cuda {
+
+// Bytes of a cycle that come from the L2 cache: to all multiprocessors, and to one.
+constexpr double kCacheBytes = 4700, kOwnCacheBytes = 64;
+// Products of a cycle that a multiprocessor makes, of what copies bring.
+constexpr double kProducts = 1200;
+// Cycles from where a copy begins to where it has come, and those of a step whose products are
+// waited for.
+constexpr double kCopyLatency = 1900, kStepLatency = 480;
+// Those of the last block of a tile, which adds up what the others left.
+constexpr double kMergeCycles = 24e3;
+
+// Cycles of a layer in whole tiles.
+template <typename Shape>
+double cycles_of_whole(const LinearParams& p) {
+  const auto tiles = static_cast<double>(num_tiles<Shape>(p));
+  const double waves = std::ceil(tiles / num_multiprocessors());
+  const double rounds = std::ceil(waves / Shape::kBlocks);
+  const double own_latency = Shape::kInFlight > 0 ? 0. : kStepLatency;
+  const double step = std::max({
+      tiles * Shape::kStageBytes / kCacheBytes,
+      waves * Shape::kStageBytes / kOwnCacheBytes,
+      waves * Shape::kFeatures * Shape::kRows * Shape::kStep / kProducts,
+      rounds * std::max(kCopyLatency / Shape::kStepsAhead, own_latency),
+  });
+  return step * static_cast<double>(p.in_features) / Shape::kStep;
+}
+
+// Cycles of a layer whose sections are spread over blocks.
+template <typename Shape>
+double cycles_of_split(const LinearParams& p) {
+  const double bytes = static_cast<double>(num_tiles<Shape>(p)) * Shape::kStageBytes;
+  const double steps = static_cast<double>(p.in_features) / Shape::kStep;
+  return kMergeCycles + steps * bytes / kCacheBytes;
+}
+
+}  // namespace quire::cuda
