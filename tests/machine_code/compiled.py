@@ -18,14 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 SOURCES = tuple(sorted(str(path.relative_to(CSRC)) for path in CSRC.rglob("*.cu")))
 # Architectures, and the one that their PTX is made for: one of the same features, since PTX is most
-# of the work.
-COMPUTE = {80: 80, 86: 80, 89: 89, 90: 90, 100: 100, 120: 100}
+# of the work. An H100 has instructions that no other device has, before or since.
+COMPUTE = {80: "80", 86: "80", 89: "89", 90: "90a", 100: "100", 120: "100"}
 # As cmake/cuda.cmake has them.
 FLAGS = ("-std=c++17", "-O3", "-fmad=false")
 # What was counted, by the hash of all that it was counted of.
 CACHE = ROOT / "build" / "machine_code"
 THREADS = 2
-TENSOR_CORES = ("HMMA", "IMMA", "QMMA")
+TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA")
 WAIT_FOR_EARLIER = "ACQBULK"  # griddepcontrol.wait
 LET_NEXT_START = "PREEXIT"  # griddepcontrol.launch_dependents
 _GLOBAL_MEMORY = ("LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG")
@@ -97,7 +97,7 @@ def kernels(source: str, architecture: int) -> list[Kernel]:
     return [Kernel(**each) for each in json.loads(path.read_text())]
 
 
-def _ptx(source: str, compute: int) -> Path:
+def _ptx(source: str, compute: str) -> Path:
     path = _path(source, f"compute_{compute}.ptx")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,8 @@ def _ptx(source: str, compute: int) -> Path:
 
 def _count(ptx: Path, architecture: int) -> list[Kernel]:
     cubin = ptx.with_suffix(f".sm_{architecture}.cubin")
-    options = ("-v", "--fmad", "false", f"-arch=sm_{architecture}")
+    own = "a" if COMPUTE[architecture].endswith("a") else ""
+    options = ("-v", "--fmad", "false", f"-arch=sm_{architecture}{own}")
     log = _run(find_tool("ptxas"), *options, ptx, "-o", cubin)
     functions = disassembly.parse(_run(find_tool("nvdisasm"), "-c", cubin))
     cubin.unlink()

@@ -31,6 +31,12 @@ STATED = (
     "linear_kernel<LinearShape<bf16, 64, 8, 4, 1, 6>, true, false>",
     "linear_kernel<LinearShape<bf16, 64, 64, 2, 2, 4>, true, false>",
     "linear_kernel<LinearShape<bf16, 128, 128, 2, 4, 3>, true, false>",
+    "warpgroup_linear_kernel<WarpgroupShape<bf16, 64, 32, 5, 3, 0, 0>, false>",
+    "warpgroup_linear_kernel<WarpgroupShape<bf16, 64, 64, 4, 3, 0, 0>, false>",
+    "warpgroup_linear_kernel<WarpgroupShape<bf16, 64, 64, 9, 1, 0, 3>, true>",
+    "warpgroup_linear_kernel<WarpgroupShape<bf16, 128, 64, 4, 2, 1, 0>, false>",
+    "warpgroup_linear_kernel<WarpgroupShape<bf16, 128, 128, 6, 1, 1, 0>, false>",
+    "warpgroup_linear_kernel<WarpgroupShape<bf16, 128, 128, 4, 1, 1, 1>, true>",
     "weight_only_kernel<WeightOnlyShape<LinearShape<bf16, 64, 8, 4, 1, 6>, 8>, false>",
     "weight_only_kernel<WeightOnlyShape<LinearShape<bf16, 64, 8, 4, 1, 6>, 4>, false>",
     "weight_only_kernel<WeightOnlyShape<LinearShape<bf16, 64, 64, 4, 1, 4>, 4>, false>",
@@ -80,7 +86,12 @@ def blocks_of(kernel: Kernel, architecture: int, shared_bytes: SharedBytes) -> i
 
 
 def cell(kernel: Kernel, architecture: int, shared_bytes: SharedBytes) -> str:
-    """Return registers, blocks of a multiprocessor, and the hot loop with its share of products."""
+    """Return registers, blocks of a multiprocessor, and the hot loop with its share of products.
+
+    "none" for a kernel that is empty for the architecture.
+    """
+    if is_empty(kernel):
+        return "none"
     blocks = blocks_of(kernel, architecture, shared_bytes)
     text = f"{kernel.registers} x {blocks or '-'}"
     if kernel.hot_loop:
@@ -94,6 +105,11 @@ def cell(kernel: Kernel, architecture: int, shared_bytes: SharedBytes) -> str:
     return text
 
 
+def is_empty(kernel: Kernel) -> bool:
+    """Return whether an architecture lacks the instructions that a kernel is written in."""
+    return kernel.name.startswith("warpgroup_") and not kernel.hot_loop
+
+
 def rows(
     compiled: Mapping[tuple[str, int], Iterable[Kernel]], shared_bytes: SharedBytes
 ) -> dict[str, dict[str, str]]:
@@ -103,7 +119,8 @@ def rows(
         for kernel in kernels:
             if kernel.name in found:
                 kilobytes = (kernel.shared_bytes + shared_bytes.of(kernel)) / 1024
-                found[kernel.name]["KB"] = f"{kilobytes:.0f}"
+                if not is_empty(kernel):
+                    found[kernel.name]["KB"] = f"{kilobytes:.0f}"
                 found[kernel.name][f"sm_{architecture}"] = cell(kernel, architecture, shared_bytes)
     return found
 

@@ -1,5 +1,6 @@
 """The machine code of every kernel, for every architecture that is served."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -111,7 +112,9 @@ def test_flags_of_peers_are_ordered_for_all_devices(kernels: dict[str, list[Kern
         assert kernel.opcodes["LDG.E.STRONG.SYS"] >= 3, kernel.name
 
 
-def test_tiles_are_copied_16_bytes_at_a_time(kernels: dict[str, list[Kernel]]) -> None:
+def test_tiles_are_copied_16_bytes_at_a_time(
+    architecture: int, kernels: dict[str, list[Kernel]]
+) -> None:
     copying = 0
     for kernel in each_of(kernels, "cuda/"):
         copies = [each for each in kernel.opcodes if each.startswith("LDGSTS")]
@@ -121,10 +124,33 @@ def test_tiles_are_copied_16_bytes_at_a_time(kernels: dict[str, list[Kernel]]) -
             ("attention_mma_kernel", "attention_prompt_kernel", "attention_shared_kernel")
         ):
             assert copies, kernel.name
+        if kernel.name.startswith("warpgroup_linear_kernel"):
+            assert bool(copies) == (architecture == 90), kernel.name
         if kernel.name.startswith("linear_kernel"):
             is_aligned = ">, true" in kernel.name
             assert bool(copies) == is_aligned, kernel.name
     assert copying > 50
+
+
+def test_warpgroups_multiply_side_by_side(
+    architecture: int, kernels: dict[str, list[Kernel]]
+) -> None:
+    """A step is four products, which the assembler waits for no more often than we do."""
+    multiplying = [
+        each
+        for each in each_of(kernels, "cuda/linear")
+        if each.name.startswith("warpgroup_linear_kernel")
+    ]
+    assert len(multiplying) == 20
+    for kernel in multiplying:
+        if architecture != 90:
+            assert statements.is_empty(kernel), kernel.name
+            continue
+        loop: Counter[str] = Counter()
+        for opcode, number in kernel.hot_loop.items():
+            loop[opcode.partition(".")[0]] += number
+        assert loop["HGMMA"] == 4, kernel.name
+        assert loop["WARPGROUP"] == 2, kernel.name  # where they begin, and the wait
 
 
 def test_a_tile_of_decode_takes_few_instructions(
@@ -171,6 +197,8 @@ def test_every_kernel_fits_a_device(
     """The deeper of two pipelines of attention need not, nor the wider kernels of prompts."""
     most: dict[str, int] = {}
     for kernel in each_of(kernels, "cuda/"):
+        if statements.is_empty(kernel):
+            continue
         shape = name = kernel.name
         choices = {
             "attention_mma_kernel": 1,
@@ -191,6 +219,7 @@ def test_memory_of_launches_is_known(
     asking = (
         "attention_mma_kernel",
         "linear_kernel",
+        "warpgroup_linear_kernel",
         "int8_linear_kernel",
         "weight_only_kernel",
         "weight_only_experts_kernel",
