@@ -4,6 +4,7 @@ import ctypes
 import os
 import random
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,10 +56,17 @@ def group(size: int, timeout_s: float = TIMEOUT_S) -> Iterator[list["PeerMemory"
 
 def run_ranks(size: int, work: Callable[[int], T]) -> list[T]:
     """Run a function as each rank, at once, and on a GPU each on a stream of its own."""
+    has_gpu = torch.cuda.is_available()
+    all_are_there = threading.Barrier(size)
 
     def run(rank: int) -> T:
-        has_gpu = torch.cuda.is_available()
         with torch.cuda.stream(torch.cuda.Stream()) if has_gpu else nullcontext():
+            if has_gpu:
+                # What torch allocates later is part of these: an allocation would have kernels
+                # behind it wait for those of other ranks before it, which wait for them.
+                for num_bytes in (2**10, 2**22):
+                    torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+                all_are_there.wait()
             return work(rank)
 
     with ThreadPoolExecutor(size) as threads:
