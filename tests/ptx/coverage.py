@@ -26,6 +26,11 @@ NOT_RUN = {
     "attention_mma_kernel<__half, e4m3, 128, 2, 3>": NO_CARD,
     "attention_mma_kernel<__half, e4m3, 256, 1, 1>": NO_CARD,
 }
+# The same of families, where their kernels have no instruction.
+NOT_RUN_EMPTY = {"warpgroup_linear_kernel": "it is empty, but for compute_90a"}
+
+# Instructions that multiply matrices.
+PRODUCTS = ("mma.", "wgmma.mma_async.")
 
 
 def read_reports(folder: Path) -> dict[str, Counter[str]]:
@@ -57,6 +62,26 @@ def family(name: str) -> str:
     return name.partition("<")[0]
 
 
+def is_empty(kernel: str) -> bool:
+    """Return whether a kernel does nothing but to let others start, by its mangled name."""
+    return all(
+        re.match(r"griddepcontrol\.|ret$", each.text) for each in interpreter.instructions(kernel)
+    )
+
+
+def reason_not_run(kernel: str, name: str) -> str | None:
+    """Return why nothing has to run a kernel; None if something has to.
+
+    Args:
+        kernel: its mangled name.
+        name: the same as C++ has it.
+    """
+    reason = NOT_RUN.get(name)
+    if reason is None and is_empty(kernel):
+        reason = NOT_RUN_EMPTY.get(family(name))
+    return reason
+
+
 def table(total: dict[str, Counter[str]]) -> list[str]:
     """Return lines of a table in Markdown: a row for each family of kernels."""
     families: dict[str, Counter[str]] = defaultdict(Counter)
@@ -72,7 +97,7 @@ def table(total: dict[str, Counter[str]]) -> list[str]:
     for name, counts in sorted(families.items()):
         operations = {key[3:]: count for key, count in counts.items() if key.startswith("op ")}
         performed = sum(operations.values())
-        mma = sum(count for key, count in operations.items() if key.startswith("mma."))
+        mma = sum(count for key, count in operations.items() if key.startswith(PRODUCTS))
         lines.append(
             f"| {name} | {counts['instances']} | {counts['launches']:,} | {performed / 1e6:.1f} "
             f"| {mma / max(performed, 1):.1%} "
@@ -95,10 +120,14 @@ def main() -> int:
     total = read_reports(arguments.folder)
     if arguments.table:
         print(*table(total), sep="\n")
-    not_run = demangled([each for each in interpreter.names() if each not in total])
-    for name in sorted(NOT_RUN.keys() & set(not_run)):
-        print(f"not run: {name}: {NOT_RUN[name]}")
-    missing = [each for each in not_run if each not in NOT_RUN]
+    not_run = [each for each in interpreter.names() if each not in total]
+    missing = []
+    for kernel, name in sorted(zip(not_run, demangled(not_run), strict=True)):
+        reason = reason_not_run(kernel, name)
+        if reason is None:
+            missing.append(name)
+        else:
+            print(f"not run: {name}: {reason}")
     for name in missing:
         print(f"error: nothing has run {name}", file=sys.stderr)
     print(f"kernels interpreted: {len(total)} of {len(total) + len(missing)}")

@@ -17,6 +17,7 @@ from tests.kernels.paged import History, Span, attend
 from tests.kernels.test_sampling import Rows, random_logits
 from tests.kernels.test_weight_only_linear import FLOAT8, FORMS, Form, weight_of
 from tests.ptx import interpreter
+from tests.ptx.coverage import PRODUCTS
 from worker_svc.layers.weight_only_linear import WeightOnlyLinear
 
 BF16 = torch.bfloat16
@@ -137,7 +138,7 @@ def _total(kernel: str) -> Counter[str]:
         total.update(report)
         for operation, count in operations.items():
             total["performed"] += count
-            total["mma"] += count if operation.startswith("mma.") else 0
+            total["mma"] += count if operation.startswith(PRODUCTS) else 0
     return total
 
 
