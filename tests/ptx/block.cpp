@@ -8,7 +8,7 @@ namespace ptx {
 Block::Block(const Launch& launch)
     : launch_(launch),
       shared_(launch.program.static_shared_bytes + launch.dynamic_shared_bytes,
-              launch.program.granule),
+              launch.program.granule, static_cast<int>(launch.threads.count())),
       random_(launch.order.seed) {
   const uint64_t threads = launch.threads.count();
   for (uint64_t first = 0; first < threads; first += kWarpSize)
@@ -20,6 +20,7 @@ void Block::run(Size index, uint32_t number) {
   number_ = number;
   ++epoch_;
   shared_.begin_block();
+  warpgroups_.begin_block(warps_.size());
   const uint64_t threads = launch_.threads.count();
   for (size_t i = 0; i < warps_.size(); ++i) {
     const uint64_t rest = threads - i * kWarpSize;
@@ -27,6 +28,11 @@ void Block::run(Size index, uint32_t number) {
   }
   while (take_turns()) {
   }
+  const int behind = warpgroups_.left_behind();
+  if (behind >= 0)
+    throw KernelError("warp " + std::to_string(behind) +
+                      " leaves out what others of its warpgroup perform, in " +
+                      launch_.program.name);
 }
 
 // Gives each warp that can go on a turn. Returns whether any is left.

@@ -12,6 +12,7 @@
 #include "program.h"
 #include "shared_memory.h"
 #include "warp.h"
+#include "warpgroup_order.h"
 
 namespace ptx {
 
@@ -56,6 +57,7 @@ class Block {
   const Order& order() const { return launch_.order; }
   const std::vector<std::byte>& parameters() const { return launch_.parameters; }
   SharedMemory& shared() { return shared_; }
+  WarpgroupOrder& warpgroups() { return warpgroups_; }
   BlockOrder& blocks() { return launch_.blocks; }
   Counters& counters() { return launch_.counters; }
 
@@ -84,6 +86,7 @@ class Block {
 
   const Launch& launch_;
   SharedMemory shared_;
+  WarpgroupOrder warpgroups_;
   std::vector<std::unique_ptr<Warp>> warps_;
   Size index_;
   uint32_t number_ = 0;

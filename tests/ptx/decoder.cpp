@@ -153,14 +153,30 @@ class Decoder {
       Operation clock = operation;
       clock.operands.pop_back();
       read_simple(clock, find_clock(), instruction);
+    } else if (instruction->name.rfind("wgmma.mma_async", 0) == 0) {
+      read_product(operation, find_product(operation, instruction), instruction);
     } else {
       read_simple(operation, find_simple(operation, instruction), instruction);
     }
   }
 
+  // {d0, ...}, a, b, whether it adds, and numbers that `find_product` knows.
+  void read_product(const Operation& operation, const Simple& simple, Instruction* instruction) {
+    instruction->run = simple.run;
+    program_.has_products = true;
+    const std::string& sums = operation.operands[0];
+    const std::vector<std::string> names = split(sums.substr(1, sums.size() - 2), ',');
+    if (names.size() != simple.signature.written.size()) throw DecodeError("a number of operands");
+    for (const std::string& each : names)
+      instruction->sums.push_back(operands_.find(each, Type::kF32));
+    for (size_t i = 0; i < simple.signature.read.size(); ++i)
+      push(instruction, operands_.find(operation.operands[i + 1], simple.signature.read[i]));
+  }
+
   static Simple find_simple(const Operation& operation, Instruction* instruction) {
     Simple found = find_copy(instruction->name, instruction);
     if (found.run == nullptr) found = find_matrix(instruction->name, instruction);
+    if (found.run == nullptr) found = find_product(operation, instruction);
     if (found.run == nullptr) found = find_collective(operation, instruction->type, instruction);
     if (found.run == nullptr) found = find_atomic(operation, instruction->type);
     if (found.run == nullptr) found = find_logic(operation, instruction->type);

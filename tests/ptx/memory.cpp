@@ -74,6 +74,16 @@ void end_copy(Warp& warp, int lane, uint32_t address, int bytes, const void* val
   warp.block().shared().end_copy(toucher(warp, lane), address, bytes, values);
 }
 
+void begin_product(Warp& warp, uint32_t address) {
+  check_shared(warp, 0, address, 16);
+  const Toucher who = toucher(warp, Toucher::kSeveralLanes);
+  if (const char* wrong = warp.block().shared().begin_product(who, address)) warp.fail(wrong, 0);
+}
+
+void end_product(Warp& warp, uint32_t address) {
+  warp.block().shared().end_product(toucher(warp, Toucher::kSeveralLanes), address);
+}
+
 void load_global(Warp& warp, int lane, uint64_t address, int bytes, void* values, bool is_strong) {
   uint64_t begin = 0;
   if (const Allocation* found = checked(warp, lane, address, bytes, &begin)) {

@@ -17,6 +17,9 @@ void store_shared(Warp& warp, int lane, uint32_t address, int bytes, const void*
 std::byte* atomic_shared(Warp& warp, int lane, uint32_t address, int bytes);
 void begin_copy(Warp& warp, int lane, uint32_t address, int bytes);
 void end_copy(Warp& warp, int lane, uint32_t address, int bytes, const void* values);
+// 16 bytes that a product of a warpgroup reads between the two.
+void begin_product(Warp& warp, uint32_t address);
+void end_product(Warp& warp, uint32_t address);
 
 void load_global(Warp& warp, int lane, uint64_t address, int bytes, void* values,
                  bool is_strong = false);

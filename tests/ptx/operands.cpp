@@ -1,5 +1,6 @@
 #include "operands.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <regex>
@@ -39,8 +40,6 @@ std::vector<std::string> split(const std::string& text, char separator) {
 
 namespace {
 
-constexpr size_t kDynamicAlignment = 128;
-
 size_t round_up(size_t size, size_t alignment) {
   return alignment == 0 ? size : (size + alignment - 1) / alignment * alignment;
 }
@@ -75,6 +74,7 @@ void Operands::add_parameters(const std::string& text) {
 void Operands::add_shared(const SharedVariable& variable) {
   if (variable.bytes == 0) {
     shared_[variable.name] = kDynamic;
+    dynamic_alignments_[variable.name] = variable.alignment;
     return;
   }
   const size_t offset = round_up(program_.static_shared_bytes, variable.alignment);
@@ -138,12 +138,15 @@ uint16_t Operands::find_constant(const std::string& text, Type type) {
   }
   const uint16_t number = add_register(constant);
   constants_[key] = number;
-  if (is_dynamic) dynamic_.push_back(number);
+  if (is_dynamic) {
+    dynamic_.push_back(number);
+    dynamic_alignment_ = std::max(dynamic_alignment_, dynamic_alignments_.at(text));
+  }
   return number;
 }
 
 void Operands::place_dynamic_shared() {
-  program_.static_shared_bytes = round_up(program_.static_shared_bytes, kDynamicAlignment);
+  program_.static_shared_bytes = round_up(program_.static_shared_bytes, dynamic_alignment_);
   for (const uint16_t number : dynamic_)
     program_.registers[number].value = program_.static_shared_bytes;
 }

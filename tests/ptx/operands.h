@@ -50,9 +50,11 @@ class Operands {
   Program& program_;
   std::map<std::string, size_t> parameters_;
   std::map<std::string, size_t> shared_;
+  std::map<std::string, size_t> dynamic_alignments_;
   std::map<std::string, uint16_t> numbers_;
   std::map<std::pair<std::string, Type>, uint16_t> constants_;
   std::vector<uint16_t> dynamic_;  // constants that are the address of dynamic shared memory
+  size_t dynamic_alignment_ = 128;
 };
 
 }  // namespace ptx

@@ -56,4 +56,8 @@ Simple find_clock();
 Simple find_copy(const std::string& name, Instruction* instruction);
 Simple find_matrix(const std::string& name, Instruction* instruction);
 
+// Products of warpgroups and what orders them; what mma_async writes are its sums. Throws
+// DecodeError.
+Simple find_product(const Operation& operation, Instruction* instruction);
+
 }  // namespace ptx

@@ -75,6 +75,8 @@ struct Instruction {
   uint8_t num_written = 0;
   uint8_t num_operands = 0;
   uint16_t operands[kMaxOperands] = {};
+  // Those that a product of a warpgroup adds to while the instructions behind it go on.
+  std::vector<uint16_t> sums;
 
   Type type = Type::kNone;
   Type from = Type::kNone;  // of the operand of a conversion
@@ -109,6 +111,7 @@ struct Program {
   std::vector<Instruction> instructions;
   // griddepcontrol.wait is one of them: what comes before it may run beside the kernel before.
   bool awaits_earlier = false;
+  bool has_products = false;  // of warpgroups
   // Races are looked for in units of the narrowest access to shared memory, in bytes.
   unsigned granule = 16;
 };

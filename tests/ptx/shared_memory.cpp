@@ -3,21 +3,26 @@
 #include <algorithm>
 #include <cstring>
 
+#include "program.h"
+
 namespace ptx {
 namespace {
 
 constexpr int kPoison = 0xff;  // NaN as floating point of any size
+constexpr uint32_t kProductBytes = 16;
 
 }  // namespace
 
-SharedMemory::SharedMemory(size_t bytes, unsigned granule)
+SharedMemory::SharedMemory(size_t bytes, unsigned granule, int num_threads)
     : memory_(bytes),
       places_((bytes + granule - 1) / granule),
-      shift_(static_cast<unsigned>(__builtin_ctz(granule))) {}
+      shift_(static_cast<unsigned>(__builtin_ctz(granule))),
+      num_threads_(num_threads) {}
 
 void SharedMemory::begin_block() {
   std::memset(memory_.data(), kPoison, memory_.size());
   std::fill(places_.begin(), places_.end(), Place{});
+  fences_.begin_block();
 }
 
 const char* SharedMemory::check_read(const Place& place, const Toucher& who) const {
@@ -33,6 +38,8 @@ const char* SharedMemory::check_read(const Place& place, const Toucher& who) con
 
 const char* SharedMemory::check_write(const Place& place, const Toucher& who) const {
   if (place.is_pending) return "a race: a write to what a copy is filling";
+  if (place.num_products != 0)
+    return "a race: a write to what a product of a warpgroup may yet read";
   if (place.is_written && place.written_block_epoch == who.block_epoch) {
     if (place.writer_warp != who.warp)
       return "a race: a write over what another warp has written, without bar.sync";
@@ -49,13 +56,23 @@ const char* SharedMemory::check_write(const Place& place, const Toucher& who) co
   return nullptr;
 }
 
-void SharedMemory::note_write(Place* place, const Toucher& who) {
+// Whether products may read what was written: its writers have fenced it and passed a barrier
+// since.
+bool SharedMemory::is_fenced(const Place& place, uint32_t block_epoch) const {
+  if (place.writer_warp == kSeveral || place.writer_lane == kSeveral)
+    return fences_.all_have_passed(num_threads_, place.written_at, block_epoch);
+  const int thread = place.writer_warp * kWarpSize + place.writer_lane;
+  return fences_.has_passed(thread, place.written_at, block_epoch);
+}
+
+void SharedMemory::note_write(Place* place, const Toucher& who) const {
   place->written_block_epoch = who.block_epoch;
   place->written_warp_epoch = who.warp_epoch;
   place->writer_warp = static_cast<int16_t>(who.warp);
   place->writer_lane = static_cast<int16_t>(who.lane);
   place->is_written = true;
   place->is_atomic = false;
+  place->written_at = fences_.now();
   place->reader_lanes = 0;  // this write was checked against them, and they precede the next one
 }
 
@@ -100,6 +117,7 @@ const char* SharedMemory::store(const Toucher& who, uint32_t address, int bytes,
     if (!is_same_epoch || std::memcmp(&memory_[address], values, count) != 0) return wrong;
     if (place.writer_warp != who.warp) place.writer_warp = kSeveral;
     place.writer_lane = kSeveral;
+    place.written_at = fences_.now();
   }
   std::memcpy(&memory_[address], values, count);
   return nullptr;
@@ -117,6 +135,7 @@ const char* SharedMemory::atomic(const Toucher& who, uint32_t address, int bytes
       if (place.writer_warp != who.warp) place.writer_warp = kSeveral;
       if (place.writer_lane != who.lane) place.writer_lane = kSeveral;
       place.written_warp_epoch = std::max(place.written_warp_epoch, who.warp_epoch);
+      place.written_at = fences_.now();
       continue;
     }
     if (const char* wrong = check_write(place, who)) return wrong;
@@ -145,6 +164,25 @@ void SharedMemory::end_copy(const Toucher& who, uint32_t address, int bytes, con
     note_write(&places_[i], who);
   }
   std::memcpy(&memory_[address], values, static_cast<size_t>(bytes));
+}
+
+const char* SharedMemory::begin_product(const Toucher& who, uint32_t address) {
+  const uint32_t last = (address + kProductBytes - 1) >> shift_;
+  for (uint32_t i = address >> shift_; i <= last; ++i) {
+    if (const char* wrong = check_read(places_[i], who)) return wrong;
+    if (!is_fenced(places_[i], who.block_epoch))
+      return "a race: a product of what was written without fence.proxy.async and bar.sync";
+    ++places_[i].num_products;
+  }
+  return nullptr;
+}
+
+void SharedMemory::end_product(const Toucher& who, uint32_t address) {
+  const uint32_t last = (address + kProductBytes - 1) >> shift_;
+  for (uint32_t i = address >> shift_; i <= last; ++i) {
+    --places_[i].num_products;
+    note_read(&places_[i], who);
+  }
 }
 
 }  // namespace ptx

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from tests.ptx import interpreter
 
-HEAD = ".version 8.4\n.target sm_90\n.address_size 64\n.extern .shared .align 16 .b8 dynamic[];\n"
+HEAD = ".version 8.4\n.target sm_90a\n.address_size 64\n.extern .shared .align 16 .b8 dynamic[];\n"
 REGISTERS = """
-.reg .pred %p<8>; .reg .b16 %rs<8>; .reg .b32 %r<16>; .reg .f32 %f<8>; .reg .b64 %rd<16>;
+.reg .pred %p<8>; .reg .b16 %rs<8>; .reg .b32 %r<16>; .reg .f32 %f<16>; .reg .b64 %rd<16>;
 .reg .f64 %fd<4>;
 """
 # %rd1 to %rd3 are the parameters, %r1 the thread, %r2 four times that, %r3 the block, %rd4 the

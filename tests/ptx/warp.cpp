@@ -74,6 +74,7 @@ void Warp::begin(uint32_t lanes) {
   after_earlier = program_.awaits_earlier ? 0 : kAllLanes;
   copies.clear();
   for (int& groups : copy_groups) groups = 0;
+  if (program_.has_products) products.begin_kernel(registers_.size());
   for (size_t i = 0; i < registers_.size(); ++i) {
     const Register& each = program_.registers[i];
     if (!each.is_constant) {
@@ -201,6 +202,7 @@ void Warp::perform(const Instruction& instruction) {
   if (lanes != 0) {
     block_.count(instruction);
     check_defined(instruction, lanes);
+    if (program_.has_products) check_lent(instruction);
     if (instruction.kind == Instruction::Kind::kBlockBarrier) {
       state_ = State::kAtBarrier;
     } else {
@@ -232,12 +234,30 @@ bool Warp::may_begin(const Instruction& instruction) {
 }
 
 void Warp::check_defined(const Instruction& instruction, uint32_t lanes) {
-  for (int i = instruction.num_written; i < instruction.num_operands; ++i) {
-    const uint32_t missing = lanes & ~defined_[instruction.operands[i]];
-    if (missing != 0) {
-      const std::string& name = program_.registers[instruction.operands[i]].name;
-      fail("a read of register " + name + ", which nothing has written", __builtin_ctz(missing));
-    }
+  for (int i = instruction.num_written; i < instruction.num_operands; ++i)
+    check_defined(instruction.operands[i], lanes);
+}
+
+void Warp::check_defined(uint16_t number, uint32_t lanes) const {
+  const uint32_t missing = lanes & ~defined_[number];
+  if (missing == 0) return;
+  fail("a read of register " + program_.registers[number].name + ", which nothing has written",
+       __builtin_ctz(missing));
+}
+
+void Warp::define(const std::vector<uint16_t>& numbers) {
+  for (const uint16_t number : numbers) defined_[number] = kAllLanes;
+}
+
+// Refuses to touch what products add to.
+void Warp::check_lent(const Instruction& instruction) {
+  for (int i = 0; i < instruction.num_operands; ++i) {
+    const uint16_t number = instruction.operands[i];
+    if (products.is_lent(number))
+      fail("a race: register " + program_.registers[number].name +
+               ", which a product of the warpgroup adds to",
+           0);
+    products.touch(number, performed_);
   }
 }
 
@@ -246,6 +266,7 @@ void Warp::check_copies(uint32_t lanes) const {
   for (const AsyncCopy& each : copies) {
     if ((lanes >> each.lane & 1) != 0) fail("a thread ends while copies are under way", each.lane);
   }
+  if (!products.under_way.empty()) fail("a thread ends while products are under way", 0);
 }
 
 void Warp::fail(const std::string& what, int lane) const {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "products.h"
 #include "program.h"
 
 namespace ptx {
@@ -66,6 +67,16 @@ class Warp {
   std::vector<AsyncCopy> copies;
   int copy_groups[kWarpSize] = {};  // that each lane has closed
 
+  // Those of its warpgroup.
+  Products products;
+
+  // Refuses a read of what some of the lanes have not written.
+  void check_defined(uint16_t number, uint32_t lanes) const;
+  // Registers hold values of all lanes from now on.
+  void define(const std::vector<uint16_t>& numbers);
+
+  uint64_t performed() const { return performed_; }
+
   // The instruction that is performed.
   const Instruction& instruction() const;
 
@@ -76,6 +87,7 @@ class Warp {
   void perform(const Instruction& instruction);
   bool may_begin(const Instruction& instruction);
   void check_defined(const Instruction& instruction, uint32_t lanes);
+  void check_lent(const Instruction& instruction);
   void check_copies(uint32_t lanes) const;
   void go_to(uint32_t lanes, int place);
 
