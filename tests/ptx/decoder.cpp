@@ -239,7 +239,8 @@ class Decoder {
       if (size != instruction->detail || size < size_of(instruction->type))
         throw DecodeError("registers of sizes that are not understood");
     }
-    if (operation.has("shared")) note_granule(size_of(instruction->type) * instruction->vector);
+    if (operation.has("shared") || !(operation.has("global") || operation.has("param")))
+      note_granule(size_of(instruction->type) * instruction->vector);
   }
 
   void read_conversion(const Operation& operation, Instruction* instruction) {

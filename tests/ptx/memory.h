@@ -10,6 +10,9 @@
 
 namespace ptx {
 
+// Generic addresses from here on are those of shared memory, others those of global memory.
+constexpr uint64_t kSharedWindow = uint64_t{1} << 62;
+
 // `lane` asks, `reader` gets what was read: a lane or Toucher::kSeveralLanes.
 void load_shared(Warp& warp, int lane, int reader, uint32_t address, int bytes, void* values);
 void store_shared(Warp& warp, int lane, uint32_t address, int bytes, const void* values);

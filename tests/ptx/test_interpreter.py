@@ -169,6 +169,19 @@ $join:
     assert out.tolist() == [255 + (pairs[lane % 4] if lane < 8 else 0) for lane in range(32)]
 
 
+def test_generic_addresses_are_of_shared_or_global_memory() -> None:
+    """Even lanes write to and read from the first, odd ones the second."""
+    out = words()
+    body = """
+    cvt.u64.u32 %rd6, %r2; cvta.shared.u64 %rd6, %rd6;
+    and.b32 %r4, %r1, 1; setp.eq.u32 %p1, %r4, 0; selp.b64 %rd7, %rd6, %rd4, %p1;
+    add.s32 %r5, %r1, 7; st.u32 [%rd7], %r5; ld.u32 %r6, [%rd7];
+    @%p1 ld.shared.u32 %r6, [%r2]; @%p1 st.u32 [%rd4], %r6;
+    """
+    run(body, out, shared_bytes=128)
+    assert out.tolist() == [lane + 7 for lane in range(32)]
+
+
 def test_a_product_of_matrices_by_way_of_shared_memory() -> None:
     """ldmatrix, movmatrix and mma against torch, each by the fragments of the manual."""
     rng = torch.Generator().manual_seed(0)

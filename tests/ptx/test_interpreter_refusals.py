@@ -148,6 +148,7 @@ def test_memory_is_what_was_given_and_written() -> None:
         ("misaligned", "ld.global.u32 %r4, [%rd4+2];"),
         ("misaligned", "st.shared.u32 [%r2+1], %r1;"),
         ("outside of shared memory", "st.shared.u32 [%r2+256], %r1;"),
+        ("outside of shared memory", "cvta.shared.u64 %rd6, %rd5; st.u32 [%rd6+256], %r1;"),
         ("shared memory that nothing has written", "ld.shared.u32 %r4, [%r2];"),
         (
             "deadlock",

@@ -9,7 +9,7 @@
 namespace ptx {
 namespace {
 
-enum class Space { kParameter, kShared, kGlobal };
+enum class Space { kParameter, kShared, kGlobal, kGeneric };
 
 constexpr int kMostBytes = 16;
 
@@ -40,8 +40,39 @@ Addresses addresses(Warp& warp, const Instruction& instruction, uint16_t number,
 }
 
 template <Space kSpace>
+bool is_shared(uint64_t address) {
+  return kSpace == Space::kShared || (kSpace == Space::kGeneric && address >= kSharedWindow);
+}
+
+template <Space kSpace>
+bool is_global(uint64_t address) {
+  return kSpace == Space::kGlobal || (kSpace == Space::kGeneric && address < kSharedWindow);
+}
+
+// An address in shared memory, without what makes it generic.
+template <Space kSpace>
+uint32_t in_shared(Warp& warp, int lane, uint64_t address) {
+  if (kSpace == Space::kGeneric) address -= kSharedWindow;
+  if (address > 0xffffffff) warp.fail("an address outside of shared memory", lane);
+  return static_cast<uint32_t>(address);
+}
+
+template <Space kSpace>
 void count(Warp& warp, const Addresses& all, int bytes) {
   Counters& counters = warp.block().counters();
+  if (kSpace == Space::kGeneric) {
+    Addresses shared, global;
+    for (int i = 0; i < all.count; ++i) {
+      const uint64_t address = all.global[i];
+      if (is_shared<kSpace>(address)) {
+        shared.shared[shared.count++] = static_cast<uint32_t>(address - kSharedWindow);
+      } else {
+        global.global[global.count++] = address;
+      }
+    }
+    if (shared.count > 0) count<Space::kShared>(warp, shared, bytes);
+    if (global.count > 0) count<Space::kGlobal>(warp, global, bytes);
+  }
   if (kSpace == Space::kShared) count_wavefronts(all.shared, all.count, bytes, &counters);
   if (kSpace == Space::kGlobal) count_sectors(all.global, all.count, bytes, &counters);
 }
@@ -75,11 +106,11 @@ void load(Warp& warp, const Instruction& instruction, uint32_t lanes) {
   for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
     const int lane = __builtin_ctz(rest);
     std::byte values[kMostBytes];
-    if (kSpace == Space::kParameter) load_parameter(warp, lane, all.of_lane[lane], bytes, values);
-    if (kSpace == Space::kGlobal)
-      load_global(warp, lane, all.of_lane[lane], bytes, values, kIsStrong);
-    if (kSpace == Space::kShared)
-      load_shared(warp, lane, lane, static_cast<uint32_t>(all.of_lane[lane]), bytes, values);
+    const uint64_t address = all.of_lane[lane];
+    if (kSpace == Space::kParameter) load_parameter(warp, lane, address, bytes, values);
+    if (is_global<kSpace>(address)) load_global(warp, lane, address, bytes, values, kIsStrong);
+    if (is_shared<kSpace>(address))
+      load_shared(warp, lane, lane, in_shared<kSpace>(warp, lane, address), bytes, values);
     for (int i = 0; i < instruction.vector; ++i) {
       std::byte* const into = warp.values<std::byte>(instruction.operands[i]);
       widen(values + i * element, instruction.type, into + lane * instruction.detail,
@@ -111,11 +142,12 @@ void store(Warp& warp, const Instruction& instruction, uint32_t lanes) {
       std::memcpy(values + i * element, from + lane * instruction.detail,
                   static_cast<size_t>(element));
     }
-    if (kSpace == Space::kShared)
-      store_shared(warp, lane, static_cast<uint32_t>(all.of_lane[lane]), bytes, values);
-    if (kSpace == Space::kGlobal) order_write<kIsStrong>(warp, lane);
-    if (kSpace == Space::kGlobal)
-      store_global(warp, lane, all.of_lane[lane], bytes, values, kIsStrong);
+    const uint64_t address = all.of_lane[lane];
+    if (is_shared<kSpace>(address))
+      store_shared(warp, lane, in_shared<kSpace>(warp, lane, address), bytes, values);
+    if (!is_global<kSpace>(address)) continue;
+    order_write<kIsStrong>(warp, lane);
+    store_global(warp, lane, address, bytes, values, kIsStrong);
   }
   count<kSpace>(warp, all, bytes);
 }
@@ -221,6 +253,12 @@ void warp_barrier(Warp& warp, const Instruction& instruction, uint32_t lanes) {
   ++warp.epoch;
 }
 
+// d, a: the generic address of one in shared memory.
+void make_generic(Warp& warp, const Instruction& instruction, uint32_t lanes) {
+  const uint64_t* const a = warp.values<uint64_t>(instruction.operands[1]);
+  write<uint64_t>(warp, instruction, lanes, [&](int lane) { return kSharedWindow + a[lane]; });
+}
+
 // A clock of which nothing is known but that it goes on: by a microsecond with each look.
 void read_clock(Warp& warp, const Instruction& instruction, uint32_t lanes) {
   static uint64_t now = 0;
@@ -253,7 +291,8 @@ Handler find_load(const Operation& operation) {
   if (operation.has("param")) return load<Space::kParameter>;
   if (operation.has("shared")) return load<Space::kShared>;
   if (operation.has("sys")) return load<Space::kGlobal, true>;
-  return operation.has("global") ? load<Space::kGlobal> : nullptr;
+  if (operation.has("global")) return load<Space::kGlobal>;
+  return only_has(operation, {"v2", "v4"}) ? load<Space::kGeneric> : nullptr;
 }
 
 Handler find_store(const Operation& operation) {
@@ -262,7 +301,8 @@ Handler find_store(const Operation& operation) {
     return nullptr;
   if (operation.has("shared")) return store<Space::kShared>;
   if (operation.has("release")) return store<Space::kGlobal, true>;
-  return operation.has("global") ? store<Space::kGlobal> : nullptr;
+  if (operation.has("global")) return store<Space::kGlobal>;
+  return only_has(operation, {"v2", "v4"}) ? store<Space::kGeneric> : nullptr;
 }
 
 Simple find_clock() {
@@ -290,6 +330,7 @@ Simple find_copy(const std::string& name, Instruction* instruction) {
     instruction->detail = 1;
     return {wait, {}};
   }
+  if (name == "cvta.shared.u64") return {make_generic, {{Type::kU64}, {Type::kU64}}};
   if (name == "membar.gl") return {fence, {}};
   if (name == "griddepcontrol.wait") return {await_earlier, {}};
   if (name == "griddepcontrol.launch_dependents") return {let_next_start, {}};
