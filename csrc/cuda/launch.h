@@ -45,7 +45,8 @@ inline int num_blocks_at_once() {
 // Whether this build has code for the device's products of warpgroups.
 inline bool has_warpgroups() {
 #if !defined(__CUDACC__)
-  return emu::device().has_warpgroups && emu::other_machine == nullptr;
+  return emu::device().has_warpgroups &&
+         (emu::other_machine == nullptr || emu::other_machine->has_warpgroups());
 #elif defined(QUIRE_SM90A)
   static const bool has = device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
   return has;

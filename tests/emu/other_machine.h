@@ -15,6 +15,9 @@ class OtherMachine {
   virtual void launch(const void* kernel, const void* const* arguments, dim3 grid, dim3 block,
                       size_t shared_bytes) = 0;
 
+  // Whether its kernels are compiled for products of warpgroups (csrc/cuda/warpgroup.h).
+  virtual bool has_warpgroups() = 0;
+
   // The host has allocated device memory, freed it, and written to it.
   virtual void allocated(void* begin, size_t bytes) = 0;
   virtual void freed(void* begin) = 0;

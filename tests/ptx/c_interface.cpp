@@ -83,6 +83,11 @@ QUIRE_EXPORTED const char* quire_ptx_replace(const char* text) {
   });
 }
 
+// Lets operations choose products of warpgroups from now on, or not: "1" if they may, else "0".
+QUIRE_EXPORTED const char* quire_ptx_use_warpgroups(int are_used) {
+  return show([&] { return std::string(ptx::use_warpgroups(are_used != 0) ? "1" : "0"); });
+}
+
 // Runs the only kernel of a text whose parameters are all 8 bytes long; `order` as the emulator's.
 QUIRE_EXPORTED const char* quire_ptx_run(const char* text, const uint64_t* arguments,
                                          int num_arguments, uint32_t blocks, uint32_t threads,

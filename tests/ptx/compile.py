@@ -19,6 +19,8 @@ CSRC = ROOT / "csrc"
 BUILD = ROOT / "build" / "ptx"
 # As cmake/cuda.cmake compiles.
 OPTIONS = ("-std=c++17", "-O3", "-lineinfo", "-fmad=false", "-ptx", "-I", str(CSRC))
+# 90a has what an H100 alone has, and 90 what later cards have too.
+ARCHITECTURES = ("80", "89", "90", "90a")
 SUFFIXES = (".cu", ".cuh", ".h", ".def")
 # Folders of other sources or options that are kept.
 NUM_KEPT = 4
@@ -28,7 +30,7 @@ class CompileError(Exception):
     """nvcc is not installed, or refuses a source."""
 
 
-def compile_text(source: Path, architecture: int, output: Path, *options: str) -> None:
+def compile_text(source: Path, architecture: str, output: Path, *options: str) -> None:
     """Compile a file to PTX.
 
     Raises:
@@ -43,7 +45,7 @@ def compile_text(source: Path, architecture: int, output: Path, *options: str) -
         raise CompileError(f"{source}: {result.stderr}")
 
 
-def compile_all(architecture: int) -> Path:
+def compile_all(architecture: str) -> Path:
     """Compile all kernels for an architecture, unless that was done; return the folder.
 
     Raises:
@@ -84,7 +86,7 @@ def _remove_old() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("architecture", type=int, choices=(80, 89, 90), help="compute_...")
+    parser.add_argument("architecture", choices=ARCHITECTURES, help="compute_...")
     try:
         print(compile_all(parser.parse_args().architecture))
     except CompileError as error:

@@ -31,6 +31,8 @@ class Interpreter : public emu::OtherMachine {
                      shared_bytes, order);
   }
 
+  bool has_warpgroups() override { return uses_warpgroups && machine().has_warpgroups(); }
+
   void allocated(void* begin, size_t bytes) override {
     ptx::global_memory().allocated(begin, bytes);
   }
@@ -44,6 +46,8 @@ class Interpreter : public emu::OtherMachine {
     if (machine_ == nullptr) machine_ = std::make_unique<ptx::Machine>(folder_);
     return *machine_;
   }
+
+  bool uses_warpgroups = true;
 
   ~Interpreter() override { emu::other_machine = nullptr; }
 
@@ -66,6 +70,12 @@ namespace ptx {
 Machine& emulated_machine() {
   if (interpreter == nullptr) throw std::runtime_error("QUIRE_PTX: must name a folder");
   return interpreter->machine();
+}
+
+bool use_warpgroups(bool are_used) {
+  emulated_machine();
+  interpreter->uses_warpgroups = are_used;
+  return interpreter->has_warpgroups();
 }
 
 }  // namespace ptx

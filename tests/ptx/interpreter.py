@@ -46,7 +46,7 @@ class Instruction:
 @cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(compiled._C.__file__)
-    for name in ("names", "listing", "report", "leave_out", "replace", "run"):
+    for name in ("names", "listing", "report", "leave_out", "replace", "run", "use_warpgroups"):
         getattr(library, f"quire_ptx_{name}").restype = ctypes.c_char_p
     library.quire_ptx_allocated.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
     library.quire_ptx_freed.argtypes = (ctypes.c_void_p,)
@@ -92,6 +92,25 @@ def without(kernel: str, instruction: int) -> Iterator[None]:
         yield
     finally:
         _checked(_library().quire_ptx_leave_out(kernel.encode(), -1))
+
+
+def has_warpgroups() -> bool:
+    """Return whether kernels are compiled for products of warpgroups, by compute_90a."""
+    return _use_warpgroups(True)
+
+
+@contextmanager
+def single_warps() -> Iterator[None]:
+    """Let operations choose kernels without products of warpgroups, for the length of a block."""
+    _use_warpgroups(False)
+    try:
+        yield
+    finally:
+        _use_warpgroups(True)
+
+
+def _use_warpgroups(are_used: bool) -> bool:
+    return _checked(_library().quire_ptx_use_warpgroups(int(are_used))) == "1"
 
 
 @contextmanager

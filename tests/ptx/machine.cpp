@@ -55,6 +55,7 @@ Machine::Machine(const std::string& folder) {
 
 void Machine::add(const std::string& text) {
   modules_.push_back(std::make_unique<Module>(text));
+  has_warpgroups_ = has_warpgroups_ && modules_.back()->target() == "sm_90a";
   for (const Entry& entry : modules_.back()->entries()) {
     const std::string name = normalised(entry.name);
     const auto [place, is_new] =

@@ -35,6 +35,9 @@ class Machine {
   void launch(const std::string& name, const void* const* arguments, Size grid, Size threads,
               size_t dynamic_shared_bytes, const Order& order);
 
+  // Whether all modules it was made of are for sm_90a, which alone has products of warpgroups.
+  bool has_warpgroups() const { return has_warpgroups_; }
+
   // Names of all kernels, normalised.
   std::vector<std::string> names() const;
 
@@ -67,6 +70,7 @@ class Machine {
   std::vector<std::unique_ptr<Module>> modules_;
   std::map<std::string, Kernel> kernels_;
   std::map<std::string, Kernel> replaced_;
+  bool has_warpgroups_ = true;
   uint32_t launches_ = 0;
 };
 

@@ -105,6 +105,10 @@ std::string normalised(const std::string& name) {
 
 Module::Module(const std::string& with_comments) {
   const std::string text = without_comments(with_comments);
+  static const std::regex target(R"(\.target\s+(\w+))");
+  std::smatch named;
+  const std::string head = text.substr(0, text.find(".entry"));
+  if (std::regex_search(head, named, target)) target_ = named[1];
   size_t end = 0;
   for (;;) {
     const size_t begin = text.find(".entry", end);

@@ -29,12 +29,15 @@ class Module {
   // Throws DecodeError.
   explicit Module(const std::string& text);
 
+  // As "sm_90a"; empty if it names none.
+  const std::string& target() const { return target_; }
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<SharedVariable>& shared() const { return shared_; }
   // The last two parts of the path of a file, by the number that .loc gives it.
   const std::string& file(int number) const;
 
  private:
+  std::string target_;
   std::vector<Entry> entries_;
   std::vector<SharedVariable> shared_;  // of all kernels
   std::map<int, std::string> files_;

@@ -1,4 +1,4 @@
-"""Attention of every head size, type and number of columns, and quantised layers of every shape.
+"""Attention of every head size, type and number of columns, and layers of every shape.
 
 A pipeline is as deep as the device has it that QUIRE_EMULATED_DEVICE names.
 """
@@ -9,12 +9,14 @@ import torch
 from tests.kernels import (
     test_attention,
     test_int8_linear,
+    test_linear,
     test_weight_only_experts,
     test_weight_only_linear,
 )
 from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
 from tests.kernels.oracle import DTYPES
 from tests.kernels.paged import History, Span, attend
+from tests.ptx import interpreter
 
 
 @pytest.mark.parametrize("rows", [1, 10], ids=["decode", "chunk"])
@@ -53,6 +55,24 @@ def test_sharing_of_every_shape(cuda_isa: str, head_size: int, dtype: torch.dtyp
     together = attend(spans, shared_tokens=512)
     for place in (0, 13):
         assert torch.equal(attend([spans[place]])[0], together[place])
+
+
+# Rows and features of the result: on the smallest device each has other tiles on warpgroups.
+LAYERS = [(30, 64), (260, 72), (60, 72), (260, 264), (70, 392)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("num_parts", [1, 4])
+@pytest.mark.parametrize("shape", LAYERS, ids=str)
+def test_layers_have_the_same_bits_in_every_shape(
+    cuda_isa: str, shape: tuple[int, int], num_parts: int, dtype: torch.dtype
+) -> None:
+    rows, out_features = shape
+    x, weight, bias = test_linear.operands(rows, 136 * num_parts, out_features, dtype)
+    whole = test_linear.linear(x, weight, bias, num_parts)
+    assert torch.equal(whole[-9:], test_linear.linear(x[-9:], weight, bias, num_parts))
+    with interpreter.single_warps():
+        assert torch.equal(whole, test_linear.linear(x, weight, bias, num_parts))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

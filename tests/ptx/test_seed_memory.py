@@ -73,7 +73,7 @@ def test_a_planted_bug_is_noticed(cuda_isa: str, tmp_path: Path, name: str) -> N
     (folder / "attention_v1.cuh").write_text(text.replace(old, new))
     source = folder / "one.cu"
     source.write_text((CSRC / "seed/fused_decode.cu").read_text())
-    compile_text(source, 80, tmp_path / "one.ptx", "-I", str(tmp_path))
+    compile_text(source, "80", tmp_path / "one.ptx", "-I", str(tmp_path))
     message = "another block has written|nothing has written"
     with (
         interpreter.replaced((tmp_path / "one.ptx").read_text()),

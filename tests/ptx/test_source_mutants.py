@@ -39,7 +39,7 @@ def compiled_with(folder: Path, old: str, new: str) -> str:
         (changed / name).write_text(text.replace(old, new) if old else text)
     source = folder / "one.cu"
     source.write_text(ONE_KERNEL)
-    compile_text(source, 80, folder / "one.ptx", "-I", str(folder))
+    compile_text(source, "80", folder / "one.ptx", "-I", str(folder))
     return (folder / "one.ptx").read_text()
 
 

@@ -48,11 +48,11 @@ NIGHTLY = (
         script_lane(
             f"ptx-{architecture}",
             "csrc/ptx_tests.sh",
-            ARCHITECTURE=str(architecture),
+            ARCHITECTURE=architecture,
             DEVICES="small A100 L4",
             QUIRE_PTX_ALL="1",
         )
-        for architecture in (80, 90)
+        for architecture in ("80", "90a")
     ),
     replace(MACHINE_CODE, environment={"QUIRE_TEST_DEPTH": "all"}),
 )
