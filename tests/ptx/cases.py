@@ -20,10 +20,12 @@ from tests.kernels import (
 from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
 from tests.kernels.dense_definition import int8_dense
 from tests.kernels.paged import History, Span, attend
+from tests.ptx import interpreter
 from worker_svc.layers.int8_linear import Int8Linear
 
 Run = Callable[[], None]
 ISA = "cuda"
+WARPGROUPS = "warpgroup_linear_kernel"
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -88,10 +90,31 @@ def linear(rows: int, in_features: int, out_features: int, dtype: torch.dtype) -
     """Compute a layer, one whose sections blocks share, and one of a single step."""
 
     def run() -> None:
-        for shape in ((in_features, out_features), (600, 72), (64, 64)):
-            x, weight, bias = test_linear.operands(rows, *shape, dtype)
-            actual = test_linear.linear(x, weight, bias)
-            test_linear.assert_as_exact_as_torch(actual, x, weight, bias)
+        with interpreter.single_warps():
+            for shape in ((in_features, out_features), (600, 72), (64, 64)):
+                x, weight, bias = test_linear.operands(rows, *shape, dtype)
+                actual = test_linear.linear(x, weight, bias)
+                test_linear.assert_as_exact_as_torch(actual, x, weight, bias)
+
+    return run
+
+
+def warpgroups(dtype: torch.dtype, *shapes: tuple[int, int, int], num_parts: int = 1) -> Run:
+    """Compute layers whose tiles the emulated device gives to warpgroups.
+
+    Args:
+        dtype: of all operands.
+        shapes: rows, features of a row of x, and those of the result.
+        num_parts: that K has.
+    """
+
+    def run() -> None:
+        for shape in shapes:
+            x, weight, bias = test_linear.operands(*shape, dtype)
+            actual = test_linear.linear(x, weight, bias, num_parts)
+            with interpreter.single_warps():
+                expected = test_linear.linear(x, weight, bias, num_parts)
+            assert torch.equal(actual, expected)
 
     return run
 
@@ -211,6 +234,28 @@ CASES = {
     "linear, 64 rows": Case("linear_kernel.*Li64ELi64E.*Lb1E", linear(60, 320, 256, BF16)),
     "linear, 128 rows": Case("linear_kernel.*Li128ELi128E", linear(260, 320, 256, BF16)),
     "linear, unaligned": Case("linear_kernel.*Lb0ELb0E", linear(13, 33, 77, F32)),
+    "warpgroups, 32 rows": Case(
+        f"{WARPGROUPS}.*Li64ELi32E.*Lb0E",
+        warpgroups(BF16, (30, 320, 256), (30, 600, 72), (30, 64, 64)),
+    ),
+    "warpgroups, 64 rows": Case(
+        f"{WARPGROUPS}.*Li64ELi64ELi4E.*Lb0E",
+        warpgroups(F16, (260, 600, 72), (260, 64, 64)),
+    ),
+    "warpgroups, 64 rows of one block": Case(
+        f"{WARPGROUPS}.*Li64ELi64ELi9E.*Lb0E", warpgroups(BF16, (60, 840, 72), (60, 64, 64))
+    ),
+    "warpgroups, 64 rows and 128 features": Case(
+        f"{WARPGROUPS}.*Li128ELi64E.*Lb0E",
+        warpgroups(BF16, (260, 320, 264), (40, 4096, 72), (260, 64, 264)),
+    ),
+    "warpgroups, 128 rows": Case(
+        f"{WARPGROUPS}.*Li128ELi128ELi6E", warpgroups(BF16, (70, 600, 392), (70, 64, 392))
+    ),
+    "warpgroups, 128 rows of several parts": Case(
+        f"{WARPGROUPS}.*Li128ELi128ELi4E",
+        warpgroups(BF16, (70, 592, 392), num_parts=2),
+    ),
     "int8 linear, 8 rows": Case("int8_linear_kernel.*Li1ELi1E", int8_linear(5)),
     "int8 linear, 16 rows": Case("int8_linear_kernel.*Li1ELi2E", int8_linear(13)),
     "int8 linear, 32 rows": Case("int8_linear_kernel.*Li1ELi4E", int8_linear(30)),
