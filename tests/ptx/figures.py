@@ -59,12 +59,17 @@ def attention(name: str, head_size: int, group: int, rows: int, cache: PlainCach
 
 
 def linear(rows: int) -> Call:
-    """A layer whose tiles are those of so many rows."""
+    """A layer whose tiles are those of so many rows, multiplied by single warps."""
     x, weight, _ = test_linear.operands(rows, 1024, 256, BF16)
+
+    def run() -> None:
+        with interpreter.single_warps():
+            test_linear.linear(x, weight)
+
     return Call(
         f"linear, {rows} rows",
         "linear_kernel",
-        lambda: test_linear.linear(x, weight),
+        run,
         rows * 256,
         "result of 1,024 products",
     )
