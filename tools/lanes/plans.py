@@ -52,7 +52,7 @@ NIGHTLY = (
             DEVICES="small A100 L4",
             QUIRE_PTX_ALL="1",
         )
-        for architecture in ("80", "90a")
+        for architecture in ("80", "90", "90a")
     ),
     replace(MACHINE_CODE, environment={"QUIRE_TEST_DEPTH": "all"}),
 )
