@@ -1,7 +1,7 @@
 """All that needs a GPU, in one command and without a network: `make gpu-check`.
 
 Builds the kernels for the GPU at hand, runs every test of the kernels and of the worker, some under
-the sanitizer of CUDA, and the benchmarks, each figure beside what docs/gpu.md predicts. Steps that
+the sanitizer of CUDA, and the benchmarks, each figure beside what is expected of it. Steps that
 measure no time run side by side. With --smoke one call of each kind, whether a token's bits depend
 on its company, and whether steps can be captured. What came of a step goes at once to bench/results
 as JSON, named by device and commit. Exits with 1 if there is no GPU or a step failed.

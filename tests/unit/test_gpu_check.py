@@ -21,7 +21,7 @@ KERNEL_FIGURES: dict[str, Any] = {
         {"case": "1 x 128k", "group": 4, "share_of_copy": {"ours": 0.5}},
     ],
     "linear": [],
-    "prompts": [{"rows": 8192, "length": 8192, "tflops": {"ours": 220.0, "torch": 500.0}}],
+    "prompts": [{"rows": 8192, "length": 8192, "tflops": {"ours": 150.0, "torch": 500.0}}],
 }
 
 
@@ -182,11 +182,12 @@ def test_figures_stand_beside_what_was_predicted(
     assert found == {
         "decode attention, 64 x 4k, G=4, of a copy": (0.9, True),
         "decode attention, 1 x 128k, G=4, of a copy": (0.5, False),
-        "prompt of 8k, TFLOP/s": (220.0, True),
+        "prompt of 8k, TFLOP/s": (150.0, True),
     }
 
 
-def test_rates_are_predicted_for_one_card_and_shares_for_all() -> None:
-    names = {each["name"] for each in compared("bench", "NVIDIA L4", KERNEL_FIGURES)}
-    assert "prompt of 8k, TFLOP/s" not in names
-    assert len(names) == 2
+@pytest.mark.parametrize(("device", "count"), [("NVIDIA L4", 2), ("NVIDIA H200", 3)])
+def test_rates_are_predicted_for_some_cards_and_shares_for_all(device: str, count: int) -> None:
+    names = {each["name"] for each in compared("bench", device, KERNEL_FIGURES)}
+    assert ("prompt of 8k, TFLOP/s" in names) == (count == 3)
+    assert len(names) == count
