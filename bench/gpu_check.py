@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -170,7 +171,7 @@ def check_all(check: Check, env: dict[str, str], without: list[str]) -> None:
 
     test("tests", KERNELS, f"--ignore={RANKS_TEST}", "-k", "gpu or seed_attention")
     if has_stubs:
-        test("worker", *WORKER_TESTS, *without_old_reference())
+        test("worker", *WORKER_TESTS, *without_old_reference(check))
     if "sanitizer" not in without:
         together += [lambda: sanitize(check, env, "memcheck")]
         together += [lambda: sanitize(check, env, "racecheck")]
@@ -188,14 +189,17 @@ def check_all(check: Check, env: dict[str, str], without: list[str]) -> None:
         bench(check, "bench-gpu", "bench.gpu", env)
 
 
-def without_old_reference() -> tuple[str, ...]:
-    """Return what leaves out tests against a transformers that is too old, after printing that."""
+def without_old_reference(check: Check) -> tuple[str, ...]:
+    """Return what leaves out the test against a transformers that is too old, and record that."""
     version = importlib.metadata.version("transformers")
     if tuple(int(part) for part in version.split(".")[:2]) >= LEAST_TRANSFORMERS:
         return ()
     least = ".".join(map(str, LEAST_TRANSFORMERS))
-    print(f"left out, tests against transformers: it must be {least} or newer, got {version}")
-    return ("-k", "not equal_transformers")
+    check.about["left_out"] = (
+        f"Gemma 2 against transformers, which must be {least} or newer, got {version}"
+    )
+    print(f"left out: {check.about['left_out']}")
+    return ("-k", "not (equal_transformers and gemma2)")
 
 
 def sanitize(check: Check, env: dict[str, str], tool: str) -> None:
@@ -265,7 +269,6 @@ def run_all(check: Check, smoke: bool, without: list[str], kernels: Path | None 
     if env is not None:
         if smoke:
             check.begin_again()
-        if smoke:
             check_first(check, env)
         else:
             check_all(check, env, without)
@@ -306,6 +309,10 @@ def main() -> int:
     path = RESULTS / f"{name}{'-smoke' if arguments.smoke else ''}.json"
     check = Check(about, path, SMOKE_S if arguments.smoke else arguments.limit_s)
     kernels = arguments.kernels and arguments.kernels.resolve()
+    if kernels is not None:
+        if not kernels.is_file():
+            parser.error(f"--kernels: must be a file, got {kernels}")
+        about["kernels_sha256"] = hashlib.sha256(kernels.read_bytes()).hexdigest()
     return run_all(check, arguments.smoke, arguments.without, kernels)
 
 

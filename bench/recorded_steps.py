@@ -38,7 +38,7 @@ class Check:
     total_s: float
     steps: dict[str, Result] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def record(self, name: str, result: Result) -> bool:
         """Write what came of a step; return whether it succeeded."""
@@ -82,8 +82,14 @@ class Check:
     def run_together(self, *steps: Callable[[], object]) -> None:
         """Run steps that measure no time side by side."""
         with ThreadPoolExecutor(len(steps)) as pool:
-            for future in [pool.submit(step) for step in steps]:
-                future.result()
+            futures = [pool.submit(step) for step in steps]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                # Commands have process groups of their own, which an interrupt does not reach.
+                end_commands()
+                raise
 
     def begin_again(self) -> None:
         """Count the time from now on."""
@@ -98,6 +104,15 @@ class Check:
         return found
 
 
+_running: set[subprocess.Popen[str]] = set()
+
+
+def end_commands() -> None:
+    """Kill all commands that run, with all they have started."""
+    for process in list(_running):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def run_command(command: tuple[str | Path, ...], env: dict[str, str], timeout_s: float) -> Result:
     """Return whether a command succeeded, the end of its output, and its time."""
     began = time.perf_counter()
@@ -110,6 +125,7 @@ def run_command(command: tuple[str | Path, ...], env: dict[str, str], timeout_s:
         text=True,
         start_new_session=True,
     )
+    _running.add(process)
     try:
         output, _ = process.communicate(timeout=timeout_s)
         status = process.returncode
@@ -118,6 +134,8 @@ def run_command(command: tuple[str | Path, ...], env: dict[str, str], timeout_s:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         status, output = 124, f"{output}\nended after {timeout_s:.0f} s"
+    finally:
+        _running.discard(process)
     tail = output[-OUTPUT_CHARACTERS:]
     print(tail, flush=True)
     return {"ok": status == 0, "s": round(time.perf_counter() - began, 1), "output": tail}

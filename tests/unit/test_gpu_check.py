@@ -97,8 +97,9 @@ def test_an_old_transformers_is_not_compared_with(
 ) -> None:
     monkeypatch.setattr(gpu_check.importlib.metadata, "version", lambda name: "5.17.0")
     assert gpu_check.run_all(check, smoke=False, without=[]) == 0
-    assert "not equal_transformers" in check.steps["worker"]["output"]
+    assert "not (equal_transformers and gemma2)" in check.steps["worker"]["output"]
     assert "must be 5.23 or newer, got 5.17.0" in capsys.readouterr().out
+    assert "got 5.17.0" in json.loads(check.path.read_text())["left_out"]
 
 
 def test_smoke_stops_there(check: recorded_steps.Check) -> None:
