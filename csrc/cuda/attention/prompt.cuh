@@ -22,6 +22,7 @@ struct PromptShape : TileShape<T, kHeadSize> {
   static constexpr int kWarpColumns = 8 * kColumnTiles;
   static constexpr int kColumns = kWarps * kWarpColumns;
   static constexpr int kTilesOfStage = kNumTiles;
+  static_assert(kTilesOfStage % 2 == 0, "two are taken at once");
   static constexpr int kStageBytes = kTilesOfStage * 2 * Tile::kTileBytes;
   static constexpr int kStages = 2;
   // Weighted values of a thread, in fours.
@@ -126,8 +127,9 @@ class PromptColumns : private WarpColumns<T, T, kHeadSize, Shape::kColumnTiles> 
   template <typename Tiles>
   __device__ __forceinline__ void take_two(const Tiles& tiles, int tile, const char* keys) {
     constexpr int kTileBytes = Shape::kTileBytes;
-    const int other = tile + kMmaWarps;
-    const char* const other_keys = keys + 2 * kTileBytes;
+    const int other = tile + Tiles::kClasses;
+    const char* const other_keys = keys + Tiles::Copies::kTilesBytes;
+    // What every column sees of a stage is of the item: stages lie within its partitions.
     if (is_plain_ && is_seen_by_all(tile) && is_seen_by_all(other)) {
       Base::take_two({keys, other_keys}, {keys + kTileBytes, other_keys + kTileBytes});
       return;
