@@ -44,6 +44,16 @@ __device__ __forceinline__ void wait_for_products() {
   QUIRE_WARPGROUP_ASM("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
+// Sums have here what was computed before, and products that were waited for: the compiler sees
+// neither of the two waits in them.
+template <int kTiles>
+__device__ __forceinline__ void hold_sums(float (&c)[kTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(c[i][j])::"memory");
+}
+
 // A matrix whose rows have 128 bytes, of which chunk c lies in the place of c ^ (row % 8); the
 // first row lies at a multiple of 1,024. `begin` is its first element of 16 in that row.
 __device__ __forceinline__ uint64_t describe_rows(const char* begin) {
@@ -70,19 +80,12 @@ struct WarpgroupProduct;
   QUIRE_REGISTERS_31                                                 \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
   ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define QUIRE_REGISTERS_127                                                      \
-  QUIRE_REGISTERS_63                                                             \
-  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"             \
-  ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"             \
-  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" \
-  ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 #define QUIRE_SUMS_1(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define QUIRE_SUMS_2(i) QUIRE_SUMS_1(i), QUIRE_SUMS_1(i + 1)
 #define QUIRE_SUMS_4(i) QUIRE_SUMS_2(i), QUIRE_SUMS_2(i + 2)
 #define QUIRE_SUMS_8(i) QUIRE_SUMS_4(i), QUIRE_SUMS_4(i + 4)
 #define QUIRE_SUMS_16(i) QUIRE_SUMS_8(i), QUIRE_SUMS_8(i + 8)
-#define QUIRE_SUMS_32(i) QUIRE_SUMS_16(i), QUIRE_SUMS_16(i + 16)
 
 #define QUIRE_WARPGROUP_PRODUCT(T, name, shape, tiles, registers, a_operand, b_operand)          \
   template <>                                                                                    \
@@ -99,14 +102,21 @@ struct WarpgroupProduct;
   QUIRE_WARPGROUP_PRODUCT(bf16, "bf16", shape, tiles, registers, a_operand, b_operand) \
   QUIRE_WARPGROUP_PRODUCT(f16, "f16", shape, tiles, registers, a_operand, b_operand)
 
-QUIRE_WARPGROUP_PRODUCTS("m64n8k16", 1, QUIRE_REGISTERS_3, "%4", "%5")
-QUIRE_WARPGROUP_PRODUCTS("m64n16k16", 2, QUIRE_REGISTERS_7, "%8", "%9")
 QUIRE_WARPGROUP_PRODUCTS("m64n32k16", 4, QUIRE_REGISTERS_15, "%16", "%17")
 QUIRE_WARPGROUP_PRODUCTS("m64n64k16", 8, QUIRE_REGISTERS_31, "%32", "%33")
 QUIRE_WARPGROUP_PRODUCTS("m64n128k16", 16, QUIRE_REGISTERS_63, "%64", "%65")
-QUIRE_WARPGROUP_PRODUCTS("m64n256k16", 32, QUIRE_REGISTERS_127, "%128", "%129")
 
 #undef QUIRE_WARPGROUP_PRODUCTS
+#undef QUIRE_REGISTERS_3
+#undef QUIRE_REGISTERS_7
+#undef QUIRE_REGISTERS_15
+#undef QUIRE_REGISTERS_31
+#undef QUIRE_REGISTERS_63
+#undef QUIRE_SUMS_1
+#undef QUIRE_SUMS_2
+#undef QUIRE_SUMS_4
+#undef QUIRE_SUMS_8
+#undef QUIRE_SUMS_16
 #undef QUIRE_WARPGROUP_PRODUCT
 #undef QUIRE_WARPGROUP_ASM
 

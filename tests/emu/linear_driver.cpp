@@ -102,7 +102,7 @@ class Driver {
   Driver(int part_length, int num_parts)
       : problem_(part_length, num_parts),
         arrivals_(64),
-        sums_(256 * SplitMemory::kMaxTileElements) {}
+        sums_(256 * SplitMemory::kTileElements) {}
 
   int run() {
     for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {

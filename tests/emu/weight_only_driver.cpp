@@ -15,7 +15,7 @@ class Driver {
   Driver(Form form, const Cut& cut)
       : problem_(form, cut),
         arrivals_(64),
-        sums_(64 * SplitMemory::kMaxTileElements),
+        sums_(64 * SplitMemory::kTileElements),
         expected_(size_t(kRows) * kFeatures) {
     launch_linear<RowsOf8<T>, true>(problem_.dequantised(expected_), false, results<RowsOf8<T>>(),
                                     nullptr);
@@ -45,8 +45,10 @@ class Driver {
   template <typename Shape>
   bool check(bool is_split) {
     std::vector<T> out(expected_.size(), from_float<T>(kNan));
-    launch_tiles<Shape>(weight_only_kernel<Shape, true>, weight_only_kernel<Shape, false>,
-                        problem_.params(out), is_split, results<Shape>(), nullptr);
+    const auto params = problem_.params(out);
+    const auto kernel =
+        params.num_parts > 1 ? weight_only_kernel<Shape, true> : weight_only_kernel<Shape, false>;
+    launch_tiles<Shape>(kernel, params, is_split, results<Shape>(), nullptr);
     if (memcmp(out.data(), expected_.data(), out.size() * sizeof(T)) == 0) return true;
     std::fprintf(stderr, "differs: %d bits, float %d, rows of %d, split %d, order %d\n",
                  Shape::kBits, Shape::kIsFloat, Shape::kRows, is_split, int(emu::Machine::order));

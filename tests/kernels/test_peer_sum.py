@@ -57,7 +57,7 @@ def group(size: int, timeout_s: float = TIMEOUT_S) -> Iterator[list["PeerMemory"
 def run_ranks(size: int, work: Callable[[int], T]) -> list[T]:
     """Run a function as each rank, at once, and on a GPU each on a stream of its own."""
     has_gpu = torch.cuda.is_available()
-    all_are_there = threading.Barrier(size)
+    all_are_there = threading.Barrier(size, timeout=TIMEOUT_S)
 
     def run(rank: int) -> T:
         with torch.cuda.stream(torch.cuda.Stream()) if has_gpu else nullcontext():

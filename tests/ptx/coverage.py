@@ -63,10 +63,9 @@ def family(name: str) -> str:
 
 
 def is_empty(kernel: str) -> bool:
-    """Return whether a kernel does nothing but to let others start, by its mangled name."""
-    return all(
-        re.match(r"griddepcontrol\.|ret$", each.text) for each in interpreter.instructions(kernel)
-    )
+    """Return whether a kernel only lets others start and traps, by its mangled name."""
+    nothing = re.compile(r"griddepcontrol\.|(ret|trap|exit)$")
+    return all(nothing.match(each.text) for each in interpreter.instructions(kernel))
 
 
 def reason_not_run(kernel: str, name: str) -> str | None:

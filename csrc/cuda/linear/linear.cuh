@@ -115,7 +115,7 @@ __device__ __forceinline__ void add_sections(Tile& tile, int& step, int part_end
       ptx::async_commit();
       tile.multiply(step, sums);
     }
-    Shape::wait();
+    Shape::wait(sums);
     total.add(sums);
   }
 }
@@ -224,11 +224,9 @@ bool is_split_well(const LinearParams& p) {
          tiles * sections * Shape::kFeatures * Shape::kRows <= SplitMemory::kElements;
 }
 
-// Starts a kernel whose blocks take all sections of their tiles, or one each: `cut` where K has
-// several parts, else `whole`.
+// Starts a kernel whose blocks take all sections of their tiles, or one each.
 template <typename Shape, typename Params>
-void launch_tiles(void (*cut)(Params, LinearGrid, SplitResults),
-                  void (*whole)(Params, LinearGrid, SplitResults), const Params& p, bool is_split,
+void launch_tiles(void (*kernel)(Params, LinearGrid, SplitResults), const Params& p, bool is_split,
                   const SplitResults& results, cudaStream_t stream) {
   const int64_t part_length = p.in_features / p.num_parts;
   const LinearSections sections = linear_sections(p.total_features, p.total_parts, part_length);
@@ -245,15 +243,15 @@ void launch_tiles(void (*cut)(Params, LinearGrid, SplitResults),
   const bool is_cut = p.num_parts > 1;
   if (is_cut && !is_split && Shape::kSharedLevels < kTreeLevels)
     blocks = std::min(blocks, results.num_elements / kTreeElements<Shape>);
-  launch(is_cut ? cut : whole, grid_size(blocks), Shape::kThreads, Shape::kSharedBytes, stream, p,
-         grid, results);
+  launch(kernel, grid_size(blocks), Shape::kThreads, Shape::kSharedBytes, stream, p, grid, results);
 }
 
 template <typename Shape, bool kIsAligned>
 void launch_linear(const LinearParams& p, bool is_split, const SplitResults& results,
                    cudaStream_t stream) {
-  launch_tiles<Shape>(linear_kernel<Shape, kIsAligned, true>,
-                      linear_kernel<Shape, kIsAligned, false>, p, is_split, results, stream);
+  const auto kernel = p.num_parts > 1 ? linear_kernel<Shape, kIsAligned, true>
+                                      : linear_kernel<Shape, kIsAligned, false>;
+  launch_tiles<Shape>(kernel, p, is_split, results, stream);
 }
 
 }  // namespace quire::cuda

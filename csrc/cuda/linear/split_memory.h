@@ -7,7 +7,7 @@ namespace quire::cuda {
 
 // Blocks leave the sums of sections here, for the last of them to add, and count their arrivals.
 struct SplitResults {
-  float* sums;           // [blocks, elements of a tile], or those of a tree for each block
+  float* sums;           // [blocks, elements of a tile], num_elements at most, or trees of blocks
   int64_t num_elements;  // of sums
   uint32_t* arrivals;    // [tiles], zero between launches
 };
@@ -15,8 +15,8 @@ struct SplitResults {
 class SplitMemory {
  public:
   static constexpr int64_t kMaxBlocks = 2048;
-  static constexpr int64_t kMaxTileElements = 64 * 64;
-  static constexpr int64_t kElements = kMaxBlocks * kMaxTileElements;
+  static constexpr int64_t kTileElements = 64 * 64;  // of larger tiles there is room for fewer
+  static constexpr int64_t kElements = kMaxBlocks * kTileElements;
 
   const SplitResults& get(cudaStream_t stream) {
     if (results_.sums == nullptr) {

@@ -41,7 +41,8 @@ struct LinearShape {
   // What copies brought that the thread has waited for is about to be multiplied.
   static __device__ void pass_copies() {}
   // Waits for products that are under way.
-  static __device__ void wait() {}
+  template <typename Sums>
+  static __device__ void wait(Sums&) {}
 
   // Eight rows in one column of chunks fall into eight different bank groups.
   static __device__ int offset(int row, int chunk) {

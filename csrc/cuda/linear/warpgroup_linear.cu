@@ -22,7 +22,8 @@ void run(const LinearParams& p, const SplitResults& results, cudaStream_t stream
   const double small = cycles_of_whole<SmallRowsOf64<T>>(p);
   const double deep = cycles_of_whole<DeepRowsOf64<T>>(p);
   const double wide = cycles_of_whole<WideRowsOf64<T>>(p);
-  const double widest = cycles_of_whole<WideRowsOf128<T>>(p);
+  const double widest = p.num_parts > 1 ? cycles_of_whole<PartsOfRowsOf128<T>>(p)
+                                        : cycles_of_whole<WideRowsOf128<T>>(p);
   const double split =
       is_split_well<WideRowsOf64<T>>(p) ? cycles_of_split<WideRowsOf64<T>>(p) : wide;
   const double least = std::min({small, deep, wide, widest, split});

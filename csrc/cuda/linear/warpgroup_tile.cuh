@@ -1,6 +1,6 @@
 // Tiles of a linear layer that warpgroups multiply, on an H100: each takes 64 features and all rows
 // of the tile. Sums are those of the tile of single warps bit for bit: the instruction adds the
-// products of 16 elements of K as theirs does, which tests on such a GPU show.
+// products of 16 elements of K as theirs does, which an H200 has shown (docs/gpu.md).
 #pragma once
 
 #include "cuda/linear/linear.cuh"
@@ -17,12 +17,15 @@ struct WarpgroupShape : LinearShape<T, kFeatures_, kRows_, kFeatures_ / 16, 1, k
   static constexpr int kBlocks = kBlocks_;
   static constexpr int kInFlight = kInFlight_;
   static constexpr int kStepsAhead = kStages_ - 1 - kInFlight_;
+  static_assert(kStepsAhead >= 1);
+  static_assert(Base::kStageBytes % 1024 == 0, "rows of a stage begin at a multiple of 1,024");
   static constexpr int kSharedLevels = kSharedLevels_;
   static constexpr int kSharedBytes = Base::kSharedBytes + kSharedLevels * kFeatures_ * kRows_ * 4;
 
   static __device__ __forceinline__ void pass_copies() { ptx::fence_for_products(); }
-  static __device__ __forceinline__ void wait() {
+  static __device__ __forceinline__ void wait(LinearSums<WarpgroupShape>& sums) {
     if constexpr (kInFlight > 0) ptx::wait_for_products<0>();
+    ptx::hold_sums(sums.of[0]);
   }
 };
 
@@ -56,6 +59,7 @@ class WarpgroupTile : public LinearTile<Shape_, true, kIsCut> {
     const int first = static_cast<int>(threadIdx.x) / kWarpSize / kWarps * kFeatures;
     const char* weight = stage + first * Shape::kStepBytes;
     const char* x = stage + Shape::kFeatures * Shape::kStepBytes;
+    ptx::hold_sums(sums.of[0]);
     ptx::begin_products();
 #pragma unroll
     for (int k = 0; k < Shape::kStepBytes; k += kElementsBytes)
@@ -74,6 +78,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 #if QUIRE_HAS_WARPGROUPS
   QUIRE_SWIZZLED_SHARED(shared);
   compute_tiles<WarpgroupTile<Shape, kIsCut>, kIsCut>(p, grid, results, shared);
+#else
+  __trap();  // launched by a driver that was made to take other code than the device's
 #endif
 }
 
@@ -82,11 +88,9 @@ template <typename Whole, typename Cut = Whole>
 void launch_warpgroups(const LinearParams& p, bool is_split, const SplitResults& results,
                        cudaStream_t stream) {
   if (p.num_parts > 1) {
-    const auto kernel = warpgroup_linear_kernel<Cut, true>;
-    launch_tiles<Cut>(kernel, kernel, p, is_split, results, stream);
+    launch_tiles<Cut>(warpgroup_linear_kernel<Cut, true>, p, is_split, results, stream);
   } else {
-    const auto kernel = warpgroup_linear_kernel<Whole, false>;
-    launch_tiles<Whole>(kernel, kernel, p, is_split, results, stream);
+    launch_tiles<Whole>(warpgroup_linear_kernel<Whole, false>, p, is_split, results, stream);
   }
 }
 

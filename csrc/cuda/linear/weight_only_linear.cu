@@ -10,8 +10,9 @@ void weight_only_linear(const WeightOnlyLinearParams& p, cudaStream_t stream) {
   const SplitResults& results = of_stream<SplitMemory>(stream).get(stream);
   dispatch_weight_only(p, p.num_rows, [&](auto shape) {
     using Shape = decltype(shape);
-    launch_tiles<Shape>(weight_only_kernel<Shape, true>, weight_only_kernel<Shape, false>, p,
-                        is_split_well<Shape>(p), results, stream);
+    const auto kernel =
+        p.num_parts > 1 ? weight_only_kernel<Shape, true> : weight_only_kernel<Shape, false>;
+    launch_tiles<Shape>(kernel, p, is_split_well<Shape>(p), results, stream);
   });
 }
 

@@ -12,6 +12,9 @@ inline void fence_for_products() {
 
 inline void begin_products() {}
 
+template <int kTiles>
+void hold_sums(float (&)[kTiles][4]) {}
+
 inline void commit_products() {
   auto& thread = emu::Machine::current().thread();
   thread.product_groups.push_back(std::move(thread.open_products));
