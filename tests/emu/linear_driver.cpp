@@ -100,9 +100,7 @@ template <typename T>
 class Driver {
  public:
   Driver(int part_length, int num_parts)
-      : problem_(part_length, num_parts),
-        arrivals_(64),
-        sums_(256 * SplitMemory::kTileElements) {}
+      : problem_(part_length, num_parts), arrivals_(64), sums_(256 * SplitMemory::kTileElements) {}
 
   int run() {
     for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {
