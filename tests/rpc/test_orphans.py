@@ -10,7 +10,7 @@ import pytest
 from quire import AsyncClient, Client, SamplingParams
 from quire.contract.errors import SupersededError
 from quire.contract.inputs import GenerateInput, ReceivedOutput, ResumeInput
-from quire.contract.outputs import Event, Finished, FinishReason, Started
+from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started
 from quire.sdk.collect import Collector
 from quire.sdk.resume import ResumableStream
 from tests.fakes.fake_scheduler import MODEL, FakeScheduler
@@ -22,15 +22,21 @@ REQUEST = GenerateInput(PROMPT, SamplingParams(max_tokens=24), "mine", resumable
 
 
 async def read_until_broken(
-    routers: Routers, stream: ResumableStream, num_events: int
+    routers: Routers, stream: ResumableStream, num_tokens: int = 0
 ) -> list[Event]:
-    """Read so many events of what is left of a stream, and break it off."""
+    """Read the beginning of what is left of a stream and so many tokens, and break it off.
+
+    Tokens are counted, not events: those of several steps may come together.
+    """
     seen: list[Event] = []
     async with aclosing(routers.call(0, stream.request)) as events:
-        for _ in range(num_events):
-            event = await anext(events)
+        async for event in events:
             if stream.take(event):
                 seen.append(event)
+            if isinstance(event, Delta):
+                num_tokens -= len(event.token_ids)
+            if num_tokens <= 0:
+                break
     return seen
 
 
@@ -55,13 +61,13 @@ async def test_cut_anywhere_a_stream_goes_on_and_nothing_is_computed_again(
     fake = FakeScheduler(scattered, replace(MODEL, numerics_id="5f7a"))
     async with running_router(tmp_path, fake) as setup, aclosing(routers_of(setup)) as routers:
         whole = completion_of(await routers.read(0, replace(REQUEST, sampling_params=params)))
-        for num_events in range(1, len(whole.token_ids)):
+        for num_tokens in range(len(whole.token_ids) - 1):
             fake.hold()
-            request = replace(REQUEST, sampling_params=params, request_id=f"cut {num_events}")
+            request = replace(REQUEST, sampling_params=params, request_id=f"cut {num_tokens}")
             stream = ResumableStream(request, 1, 60.0)
-            breaking = asyncio.create_task(read_until_broken(routers, stream, num_events))
+            breaking = asyncio.create_task(read_until_broken(routers, stream, num_tokens))
             await fake.until(lambda: fake.num_running() == 1)
-            await fake.step(num_events - 1)
+            await fake.step(num_tokens)
             events = await breaking
             await until_orphaned(setup)
             await fake.step()  # while nobody is there
@@ -76,7 +82,7 @@ async def test_cut_anywhere_a_stream_goes_on_and_nothing_is_computed_again(
                     assert stream.take(event)
                     events.append(event)
             assert stream.is_complete
-            assert completion_of(events) == whole, num_events
+            assert completion_of(events) == whole, num_tokens
             assert len(fake.submitted) == num_submitted
         assert setup.router.orphans.num_attached == len(whole.token_ids) - 1
         assert fake.cancelled.count("mine") <= 1  # of what a stop string ended
@@ -91,7 +97,7 @@ async def test_one_that_ends_without_a_client_is_read_to_its_end(tmp_path) -> No
         whole = completion_of(await routers.read(0, replace(REQUEST, request_id="")))
         setup.fake.hold()
         stream = ResumableStream(REQUEST, 1, 60.0)
-        events = await read_until_broken(routers, stream, 1)
+        events = await read_until_broken(routers, stream)
         await until_orphaned(setup)
         await setup.fake.release()
         await setup.fake.until(lambda: setup.fake.num_running() == 0)
@@ -109,7 +115,7 @@ async def test_it_ends_at_once_or_after_its_grace_time(tmp_path, resumable) -> N
     ):
         setup.fake.hold()
         stream = ResumableStream(replace(REQUEST, resumable=resumable), 1, 60.0)
-        events = await read_until_broken(routers, stream, 1)
+        events = await read_until_broken(routers, stream)
         await setup.fake.until(lambda: setup.fake.cancelled == ["mine"])
         await setup.fake.release()
         events += [event for event in await routers.read(0, stream.request) if stream.take(event)]
@@ -142,7 +148,7 @@ async def test_what_does_not_match_is_computed_anew_and_the_orphan_ends(tmp_path
     async with running_router(tmp_path, fake) as setup, aclosing(routers_of(setup)) as routers:
         fake.hold()
         stream = ResumableStream(REQUEST, 1, 60.0)
-        await read_until_broken(routers, stream, 1)
+        await read_until_broken(routers, stream)
         await until_orphaned(setup)
         resumed = stream.request
         assert isinstance(resumed, ResumeInput)
@@ -159,7 +165,7 @@ async def test_what_does_not_match_is_computed_anew_and_the_orphan_ends(tmp_path
 async def test_abort_ends_an_orphan(tmp_path) -> None:
     async with running_router(tmp_path) as setup, aclosing(routers_of(setup)) as routers:
         setup.fake.hold()
-        await read_until_broken(routers, ResumableStream(REQUEST, 1, 60.0), 1)
+        await read_until_broken(routers, ResumableStream(REQUEST, 1, 60.0))
         await until_orphaned(setup)
         assert await setup.client.abort("mine")
         await setup.fake.until(lambda: setup.fake.cancelled == ["mine"])
@@ -173,7 +179,7 @@ async def test_a_draining_router_does_not_wait_for_orphans(tmp_path) -> None:
         aclosing(routers_of(setup)) as routers,
     ):
         setup.fake.hold()
-        await read_until_broken(routers, ResumableStream(REQUEST, 1, 60.0), 1)
+        await read_until_broken(routers, ResumableStream(REQUEST, 1, 60.0))
         await until_orphaned(setup)
         await setup.router.drain()
         await setup.fake.until(lambda: setup.fake.cancelled == ["mine"])
@@ -184,7 +190,7 @@ async def test_a_cell_that_is_lost_meanwhile_changes_no_token(tmp_path) -> None:
         whole = completion_of(await routers.read(0, replace(REQUEST, request_id="")))
         setup.fake.hold()
         stream = ResumableStream(REQUEST, 1, 60.0)
-        events = await read_until_broken(routers, stream, 1)
+        events = await read_until_broken(routers, stream)
         await until_orphaned(setup)
         await setup.fake.step(3)
         setup.fake.drop_sessions()

@@ -20,7 +20,7 @@ async def test_paths_are_counted_and_summed_over_processes_that_died(tmp_path) -
             address = await setup.router.start_admin(0, "127.0.0.1")
             setup.fake.hold()
             stream = ResumableStream(REQUEST, 1, 60.0)
-            await read_until_broken(routers, stream, 1)
+            await read_until_broken(routers, stream)
             if path == "attached":
                 await until_orphaned(setup)
             else:
