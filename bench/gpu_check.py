@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,16 +166,15 @@ def check_all(check: Check, env: dict[str, str], without: list[str]) -> None:
     everything = {**env, "QUIRE_TEST_DEPTH": "all"}
     together: list[Callable[[], object]] = []
 
-    def test(name: str, *arguments: str, env: dict[str, str] = everything) -> None:
+    def test(name: str, *arguments: str) -> None:
         command = (*pytest_in_parallel(PROCESSES), *arguments)
-        together.append(lambda: check.run(name, *command, env=env))
+        together.append(lambda: check.run(name, *command, env=everything))
 
     test("tests", KERNELS, f"--ignore={RANKS_TEST}", "-k", "gpu or seed_attention")
     if has_stubs:
         test("worker", *WORKER_TESTS, *without_old_reference(check))
     if "sanitizer" not in without:
-        together += [lambda: sanitize(check, env, "memcheck")]
-        together += [lambda: sanitize(check, env, "racecheck")]
+        together += [partial(sanitize, check, env, tool) for tool in ("memcheck", "racecheck")]
     if "flashinfer" not in without:
         together.append(lambda: prepare_flashinfer(check, env))
     check.run_together(*together)

@@ -282,7 +282,6 @@ def main() -> int:
     """Print every case, and all of it as JSON where --json says; 1 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", help="file to write")
-    parser.add_argument("--only", choices=["decode"], help="decode attention, and nothing else")
     parser.add_argument(
         "--without-flex", action="store_true", help="leave out flex_attention, which is compiled"
     )
@@ -307,12 +306,11 @@ def main() -> int:
 
     for name in CASES:
         for group in GROUPS:
-            with_flex = not args.without_flex
-            case = bench_case(name, group, torch.bfloat16, rates["copy"], with_flex=with_flex)
+            case = bench_case(
+                name, group, torch.bfloat16, rates["copy"], with_flex=not args.without_flex
+            )
             print_case(case)
             keep("cases", case)
-    if args.only == "decode":
-        return 0
     for shape in PROMPTS:
         case = bench_prompt(*shape)
         print_prompt(case)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,8 @@ _running: set[subprocess.Popen[str]] = set()
 def end_commands() -> None:
     """Kill all commands that run, with all they have started."""
     for process in list(_running):
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ends meanwhile
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def run_command(command: tuple[str | Path, ...], env: dict[str, str], timeout_s: float) -> Result:
