@@ -14,7 +14,9 @@
 
 namespace quire {
 
-constexpr int64_t kMaxHeadSize = 256;
+// Of heads that are cached as they are, those of latent attention among them, and of quantised ones.
+constexpr int64_t kMaxHeadSize = 576;
+constexpr int64_t kMaxQuantisedHeadSize = 256;
 
 // Behind the elements of a row of an int8 cache: the float32 that they are multiples of.
 constexpr int64_t kRowScaleBytes = 4;

@@ -7,10 +7,10 @@
 namespace quire {
 
 struct PagedAttentionParams {
-  RowsView out;    // [T, H, D]
+  RowsView out;    // [T, H, Dv]
   RowsView query;  // [T, H, D]
   CacheView key_cache;
-  CacheView value_cache;
+  CacheView value_cache;           // rows of value_size; may be the beginnings of the keys' rows
   const int32_t* block_tables;     // [N, MB]; of a plan [R, MB] or null
   const int64_t* table_rows;       // [N], of a plan: which of the R tables is each sequence's
   const int32_t* seq_lens;         // [N], keys and values including those of this chunk
@@ -24,7 +24,8 @@ struct PagedAttentionParams {
   int64_t num_seqs;
   int64_t num_heads;
   int64_t num_kv_heads;
-  int64_t head_size;
+  int64_t head_size;   // D, of queries and keys
+  int64_t value_size;  // Dv
   int64_t block_size;
   int64_t sliding_window;  // keys with q_pos - k_pos < window; INT64_MAX without one
   float scale;
@@ -55,7 +56,7 @@ void check_tensors(const Backend& backend, const Tensor& out, const Tensor& quer
                    const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_tables,
                    const Tensor& seq_lens, const Tensor& query_start_loc) {
   check_shape("query", query, {-1, -1, -1}, "[T, H, D]");
-  check_shape("out", out, {query.shape[0], query.shape[1], query.shape[2]}, "[T, H, D]");
+  check_shape("out", out, {query.shape[0], query.shape[1], -1}, "[T, H, Dv]");
   check_shape("block_tables", block_tables, {-1, -1}, "[N, MB]");
   check_shape("seq_lens", seq_lens, {block_tables.shape[0]}, "[N]");
   check_shape("query_start_loc", query_start_loc, {block_tables.shape[0] + 1}, "[N + 1]");
@@ -73,22 +74,26 @@ void check_tensors(const Backend& backend, const Tensor& out, const Tensor& quer
   check_device("block_tables", block_tables, query.device);
   check_device("seq_lens", seq_lens, query.device);
   check_device("query_start_loc", query_start_loc, query.device);
-  check_caches(backend, "query", query, -1, key_cache, value_cache);
+  check_caches(backend, "query", query, -1, key_cache, value_cache, out.shape[2]);
 }
 
-void check_sizes(const Tensor& query, const Tensor& key_cache) {
+void check_head_size(const char* name, int64_t size) {
+  if (size == 0 || size % 8 != 0 || size > kMaxHeadSize) {
+    fail(std::string(name) + ": head size must be a multiple of 8 up to " +
+         std::to_string(kMaxHeadSize) + ", got " + std::to_string(size));
+  }
+}
+
+void check_sizes(const Tensor& query, const Tensor& key_cache, int64_t value_size) {
   const int64_t heads = query.shape[1];
   const int64_t kv_heads = key_cache.shape[1];
-  const int64_t head_size = query.shape[2];
   const int64_t block_size = key_cache.shape[2];
   if (kv_heads == 0 || heads == 0 || heads % kv_heads != 0) {
     fail("query: must have a multiple of key_cache's " + std::to_string(kv_heads) + " heads, got " +
          std::to_string(heads));
   }
-  if (head_size == 0 || head_size % 8 != 0 || head_size > kMaxHeadSize) {
-    fail("query: head size must be a multiple of 8 up to " + std::to_string(kMaxHeadSize) +
-         ", got " + std::to_string(head_size));
-  }
+  check_head_size("query", query.shape[2]);
+  check_head_size("out", value_size);
   if (block_size < kMinBlockSize || block_size > kMaxBlockSize ||
       (block_size & (block_size - 1)) != 0) {
     fail("key_cache: block size must be a power of two in [" + std::to_string(kMinBlockSize) +
@@ -130,9 +135,17 @@ void check_sequences(const PagedAttentionParams& p, int64_t num_tokens, int64_t 
   }
 }
 
+// The size of the rows of values that a plan is made for: of quantised caches that of the keys,
+// whose own rows are longer.
+int64_t value_size_of(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache) {
+  const bool is_plain = key_cache.dtype == query.dtype && value_cache.ndim == 4;
+  return is_plain ? value_cache.shape[3] : query.shape[2];
+}
+
 // The parameters that a plan and a call share.
 PagedAttentionParams layout(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
-                            const Tensor& seq_lens, const Tensor& query_start_loc) {
+                            int64_t value_size, const Tensor& seq_lens,
+                            const Tensor& query_start_loc) {
   PagedAttentionParams p{};
   p.query = {query.data, query.stride[0], query.stride[1]};
   p.key_cache = {key_cache.data, key_cache.stride[0], key_cache.stride[1], key_cache.stride[2]};
@@ -145,6 +158,7 @@ PagedAttentionParams layout(const Tensor& query, const Tensor& key_cache, const 
   p.num_heads = query.shape[1];
   p.num_kv_heads = key_cache.shape[1];
   p.head_size = query.shape[2];
+  p.value_size = value_size;
   p.block_size = key_cache.shape[2];
   p.dtype = query.dtype;
   p.cache_dtype = key_cache.dtype;
@@ -199,8 +213,9 @@ std::shared_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& qu
                                               std::shared_ptr<AttentionPlan> earlier) {
   check_shape("query", query, {-1, -1, -1}, "[T, H, D]");
   check_activation_dtype("query", query);
-  check_caches(backend, "query", query, -1, key_cache, value_cache);
-  check_sizes(query, key_cache);
+  const int64_t value_size = value_size_of(query, key_cache, value_cache);
+  check_caches(backend, "query", query, -1, key_cache, value_cache, value_size);
+  check_sizes(query, key_cache, value_size);
   check_shape("seq_lens", seq_lens, {-1}, "[N]");
   check_shape("query_start_loc", query_start_loc, {seq_lens.shape[0] + 1}, "[N + 1]");
   for (const auto& [name, tensor] : {std::pair<const char*, const Tensor&>{"seq_lens", seq_lens},
@@ -210,7 +225,8 @@ std::shared_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& qu
     check_device(name, tensor, Device::kCpu);
   }
   check_window(sliding_window);
-  PagedAttentionParams p = layout(query, key_cache, value_cache, seq_lens, query_start_loc);
+  PagedAttentionParams p =
+      layout(query, key_cache, value_cache, value_size, seq_lens, query_start_loc);
   p.sliding_window = sliding_window.value_or(std::numeric_limits<int64_t>::max());
   set_tables(p, block_tables, table_rows);
   for (int64_t i = 0; i < p.num_seqs; ++i) {
@@ -234,7 +250,7 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
                      const std::optional<Tensor>& v_scale, const AttentionPlan* plan) {
   check_tensors(backend, out, query, key_cache, value_cache, block_tables, seq_lens,
                 query_start_loc);
-  check_sizes(query, key_cache);
+  check_sizes(query, key_cache, out.shape[2]);
   if (!std::isfinite(scale)) fail("scale: must be finite, got " + std::to_string(scale));
   check_of_heads("alibi_slopes", alibi_slopes, query);
   check_of_heads("sinks", sinks, query);
@@ -243,7 +259,8 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
     fail("soft_cap: must be positive and finite, got " + std::to_string(*soft_cap));
   }
 
-  PagedAttentionParams p = layout(query, key_cache, value_cache, seq_lens, query_start_loc);
+  PagedAttentionParams p =
+      layout(query, key_cache, value_cache, out.shape[2], seq_lens, query_start_loc);
   p.out = {out.data, out.stride[0], out.stride[1]};
   p.block_tables = static_cast<const int32_t*>(block_tables.data);
   p.alibi_slopes = alibi_slopes ? static_cast<const float*>(alibi_slopes->data) : nullptr;

@@ -9,9 +9,9 @@ namespace quire {
 // reshape_and_cache and its inverse, gather_cached_kv.
 struct CacheIoParams {
   RowsView key;    // [T, Hkv, D]
-  RowsView value;  // [T, Hkv, D]
+  RowsView value;  // [T, Hkv, D]; null if there are only keys
   CacheView key_cache;
-  CacheView value_cache;
+  CacheView value_cache;        // null as `value` is
   const int64_t* slot_mapping;  // [T], block * block_size + offset; negative rows are padding
   int64_t num_tokens;
   int64_t num_kv_heads;
@@ -83,32 +83,42 @@ void check_block_mapping(const Tensor& mapping, int64_t src_blocks, int64_t dst_
   }
 }
 
-// Checks that the caches hold heads of the size and number of `rows` [T, Hkv, D], in the type of
-// `rows` or in the one that the backend offers instead. `name` is that of `rows`; with `num_heads`
-// -1 any number of heads will do.
-void check_caches(const Backend& backend, const char* name, const Tensor& rows, int64_t num_heads,
-                  const Tensor& key_cache, const Tensor& value_cache) {
+// Checks that a cache of keys holds heads of the size and number of `rows` [T, Hkv, D], in the type
+// of `rows` or in the one that the backend offers instead. `name` is that of `rows`; with
+// `num_heads` -1 any number of heads will do.
+void check_key_cache(const Backend& backend, const char* name, const Tensor& rows,
+                     int64_t num_heads, const Tensor& key_cache) {
   const int64_t head_size = rows.shape[2];
   const DType quantised = backend.quantised_cache_dtype();
   if (key_cache.dtype != rows.dtype && key_cache.dtype != quantised) {
     fail(std::string("key_cache: must be ") + dtype_name(rows.dtype) + " as " + name + " is, or " +
          dtype_name(quantised) + ", got " + dtype_name(key_cache.dtype));
   }
-  check_dtype("value_cache", value_cache, key_cache.dtype);
   const bool has_scales = key_cache.dtype == DType::kInt8;
-  const int64_t row_size = head_size + (has_scales ? kRowScaleBytes : 0);
-  const char* what = has_scales ? "[B, Hkv, BS, D + 4]" : "[B, Hkv, BS, D]";
-  check_shape("key_cache", key_cache, {-1, num_heads, -1, row_size}, what);
-  check_shape("value_cache", value_cache,
-              {key_cache.shape[0], key_cache.shape[1], key_cache.shape[2], row_size}, what);
+  check_shape("key_cache", key_cache,
+              {-1, num_heads, -1, head_size + (has_scales ? kRowScaleBytes : 0)},
+              has_scales ? "[B, Hkv, BS, D + 4]" : "[B, Hkv, BS, D]");
   check_unit_stride("key_cache", key_cache);
-  check_unit_stride("value_cache", value_cache);
   check_device("key_cache", key_cache, rows.device);
-  check_device("value_cache", value_cache, rows.device);
-  if (has_scales && head_size > kMaxHeadSize) {
-    fail(std::string(name) + ": head size must be at most " + std::to_string(kMaxHeadSize) +
-         " for int8 caches, got " + std::to_string(head_size));
+  if (key_cache.dtype != rows.dtype && head_size > kMaxQuantisedHeadSize) {
+    fail(std::string(name) + ": head size must be at most " +
+         std::to_string(kMaxQuantisedHeadSize) + " for quantised caches, got " +
+         std::to_string(head_size));
   }
+}
+
+// The same of keys, and of values that are `value_size` long, as long as keys in quantised caches.
+void check_caches(const Backend& backend, const char* name, const Tensor& rows, int64_t num_heads,
+                  const Tensor& key_cache, const Tensor& value_cache, int64_t value_size) {
+  check_key_cache(backend, name, rows, num_heads, key_cache);
+  check_dtype("value_cache", value_cache, key_cache.dtype);
+  const bool is_quantised = key_cache.dtype != rows.dtype;
+  check_shape("value_cache", value_cache,
+              {key_cache.shape[0], key_cache.shape[1], key_cache.shape[2],
+               is_quantised ? key_cache.shape[3] : value_size},
+              is_quantised ? "[B, Hkv, BS, D], as key_cache" : "[B, Hkv, BS, Dv]");
+  check_unit_stride("value_cache", value_cache);
+  check_device("value_cache", value_cache, rows.device);
 }
 
 // Returns the scales [Hkv] of a float8 cache, null without; other caches have none. Values in host
@@ -135,23 +145,17 @@ const float* check_head_scales(const char* name, const std::optional<Tensor>& sc
   return values;
 }
 
-// For the first rows, as many as there are slots.
-CacheIoParams check_cache_io(const Backend& backend, const Tensor& key, const Tensor& value,
-                             const Tensor& key_cache, const Tensor& value_cache,
-                             const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
-                             const std::optional<Tensor>& v_scale) {
+// For the first rows, as many as there are slots; of keys alone.
+CacheIoParams check_key_io(const Backend& backend, const Tensor& key, const Tensor& key_cache,
+                           const Tensor& slot_mapping, const std::optional<Tensor>& k_scale) {
   check_shape("key", key, {-1, -1, -1}, "[T, Hkv, D]");
-  check_shape("value", value, {key.shape[0], key.shape[1], key.shape[2]}, "[T, Hkv, D]");
   check_shape("slot_mapping", slot_mapping, {-1}, "[T]");
   check_activation_dtype("key", key);
-  check_dtype("value", value, key.dtype);
   check_dtype("slot_mapping", slot_mapping, DType::kInt64);
   check_unit_stride("key", key);
-  check_unit_stride("value", value);
   check_contiguous("slot_mapping", slot_mapping);
-  check_device("value", value, key.device);
   check_device("slot_mapping", slot_mapping, key.device);
-  check_caches(backend, "key", key, key.shape[1], key_cache, value_cache);
+  check_key_cache(backend, "key", key, key.shape[1], key_cache);
 
   const int64_t capacity = key_cache.shape[0] * key_cache.shape[2];
   const auto* slots = static_cast<const int64_t*>(slot_mapping.data);
@@ -165,56 +169,70 @@ CacheIoParams check_cache_io(const Backend& backend, const Tensor& key, const Te
 
   CacheIoParams p{};
   p.key = {key.data, key.stride[0], key.stride[1]};
-  p.value = {value.data, value.stride[0], value.stride[1]};
   p.key_cache = {key_cache.data, key_cache.stride[0], key_cache.stride[1], key_cache.stride[2]};
-  p.value_cache = {value_cache.data, value_cache.stride[0], value_cache.stride[1],
-                   value_cache.stride[2]};
   p.slot_mapping = slots;
   p.num_tokens = slot_mapping.shape[0];
   p.num_kv_heads = key.shape[1];
   p.head_size = key.shape[2];
   p.block_size = key_cache.shape[2];
   p.key_scales = check_head_scales("k_scale", k_scale, key_cache);
-  p.value_scales = check_head_scales("v_scale", v_scale, value_cache);
   p.dtype = key.dtype;
   p.cache_dtype = key_cache.dtype;
   return p;
 }
 
-// As check_cache_io, but every row has a slot.
-CacheIoParams check_all_rows(const Backend& backend, const Tensor& key, const Tensor& value,
+// The same of keys and values.
+CacheIoParams check_cache_io(const Backend& backend, const Tensor& key, const Tensor& value,
                              const Tensor& key_cache, const Tensor& value_cache,
                              const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
                              const std::optional<Tensor>& v_scale) {
+  CacheIoParams p = check_key_io(backend, key, key_cache, slot_mapping, k_scale);
+  check_shape("value", value, {key.shape[0], key.shape[1], key.shape[2]}, "[T, Hkv, D]");
+  check_dtype("value", value, key.dtype);
+  check_unit_stride("value", value);
+  check_device("value", value, key.device);
+  check_caches(backend, "key", key, key.shape[1], key_cache, value_cache, value.shape[2]);
+  p.value = {value.data, value.stride[0], value.stride[1]};
+  p.value_cache = {value_cache.data, value_cache.stride[0], value_cache.stride[1],
+                   value_cache.stride[2]};
+  p.value_scales = check_head_scales("v_scale", v_scale, value_cache);
+  return p;
+}
+
+void check_every_row_has_a_slot(const Tensor& key, const Tensor& slot_mapping) {
   check_shape("key", key, {-1, -1, -1}, "[T, Hkv, D]");
   check_shape("slot_mapping", slot_mapping, {key.shape[0]}, "[T]");
-  return check_cache_io(backend, key, value, key_cache, value_cache, slot_mapping, k_scale,
-                        v_scale);
 }
 
 }  // namespace
 
-void reshape_and_cache(Backend& backend, const Tensor& key, const Tensor& value,
-                       const Tensor& key_cache, const Tensor& value_cache,
+void reshape_and_cache(Backend& backend, const Tensor& key, const std::optional<Tensor>& value,
+                       const Tensor& key_cache, const std::optional<Tensor>& value_cache,
                        const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
                        const std::optional<Tensor>& v_scale) {
-  backend.reshape_and_cache(
-      check_all_rows(backend, key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale));
+  check_every_row_has_a_slot(key, slot_mapping);
+  if (value.has_value() != value_cache.has_value())
+    fail("value_cache: must be given with value, and neither without the other");
+  if (!value && v_scale) fail("v_scale: must be None without values");
+  backend.reshape_and_cache(value ? check_cache_io(backend, key, *value, key_cache, *value_cache,
+                                                   slot_mapping, k_scale, v_scale)
+                                  : check_key_io(backend, key, key_cache, slot_mapping, k_scale));
 }
 
 void gather_cached_kv(Backend& backend, const Tensor& key_out, const Tensor& value_out,
                       const Tensor& key_cache, const Tensor& value_cache,
                       const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
                       const std::optional<Tensor>& v_scale) {
-  backend.gather_cached_kv(check_all_rows(backend, key_out, value_out, key_cache, value_cache,
+  check_every_row_has_a_slot(key_out, slot_mapping);
+  backend.gather_cached_kv(check_cache_io(backend, key_out, value_out, key_cache, value_cache,
                                           slot_mapping, k_scale, v_scale));
 }
 
 void copy_blocks(Backend& backend, const std::vector<Tensor>& key_caches,
                  const std::vector<Tensor>& value_caches, const Tensor& block_mapping) {
-  if (key_caches.size() != value_caches.size()) {
-    fail("value_caches: must be as many as key_caches (" + std::to_string(key_caches.size()) +
-         "), got " + std::to_string(value_caches.size()));
+  if (!value_caches.empty() && key_caches.size() != value_caches.size()) {
+    fail("value_caches: must be none, or as many as key_caches (" +
+         std::to_string(key_caches.size()) + "), got " + std::to_string(value_caches.size()));
   }
   std::vector<char*> caches;
   std::vector<int64_t> block_bytes;

@@ -156,7 +156,7 @@ class Attention:
     Attributes:
         dtype: of queries.
         key: [L, D], as cached: integers in an int8 cache.
-        value: [L, D].
+        value: [L, Dv].
         key_scale: [L] of an int8 cache, else None.
         value_scale: as key_scale.
         scale: of the dot products.
@@ -178,10 +178,10 @@ class Attention:
     sink: float | None = None
 
     def row(self, query: Tensor, position: int) -> Tensor:
-        """The result of a row, [D]."""
+        """The result of a row, [Dv]."""
         is_bf16 = self.dtype == torch.bfloat16
         tokens = 64 if is_bf16 else 32
-        columns = self.key.shape[1]
+        columns = self.value.shape[1]
         begin = max(0, position + 1 - self.window)
         m, mass, acc = f32(-np.inf), f32(0), np.zeros(columns, np.float32)
         for partition in range(begin // 512 * 512, position + 1, 512):

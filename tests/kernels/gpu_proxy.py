@@ -19,6 +19,16 @@ HOST_ARGUMENTS = {
 HOST_OPERATIONS = {"advise_huge_pages"}
 
 
+def is_beginning_of_rows(tensor: Tensor, whole: Tensor) -> bool:
+    """Return whether a tensor is a view of the first elements of each row of another."""
+    return (
+        (tensor.data_ptr(), tensor.dtype, tensor.stride(), tensor.shape[:-1])
+        == (whole.data_ptr(), whole.dtype, whole.stride(), whole.shape[:-1])
+        and tensor.ndim > 0
+        and tensor.shape[-1] < whole.shape[-1]
+    )
+
+
 class KernelsElsewhere:
     """Takes the operands of an operation to a device and back, with their strides.
 
@@ -46,6 +56,9 @@ class KernelsElsewhere:
                 if not isinstance(argument, Tensor):
                     return argument
                 key = (argument.data_ptr(), argument.shape, argument.stride(), argument.dtype)
+                for whole, copy in copies.values():
+                    if is_beginning_of_rows(argument, whole):
+                        return copy[..., : argument.shape[-1]]
                 if key not in copies:
                     copy = torch.empty_strided(
                         argument.shape,

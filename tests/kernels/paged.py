@@ -16,7 +16,10 @@ NO_BLOCK = 2**30
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Queries [L, H, D], keys [L, Hkv, D] and values [L, Hkv, D] of a sequence's positions."""
+    """Queries [L, H, D], keys [L, Hkv, D] and values [L, Hkv, Dv] of a sequence's positions.
+
+    Values that are a view of the keys lie in their rows of the cache.
+    """
 
     query: Tensor
     key: Tensor
@@ -33,6 +36,16 @@ class History:
             return torch.randn(length, num_heads, head_size, generator=rng).to(dtype)
 
         return cls(tensor(heads), tensor(kv_heads), tensor(kv_heads))
+
+    def with_values(self, value_size: int, *, of_keys: bool) -> "History":
+        """Values of another size: the first elements of the keys, or of its own values."""
+        rows = self.key if of_keys else self.value.clone()
+        return History(self.query, self.key, rows[..., :value_size])
+
+    @property
+    def has_values_of_keys(self) -> bool:
+        """Whether values are the beginnings of the keys."""
+        return self.value.data_ptr() == self.key.data_ptr()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +77,7 @@ def attend(
     shared_tokens: int = 0,
     **options: Any,
 ) -> list[Tensor]:
-    """Run paged attention on a batch and return each span's rows [end - begin, H, D].
+    """Run paged attention on a batch and return each span's rows [end - begin, H, Dv].
 
     Blocks are drawn at random from a cache whose other slots hold NaN, and a row beyond the batch
     must stay as it is.
@@ -83,12 +96,15 @@ def attend(
     first = spans[0].history
     _, heads, head_size = first.query.shape
     kv_heads, dtype = first.key.shape[1], first.key.dtype
+    value_size = first.value.shape[2]
     counts = [-(-span.end // block_size) for span in spans]
     num_blocks = sum(counts) + 3
-    shape = (num_blocks, kv_heads, block_size, head_size)
+    shape = (num_blocks, kv_heads, block_size)
     if token_first:
-        shape = (num_blocks, block_size, kv_heads, head_size)
-    caches = [cache.empty(shape, dtype) for _ in range(2)]
+        shape = (num_blocks, block_size, kv_heads)
+    caches = [cache.empty((*shape, size), dtype) for size in (head_size, value_size)]
+    if first.has_values_of_keys:
+        caches[1] = caches[0][..., :value_size]
     if token_first:
         caches = [each.transpose(1, 2) for each in caches]
 
@@ -128,7 +144,7 @@ def attend(
         query = wide[:, :heads]
     lengths = [span.end - span.begin for span in spans]
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
-    out = query.new_full((len(query), heads, head_size), 7.0)
+    out = query.new_full((len(query), heads, value_size), 7.0)
     seq_lens = torch.tensor([span.end for span in spans], dtype=torch.int32)
     # A plan, or none, changes nothing.
     plan = None

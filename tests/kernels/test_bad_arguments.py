@@ -78,7 +78,15 @@ ATTENTION: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"query": torch.randn(T, H, D, dtype=torch.float64)}, ("query", "float64")),
     ({"query": strided(T, H, D)}, ("query", "stride")),
     ({"query": torch.randn(T, 3, D), "out": torch.zeros(T, 3, D)}, ("query", "3", "2")),
-    ({"out": torch.zeros(T, H, 8)}, ("out", "8")),
+    ({"out": torch.zeros(T, H, 8)}, ("value_cache", "8")),
+    (
+        {"out": torch.zeros(T, H, 12), "value_cache": torch.randn(B, HKV, BS, 12)},
+        ("out", "multiple of 8", "12"),
+    ),
+    (
+        {"out": torch.zeros(T, H, 584), "value_cache": torch.randn(B, HKV, BS, 584)},
+        ("out", "up to 576", "584"),
+    ),
     ({"out": torch.zeros(T, H, D, dtype=torch.bfloat16)}, ("out", "bfloat16", "float32")),
     ({"key_cache": torch.randn(B, HKV, BS, 8)}, ("key_cache", "8")),
     ({"key_cache": torch.randn(B, HKV, BS, D).half()}, ("key_cache", "float16")),
@@ -124,6 +132,8 @@ CACHE: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"slot_mapping": torch.arange(T).int()}, ("slot_mapping", "int64")),
     ({"slot_mapping": torch.arange(T + 1)}, ("slot_mapping", str(T + 1))),
     ({"slot_mapping": torch.tensor([0, 1, 2, 3, B * BS])}, ("slot_mapping[4]", str(B * BS))),
+    ({"value": None}, ("value_cache", "without the other")),
+    ({"value_cache": None}, ("value_cache", "without the other")),
 ]
 
 ROTARY: list[tuple[dict[str, Any], tuple[str, ...]]] = [
@@ -155,10 +165,14 @@ QUANTISED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 QUANTISED += [
     ({"k_scale": torch.ones(HKV)}, ("k_scale", "float8_e4m3fn", "float32")),
     (INT8_CACHES | {"v_scale": torch.ones(HKV)}, ("v_scale", "float8_e4m3fn", "int8")),
+    (
+        INT8_CACHES | {"value_cache": torch.zeros(B, HKV, BS, 8, dtype=torch.int8)},
+        ("value_cache", "as key_cache", "8"),
+    ),
 ]
 
 COPY: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"value_caches": []}, ("value_caches", "0")),
+    ({"value_caches": [torch.randn(B, HKV, BS, D)] * 2}, ("value_caches", "(1)", "2")),
     ({"key_caches": [torch.randn(B, HKV, D, BS).transpose(2, 3)]}, ("key_caches", "dense")),
     ({"block_mapping": torch.tensor([[0, 1, 2]])}, ("block_mapping", "[P, 2]")),
     ({"block_mapping": torch.tensor([[0, 1]]).int()}, ("block_mapping", "int64")),

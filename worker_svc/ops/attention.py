@@ -38,7 +38,7 @@ def plan_attention(
     Args:
         query: [T, H, D]; here and in the caches only shapes, strides and dtypes count.
         key_cache: [B, Hkv, BS, D], or quantised.
-        value_cache: as key_cache.
+        value_cache: as for `paged_attention`.
         seq_lens: [N] int32, on the CPU.
         query_start_loc: [N + 1] int32, on the CPU.
         block_tables: [R, MB] int32, on the CPU: blocks with which many decoding sequences begin
@@ -97,10 +97,11 @@ def paged_attention(
     Quantised caches count as the numbers that they stand for, up to float32 rounding.
 
     Args:
-        out: [T, H, D]; rows from query_start_loc[N] on are not written.
-        query: [T, H, D]; D a multiple of 8 up to 256.
-        key_cache: [B, Hkv, BS, D], or quantised; BS a power of two in [8, 256].
-        value_cache: as key_cache.
+        out: [T, H, Dv]; rows from query_start_loc[N] on are not written.
+        query: [T, H, D]; D and Dv multiples of 8 up to 576.
+        key_cache: [B, Hkv, BS, D], or quantised, with D up to 256; BS a power of two in [8, 256].
+        value_cache: [B, Hkv, BS, Dv], of quantised caches as key_cache. It may be a view of
+            key_cache[..., :Dv], as in latent attention.
         block_tables: [N, MB] int32; only entries that hold a visible key are read.
         seq_lens: [N] int32, keys of each sequence including those of this step.
         query_start_loc: [N + 1] int32, starting at 0; a sequence may have no rows.

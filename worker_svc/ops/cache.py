@@ -10,9 +10,9 @@ from worker_svc.ops import compiled
 
 def reshape_and_cache(
     key: Tensor,
-    value: Tensor,
+    value: Tensor | None,
     key_cache: Tensor,
-    value_cache: Tensor,
+    value_cache: Tensor | None,
     slot_mapping: Tensor,
     *,
     k_scale: Tensor | None = None,
@@ -22,9 +22,9 @@ def reshape_and_cache(
 
     Args:
         key: [T, Hkv, D].
-        value: [T, Hkv, D].
+        value: [T, Hkv, D]; None where values are part of the keys' rows.
         key_cache: [B, Hkv, BS, D], or quantised.
-        value_cache: as key_cache.
+        value_cache: as key_cache; None as `value`.
         slot_mapping: [T] int64, block * BS + offset; a negative slot marks padding and is skipped.
         k_scale: [Hkv] float32, of float8 caches only; None for 1.
         v_scale: as k_scale.
@@ -124,7 +124,7 @@ def copy_blocks(
 
     Args:
         key_caches: One [B, Hkv, BS, D] per layer, of any dtype; each block dense in memory.
-        value_caches: As key_caches.
+        value_caches: As key_caches, whatever their D; none where values are part of the keys' rows.
         block_mapping: [P, 2] int64 pairs (source, destination), applied in order: a pair reads the
             results of earlier ones.
 

@@ -42,7 +42,7 @@ class AttentionTask {
     group_ = p_.num_heads / p_.num_kv_heads;
     rows_ = (item.row_end - item.row_begin) * group_;
     heads_ = item.head_end - item.head_begin;
-    columns_ = Tile::columns(p_.head_size);
+    columns_ = Tile::columns(p_.value_size);
     query_columns_ = Tile::query_columns(p_.head_size);
     first_token_ = p_.query_start_loc[item.seq] + item.row_begin;
     first_position_ = position_of(item, item.row_begin);
@@ -180,8 +180,10 @@ class AttentionTask {
     constexpr auto kBytes = static_cast<int64_t>(sizeof(Cached));
     const int64_t key_offset = head * p_.key_cache.head_stride * kBytes;
     const int64_t value_offset = head * p_.value_cache.head_stride * kBytes;
+    // Values that are part of their keys come with them.
+    const int value_rows_end = p_.value_cache.data == p_.key_cache.data ? next_.begin : next_.end;
     prefetcher_.start({next_.keys, key_offset, next_.begin, next_.end},
-                      {next_.values, value_offset, next_.begin, next_.end},
+                      {next_.values, value_offset, next_.begin, value_rows_end},
                       static_cast<int>(p_.head_size * kBytes + (kIsScaled ? kRowScaleBytes : 0)));
     const TileRows keys{current_.keys, key_offset, current_.begin, current_.end, zero_row_};
     const TileRows values{current_.values, value_offset, current_.begin, current_.end, zero_row_};
@@ -194,7 +196,7 @@ class AttentionTask {
     Tile::scores(scores_, query_ + head * rows_ * query_columns_, rows_, tile_, current_.end,
                  prefetcher_, p_.head_size);
     softmax(head, tile);
-    Tile::add_values(states_[head].acc, scores_, rows_, values, tile_, prefetcher_, p_.head_size);
+    Tile::add_values(states_[head].acc, scores_, rows_, values, tile_, prefetcher_, p_.value_size);
     prefetcher_.finish();
   }
 
@@ -234,7 +236,7 @@ class AttentionTask {
       T* out = static_cast<T*>(p_.out.data) + (first_token_ + row / group_) * p_.out.token_stride +
                (first_head + row % group_) * p_.out.head_stride;
       Tile::write_row(out, totals_[head].acc + row * columns_, 1.f / totals_[head].sum[row],
-                      p_.head_size);
+                      p_.value_size);
     }
   }
 

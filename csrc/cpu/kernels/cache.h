@@ -29,7 +29,8 @@ inline void for_each_head(const CacheIoParams& p, const RowsView& rows, const Ca
     body(row_address<T>(rows, token, head), slot + head * cache.head_stride);
 }
 
-// Calls body(row, cached) for each head of the keys and values that have a slot.
+// Calls body(row, cached) for each head of the keys, and of the values if there are any, that have
+// a slot.
 template <typename T, typename Cached, typename Body>
 void for_each_row(const CacheIoParams& p, ThreadPool& pool, const Body& body) {
   const int64_t bytes = 4 * p.num_kv_heads * p.head_size * static_cast<int64_t>(sizeof(T));
@@ -37,7 +38,7 @@ void for_each_row(const CacheIoParams& p, ThreadPool& pool, const Body& body) {
     for (int64_t token = begin; token < end; ++token) {
       if (p.slot_mapping[token] < 0) continue;  // padding
       for_each_head<T, Cached>(p, p.key, p.key_cache, token, body);
-      for_each_head<T, Cached>(p, p.value, p.value_cache, token, body);
+      if (p.value.data != nullptr) for_each_head<T, Cached>(p, p.value, p.value_cache, token, body);
     }
   });
 }
@@ -86,7 +87,7 @@ inline void write_rotated(const RotaryCacheParams& p, int64_t token, const T* ro
 }
 template <typename T>
 inline void write_rotated(const RotaryCacheParams& p, int64_t token, const T* row, int8_t* cached) {
-  T rotated[kMaxHeadSize];
+  T rotated[kMaxQuantisedHeadSize];
   memcpy(rotated, row, p.cache.head_size * sizeof(T));
   rotate_head(p.rotary, rotated, token);
   quantise_row(rotated, cached, p.cache.head_size);

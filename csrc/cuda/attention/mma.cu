@@ -20,6 +20,7 @@ bool is_aligned_cache(const CacheView& cache, int64_t element_bytes) {
 }  // namespace
 
 bool attention_mma_serves(const PagedAttentionParams& p) {
+  if (p.value_size != p.head_size) return false;
   switch (p.head_size) {
     case 64:
     case 80:

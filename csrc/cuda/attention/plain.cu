@@ -14,7 +14,6 @@ namespace {
 constexpr int kThreads = 128;
 // Of a multiprocessor. Where none are asked for, the compiler spills registers to run more.
 constexpr int kBlocks = 8;
-constexpr int kColumnsOfThread = kMaxHeadSize / kThreads;
 constexpr int kTokensOfThread = kPartitionTokens / kThreads;
 
 // The sequence that a row of the batch belongs to.
@@ -32,8 +31,8 @@ __device__ int64_t find_sequence(const PagedAttentionParams& p, int64_t row) {
   return low;
 }
 
-// A block for each row and query head.
-template <typename T, typename Cached>
+// A block for each row and query head. Values have at most kColumnsOfThread * kThreads elements.
+template <typename T, typename Cached, int kColumnsOfThread>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     attention_plain_kernel(const PagedAttentionParams p) {
   begin_kernel();
@@ -89,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       const Cached* v = token_address<Cached>(p, p.value_cache, table, kv_head, key);
       for (int c = 0; c < kColumnsOfThread; ++c) {
         const int64_t d = threadIdx.x + c * kThreads;
-        if (d < p.head_size) part.acc[c] = fmaf(scores[key - begin], to_float(v[d]), part.acc[c]);
+        if (d < p.value_size) part.acc[c] = fmaf(scores[key - begin], to_float(v[d]), part.acc[c]);
       }
     }
     total.merge(part);
@@ -99,18 +98,24 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   T* out = static_cast<T*>(p.out.data) + row * p.out.token_stride + head * p.out.head_stride;
   for (int c = 0; c < kColumnsOfThread; ++c) {
     const int64_t d = threadIdx.x + c * kThreads;
-    if (d < p.head_size) out[d] = from_float<T>(total.acc[c] / total.sum * value_scale);
+    if (d < p.value_size) out[d] = from_float<T>(total.acc[c] / total.sum * value_scale);
   }
 }
 
 }  // namespace
 
 void attention_plain(const PagedAttentionParams& p, cudaStream_t stream) {
-  QUIRE_DISPATCH_CUDA_CACHE(
-      p, T, Cached,
-      launch(attention_plain_kernel<T, Cached>,
-             dim3(grid_size(p.num_tokens), static_cast<unsigned>(p.num_heads)), kThreads, 0, stream,
-             p));
+  const auto run = [&](auto kernel) {
+    launch(kernel, dim3(grid_size(p.num_tokens), static_cast<unsigned>(p.num_heads)), kThreads, 0,
+           stream, p);
+  };
+  constexpr int kFewColumns = kMaxQuantisedHeadSize / kThreads;
+  constexpr int kMostColumns = (kMaxHeadSize + kThreads - 1) / kThreads;
+  if (p.value_size > kMaxQuantisedHeadSize) {
+    QUIRE_DISPATCH_DTYPE(p.dtype, T, run(attention_plain_kernel<T, T, kMostColumns>));
+  } else {
+    QUIRE_DISPATCH_CUDA_CACHE(p, T, Cached, run(attention_plain_kernel<T, Cached, kFewColumns>));
+  }
 }
 
 }  // namespace quire::cuda

@@ -25,7 +25,8 @@ __device__ void for_each_head(const CacheIoParams& p, int64_t token, const Body&
   if (slot < 0) return;  // padding
   const int64_t block = slot / p.block_size;
   const int64_t offset = slot % p.block_size;
-  for (int64_t i = threadIdx.x / kWarpSize; i < 2 * p.num_kv_heads; i += kWarps) {
+  const int64_t num_rows = (p.value.data != nullptr ? 2 : 1) * p.num_kv_heads;
+  for (int64_t i = threadIdx.x / kWarpSize; i < num_rows; i += kWarps) {
     const bool is_key = i < p.num_kv_heads;
     const int64_t head = is_key ? i : i - p.num_kv_heads;
     const CacheView& cache = is_key ? p.key_cache : p.value_cache;
