@@ -15,6 +15,7 @@ from tools.lanes import again, report, runner
 from tools.lanes import lane as lane_module
 from tools.lanes.lane import ROOT, Lane, Outcome, pytest_lane
 from tools.lanes.plans import PLANS, plan
+from tools.lanes.record import Record
 from tools.lanes.runner import Runner
 
 
@@ -250,3 +251,28 @@ def test_a_plan_has_each_lane_once_and_all_that_they_wait_for(name: str) -> None
     names = [each.name for each in plan(name)]
     assert len(set(names)) == len(names)
     assert {before for each in plan(name) for before in each.after} <= set(names)
+
+
+def test_a_record_keeps_the_sections_of_lanes_that_did_not_run(output: Path) -> None:
+    path = output / "nightly.md"
+    lanes = [shell("long", "exit 0"), shell("short", "echo 'cases: 3 of 9'")]
+    Runner(lanes, 1, on_end=Record(path, "nightly").write).run()
+    first = path.read_text()
+    Runner([shell("short", "exit 1")], 1, on_end=Record(path, "nightly").write).run()
+    second = path.read_text()
+
+    assert first.startswith("# Last results of `make test-nightly`\n")
+    assert first.count("**ok**") == 2
+    assert "- cases: 3 of 9 (short)" in first
+    head, short = second.split("## short\n")
+    assert head == first.split("## short\n")[0]
+    assert short.startswith("\n**FAILED**, 0 s")
+    assert "cases" not in short
+
+
+def test_a_lane_that_a_plan_has_not_is_an_error() -> None:
+    command = [sys.executable, "-m", "tools.lanes", "nightly", "--lanes", "none"]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert "--lanes: must be of every-order, sanitized, " in process.stderr
+    assert process.stderr.endswith("got none\n")

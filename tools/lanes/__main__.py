@@ -3,17 +3,16 @@
 import argparse
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from tools.lanes import report
 from tools.lanes.again import run_again
 from tools.lanes.lane import ROOT, Outcome
 from tools.lanes.plans import PLANS, plan
+from tools.lanes.record import Record
 from tools.lanes.runner import Runner
 
 INTERRUPTED = 130
@@ -23,13 +22,23 @@ def main() -> int:
     """Run the lanes of a plan and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.lanes", description=__doc__)
     parser.add_argument("plan", choices=PLANS)
-    parser.add_argument("--record", type=Path, help="also write the result to this file")
+    parser.add_argument(
+        "--record", type=Path, help="also write each lane's result to this file, when it has ended"
+    )
+    parser.add_argument("--lanes", nargs="+", help="those of the plan to run; all by default")
     parser.add_argument(
         "--budget-s",
         type=float,
         help="seconds after which deep lanes are stopped, and reported as out of time",
     )
     arguments = parser.parse_args()
+    lanes = list(plan(arguments.plan))
+    if arguments.lanes:
+        names = [lane.name for lane in lanes]
+        unknown = [name for name in arguments.lanes if name not in names]
+        if unknown:
+            parser.error(f"--lanes: must be of {', '.join(names)}, got {', '.join(unknown)}")
+        lanes = [lane for lane in lanes if lane.name in arguments.lanes]
     # The first is ignored in what a shell starts in the background, and lanes would inherit that.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -40,7 +49,8 @@ def main() -> int:
     print(f"{arguments.plan} on {report.machine()}", flush=True)
     try:
         cores = len(os.sched_getaffinity(0))
-        outcomes = Runner(plan(arguments.plan), cores, arguments.budget_s).run()
+        record = Record(arguments.record, arguments.plan).write if arguments.record else None
+        outcomes = Runner(lanes, cores, arguments.budget_s, on_end=record).run()
         if arguments.plan == "ci":
             outcomes = run_again(outcomes)
     except KeyboardInterrupt:
@@ -48,8 +58,6 @@ def main() -> int:
         return INTERRUPTED
     lines = summary(outcomes, time.monotonic() - started_at)
     print("\n".join(("", *(failures(outcomes)), *lines)))
-    if arguments.record is not None:
-        record(arguments.record, arguments.plan, lines)
     return 0 if all(outcome.acceptable for outcome in outcomes) else 1
 
 
@@ -76,34 +84,6 @@ def summary(outcomes: Sequence[Outcome], wall_s: float) -> list[str]:
         *report.cases(outcomes),
         *report.skips(outcomes),
     ]
-
-
-def record(path: Path, plan: str, lines: Sequence[str]) -> None:
-    """Write the result of a run, with its date, commit and processor."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    day = datetime.now(UTC).date().isoformat()
-    table = [line for line in lines if line.startswith("|")]
-    items = [f"- {line}" for line in lines if line and not line.startswith("|")]
-    path.write_text(
-        "\n".join(
-            (
-                f"# Last run of `make test-{plan}`",
-                "",
-                f"{day}, commit {commit}, {report.machine()}. Written by `make test-{plan}`.",
-                "",
-                *table,
-                "",
-                *items,
-            )
-        )
-        + "\n"
-    )
 
 
 if __name__ == "__main__":

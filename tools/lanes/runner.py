@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from tools.lanes.lane import OUTPUT, ROOT, Lane, Outcome
@@ -33,11 +33,20 @@ class Runner:
         lanes: in the order in which they begin, as far as they may.
         cores: lanes that compute at a time.
         budget_s: seconds after which optional lanes are stopped or left out; None for no limit.
+        on_end: called with each lane's outcome, when it has ended.
     """
 
-    def __init__(self, lanes: Sequence[Lane], cores: int, budget_s: float | None = None) -> None:
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        cores: int,
+        budget_s: float | None = None,
+        *,
+        on_end: Callable[[Outcome], None] | None = None,
+    ) -> None:
         self._waiting = list(lanes)
         self._cores = cores
+        self._on_end = on_end
         self._running: dict[Lane, _Process] = {}
         self._ended: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._outcomes: list[Outcome] = []
@@ -111,6 +120,8 @@ class Runner:
     def _add(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
         self._print(f"{outcome.lane.name}: {outcome.word}, {outcome.wall_s:.0f} s")
+        if self._on_end is not None:
+            self._on_end(outcome)
 
     def _print(self, line: str) -> None:
         """Print a line that stays, with the seconds since the start."""
