@@ -18,7 +18,16 @@ std::vector<int32_t> fetch(const int32_t* device, int64_t count, cudaStream_t st
   return host;
 }
 
+bool has_plan(const PagedAttentionParams& p) {
+  return attention_mma_serves(p) || attention_latent_serves(p);
+}
+
 void run_plan(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_t stream) {
+  if (attention_latent_serves(p)) {
+    for (const DeviceWork* work : {&plan.few(), &plan.many()})
+      if (work->num_items != 0) attention_latent(p, *work, stream);
+    return;
+  }
   if (plan.shared().num_items != 0) attention_shared(p, plan.shared(), stream);
   attention_mma(p, plan.few(), stream);
   if (plan.many().num_items != 0) attention_prompt(p, plan.many(), stream);
@@ -29,7 +38,7 @@ void run_plan(const PagedAttentionParams& p, const DevicePlan& plan, cudaStream_
 std::shared_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& p, int64_t max_seq_len,
                                               std::shared_ptr<AttentionPlan> earlier,
                                               cudaStream_t stream) {
-  if (!attention_mma_serves(p)) return nullptr;
+  if (!has_plan(p)) return nullptr;
   auto plan = std::static_pointer_cast<DevicePlan>(std::move(earlier));
   if (plan == nullptr) plan = std::make_shared<DevicePlan>();
   if (max_seq_len == 0) {
@@ -41,7 +50,7 @@ std::shared_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& p, int
 }
 
 void paged_attention(const PagedAttentionParams& p, cudaStream_t stream) {
-  if (!attention_mma_serves(p)) {
+  if (!has_plan(p)) {
     attention_plain(p, stream);
   } else if (p.plan != nullptr) {
     run_plan(p, *static_cast<const DevicePlan*>(p.plan), stream);

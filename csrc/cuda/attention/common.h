@@ -105,5 +105,18 @@ void attention_prompt(const PagedAttentionParams& p, const DeviceWork& work, cud
 int attention_prompt_blocks(const PagedAttentionParams& p);
 int attention_prompt_columns(const PagedAttentionParams& p);  // of a block
 bool attention_prompt_serves(const PagedAttentionParams& p);
+// Keys of 576 elements of 16 bits, of which the first 512 are the value: of blocks of kLatentFew or
+// kLatentMany columns, with the same bits. `attention_latent_serves` must have returned true.
+constexpr int kLatentFew = 16;
+constexpr int kLatentMany = 32;
+void attention_latent(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t stream);
+// The blocks of so many columns that the device runs at once.
+int attention_latent_blocks(const PagedAttentionParams& p, int columns);
+bool attention_latent_serves(const PagedAttentionParams& p);
+
+// Whether tiles of a cache can be copied 16 bytes at a time, and queries of 16 bits be read in
+// pairs.
+bool is_aligned_cache(const CacheView& cache, int64_t element_bytes);
+bool is_aligned_query(const RowsView& query);
 
 }  // namespace quire::cuda

@@ -18,19 +18,39 @@ int64_t group_of(const PagedAttentionParams& p) {
   return p.num_heads / p.num_kv_heads;
 }
 
+WorkLimits limits_of_latent(const PagedAttentionParams& p, int columns) {
+  return {columns, attention_latent_blocks(p, columns),
+          PartialMemory::max_columns(p.value_size) / columns};
+}
+
 // For sequences with so many rows in all. One tile of columns for decode; two, if registers allow
 // it, when the heads of a group do not fit one or there are rows to fill two.
 WorkLimits limits_of_few(const PagedAttentionParams& p, int64_t num_rows, int64_t num_seqs) {
+  if (attention_latent_serves(p)) return limits_of_latent(p, kLatentFew);
   const int64_t group = group_of(p);
   const bool has_more = group > 8 || group * num_rows > 8 * num_seqs;
   const int columns = p.head_size <= 128 && has_more ? 16 : 8;
   return {columns, attention_mma_blocks(p, columns),
-          PartialMemory::max_columns(p.head_size) / columns};
+          PartialMemory::max_columns(p.value_size) / columns};
+}
+
+bool has_many(const PagedAttentionParams& p) {
+  return attention_prompt_serves(p) || attention_latent_serves(p);
+}
+
+// Sequences with so many columns are those of limits_of_many.
+int64_t least_of_many(const PagedAttentionParams& p) {
+  return attention_latent_serves(p) ? kLatentMany : kManyColumns;
 }
 
 WorkLimits limits_of_many(const PagedAttentionParams& p) {
+  if (attention_latent_serves(p)) {
+    WorkLimits limits = limits_of_latent(p, kLatentMany);
+    limits.from = least_of_many(p);
+    return limits;
+  }
   const int columns = attention_prompt_columns(p);
-  return {columns, attention_prompt_blocks(p), PartialMemory::max_columns(p.head_size) / columns,
+  return {columns, attention_prompt_blocks(p), PartialMemory::max_columns(p.value_size) / columns,
           kManyColumns};
 }
 
@@ -65,27 +85,27 @@ WorkLimits limits_of_rest(const PagedAttentionParams& p, const int32_t* query_st
   int64_t num_seqs = 0;
   for (int64_t seq = 0; seq < p.num_seqs; ++seq) {
     const int64_t rows = query_start_loc[seq + 1] - query_start_loc[seq];
-    if (rows * group_of(p) >= kManyColumns) continue;
+    if (rows * group_of(p) >= least_of_many(p)) continue;
     num_rows += rows;
     ++num_seqs;
   }
   WorkLimits limits = limits_of_few(p, num_rows, num_seqs);
-  limits.until = kManyColumns;
+  limits.until = least_of_many(p);
   return limits;
 }
 
 }  // namespace
 
-PartialResults PartialMemory::get(int64_t head_size) {
-  const int64_t columns = max_columns(head_size);
+PartialResults PartialMemory::get(int64_t value_size) {
+  const int64_t columns = max_columns(value_size);
   auto* acc = memory_.get<float>();
-  float* max = acc + columns * head_size;
+  float* max = acc + columns * value_size;
   return {acc, max, max + columns};
 }
 
 void DevicePlan::make(const PagedAttentionParams& p, const int32_t* seq_lens,
                       const int32_t* query_start_loc, cudaStream_t stream) {
-  const bool has_many = attention_prompt_serves(p);
+  const bool may_be_many = has_many(p);
   SharedPlan shared;
   const auto plan = [&](const WorkLimits& limits, Launch& launch) {
     WorkPlan work = plan_work(p, seq_lens, query_start_loc, limits, shared.num_shared);
@@ -95,9 +115,9 @@ void DevicePlan::make(const PagedAttentionParams& p, const int32_t* seq_lens,
     launch.send(work, size, limits.columns, p, stream);
   };
   many_.work = {};
-  if (has_many) plan(limits_of_many(p), many_);
+  if (may_be_many) plan(limits_of_many(p), many_);
   WorkLimits rest =
-      has_many ? limits_of_rest(p, query_start_loc) : limits_of_few(p, p.num_tokens, p.num_seqs);
+      may_be_many ? limits_of_rest(p, query_start_loc) : limits_of_few(p, p.num_tokens, p.num_seqs);
   shared = share(p, seq_lens, query_start_loc, rest);
   const auto num_items = static_cast<int64_t>(shared.items.size());
   shared_.send(shared, num_items, num_items, p, stream);
@@ -112,11 +132,15 @@ void DevicePlan::make_fixed(const PagedAttentionParams& p, const int32_t* seq_le
     check_range("rows of sequence " + index, query_start_loc[i + 1] - query_start_loc[i], 0, 2);
     check_range("seq_lens" + index, seq_lens[i], 0, max_seq_len + 1);
   }
-  WorkLimits limits = limits_of_few(p, p.num_tokens, p.num_seqs);
+  // All sequences have one row, and are few or many alike.
+  const bool are_many = attention_latent_serves(p) && group_of(p) >= least_of_many(p);
+  Launch& launch = are_many ? many_ : few_;
+  (are_many ? few_ : many_).work = {};
+  WorkLimits limits =
+      are_many ? limits_of_latent(p, kLatentMany) : limits_of_few(p, p.num_tokens, p.num_seqs);
   const WorkBounds bounds = bound_work(p, limits);
-  const unsigned earlier = few_.work.num_items;
+  const unsigned earlier = launch.work.num_items;
   if (earlier != 0) check_range("launch", bounds.num_items, earlier, int64_t{earlier} + 1);
-  many_.work = {};
   const SharedPlan shared = share(p, seq_lens, query_start_loc, limits);
   if (shared.items.empty()) {
     shared_.work.num_items = 0;
@@ -130,7 +154,7 @@ void DevicePlan::make_fixed(const PagedAttentionParams& p, const int32_t* seq_le
   }
   WorkPlan work = plan_work(p, seq_lens, query_start_loc, limits, shared.num_shared);
   shared.begin_behind(work);
-  few_.send(work, bounds, limits.columns, p, stream);
+  launch.send(work, bounds, limits.columns, p, stream);
 }
 
 void DevicePlan::Launch::send(const WorkPlan& plan, const WorkBounds& size, int columns,
@@ -153,7 +177,7 @@ void DevicePlan::Launch::send(const WorkPlan& plan, const WorkBounds& size, int 
   buffer.send(device, bytes, stream);
   work.items = reinterpret_cast<const AttentionItem*>(device);
   work.merges = reinterpret_cast<const AttentionMerge*>(device + items_bytes);
-  work.partials = of_stream<PartialMemory>(stream).get(p.head_size);
+  work.partials = of_stream<PartialMemory>(stream).get(p.value_size);
 }
 
 void DevicePlan::SharedLaunch::send(const SharedPlan& plan, int64_t num_items, int64_t most_items,
@@ -174,7 +198,7 @@ void DevicePlan::SharedLaunch::send(const SharedPlan& plan, int64_t num_items, i
   buffer.send(device, bytes, stream);
   work.members = reinterpret_cast<const int32_t*>(device);
   work.items = reinterpret_cast<const SharedItem*>(device + members_bytes);
-  work.partials = of_stream<PartialMemory>(stream).get(p.head_size);
+  work.partials = of_stream<PartialMemory>(stream).get(p.value_size);
 }
 
 }  // namespace quire::cuda

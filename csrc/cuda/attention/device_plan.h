@@ -10,7 +10,7 @@ namespace quire::cuda {
 
 // The partitions that blocks have computed and others will merge.
 struct PartialResults {
-  float* acc;  // [slots, columns, D]
+  float* acc;  // [slots, columns, Dv]
   float* max;  // [slots, columns]
   float* sum;  // [slots, columns]
 };
@@ -23,11 +23,11 @@ class PartialMemory {
   static constexpr int64_t kBytes = 256 << 20;
 
   // Columns of partitions that it has room for.
-  static int64_t max_columns(int64_t head_size) {
-    return kBytes / static_cast<int64_t>((head_size + 2) * sizeof(float));
+  static int64_t max_columns(int64_t value_size) {
+    return kBytes / static_cast<int64_t>((value_size + 2) * sizeof(float));
   }
 
-  PartialResults get(int64_t head_size);
+  PartialResults get(int64_t value_size);
 
  private:
   FixedMemory<kBytes> memory_;

@@ -12,12 +12,16 @@ bool is_aligned(const void* data, std::initializer_list<int64_t> strides, int64_
   return aligned;
 }
 
+}  // namespace
+
 bool is_aligned_cache(const CacheView& cache, int64_t element_bytes) {
   return is_aligned(cache.data, {cache.block_stride, cache.head_stride, cache.token_stride},
                     element_bytes, 16);
 }
 
-}  // namespace
+bool is_aligned_query(const RowsView& query) {
+  return is_aligned(query.data, {query.token_stride, query.head_stride}, 2, 4);
+}
 
 bool attention_mma_serves(const PagedAttentionParams& p) {
   if (p.value_size != p.head_size) return false;
@@ -36,8 +40,7 @@ bool attention_mma_serves(const PagedAttentionParams& p) {
   const int64_t cached_bytes = p.cache_dtype == DType::kFloat8E4M3 ? 1 : 2;
   return (p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16) &&
          is_aligned_cache(p.key_cache, cached_bytes) &&
-         is_aligned_cache(p.value_cache, cached_bytes) &&
-         is_aligned(p.query.data, {p.query.token_stride, p.query.head_stride}, 2, 4);
+         is_aligned_cache(p.value_cache, cached_bytes) && is_aligned_query(p.query);
 }
 
 void attention_mma(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t stream) {
