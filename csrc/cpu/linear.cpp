@@ -51,6 +51,12 @@ void linear(const LinearParams&, const KernelTable&, ThreadPool&) {
   fail("linear: must be called with tensors on a GPU; on the CPU packed_linear computes it");
 }
 
+void head_linear(const HeadLinearParams&, const KernelTable&, ThreadPool&) {
+  fail(
+      "head_linear: must be called with tensors on a GPU; on the CPU packed_linear computes a "
+      "head");
+}
+
 void weight_only_linear(const WeightOnlyLinearParams&, const KernelTable&, ThreadPool&) {
   fail(
       "weight_only_linear: must be called with tensors on a GPU; on the CPU grouped_linear "

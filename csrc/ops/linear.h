@@ -23,6 +23,15 @@ struct LinearParams {
   bool out_is_float;       // or of the type of x
 };
 
+// A layer of one part for each head.
+struct HeadLinearParams {
+  LinearParams head;  // the first one's
+  int64_t num_heads;
+  int64_t out_head_stride;
+  int64_t x_head_stride;
+  int64_t weight_head_stride;
+};
+
 // Weights of 8 or 4 bits as cuda/linear/weight_only_tile.cuh reads them: ceil(N / 16) tiles of 16
 // features, cut along each part of K into steps of 64 elements. A step of a tile holds what each
 // lane of a tensor core's operand takes; scales and zeros lie beside.
@@ -188,6 +197,34 @@ void linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& 
   p.weight = weight.data;
   p.weight_stride = weight.stride[0];
   backend.linear(p);
+}
+
+void head_linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& weight) {
+  check_shape("x", x, {-1, -1, -1}, "[T, H, K]");
+  check_shape("out", out, {x.shape[0], x.shape[1], -1}, "[T, H, N]");
+  check_shape("weight", weight, {x.shape[1], out.shape[2], x.shape[2]}, "[H, N, K]");
+  check_activation_dtype("x", x);
+  check_unit_stride("x", x);
+  check_matrix("out", out, x, x.dtype);
+  check_matrix("weight", weight, x, x.dtype);
+  if (x.shape[2] > std::numeric_limits<int32_t>::max()) fail("x: K must be below 2^31");
+  HeadLinearParams p{};
+  p.head.out = out.data;
+  p.head.x = x.data;
+  p.head.weight = weight.data;
+  p.head.out_stride = out.stride[0];
+  p.head.x_stride = x.stride[0];
+  p.head.weight_stride = weight.stride[1];
+  p.head.num_rows = x.shape[0];
+  p.head.out_features = p.head.total_features = out.shape[2];
+  p.head.in_features = x.shape[2];
+  p.head.num_parts = p.head.total_parts = 1;
+  p.head.dtype = x.dtype;
+  p.num_heads = x.shape[1];
+  p.out_head_stride = out.stride[1];
+  p.x_head_stride = x.stride[1];
+  p.weight_head_stride = weight.stride[0];
+  backend.head_linear(p);
 }
 
 void weight_only_linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& packed,

@@ -282,3 +282,22 @@ def linear(
     """
     total_features, total_parts = total_features or weight.shape[0], total_parts or num_parts
     compiled._C.linear(out, x, weight, bias, total_features, num_parts, total_parts)
+
+
+def head_linear(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    """Multiply rows of each head by its weights, out[:, h] = x[:, h] @ weight[h].T, on a GPU.
+
+    All heads are one launch, and each has the bits that `linear` of it alone gives.
+
+    Args:
+        out: [T, H, N], in the dtype of x; must not overlap the others.
+        x: [T, H, K].
+        weight: [H, N, K].
+
+    Mutates:
+        out.
+
+    Raises:
+        ValueError: the operands are on the CPU, where `packed_linear` computes a head.
+    """
+    compiled._C.head_linear(out, x, weight)

@@ -48,18 +48,9 @@ __device__ __forceinline__ void compute_expert_tile(typename Tile::Params own,
   own.out = own.out_is_float ? static_cast<void*>(static_cast<float*>(own.out) + out_part)
                              : static_cast<void*>(static_cast<T*>(own.out) + out_part);
   Tile tile(own, at.feature, row, shared, at.part, 0, rows.rows);
-  LinearSums<Shape> total;
-  int step = at.part * grid.part_steps;
-  const int end = step + grid.part_steps;
-  begin_copies<Shape>(tile, step, end);
-  add_sections<Shape>(tile, step, end, end, grid.section_steps, total);
-  __syncthreads();  // all are done with the stages
-  auto* result = reinterpret_cast<float*>(shared);
-#pragma unroll
-  for (int i = 0; i < Shape::kProducts; ++i)
-    put_result<Shape>(total.get(i), i, tile.first_feature(), tile.first_row(), result);
-  __syncthreads();  // the result is there
-  write_tile<Shape>(own, at.feature, row, result);
+  const int step = at.part * grid.part_steps;
+  compute_part(tile, own, at.feature, row, step, step + grid.part_steps, grid.section_steps,
+               shared);
 }
 
 template <typename Shape, bool kIsAligned, bool kGathers>

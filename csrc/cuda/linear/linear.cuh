@@ -129,6 +129,25 @@ __device__ __forceinline__ void begin_copies(Tile& tile, int begin, int end) {
   }
 }
 
+// Computes and writes a tile of the sums from step `begin` to `end`, all in one part.
+template <typename Tile>
+__device__ __forceinline__ void compute_part(Tile& tile, const typename Tile::Params& p,
+                                             int64_t feature, int64_t row, int begin, int end,
+                                             int section_steps, char* shared) {
+  using Shape = typename Tile::Shape;
+  LinearSums<Shape> total;
+  int step = begin;
+  begin_copies<Shape>(tile, step, end);
+  add_sections<Shape>(tile, step, end, end, section_steps, total);
+  __syncthreads();  // all are done with the stages
+  auto* result = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int i = 0; i < Shape::kProducts; ++i)
+    put_result<Shape>(total.get(i), i, tile.first_feature(), tile.first_row(), result);
+  __syncthreads();  // the result is there
+  write_tile<Shape>(p, feature, row, result);
+}
+
 // Computes one tile of the result, or one section of its sums. `kIsCut`: K has several parts.
 template <typename Tile, bool kIsCut>
 __device__ __forceinline__ void compute_tile(const typename Tile::Params& p, const LinearGrid& grid,
