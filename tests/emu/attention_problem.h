@@ -102,7 +102,7 @@ struct Problem {
     p.num_seqs = static_cast<int64_t>(seq_lens.size());
     p.num_heads = kHeads;
     p.num_kv_heads = kKvHeads;
-    p.head_size = kHeadSize;
+    p.head_size = p.value_size = kHeadSize;
     p.block_size = kBlockSize;
     p.sliding_window = std::numeric_limits<int64_t>::max();
     p.scale = 0.125f;
