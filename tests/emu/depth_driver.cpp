@@ -2,7 +2,7 @@
 // elements of a head, columns of a block, stages, blocks of a multiprocessor, bytes of a block.
 #include <cstdio>
 
-#include "cuda/attention/mma_launch.cuh"
+#include "cuda/attention/latent_launch.cuh"
 
 namespace {
 
@@ -13,6 +13,14 @@ void print() {
   const auto& chosen = MmaLauncher<bf16, Cached, kHeadSize, kColumnTiles>::chosen();
   std::printf("%d %d %d %d %d %d\n", int(sizeof(Cached)), kHeadSize, 8 * kColumnTiles,
               chosen.stages, chosen.blocks, chosen.shared_bytes);
+}
+
+template <int kGroups>
+void print_latent() {
+  using Launcher = LatentLauncher<bf16, kGroups>;
+  const auto& chosen = Launcher::chosen();
+  std::printf("2 %d %d %d %d %d\n", kLatentKeySize, Launcher::kColumns, chosen.stages,
+              chosen.blocks, chosen.shared_bytes);
 }
 
 template <typename Cached, int... kHeadSizes>
@@ -29,4 +37,6 @@ int main() {
   print<bf16, 96, 2>();
   print<bf16, 128, 2>();
   print<e4m3, 128, 2>();
+  print_latent<1>();
+  print_latent<2>();
 }

@@ -2,6 +2,7 @@
 // and bytes of shared memory.
 #include <cstdio>
 
+#include "cuda/attention/latent.cuh"
 #include "cuda/attention/mma_launch.cuh"
 #include "cuda/attention/prompt.cuh"
 #include "cuda/linear/int8_tile.cuh"
@@ -39,6 +40,14 @@ void print_prompt() {
       std::printf("attention_%s_kernel<%s, %d, %d, %d>\t%d\n", kernel, type, kHeadSize, kWarps,
                   kTiles, PromptShape<bf16, kHeadSize, kWarps, kTiles>::kSharedBytes);
     }
+  }
+}
+
+template <int kGroups, int kStages>
+void print_latent() {
+  for (const char* type : {"bf16", "f16"}) {
+    std::printf("attention_latent_kernel<%s, %d, %d>\t%d\n", type, kGroups, kStages,
+                LatentShape<bf16, kGroups, kStages>::kSharedBytes);
   }
 }
 
@@ -101,6 +110,10 @@ int main() {
   print_prompt<128, 8, 4>();
   print_prompt<128, 8, 2>();
   print_prompt<128, 4, 2>();
+  print_latent<1, 2>();
+  print_latent<1, 4>();
+  print_latent<2, 2>();
+  print_latent<2, 3>();
   print_linear<bf16>("bf16");
   print_linear<f16>("f16");
   print_linear<float>("float");

@@ -47,7 +47,7 @@ MUTANTS = {
     "scores of half of the tokens": ("t * 16 + i / 2 * 8 + lane_ / 4", "i / 2 * 8 + lane_ / 4"),
     "columns change places": ("lane_ % 4 * 2 + i % 2;", "lane_ % 4 * 2 + 1 - i % 2;"),
     "weights of two fours in one place": (" + four_ % 2 * 8", ""),
-    "weights that are misaligned": ("four_ % 2 * 8", "four_ % 2 * 6"),
+    "weights that overlap": ("four_ % 2 * 8", "four_ % 2 * 6"),
     "values that are not rescaled": ("    rescale(factors);\n", ""),
     "values rescaled by the last column": ("moves |= own[g][j] != 1.f", "moves = own[g][j] != 1.f"),
     "a sum that is not rescaled": ("    sum_ *= factor;\n", ""),
@@ -68,14 +68,6 @@ MUTANTS = {
         "position_ - token - i < 0",
     ),
     "partitions that add up weights": ("    max_ = kUnseen;\n    sum_ = 0.f;\n", ""),
-    "partitions that add up values": (
-        "factors[column]);\n      acc_[m][g][i] = 0.f;",
-        "factors[column]);",
-    ),
-    "stored partitions that add up values": (
-        "= acc_[m][g][i];\n      acc_[m][g][i] = 0.f;",
-        "= acc_[m][g][i];",
-    ),
     "a prefix's partitions apart": ("item.slot < 0 || item.is_prefix != 0", "item.slot < 0"),
     "partitions in one slot": ("      row += Shape::kColumns;\n", ""),
     "values of the first tokens": ("step * 16 * Shape::kRowBytes +", ""),

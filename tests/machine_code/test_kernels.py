@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.emu.test_depth import EXPECTED
+from tests.emu.test_depth import EXPECTED, EXPECTED_LATENT
 from tests.machine_code import statements
 from tests.machine_code.compiled import (
     COMPUTE,
@@ -121,7 +121,12 @@ def test_tiles_are_copied_16_bytes_at_a_time(
         assert all(each.endswith(".128") for each in copies), kernel.name
         copying += bool(copies)
         if kernel.name.startswith(
-            ("attention_mma_kernel", "attention_prompt_kernel", "attention_shared_kernel")
+            (
+                "attention_mma_kernel",
+                "attention_latent_kernel",
+                "attention_prompt_kernel",
+                "attention_shared_kernel",
+            )
         ):
             assert copies, kernel.name
         if kernel.name.startswith("warpgroup_linear_kernel"):
@@ -189,6 +194,9 @@ def test_registers_allow_the_blocks_of_a_device(
             cached = "bf16" if size == 2 else "e4m3"
             name = f"attention_mma_kernel<bf16, {cached}, {head}, {columns // 8}, {stages}>"
             assert statements.blocks_of(by_name[name], architecture, shared_bytes) == blocks, name
+        for (_, _, columns), (stages, blocks) in EXPECTED_LATENT[device].items():
+            name = f"attention_latent_kernel<bf16, {columns // 16}, {stages}>"
+            assert statements.blocks_of(by_name[name], architecture, shared_bytes) == blocks, name
 
 
 def test_every_kernel_fits_a_device(
@@ -202,6 +210,7 @@ def test_every_kernel_fits_a_device(
         shape = name = kernel.name
         choices = {
             "attention_mma_kernel": 1,
+            "attention_latent_kernel": 1,
             "attention_prompt_kernel": 2,
             "attention_shared_kernel": 2,
         }
@@ -218,7 +227,9 @@ def test_memory_of_launches_is_known(
 ) -> None:
     asking = (
         "attention_mma_kernel",
+        "attention_latent_kernel",
         "linear_kernel",
+        "head_linear_kernel",
         "warpgroup_linear_kernel",
         "int8_linear_kernel",
         "weight_only_kernel",

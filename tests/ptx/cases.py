@@ -7,7 +7,9 @@ import torch
 
 from tests.kernels import (
     test_attention,
+    test_attention_latent,
     test_experts,
+    test_head_linear,
     test_layers,
     test_linear,
     test_logits,
@@ -86,6 +88,16 @@ def prompt(head_size: int, dtype: torch.dtype) -> Run:
     return run
 
 
+def latent(heads: int, dtype: torch.dtype) -> Run:
+    """Attend to latent rows, of partitions that are split and merged, and several in a block."""
+
+    def run() -> None:
+        for bounds in (((1099, 1100),), ((1099, 1100), (600, 601), (0, 2), (69, 70), (30, 31))):
+            test_attention.check(test_attention_latent.batch(heads, dtype, *bounds), dtype)
+
+    return run
+
+
 def linear(rows: int, in_features: int, out_features: int, dtype: torch.dtype) -> Run:
     """Compute a layer, one whose sections blocks share, and one of a single step."""
 
@@ -138,6 +150,16 @@ def weight_only_linear(rows: int, form: test_weight_only_linear.Form) -> Run:
     def run() -> None:
         for cut, out_features in (((640, 1, 32), 330), ((640, 1, 64), 72), ((64, 1, 64), 64)):
             test_weight_only_linear.check(rows, cut, out_features, BF16, form)
+
+    return run
+
+
+def head_linear(rows: int, dtype: torch.dtype) -> Run:
+    """Compute layers of heads of several sections, and of a single step."""
+
+    def run() -> None:
+        for shape in ((600, 72), (64, 64)):
+            test_head_linear.check(rows, 3, shape, dtype)
 
     return run
 
@@ -227,6 +249,10 @@ CASES = {
     "attention of what is shared": Case(
         "attention_shared_kernelI13__nv_bfloat16Li128E", sharing(128, BF16, 4)
     ),
+    "latent attention, 16 columns": Case(
+        "attention_latent_kernelI13__nv_bfloat16Li1E", latent(5, BF16)
+    ),
+    "latent attention, 32 columns": Case("attention_latent_kernelI6__halfLi2E", latent(33, F16)),
     "attention, float32": Case("attention_plain_kernelIffE", attention(64, F32)),
     "linear, 8 rows": Case("linear_kernel.*Li64ELi8E", linear(3, 320, 256, BF16)),
     "linear, 16 rows": Case("linear_kernel.*Li64ELi16E", linear(13, 320, 256, BF16)),
@@ -269,6 +295,8 @@ CASES = {
         "weight_only_kernel.*Float8Shape.*Li64ELi8E.*EEELb0E",
         weight_only_linear(3, torch.float8_e4m3fn),
     ),
+    "layers of heads, 8 rows": Case("head_linear_kernel.*Li64ELi8E", head_linear(3, BF16)),
+    "layers of heads, 64 rows": Case("head_linear_kernel.*Li64ELi64E.*Lb1E", head_linear(40, F16)),
     "experts, 8 rows": Case("expert_linear_kernel.*Li64ELi8E", experts(8)),
     "experts, 64 rows": Case("expert_linear_kernel.*Li64ELi64E.*Lb1ELb", experts(64)),
     "experts of 4 bits, 8 rows": Case(

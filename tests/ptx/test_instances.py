@@ -8,6 +8,8 @@ import torch
 
 from tests.kernels import (
     test_attention,
+    test_attention_latent,
+    test_head_linear,
     test_int8_linear,
     test_linear,
     test_weight_only_experts,
@@ -57,6 +59,14 @@ def test_sharing_of_every_shape(cuda_isa: str, head_size: int, dtype: torch.dtyp
         assert torch.equal(attend([spans[place]])[0], together[place])
 
 
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("heads", [5, 33])
+def test_latent_attention_of_every_shape(cuda_isa: str, heads: int, dtype: torch.dtype) -> None:
+    """Sequences of which partitions are split and merged, and of which a block takes one."""
+    spans = test_attention_latent.batch(heads, dtype, (539, 540), (33, 35))
+    test_attention.check(spans, dtype, soft_cap=20.0, sinks=torch.linspace(-2, 5, heads))
+
+
 # Rows and features of the result: on the smallest device each has other tiles on warpgroups.
 LAYERS = [(30, 64), (260, 72), (60, 72), (260, 264), (70, 392)]
 
@@ -73,6 +83,15 @@ def test_layers_have_the_same_bits_in_every_shape(
     assert torch.equal(whole[-9:], test_linear.linear(x[-9:], weight, bias, num_parts))
     with interpreter.single_warps():
         assert torch.equal(whole, test_linear.linear(x, weight, bias, num_parts))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [3, 13, 30, 60, 260])
+@pytest.mark.parametrize("shape", [(136, 136), (33, 21)], ids=str)
+def test_layers_of_heads_of_every_shape(
+    cuda_isa: str, shape: tuple[int, int], rows: int, dtype: torch.dtype
+) -> None:
+    test_head_linear.check(rows, 2, shape, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -36,7 +36,8 @@ def plan_attention(
         earlier.
 
     Args:
-        query: [T, H, D]; here and in the caches only shapes, strides and dtypes count.
+        query: [T, H, D]; here and in the caches only shapes, strides and dtypes count, and whether
+            values are a view of the keys.
         key_cache: [B, Hkv, BS, D], or quantised.
         value_cache: as for `paged_attention`.
         seq_lens: [N] int32, on the CPU.
