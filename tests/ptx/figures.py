@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.kernels import test_layers, test_linear
+from tests.kernels import test_attention_latent, test_layers, test_linear
 from tests.kernels.cache_formats import PLAIN, Float8Cache, PlainCache
 from tests.kernels.conftest import EMULATED, forced
 from tests.kernels.paged import History, Span, attend
@@ -54,6 +54,18 @@ def attention(name: str, head_size: int, group: int, rows: int, cache: PlainCach
         "attention_mma_kernel|attention_prompt_kernel",
         lambda: attend([span], cache=cache),
         pairs,
+        "row and key",
+    )
+
+
+def latent(heads: int) -> Call:
+    """Latent attention of the last row of 1,024 tokens."""
+    [span] = test_attention_latent.batch(heads, BF16, (1023, 1024))
+    return Call(
+        f"latent attention, bfloat16, {heads} heads, decode",
+        "attention_latent_kernel",
+        lambda: attend([span]),
+        1024,
         "row and key",
     )
 
@@ -109,6 +121,7 @@ CALLS = (
     attention("e4m3, D 128, prompt of 32, 4 heads a group", 128, 4, 32, Float8Cache()),
     attention("bfloat16, D 128, prompt of 32, 4 heads a group", 128, 4, 32),
     attention("bfloat16, D 64, prompt of 32, 4 heads a group", 64, 4, 32),
+    *(latent(heads) for heads in (16, 32)),
     *(linear(rows) for rows in (8, 16, 32, 64)),
     *(weight_only_linear(form, rows) for form in FORMS for rows in (8, 64)),
     sample("greedy", temperature=0.0),
