@@ -1,6 +1,7 @@
 """Blocks of the cache as bytes, for workers that send them to each other.
 
-The bytes of a block are its keys, then its values, of the first layer, then of the next.
+The bytes of a block are its keys, then its values unless they are part of those, of the first
+layer, then of the next.
 """
 
 from collections.abc import Sequence
@@ -53,12 +54,8 @@ class HostBlockBytes:
     """
 
     def __init__(self, caches: KVCaches) -> None:
-        # [blocks, bytes] of keys and of values of each layer, in the order of a block's bytes.
-        self._parts = [
-            _as_bytes(cache)
-            for layer in zip(caches.keys, caches.values, strict=True)
-            for cache in layer
-        ]
+        # [blocks, bytes] of each layer's tensors, in the order of a block's bytes.
+        self._parts = [_as_bytes(cache) for layer in caches.stored for cache in layer]
         self.block_bytes = sum(part.shape[1] for part in self._parts)
 
     def read(self, block_id: int) -> bytes:
@@ -85,9 +82,9 @@ class DeviceBlockBytes:
 
     def __init__(self, device: CudaDevice, caches: KVCaches) -> None:
         self._device = device
-        self._keys, self._values = caches.keys, caches.values
+        self._layers = caches.stored
         self._read_stream = device.new_stream()
-        each = sum(cache[0].nbytes for cache in (*caches.keys, *caches.values))
+        each = sum(cache[0].nbytes for layer in self._layers for cache in layer)
         self.block_bytes = each
         self._num_staged = max(1, STAGING_BYTES // each)
         # Made when first needed: of one block to read, of several to write.
@@ -100,7 +97,7 @@ class DeviceBlockBytes:
             self._read_staging = self._make_staging(1)
         staging = self._read_staging
         with self._device.on_stream(self._read_stream):
-            self._copy((self._keys, self._values), (staging.keys, staging.values), [(block_id, 0)])
+            self._copy(self._layers, staging.stored, [(block_id, 0)])
             done = self._device.new_event()
             done.record(self._read_stream)
         done.synchronize()
@@ -116,7 +113,7 @@ class DeviceBlockBytes:
             places = range(len(part))
             HostBlockBytes(staging).write(places, contents[start : start + size])
             pairs = list(zip(places, part, strict=True))
-            self._copy((staging.keys, staging.values), (self._keys, self._values), pairs)
+            self._copy(staging.stored, self._layers, pairs)
             done = self._device.new_event()
             done.record(self._device.compute_stream)
             done.synchronize()  # before the staging memory is written again
@@ -125,12 +122,12 @@ class DeviceBlockBytes:
         def pinned(cache: torch.Tensor) -> torch.Tensor:
             return self._device.pinned((num_blocks, *cache.shape[1:]), cache.dtype)
 
-        return KVCaches(list(map(pinned, self._keys)), list(map(pinned, self._values)))
+        return KVCaches([tuple(map(pinned, layer)) for layer in self._layers])
 
     def _copy(
         self,
-        sources: tuple[list[torch.Tensor], list[torch.Tensor]],
-        destinations: tuple[list[torch.Tensor], list[torch.Tensor]],
+        sources: list[tuple[torch.Tensor, ...]],
+        destinations: list[tuple[torch.Tensor, ...]],
         pairs: list[tuple[int, int]],
     ) -> None:
         mapping = torch.tensor(pairs, dtype=torch.int64)

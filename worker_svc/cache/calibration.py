@@ -40,8 +40,7 @@ def calibrate(loaded: LoadedModel) -> list[tuple[torch.Tensor, torch.Tensor]]:
         np.arange(num_blocks, dtype=np.int32)[np.newaxis],
     )
     return [
-        (_scales(keys).to(device), _scales(values).to(device))
-        for keys, values in zip(caches.keys, caches.values, strict=True)
+        (_scales(keys).to(device), _scales(values).to(device)) for keys, values in caches.stored
     ]
 
 

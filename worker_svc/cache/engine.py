@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -10,10 +11,9 @@ from quire.contract.errors import ConfigError, InvalidRequestError
 from worker_svc.arrays import IntArray
 from worker_svc.cache.block_bytes import block_bytes_of
 from worker_svc.cache.calibration import calibrate
-from worker_svc.cache.format import row_size
 from worker_svc.cache.mover_cpu import BlockMover
 from worker_svc.cache.mover_gpu import StreamBlockMover
-from worker_svc.cache.shapes import empty_caches
+from worker_svc.cache.shapes import empty_caches, token_bytes
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.layers.attention import KVCaches
 from worker_svc.loading.loader import LoadedModel
@@ -42,9 +42,8 @@ def check_block_size(block_size: int) -> None:
 
 def block_bytes(loaded: LoadedModel, block_size: int) -> int:
     """Return the bytes of one block, keys and values, over all layers of this rank."""
-    heads, dtype = loaded.model.heads, loaded.kv_cache_dtype
-    elements = heads.num_kv_heads * block_size * row_size(heads.head_dim, dtype)
-    return 2 * loaded.model.num_layers * elements * dtype.itemsize
+    bytes_of_layer = token_bytes(loaded.model.heads, loaded.kv_cache_dtype)
+    return loaded.model.num_layers * block_size * bytes_of_layer
 
 
 def device_block_bytes(loaded: LoadedModel, block_size: int) -> int:
@@ -64,7 +63,7 @@ def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KV
     try:
         device = loaded.device.torch_device
         caches = _empty_caches(loaded, block_size, num_blocks, partial(torch.empty, device=device))
-        for cache in (*caches.keys, *caches.values):
+        for cache in chain.from_iterable(caches.stored):
             cache.view(torch.uint8).zero_()  # as bytes: not every type can be filled
         return caches
     except (RuntimeError, MemoryError) as error:

@@ -6,6 +6,7 @@ Moving layer 5 overlaps computing layer 4: the model waits only for the layer it
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 
 import torch
 
@@ -23,16 +24,9 @@ class BlockMover:
     """
 
     def __init__(self, caches: KVCaches, host_caches: KVCaches) -> None:
-        self._layers = list(
-            zip(
-                zip(caches.keys, host_caches.keys, strict=True),
-                zip(caches.values, host_caches.values, strict=True),
-                strict=True,
-            )
-        )
         # Not `caches` itself, which refers to this mover: only a garbage collection frees a cycle,
         # and objects that were frozen are never collected.
-        self._keys, self._values = caches.keys, caches.values
+        self._layers, self._host_layers = caches.stored, host_caches.stored
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="block-mover")
         # For each layer, the microseconds that its move took; empty when nothing moves.
         self._moves: list[Future[float]] = []
@@ -47,7 +41,7 @@ class BlockMover:
         if len(swap_out) == len(swap_in) == 0:
             if len(copy) > 0:
                 # One or two blocks are not worth a thread.
-                ops.copy_blocks(self._keys, self._values, orders[2])
+                ops.copy_blocks(list(chain.from_iterable(self._layers)), [], orders[2])
             return
         self._moves = [
             self._thread.submit(self._move_layer, layer, *orders)
@@ -74,12 +68,12 @@ class BlockMover:
         self, layer: int, swap_out: torch.Tensor, swap_in: torch.Tensor, copy: torch.Tensor
     ) -> float:
         started = time.perf_counter()
-        for cache, host_cache in self._layers[layer]:
+        caches = self._layers[layer]
+        for cache, host_cache in zip(caches, self._host_layers[layer], strict=True):
             if len(swap_out) > 0:
                 ops.swap_blocks(cache, host_cache, swap_out)
             if len(swap_in) > 0:
                 ops.swap_blocks(host_cache, cache, swap_in)
         if len(copy) > 0:
-            (keys, _), (values, _) = self._layers[layer]
-            ops.copy_blocks([keys], [values], copy)
+            ops.copy_blocks(list(caches), [], copy)
         return 1e6 * (time.perf_counter() - started)

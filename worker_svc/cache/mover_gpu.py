@@ -5,6 +5,7 @@ that the blocks of the layer are in place.
 """
 
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 
@@ -26,8 +27,7 @@ class StreamBlockMover:
     def __init__(self, device: CudaDevice, caches: KVCaches, host_caches: KVCaches) -> None:
         self._device = device
         # Not `caches` itself, which refers to this mover.
-        self._keys, self._values = caches.keys, caches.values
-        self._host_keys, self._host_values = host_caches.keys, host_caches.values
+        self._layers, self._host_layers = caches.stored, host_caches.stored
         # For each layer, the event that its blocks are in place; empty when nothing moves.
         self._done: list[Event] = []
         self._times: tuple[Event, Event] | None = None
@@ -42,7 +42,7 @@ class StreamBlockMover:
         if len(swap_out) == len(swap_in) == 0:
             if len(copy) > 0:
                 # One or two blocks are not worth another stream.
-                ops.copy_blocks(self._keys, self._values, copies)
+                ops.copy_blocks(list(chain.from_iterable(self._layers)), [], copies)
             return
         device = self._device
         out, back = torch.from_numpy(swap_out), torch.from_numpy(swap_in)
@@ -50,17 +50,14 @@ class StreamBlockMover:
         started = device.new_event(timing=True)
         with device.on_stream(device.copy_stream):
             started.record(device.copy_stream)
-            for layer in range(len(self._keys)):
-                for cache, host_cache in (
-                    (self._keys[layer], self._host_keys[layer]),
-                    (self._values[layer], self._host_values[layer]),
-                ):
+            for caches, host_caches in zip(self._layers, self._host_layers, strict=True):
+                for cache, host_cache in zip(caches, host_caches, strict=True):
                     if len(swap_out) > 0:
                         ops.swap_blocks(cache, host_cache, out)
                     if len(swap_in) > 0:
                         ops.swap_blocks(host_cache, cache, back)
                 if len(copy) > 0:
-                    ops.copy_blocks([self._keys[layer]], [self._values[layer]], copies)
+                    ops.copy_blocks(list(caches), [], copies)
                 done = device.new_event(timing=True)
                 done.record(device.copy_stream)
                 self._done.append(done)

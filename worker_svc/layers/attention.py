@@ -16,7 +16,7 @@ class LayerCache:
 
     Attributes:
         keys: [num_blocks, kv_heads, block_size, row_size]; see ops for what rows are.
-        values: the same.
+        values: the same; or the first elements of the rows of keys.
         key_scale: [kv_heads] float32 of float8 keys; None for 1, and of other types.
         value_scale: as key_scale.
     """
@@ -32,22 +32,27 @@ class KVCaches:
     """Keys and values of every layer.
 
     Attributes:
-        keys: per layer; see LayerCache.
-        values: the same.
+        stored: per layer, the tensors that are its memory: keys and values (see LayerCache), or
+            keys alone.
+        value_size: elements of a value where values are the first of their keys; None where they
+            are stored.
         scales: per layer, of keys and of values; None where there are none.
         before_layer: called with a layer's index before its caches are used; returns when no other
             thread writes to them.
     """
 
-    keys: list[torch.Tensor]
-    values: list[torch.Tensor]
+    stored: list[tuple[torch.Tensor, ...]]
+    value_size: int | None = None
     scales: list[tuple[torch.Tensor, torch.Tensor]] | None = None
     before_layer: Callable[[int], None] = lambda layer: None
 
     def layer(self, index: int) -> LayerCache:
         """Return the cache of a layer."""
+        keys = self.stored[index][0]
+        if self.value_size is not None:
+            return LayerCache(keys, keys[..., : self.value_size])
         scales = (None, None) if self.scales is None else self.scales[index]
-        return LayerCache(self.keys[index], self.values[index], *scales)
+        return LayerCache(keys, self.stored[index][1], *scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,31 +113,32 @@ class PagedAttention:
         self,
         query: torch.Tensor,
         key: torch.Tensor,
-        value: torch.Tensor,
+        value: torch.Tensor | None,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Return [rows, heads * head_dim].
+        """Return [rows, heads * elements of a value].
 
         Mutates: this layer's cache.
 
         Args:
             query: [rows, heads, head_dim], any token stride.
             key: [rows, kv_heads, head_dim], any token stride.
-            value: as key.
+            value: as key; None where values are the first elements of keys.
             metadata: of the step.
         """
         cache = self._await_cache(metadata)
         real = metadata.num_tokens
         ops.reshape_and_cache(
             key[:real],
-            value[:real],
+            None if value is None else value[:real],
             cache.keys,
-            cache.values,
+            None if value is None else cache.values,
             metadata.slot_mapping,
             k_scale=cache.key_scale,
             v_scale=cache.value_scale,
         )
-        return self._attend(query, cache, metadata)
+        value_size = cache.values.shape[-1] if value is None else value.shape[-1]
+        return self._attend(query, cache, metadata, value_size)
 
     def rotated(
         self,
@@ -169,7 +175,7 @@ class PagedAttention:
             k_scale=cache.key_scale,
             v_scale=cache.value_scale,
         )
-        return self._attend(query, cache, metadata)
+        return self._attend(query, cache, metadata, value.shape[-1])
 
     def _await_cache(self, metadata: AttentionMetadata) -> LayerCache:
         """Return the keys and values of this layer when no other thread writes to them."""
@@ -181,9 +187,10 @@ class PagedAttention:
         query: torch.Tensor,
         cache: LayerCache,
         metadata: AttentionMetadata,
+        value_size: int,
     ) -> torch.Tensor:
-        rows, num_heads, head_dim = query.shape
-        out = query.new_empty(rows, num_heads, head_dim)
+        rows, num_heads, _ = query.shape
+        out = query.new_empty(rows, num_heads, value_size)
         real = metadata.num_tokens
         out[real:].zero_()
         plan = None
@@ -206,4 +213,4 @@ class PagedAttention:
             k_scale=cache.key_scale,
             v_scale=cache.value_scale,
         )
-        return out.view(rows, num_heads * head_dim)
+        return out.view(rows, num_heads * value_size)

@@ -57,6 +57,11 @@ class DecoderConfig:
     tie_word_embeddings: bool
     has_head: bool = True
 
+    @property
+    def has_latent_cache(self) -> bool:
+        """Whether values are part of cached keys; see ModelConfig."""
+        return False
+
     def head_share(self, parallel: ParallelGroup) -> HeadShare:
         """Return the heads of a layer, and those of this rank.
 

@@ -81,7 +81,7 @@ def make_linear(
             does alike.
         is_shared: whether it is one of the layers that `--quantization` is for.
         parts: that the input features are cut into, with `--invariant` on a GPU.
-        dtype: of the result, float32 or that of x; None for that of x. Obeyed where `parts` are.
+        dtype: of the result, float32 or that of x; None for that of x.
     """
     is_on_cpu = weight.device.type == "cpu"
     if is_shared and has_defined_bits(weight.device):
@@ -91,8 +91,10 @@ def make_linear(
         grouped = grouped_linear_of_device(weight, bias, total_features, parts.num_own)
         return partial(grouped, parts=parts, dtype=dtype)
     if is_on_cpu:
-        return PackedLinear(weight, bias)
-    if not _invariant.get():
+        packed = PackedLinear(weight, bias)
+        return packed if dtype is None else partial(packed, dtype=dtype)
+    # cuBLAS rounds to the type of x.
+    if not _invariant.get() and dtype is None:
         return partial(functional.linear, weight=weight, bias=bias)
     return partial(
         fixed_tile_linear,

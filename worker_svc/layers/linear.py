@@ -19,6 +19,8 @@ from worker_svc.parallel.group import ParallelGroup
 
 HEAD_DIM_STEP = 8
 MAX_HEAD_DIM = 256
+# Of heads whose values are the first elements of their keys.
+MAX_LATENT_HEAD_DIM = 576
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class HeadShare:
         total_kv_heads: key/value heads of the layer.
         head_dim: features of a head.
         parallel: the group.
+        value_size: features of a value where values are the first of their keys, as in latent
+            attention; None for values of their own, as large as keys.
 
     Raises:
         ModelLoadError: sizes the kernels do not serve.
@@ -41,13 +45,15 @@ class HeadShare:
     total_kv_heads: int
     head_dim: int
     parallel: ParallelGroup
+    value_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.head_dim % HEAD_DIM_STEP != 0 or not 0 < self.head_dim <= MAX_HEAD_DIM:
-            raise ModelLoadError(
-                f"head_dim: must be a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, "
-                f"got {self.head_dim}"
-            )
+        most = MAX_HEAD_DIM if self.value_size is None else MAX_LATENT_HEAD_DIM
+        for size in (self.head_dim, self.value_size or self.head_dim):
+            if size % HEAD_DIM_STEP != 0 or not 0 < size <= most:
+                raise ModelLoadError(
+                    f"head_dim: must be a multiple of {HEAD_DIM_STEP} up to {most}, got {size}"
+                )
         if self.total_heads % self.total_kv_heads != 0:
             raise ModelLoadError(
                 f"num_attention_heads: must be a multiple of num_key_value_heads "
@@ -327,17 +333,26 @@ class ReplicatedLinear:
         in_features: of the input.
         out_features: of the result.
         bias: whether it has one.
+        dtype: of the result, float32 or that of the input; None for that of the input.
 
     Raises:
         ModelLoadError: a tensor is missing or misshapen.
     """
 
     def __init__(
-        self, weights: Weights, name: str, in_features: int, out_features: int, *, bias: bool
+        self,
+        weights: Weights,
+        name: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._linear = make_linear(
             weights.load(f"{name}.weight", (out_features, in_features)),
             weights.load(f"{name}.bias", (out_features,)) if bias else None,
+            dtype=dtype,
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -55,6 +55,11 @@ class FallbackConfig:
         """Longest limit that may be set, in tokens."""
         return self.max_position_embeddings
 
+    @property
+    def has_latent_cache(self) -> bool:
+        """False: `transformers` passes keys and values of their own to attention."""
+        return False
+
 
 def read_fallback(hf: HfConfig) -> FallbackConfig:
     """Return the configuration of a model that `transformers` knows.

@@ -23,6 +23,10 @@ class ModelConfig(Protocol):
     def max_context(self) -> int:
         """Longest limit that may be set, in tokens."""
 
+    @property
+    def has_latent_cache(self) -> bool:
+        """Whether values are the first elements of the cached keys, which have the model's type."""
+
 
 class CausalLM(Protocol):
     """A model that turns a flattened ragged batch into hidden states, and those into logits.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 
 import torch
 
@@ -39,7 +40,7 @@ def run_probe(
     ids, positions = probe_inputs(model.vocab_size, device)
     make = partial(torch.empty, device=device)
     caches = empty_caches(model.num_layers, model.heads, dtype, _BLOCK_SIZE, 2, make)
-    for cache in (*caches.keys, *caches.values):
+    for cache in chain.from_iterable(caches.stored):
         cache.zero_()
 
     def int32(values: list[int] | list[list[int]]) -> torch.Tensor:

@@ -25,12 +25,12 @@ def make_caches(num_blocks: int, first: int) -> KVCaches:
     def cache() -> torch.Tensor:
         return torch.arange(first, first + num_blocks).float().view(-1, 1, 1, 1).repeat(1, 1, 8, 8)
 
-    return KVCaches([cache() for _ in range(NUM_LAYERS)], [cache() for _ in range(NUM_LAYERS)])
+    return KVCaches([(cache(), cache()) for _ in range(NUM_LAYERS)])
 
 
 def contents(caches: KVCaches) -> list[list[int]]:
     """What each block of each layer's keys and values is filled with."""
-    return [cache[:, 0, 0, 0].int().tolist() for cache in caches.keys + caches.values]
+    return [cache[:, 0, 0, 0].int().tolist() for layer in caches.stored for cache in layer]
 
 
 def pairs(*each: tuple[int, int]) -> IntArray:
@@ -53,7 +53,7 @@ def test_each_layer_waits_for_its_own_move_only(monkeypatch: pytest.MonkeyPatch)
     go_on, swap_blocks = Event(), ops.swap_blocks
 
     def held_up(source: torch.Tensor, destination: torch.Tensor, mapping: torch.Tensor) -> None:
-        if source is not caches.keys[0] and source is not caches.values[0]:
+        if all(source is not cache for cache in caches.stored[0]):
             assert go_on.wait(timeout=60)
         swap_blocks(source, destination, mapping)
 
@@ -86,7 +86,32 @@ def test_a_move_that_fails_is_known_to_the_step(monkeypatch: pytest.MonkeyPatch)
         mover.finish()
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "bloom"])
+def test_rows_that_hold_keys_and_values_move_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def latent(num_blocks: int, first: int) -> KVCaches:
+        own = make_caches(num_blocks, first)
+        return KVCaches([layer[:1] for layer in own.stored], value_size=4)
+
+    caches, host_caches = latent(4, first=10), latent(3, first=20)
+    swaps, swap_blocks = [], ops.swap_blocks
+
+    def counted(*arguments: torch.Tensor) -> None:
+        swaps.append(arguments)
+        swap_blocks(*arguments)
+
+    monkeypatch.setattr(ops, "swap_blocks", counted)
+    mover = BlockMover(caches, host_caches)
+    mover.start(pairs((1, 0), (2, 1)), NOTHING, pairs((1, 2)))
+    mover.finish()
+    mover.start(NOTHING, NOTHING, pairs((0, 3)))
+    assert len(swaps) == NUM_LAYERS
+    assert contents(host_caches) == [[11, 12, 22]] * NUM_LAYERS
+    assert contents(caches) == [[10, 11, 11, 10]] * NUM_LAYERS
+    layer = caches.layer(1)
+    assert layer.values.shape == (4, 1, 8, 4)
+    assert layer.values.data_ptr() == layer.keys.data_ptr()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "bloom", "deepseek_v2"])
 def test_a_model_reads_no_layer_before_its_blocks_are_back(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,13 +128,13 @@ def test_a_model_reads_no_layer_before_its_blocks_are_back(
     driver.step()
     swap_blocks, awaited = (
         ops.swap_blocks,
-        [Event() for _ in driver.runner.cache_engine.caches.keys],
+        [Event() for _ in driver.runner.cache_engine.caches.stored],
     )
     mover = driver.runner.cache_engine.mover
 
     def late(source: torch.Tensor, destination: torch.Tensor, mapping: torch.Tensor) -> None:
-        for layer, keys in enumerate(driver.runner.cache_engine.caches.keys):
-            if destination is keys:
+        for layer, caches in enumerate(driver.runner.cache_engine.caches.stored):
+            if destination is caches[0]:
                 # Until the model asks for this layer; if it never does, it reads what was there.
                 awaited[layer].wait(timeout=5)
         swap_blocks(source, destination, mapping)

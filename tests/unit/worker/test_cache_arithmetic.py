@@ -73,8 +73,22 @@ def test_blocks_of_24_gib() -> None:
 
     meta = partial(torch.empty, device="meta")
     caches = empty_caches(1, heads, torch.float16, BLOCK_SIZE, profile.num_blocks, meta)
-    assert caches.keys[0].nbytes + caches.values[0].nbytes == 1_828_798_464
+    assert sum(cache.nbytes for cache in caches.stored[0]) == 1_828_798_464
     assert profile.num_blocks * BLOCK_SIZE == 595_312
+
+
+@pytest.mark.parametrize(("num_layers", "num_heads"), [(27, 16), (61, 128)])
+@pytest.mark.parametrize("size", [1, 8])
+def test_latents_count_once(num_layers: int, num_heads: int, size: int) -> None:
+    """DeepSeek-V2-Lite and V3: 576 elements for each token and layer, on every rank."""
+    heads = HeadShare(num_heads, 1, 576, ParallelGroup(size - 1, size), value_size=512)
+    model = SimpleNamespace(heads=heads, num_layers=num_layers)
+    loaded: Any = SimpleNamespace(model=model, kv_cache_dtype=torch.bfloat16)
+    assert block_bytes(loaded, BLOCK_SIZE) == num_layers * BLOCK_SIZE * 576 * 2
+    caches = empty_caches(num_layers, heads, torch.bfloat16, BLOCK_SIZE, 3)
+    assert [len(layer) for layer in caches.stored] == [1] * num_layers
+    assert caches.layer(0).keys.shape == (3, 1, BLOCK_SIZE, 576)
+    assert caches.layer(0).values.shape == (3, 1, BLOCK_SIZE, 512)
 
 
 @pytest.mark.parametrize(

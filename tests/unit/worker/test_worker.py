@@ -21,7 +21,7 @@ def test_a_new_cache_takes_the_place_of_the_one_before() -> None:
         assert worker.init_cache(CacheSpec(32, CacheOptions(swap_space=2**-10))).num_blocks > 0
         runner = worker._runner
         assert runner is not None
-        caches.append(weakref.ref(runner.cache_engine.caches.keys[0]))
+        caches.append(weakref.ref(runner.cache_engine.caches.stored[0][0]))
         del runner
     assert [cache() is None for cache in caches] == [True, True, False]
 
