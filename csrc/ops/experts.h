@@ -11,17 +11,24 @@ namespace quire {
 
 constexpr int64_t kMaxExperts = 512;
 constexpr int64_t kMaxExpertsOfRow = 32;
+constexpr int64_t kMaxExpertGroups = 32;
 
 struct RouteExpertsParams {
   float* weights;      // [M, k]
   int32_t* experts;    // [M, k], ascending in a row
   const void* logits;  // [M, E]
+  const float* bias;   // [E], of scores for the choice alone; null without one
   int64_t logits_stride;
-  int64_t num_rows;     // M
-  int64_t num_experts;  // E
-  int64_t num_picked;   // k
-  bool normalizes;      // the weights of a row add up to 1
-  DType dtype;          // of the logits
+  int64_t num_rows;         // M
+  int64_t num_experts;      // E
+  int64_t num_picked;       // k
+  int64_t num_groups;       // of equal size, 1 for none
+  int64_t num_kept_groups;  // experts are picked from
+  int64_t num_of_group;     // largest scores that a group's is the sum of; 1 or 2
+  float scale;              // of the weights, at last
+  bool is_sigmoid;          // scores are sigmoids, or a softmax
+  bool normalizes;          // the weights of a row add up to `scale`
+  DType dtype;              // of the logits
 };
 
 // Where pairs lie. Of as many tiles as there may be, those that there are come first.
@@ -99,7 +106,9 @@ void check_limit(const char* what, int64_t value, int64_t limit) {
 }  // namespace
 
 void route_experts(Backend& backend, const Tensor& weights, const Tensor& experts,
-                   const Tensor& logits, bool normalizes) {
+                   const Tensor& logits, const std::optional<Tensor>& bias, bool is_sigmoid,
+                   bool normalizes, double scale, int64_t num_groups, int64_t num_kept_groups,
+                   int64_t num_of_group) {
   check_shape("logits", logits, {-1, -1}, "[M, E]");
   check_activation_dtype("logits", logits);
   check_unit_stride("logits", logits);
@@ -110,9 +119,36 @@ void route_experts(Backend& backend, const Tensor& weights, const Tensor& expert
   check_limit("logits: experts", logits.shape[1], kMaxExperts);
   check_limit("weights: experts of a row", weights.shape[1],
               std::min(kMaxExpertsOfRow, logits.shape[1]));
-  backend.route_experts({static_cast<float*>(weights.data), static_cast<int32_t*>(experts.data),
-                         logits.data, logits.stride[0], logits.shape[0], logits.shape[1],
-                         weights.shape[1], normalizes, logits.dtype});
+  if (bias) {
+    check_shape("bias", *bias, {logits.shape[1]}, "[E]");
+    check_whole("bias", *bias, DType::kFloat32, logits);
+  }
+  check_limit("num_groups", num_groups, kMaxExpertGroups);
+  const int64_t group_size = logits.shape[1] / num_groups;
+  if (group_size * num_groups != logits.shape[1]) {
+    fail("num_groups: must divide E = " + std::to_string(logits.shape[1]) + ", got " +
+         std::to_string(num_groups));
+  }
+  check_limit("num_kept_groups", num_kept_groups, num_groups);
+  check_limit("num_of_group", num_of_group, std::min<int64_t>(2, group_size));
+  check_limit("weights: experts of a row", weights.shape[1], num_kept_groups * group_size);
+  RouteExpertsParams p{};
+  p.weights = static_cast<float*>(weights.data);
+  p.experts = static_cast<int32_t*>(experts.data);
+  p.logits = logits.data;
+  p.bias = bias ? static_cast<const float*>(bias->data) : nullptr;
+  p.logits_stride = logits.stride[0];
+  p.num_rows = logits.shape[0];
+  p.num_experts = logits.shape[1];
+  p.num_picked = weights.shape[1];
+  p.num_groups = num_groups;
+  p.num_kept_groups = num_kept_groups;
+  p.num_of_group = num_of_group;
+  p.scale = static_cast<float>(scale);
+  p.is_sigmoid = is_sigmoid;
+  p.normalizes = normalizes;
+  p.dtype = logits.dtype;
+  backend.route_experts(p);
 }
 
 void order_experts(Backend& backend, const Tensor& positions, const Tensor& rows,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.kernels.oracle import DTYPES
 from worker_svc import ops
+from worker_svc.layers.expert_routing import ExpertRouting
 from worker_svc.parallel.group import tree_sum
 
 SIZES = [(1, 8, 2), (7, 4, 4), (40, 60, 4), (33, 8, 1), (5, 512, 32), (70, 3, 2)]
@@ -56,6 +57,56 @@ def test_the_most_probable_experts_are_picked(
     if normalizes:
         expected /= expected.sum(dim=-1, keepdim=True)
     assert torch.allclose(weights, expected, rtol=1e-6, atol=0)
+
+
+ROUTINGS = {
+    "groups by their largest": ExpertRouting(
+        160, 6, normalizes=False, scale=16.0, num_groups=8, num_kept_groups=3
+    ),
+    "sigmoids": ExpertRouting(64, 6, normalizes=True, scores="sigmoid", scale=2.446),
+    "groups by their largest two": ExpertRouting(
+        256,
+        8,
+        normalizes=True,
+        scores="sigmoid",
+        scale=2.5,
+        num_groups=8,
+        num_kept_groups=4,
+        num_of_group=2,
+    ),
+    "as few as can be": ExpertRouting(
+        64, 4, normalizes=False, num_groups=32, num_kept_groups=2, num_of_group=2
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_groups_and_biases_are_those_of_the_cpu(
+    cuda_isa: str, dtype: torch.dtype, name: str, has_bias: bool
+) -> None:
+    routing = ROUTINGS[name]
+    logits = (3 * random(50, routing.num_experts)).to(dtype)
+    # Many equal scores: which of them is picked is part of the definition.
+    logits[20:] = logits[20:].round()
+    bias = random(routing.num_experts, seed=1).mul(4).round() / 8 if has_bias else None
+    weights = torch.full((len(logits), routing.num_picked), torch.nan)
+    experts = torch.full((len(logits), routing.num_picked), -5, dtype=torch.int32)
+    routing.route_on_device(weights, experts, logits, bias)
+    expected, picked = routing.pick(logits, bias)
+    picked, order = picked.sort(dim=-1)
+    assert torch.equal(experts.long(), picked)
+    assert torch.allclose(weights, expected.gather(1, order), rtol=1e-6, atol=0)
+
+
+def test_groups_of_a_row_of_nan_are_some_that_there_are(cuda_isa: str) -> None:
+    routing = ROUTINGS["groups by their largest two"]
+    logits = torch.full((2, routing.num_experts), torch.nan)
+    weights, experts = torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.int32)
+    routing.route_on_device(weights, experts, logits, None)
+    assert experts.tolist() == [list(range(8))] * 2
+    assert weights.isnan().all()
 
 
 def test_of_equal_experts_the_first_are_picked(cuda_isa: str) -> None:
@@ -167,6 +218,16 @@ def test_bad_arguments() -> None:
         ops.route_experts(floats, experts, torch.zeros(4, 513), normalizes=False)
     with pytest.raises(ValueError, match=r"^experts: must be int32, got float32"):
         ops.route_experts(floats, floats, logits, normalizes=False)
+    for options, words in (
+        ({"bias": torch.zeros(7)}, r"^bias: must be \[E\]"),
+        ({"num_groups": 33}, "^num_groups: must be from 1 to 32, got 33"),
+        ({"num_groups": 3}, "^num_groups: must divide E = 8, got 3"),
+        ({"num_groups": 4, "num_kept_groups": 5}, "^num_kept_groups: must be from 1 to 4, got 5"),
+        ({"num_groups": 8, "num_of_group": 2}, "^num_of_group: must be from 1 to 1, got 2"),
+        ({"num_groups": 8}, "^weights: experts of a row: must be from 1 to 1, got 2"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ops.route_experts(floats, experts, logits, normalizes=False, **options)
     rows, offsets = experts.new_zeros(8), experts.new_zeros(9)
     with pytest.raises(ValueError, match=r"^tiles: must have at least 8 rows, got 7"):
         ops.order_experts(experts, rows, offsets, experts.new_zeros(7, 2), experts, 8)

@@ -7,6 +7,7 @@ import torch
 
 from worker_svc import ops
 from worker_svc.layers.activation import Activation
+from worker_svc.layers.expert_routing import ExpertRouting
 from worker_svc.layers.expert_weights import ExpertWeights
 
 # What the sums of experts' outputs take at once; rows beyond that wait for their turn.
@@ -26,13 +27,14 @@ class _Order:
     tile_rows: int
 
     @classmethod
-    def of(cls, logits: torch.Tensor, num_picked: int, normalizes: bool) -> Self:
-        """Route rows by the logits of the router, [rows, experts]."""
+    def of(cls, routing: ExpertRouting, logits: torch.Tensor, bias: torch.Tensor | None) -> Self:
+        """Route rows; see ExpertRouting.pick."""
         num_rows, num_experts = logits.shape
+        num_picked = routing.num_picked
         num_pairs = num_rows * num_picked
         weights = logits.new_empty(num_rows, num_picked, dtype=torch.float32)
         experts = logits.new_empty(num_rows, num_picked, dtype=torch.int32)
-        ops.route_experts(weights, experts, logits, normalizes=normalizes)
+        routing.route_on_device(weights, experts, logits, bias)
         # By sizes alone: how rows are spread is not known here. It changes no bit.
         of_expert = num_pairs / min(num_pairs, num_experts)
         tile_rows = next((rows for rows in _TILE_ROWS if of_expert <= rows), _TILE_ROWS[-1])
@@ -73,8 +75,7 @@ class DeviceExperts:
         num_ranks: that share each expert.
         num_parts: that this rank's features inside are cut into.
         activation: of the gates.
-        num_picked: experts of a row.
-        normalizes: whether their weights are divided by their sum.
+        routing: how experts are picked.
     """
 
     def __init__(
@@ -84,37 +85,39 @@ class DeviceExperts:
         num_ranks: int,
         num_parts: int,
         activation: Activation,
-        num_picked: int,
-        *,
-        normalizes: bool,
+        routing: ExpertRouting,
     ) -> None:
         self._gate_up, self._down = gate_up, down
         self._num_ranks = num_ranks
         self._num_parts = num_parts
         self._activation = activation
-        self._num_picked = num_picked
-        self._normalizes = normalizes
-        row_bytes = num_parts * num_picked * down.out_features * 4
+        self._routing = routing
+        row_bytes = num_parts * routing.num_picked * down.out_features * 4
         self._rows_at_once = max(_TILE_ROWS[-1], _MAX_SUM_BYTES // row_bytes)
 
     def __call__(
-        self, hidden: torch.Tensor, logits: torch.Tensor, dtype: torch.dtype
+        self,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
         """Return this rank's sum over the experts of each row, [rows, hidden_size].
 
         Args:
             hidden: [rows, hidden_size].
             logits: [rows, experts] of the router.
+            bias: [experts] float32 of the choice; None for none.
             dtype: of the result; that of `hidden`, or float32 for sums of other ranks.
         """
         out = torch.empty_like(hidden, dtype=dtype)
         for first in range(0, len(hidden), self._rows_at_once):
             some = slice(first, first + self._rows_at_once)
-            self._add_up(out[some], hidden[some], logits[some])
+            order = _Order.of(self._routing, logits[some], bias)
+            self._add_up(out[some], hidden[some], order)
         return out
 
-    def _add_up(self, out: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor) -> None:
-        order = _Order.of(logits, self._num_picked, self._normalizes)
+    def _add_up(self, out: torch.Tensor, hidden: torch.Tensor, order: _Order) -> None:
         num_pairs = len(order.rows)
         inside, size = self._gate_up.out_features, self._down.out_features
         both = hidden.new_empty(1, num_pairs, inside)

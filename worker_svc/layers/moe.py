@@ -13,6 +13,7 @@ import torch
 from worker_svc import ops
 from worker_svc.layers.activation import gated_activation
 from worker_svc.layers.device_experts import DeviceExperts
+from worker_svc.layers.expert_routing import ExpertRouting
 from worker_svc.layers.expert_weights import load_experts
 from worker_svc.layers.linear import LinearSource, MergedColumnParallelLinear, ReplicatedLinear
 from worker_svc.layers.partial_sums import PartialSums, add_up, own_parts
@@ -26,22 +27,22 @@ class MoEConfig:
     """Sizes and names of the experts.
 
     Attributes:
-        num_experts: in each layer.
-        num_experts_per_token: number of experts that the router picks for a token.
+        routing: how they are picked.
         intermediate_size: features inside an expert.
-        normalizes_weights: whether the picked experts' weights are divided by their sum.
         scope: name of the block within a layer.
         names: of an expert's gate, up and down projection.
         dense_layers: indices of layers that have one MLP instead.
+        has_float_logits: whether the router's logits are float32, not rounded to the model's type.
+        has_choice_bias: whether a bias is added to the scores of experts for the choice alone.
     """
 
-    num_experts: int
-    num_experts_per_token: int
+    routing: ExpertRouting
     intermediate_size: int
-    normalizes_weights: bool
     scope: str
     names: tuple[str, str, str]
     dense_layers: frozenset[int] = frozenset()
+    has_float_logits: bool = False
+    has_choice_bias: bool = False
 
 
 def are_experts_on_device(config: MoEConfig, device: torch.device, dtype: torch.dtype) -> bool:
@@ -53,8 +54,9 @@ def are_experts_on_device(config: MoEConfig, device: torch.device, dtype: torch.
         dtype: of the activations.
     """
     is_in_limits = (
-        config.num_experts <= ops.MAX_EXPERTS
-        and config.num_experts_per_token <= ops.MAX_EXPERTS_OF_ROW
+        config.routing.num_experts <= ops.MAX_EXPERTS
+        and config.routing.num_picked <= ops.MAX_EXPERTS_OF_ROW
+        and config.routing.num_groups <= ops.MAX_EXPERT_GROUPS
     )
     return device.type != "cpu" and have_experts_kernels(dtype) and is_in_limits
 
@@ -71,7 +73,7 @@ def _load_device_experts(
     inner, hidden = config.intermediate_size, range(hidden_size)
     own = parallel.part("intermediate size of an expert", inner)
     num_parts = own_parts(down, inner, parallel, weights.device)
-    experts = [weights.scope(f"experts.{index}") for index in range(config.num_experts)]
+    experts = [weights.scope(f"experts.{index}") for index in range(config.routing.num_experts)]
     shape = inner, hidden_size
     gate_up = [(f"{name}.weight", shape, (own, hidden)) for name in (gate, up)]
     downs = [(f"{down}.weight", (hidden_size, inner), (hidden, own))]
@@ -81,8 +83,7 @@ def _load_device_experts(
         parallel.size,
         num_parts,
         gated_activation(activation),
-        config.num_experts_per_token,
-        normalizes=config.normalizes_weights,
+        config.routing,
     )
 
 
@@ -140,7 +141,19 @@ class SparseMoE:
         block = weights.scope(config.scope)
         self._config = config
         self._parallel = parallel
-        self._router = ReplicatedLinear(block, "gate", hidden_size, config.num_experts, bias=False)
+        num_experts = config.routing.num_experts
+        self._router = ReplicatedLinear(
+            block,
+            "gate",
+            hidden_size,
+            num_experts,
+            bias=False,
+            dtype=torch.float32 if config.has_float_logits else None,
+        )
+        self._choice_bias: torch.Tensor | None = None
+        if config.has_choice_bias:
+            wide = block.scope("gate").as_type(torch.float32)
+            self._choice_bias = wide.load("e_score_correction_bias", (num_experts,))
         self._on_device: DeviceExperts | None = None
         self._experts: list[_Expert] = []
         if are_experts_on_device(config, weights.device, weights.dtype):
@@ -148,7 +161,7 @@ class SparseMoE:
             return
         self._experts = [
             _Expert(config, block.scope(f"experts.{index}"), hidden_size, parallel, activation)
-            for index in range(config.num_experts)
+            for index in range(num_experts)
         ]
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -161,12 +174,9 @@ class SparseMoE:
         if self._on_device is not None:
             # Rounded before the exchange, sums would depend on the number of ranks.
             dtype = hidden.dtype if self._parallel.size == 1 else torch.float32
-            return add_up([self._on_device(hidden, logits, dtype)], self._parallel, hidden.dtype)
-        # Rounded from float64, so that it matters little how a library computes exponentials.
-        probabilities = logits.double().softmax(dim=-1).float()
-        weights, picked = probabilities.topk(self._config.num_experts_per_token, dim=-1)
-        if self._config.normalizes_weights:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+            own = self._on_device(hidden, logits, self._choice_bias, dtype)
+            return add_up([own], self._parallel, hidden.dtype)
+        weights, picked = self._config.routing.pick(logits, self._choice_bias)
         # One sum for each part, so that the result does not depend on which rank holds which part.
         sums = [
             torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)

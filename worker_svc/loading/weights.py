@@ -256,6 +256,10 @@ class Weights:
         """Return the view below `name`; dots join the names of nested scopes."""
         return Weights(self._reader, self.dtype, self.device, f"{self._prefix}{name}.", self._tally)
 
+    def as_type(self, dtype: torch.dtype) -> "Weights":
+        """Return the same view, whose tensors have another type."""
+        return Weights(self._reader, dtype, self.device, self._prefix, self._tally)
+
     def scope_if_present(self, name: str, probe: str) -> "Weights":
         """Return the view below `name` if it has the tensor `probe`, else this one.
 

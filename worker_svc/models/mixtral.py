@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from worker_svc.layers.expert_routing import ExpertRouting
 from worker_svc.layers.moe import MoEConfig
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.models.llama import LlamaConfig, read_mistral
@@ -10,10 +11,12 @@ from worker_svc.models.llama import LlamaConfig, read_mistral
 def read_mixtral(hf: HfConfig) -> LlamaConfig:
     """Return a MixtralForCausalLM configuration; see ModelFamily."""
     moe = MoEConfig(
-        num_experts=hf.integer("num_local_experts", 8),
-        num_experts_per_token=hf.integer("num_experts_per_tok", 2),
+        routing=ExpertRouting(
+            num_experts=hf.integer("num_local_experts", 8),
+            num_picked=hf.integer("num_experts_per_tok", 2),
+            normalizes=True,
+        ),
         intermediate_size=hf.integer("intermediate_size"),
-        normalizes_weights=True,
         scope="block_sparse_moe",
         names=("w1", "w3", "w2"),
     )

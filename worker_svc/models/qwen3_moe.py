@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from worker_svc.layers.expert_routing import ExpertRouting
 from worker_svc.layers.moe import MoEConfig
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.models.llama import LlamaConfig
@@ -18,10 +19,12 @@ def read_qwen3_moe(hf: HfConfig) -> LlamaConfig:
     # transformers 5 writes the first name, the published checkpoints have the second.
     key = "num_local_experts" if "num_local_experts" in hf else "num_experts"
     moe = MoEConfig(
-        num_experts=hf.integer(key, 128),
-        num_experts_per_token=hf.integer("num_experts_per_tok", 8),
+        routing=ExpertRouting(
+            num_experts=hf.integer(key, 128),
+            num_picked=hf.integer("num_experts_per_tok", 8),
+            normalizes=hf.flag("norm_topk_prob", False),
+        ),
         intermediate_size=hf.integer("moe_intermediate_size", 768),
-        normalizes_weights=hf.flag("norm_topk_prob", False),
         scope="mlp",
         names=("gate_proj", "up_proj", "down_proj"),
         dense_layers=frozenset(dense),

@@ -14,24 +14,54 @@ from worker_svc.ops import compiled
 
 MAX_EXPERTS = 512
 MAX_EXPERTS_OF_ROW = 32
+MAX_EXPERT_GROUPS = 32
 
 
-def route_experts(weights: Tensor, experts: Tensor, logits: Tensor, *, normalizes: bool) -> None:
-    """Pick the experts of the largest probabilities, which are the softmax of the logits.
+def route_experts(
+    weights: Tensor,
+    experts: Tensor,
+    logits: Tensor,
+    *,
+    normalizes: bool,
+    bias: Tensor | None = None,
+    is_sigmoid: bool = False,
+    scale: float = 1.0,
+    num_groups: int = 1,
+    num_kept_groups: int = 1,
+    num_of_group: int = 1,
+) -> None:
+    """Pick the experts of the largest scores, which are the softmax of the logits or their sigmoid.
 
-    The softmax is computed in float64 and rounded to float32; of equal probabilities that of the
-    lower index is picked.
+    Scores are computed in float64 and rounded to float32; of equal ones that of the lower index is
+    picked. docs/numerics.md has the order of what follows.
 
     Args:
-        weights: [M, k] float32; probabilities of the experts.
+        weights: [M, k] float32; scores of the experts, without the bias.
         experts: [M, k] int32; which they are, ascending in a row.
         logits: [M, E] of the router; E at most 512, k at most 32.
-        normalizes: Divide the probabilities of a row's experts by their sum.
+        normalizes: Divide the scores of a row's experts by their sum.
+        bias: [E] float32, added to the scores for the choice alone.
+        is_sigmoid: Whether scores are sigmoids.
+        scale: Factor of the weights, at last.
+        num_groups: Groups of equal size that experts lie in, in order; at most 32.
+        num_kept_groups: Groups of the largest scores, from which experts are picked.
+        num_of_group: Largest scores of a group's experts whose sum the group's is; 1 or 2.
 
     Mutates:
         weights, experts.
     """
-    compiled._C.route_experts(weights, experts, logits, normalizes)
+    compiled._C.route_experts(
+        weights,
+        experts,
+        logits,
+        bias,
+        is_sigmoid,
+        normalizes,
+        scale,
+        num_groups,
+        num_kept_groups,
+        num_of_group,
+    )
 
 
 def max_tiles(num_pairs: int, num_experts: int, tile_rows: int) -> int:

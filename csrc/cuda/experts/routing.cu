@@ -1,4 +1,6 @@
 // Which experts each row goes to, and where its pairs with them lie.
+#include <cfloat>
+
 #include "core/dispatch.h"
 #include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
@@ -17,15 +19,85 @@ __device__ __forceinline__ double warp_sum(double x) {
   return x;
 }
 
-// The larger of two probabilities, of equal ones that of the lower index.
+// A score that no expert has: of those that are picked already, or that are not to be picked.
+constexpr float kNoScore = -INFINITY;
+// Of what cannot be compared, in a row of NaN, so that it is picked last.
+constexpr float kLeastScore = -FLT_MAX;
+
+// The larger of two scores, of equal ones that of the lower index.
 __device__ __forceinline__ void keep_larger(float& value, int& index, float other, int of_other) {
   const bool takes = other > value || (other == value && of_other < index);
   value = takes ? other : value;
   index = takes ? of_other : index;
 }
 
-// A warp routes a row: probabilities as the softmax in float64, rounded, so that it matters little
-// how a library computes exponentials; then the largest of them, one after the other.
+__device__ __forceinline__ void keep_largest_of_warp(float& value, int& index) {
+#pragma unroll
+  for (int flipped = kWarpSize / 2; flipped > 0; flipped /= 2)
+    keep_larger(value, index, __shfl_xor_sync(kFullMask, value, flipped),
+                __shfl_xor_sync(kFullMask, index, flipped));
+}
+
+// The scores of a row, of which each lane holds every 32nd, until they are picked.
+struct RowScores {
+  float own[kPerLane];
+
+  // Takes the largest score of experts from `begin` to `end` out. Sets its expert.
+  __device__ __forceinline__ float take(int lane, int begin, int end, int& expert) {
+    float value = kNoScore;
+    expert = kMaxExperts;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int e = i * kWarpSize + lane;
+      if (e >= begin && e < end) keep_larger(value, expert, own[i], e);
+    }
+    keep_largest_of_warp(value, expert);
+    put(lane, expert, kNoScore);
+    return value;
+  }
+
+  __device__ __forceinline__ void put(int lane, int expert, float value) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (i * kWarpSize + lane == expert) own[i] = value;
+  }
+};
+
+// Leaves the experts of the groups whose largest scores, one or two, have the largest sum.
+__device__ void keep_groups(const RouteExpertsParams& p, int lane, RowScores& scores) {
+  const int num_groups = static_cast<int>(p.num_groups);
+  const int size = static_cast<int>(p.num_experts) / num_groups;
+  float of_group = kNoScore;  // of the lane's number
+  for (int group = 0; group < num_groups; ++group) {
+    const int begin = group * size;
+    int first, second;
+    const float largest = scores.take(lane, begin, begin + size, first);
+    float sum = largest;
+    if (p.num_of_group == 2) {
+      const float next = scores.take(lane, begin, begin + size, second);
+      scores.put(lane, second, next);
+      sum += next;
+    }
+    scores.put(lane, first, largest);
+    if (lane == group) of_group = fmaxf(sum, kLeastScore);
+  }
+  uint32_t kept = 0;
+  for (int pick = 0; pick < p.num_kept_groups; ++pick) {
+    float value = of_group;
+    int group = lane;
+    keep_largest_of_warp(value, group);
+    kept |= 1u << group;
+    if (lane == group) of_group = kNoScore;
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int group = (i * kWarpSize + lane) / size;
+    if (group >= num_groups || (kept >> group & 1) == 0) scores.own[i] = kNoScore;
+  }
+}
+
+// A warp routes a row: scores in float64, rounded, so that it matters little how a library computes
+// exponentials; then the largest of them, one after the other.
 template <typename T>
 __global__ void __launch_bounds__(kRouteWarps* kWarpSize)
     route_experts_kernel(const RouteExpertsParams p) {
@@ -38,50 +110,45 @@ __global__ void __launch_bounds__(kRouteWarps* kWarpSize)
   const int num_picked = static_cast<int>(p.num_picked);
 
   float largest = -INFINITY;
-  for (int e = lane; e < num_experts; e += kWarpSize) largest = fmaxf(largest, to_float(logits[e]));
-#pragma unroll
-  for (int flipped = kWarpSize / 2; flipped > 0; flipped /= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, flipped));
   double sum = 0;
-  for (int e = lane; e < num_experts; e += kWarpSize)
-    sum += exp(double{to_float(logits[e])} - double{largest});
-  sum = warp_sum(sum);
-  // What cannot be compared, in a row of NaN, is picked last; below zero are those picked already.
-  float own[kPerLane];
+  if (!p.is_sigmoid) {
+    for (int e = lane; e < num_experts; e += kWarpSize)
+      largest = fmaxf(largest, to_float(logits[e]));
+#pragma unroll
+    for (int flipped = kWarpSize / 2; flipped > 0; flipped /= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, flipped));
+    for (int e = lane; e < num_experts; e += kWarpSize)
+      sum += exp(double{to_float(logits[e])} - double{largest});
+    sum = warp_sum(sum);
+  }
+  const auto score_of = [&](int expert) {
+    const double logit{to_float(logits[expert])};
+    return static_cast<float>(p.is_sigmoid ? 1 / (1 + exp(-logit))
+                                           : exp(logit - double{largest}) / sum);
+  };
+  RowScores scores;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * kWarpSize + lane;
-    own[i] = -2.f;
-    if (e < num_experts) {
-      const auto probability =
-          static_cast<float>(exp(double{to_float(logits[e])} - double{largest}) / sum);
-      own[i] = probability >= 0.f ? probability : -1.f;
-    }
+    scores.own[i] = kNoScore;
+    if (e < num_experts)
+      scores.own[i] = fmaxf(score_of(e) + (p.bias == nullptr ? 0.f : p.bias[e]), kLeastScore);
   }
+  if (p.num_groups > 1) keep_groups(p, lane, scores);
 
-  float own_weight = 0.f;  // of the pick of the lane's number
-  int own_expert = 0;
-  float total = 0.f;
+  int own_expert = 0;  // the pick of the lane's number
   for (int pick = 0; pick < num_picked; ++pick) {
-    float value = -2.f;
-    int index = kMaxExperts;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) keep_larger(value, index, own[i], i * kWarpSize + lane);
-#pragma unroll
-    for (int flipped = kWarpSize / 2; flipped > 0; flipped /= 2)
-      keep_larger(value, index, __shfl_xor_sync(kFullMask, value, flipped),
-                  __shfl_xor_sync(kFullMask, index, flipped));
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      if (i * kWarpSize + lane == index) own[i] = -2.f;
-    const float weight = value < 0.f ? __uint_as_float(0x7fc00000u) : value;
-    total += weight;
-    if (lane == pick) {
-      own_weight = weight;
-      own_expert = index;
-    }
+    int expert;
+    scores.take(lane, 0, num_experts, expert);
+    if (lane == pick) own_expert = expert;
   }
-  if (p.normalizes) own_weight /= total;
+  float own_weight = lane < num_picked ? score_of(own_expert) : 0.f;
+  if (p.normalizes) {
+    float total = 0.f;
+    for (int pick = 0; pick < num_picked; ++pick) total += __shfl_sync(kFullMask, own_weight, pick);
+    own_weight /= total + 1e-20f;
+  }
+  own_weight *= p.scale;
   int place = 0;  // in the order of experts
   for (int pick = 0; pick < num_picked; ++pick)
     place += __shfl_sync(kFullMask, own_expert, pick) < own_expert;
