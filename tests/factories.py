@@ -11,6 +11,8 @@ from transformers import (
     BloomConfig,
     Cohere2Config,
     CohereConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -249,6 +251,30 @@ def cohere2_config(**overrides: Any) -> PreTrainedConfig:
     return Cohere2Config(**{**sizes, **overrides})
 
 
+_LATENT: dict[str, Any] = {
+    **_SIZES,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+
+
+def deepseek_v2_config(**overrides: Any) -> PreTrainedConfig:
+    """Latent attention whose queries have no latent; the largest of all experts."""
+    experts = {"n_routed_experts": 6, "num_experts_per_tok": 3, "routed_scaling_factor": 1.5}
+    return DeepseekV2Config(**{**_LATENT, "q_lora_rank": None, **experts, **overrides})
+
+
+def deepseek_v3_config(**overrides: Any) -> PreTrainedConfig:
+    """Latents of queries too; experts by sigmoids and groups."""
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+    return DeepseekV3Config(**{**_LATENT, "q_lora_rank": 48, **experts, **overrides})
+
+
 def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     """The rope_parameters of a configuration."""
     return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
@@ -281,6 +307,8 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "cohere2": cohere2_config,
     "glm": glm_config,
     "glm4": glm4_config,
+    "deepseek_v2": deepseek_v2_config,
+    "deepseek_v3": deepseek_v3_config,
 }
 """One configuration of every family."""
 
@@ -347,6 +375,9 @@ def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
                 parameter.normal_(0.0, 0.1 / scale if is_table else 3.0 / parameter.shape[1] ** 0.5)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     return model
 
 

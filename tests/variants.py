@@ -6,6 +6,8 @@ from tests.factories import (
     CONFIGS,
     bloom_config,
     cohere_config,
+    deepseek_v2_config,
+    deepseek_v3_config,
     falcon_config,
     gemma3_config,
     glm_config,
@@ -115,6 +117,41 @@ VARIANTS: dict[str, PreTrainedConfig] = {
     "granite_biased": granite_config(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "cohere_qk_norm": cohere_config(
         use_qk_norm=True, attention_bias=True, tie_word_embeddings=False
+    ),
+    "deepseek_v2_groups": deepseek_v2_config(
+        q_lora_rank=48,
+        topk_method="group_limited_greedy",
+        n_routed_experts=8,
+        n_group=4,
+        topk_group=2,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "deepseek_v2_yarn": deepseek_v2_config(
+        rope_parameters=rope(
+            "yarn",
+            factor=4.0,
+            mscale=0.707,
+            mscale_all_dim=0.5,
+            original_max_position_embeddings=64,
+        ),
+        tie_word_embeddings=True,
+        num_experts_per_tok=6,
+    ),
+    "deepseek_v3_yarn": deepseek_v3_config(
+        rope_parameters=rope(
+            "yarn",
+            factor=4.0,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            original_max_position_embeddings=64,
+        ),
+        rope_interleave=False,
+        norm_topk_prob=False,
+        n_group=1,
+        topk_group=1,
+        q_lora_rank=None,
+        attention_bias=True,
     ),
     "glm_no_bias": glm_config(attention_bias=False, partial_rotary_factor=1.0),
 }

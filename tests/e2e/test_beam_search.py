@@ -73,7 +73,9 @@ def score(completion: Completion, length_penalty: float) -> float:
     return completion.cumulative_logprob / len(completion.token_ids) ** length_penalty
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "family", ["llama", "deepseek_v3", pytest.param("gpt2", marks=pytest.mark.deep)]
+)
 async def test_texts_and_scores_are_those_of_transformers(
     family: str, tmp_path: Path, start_cluster: StartCluster
 ) -> None:

@@ -12,11 +12,12 @@ from worker_svc.cache.block_bytes import DeviceBlockBytes
 from worker_svc.device.cuda import CudaDevice
 
 
+@pytest.mark.parametrize("family", ["llama", "deepseek_v2"])
 def test_blocks_are_read_and_written(
-    gpu: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: CudaDevice, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_bytes, "STAGING_BYTES", 1)  # one block at a time
-    save_model(tmp_path, CONFIGS["llama"]())
+    save_model(tmp_path, CONFIGS[family]())
     runner = load_runner(tmp_path, dtype="bfloat16", device=gpu, max_num_seqs=2, num_blocks=12)
     Driver(runner).generate([list(range(20, 60))], 2)
     blocks, caches = runner.cache_engine.block_bytes, runner.cache_engine.caches
@@ -25,7 +26,7 @@ def test_blocks_are_read_and_written(
     for block_id, contents in held.items():
         parts = [
             cache[block_id].cpu().contiguous().view(torch.uint8).numpy().tobytes()
-            for layer in zip(caches.keys, caches.values, strict=True)
+            for layer in caches.stored
             for cache in layer
         ]
         assert contents == b"".join(parts)

@@ -65,7 +65,7 @@ def test_every_family(gpu: CudaDevice, tmp_path: Path, family: str) -> None:
     assert continuations(tmp_path, device=gpu, max_num_seqs=4, ahead=True) == expected
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "deepseek_v3"])
 def test_graphs_and_single_kernels_give_the_same_bits(
     gpu: CudaDevice, tmp_path: Path, family: str
 ) -> None:

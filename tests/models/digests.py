@@ -37,6 +37,7 @@ QUANTIZED = {
     for name, method in (
         *((EMBEDDED, method) for method in ("w8a8", "w8", "w4")),
         ("mixtral", "w8a8"),
+        ("deepseek_v3", "w8a8"),
     )
 }
 NAMES = (EMBEDDED, *VARIANTS, *QUANTIZED)
@@ -49,10 +50,11 @@ def save_exact_model(directory: Path, config: PreTrainedConfig) -> Path:
     """Write a model whose weights are the same numbers on every machine."""
     generator = np.random.default_rng(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    biases = [each for each in model.named_buffers() if each[0].endswith("e_score_correction_bias")]
     with torch.no_grad():
-        for _, parameter in sorted(model.named_parameters(), key=itemgetter(0)):
+        for _, parameter in sorted([*model.named_parameters(), *biases], key=itemgetter(0)):
             units = torch.from_numpy(generator.integers(-2048, 2048, tuple(parameter.shape)))
-            base = 1.0 if parameter.ndim == 1 else 0.0
+            base = 1.0 if parameter.ndim == 1 and parameter.requires_grad else 0.0
             parameter.copy_(base + units / (4096.0 if parameter.ndim > 1 else 16384.0))
     model.save_pretrained(directory)
     return directory

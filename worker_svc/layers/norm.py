@@ -48,6 +48,16 @@ class RMSNorm:
         ops.rms_norm(out, x, self._weight, self._eps)
         return out
 
+    def norm_in_place(self, x: torch.Tensor) -> None:
+        """Replace rows by their norms.
+
+        Mutates: x.
+
+        Args:
+            x: [rows, size], any row stride.
+        """
+        ops.rms_norm(x, x, self._weight, self._eps)
+
     def add_and_norm(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """See Norm."""
         ops.fused_add_rms_norm(x, residual, self._weight, self._eps)

@@ -7,7 +7,13 @@ import torch
 
 from worker_svc.layers.attention import AttentionMetadata
 from worker_svc.layers.norm import Norm
-from worker_svc.layers.self_attention import SelfAttention
+
+Attention = Callable[[torch.Tensor, torch.Tensor, AttentionMetadata], torch.Tensor]
+"""From hidden states [rows, hidden_size] to the same, given positions [rows] int64 and the step's
+metadata.
+
+Mutates: the layer's cache.
+"""
 
 MLP = Callable[[torch.Tensor], torch.Tensor]
 """From hidden states to hidden states, both [rows, hidden_size]: gated, plain or of experts."""
@@ -84,7 +90,7 @@ class SequentialLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)) of that sum; None in the place of no norm."""
 
     attention_norm: Norm | None
-    attention: SelfAttention
+    attention: Attention
     mlp_norm: Norm | None
     mlp: MLP
 
@@ -110,7 +116,7 @@ class ParallelLayer:
     """
 
     attention_norm: Norm
-    attention: SelfAttention
+    attention: Attention
     mlp_norm: Norm | None
     mlp: MLP
 
@@ -129,7 +135,7 @@ class ParallelLayer:
 class PostNormLayer:
     """norm(x + attention(x)), then norm(x + mlp(x)) of that. Source: Vaswani et al., 2017."""
 
-    attention: SelfAttention
+    attention: Attention
     attention_norm: Norm
     mlp: MLP
     mlp_norm: Norm

@@ -101,6 +101,14 @@ class RopeParameters:
             return max(self.max_position_embeddings, stretched)
         return self.max_position_embeddings
 
+    @property
+    def logit_factor(self) -> float:
+        """Factor of attention's logits in DeepSeek's models, which have YaRN's `mscale_all_dim`."""
+        weight = self.section.number("mscale_all_dim", 0.0)
+        if self.kind == "default" or weight == 0.0:
+            return 1.0
+        return _mscale(self.factor, weight) ** 2
+
     def deciding_length(self, max_model_len: int) -> int:
         """Return the length that picks the frequencies; 0 where none does.
 
@@ -182,15 +190,17 @@ def _yarn(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.Ten
     return frequencies, _yarn_scale(section, factor)
 
 
-def _yarn_scale(section: HfConfig, factor: float) -> float:
-    def mscale(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
+
+def _yarn_scale(section: HfConfig, factor: float) -> float:
     if "attention_factor" in section:
         return section.number("attention_factor")
     if "mscale" in section and "mscale_all_dim" in section:
-        return mscale(section.number("mscale")) / mscale(section.number("mscale_all_dim"))
-    return mscale(1.0)
+        of_rotated, of_all = (section.number(key) for key in ("mscale", "mscale_all_dim"))
+        return _mscale(factor, of_rotated) / _mscale(factor, of_all)
+    return _mscale(factor, 1.0)
 
 
 def _llama3(rope: RopeParameters, dim: int, max_model_len: int) -> tuple[torch.Tensor, float]:

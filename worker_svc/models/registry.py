@@ -10,6 +10,7 @@ from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.weights import Weights
 from worker_svc.models.bloom import build_bloom, read_bloom
 from worker_svc.models.cohere import build_cohere, read_cohere, read_cohere2
+from worker_svc.models.deepseek import build_deepseek, read_deepseek_v2, read_deepseek_v3
 from worker_svc.models.falcon import build_falcon, read_falcon
 from worker_svc.models.fallback import FallbackForCausalLM, read_fallback
 from worker_svc.models.gemma import build_gemma, read_gemma, read_gemma2, read_gemma3
@@ -80,6 +81,8 @@ FAMILIES = {
     "Cohere2ForCausalLM": ModelFamily(read_cohere2, build_cohere),
     "BloomForCausalLM": ModelFamily(read_bloom, build_bloom),
     "MptForCausalLM": ModelFamily(read_mpt, build_mpt),
+    "DeepseekV2ForCausalLM": ModelFamily(read_deepseek_v2, build_deepseek),
+    "DeepseekV3ForCausalLM": ModelFamily(read_deepseek_v3, build_deepseek),
 }
 
 

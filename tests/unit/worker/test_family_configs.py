@@ -14,6 +14,8 @@ from tests.factories import (
     bloom_config,
     cohere2_config,
     cohere_config,
+    deepseek_v2_config,
+    deepseek_v3_config,
     edit_config,
     falcon_config,
     gemma2_config,
@@ -34,6 +36,12 @@ from tests.factories import (
 from tests.models.driver import Driver, load_runner
 
 PROMPT = [5, 9, 77, 30]
+YARN = {
+    "factor": 4.0,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+    "original_max_position_embeddings": 64,
+}
 LONGROPE_FACTORS = {"short_factor": [1.5] * 6, "long_factor": [2.5] * 6}
 
 
@@ -107,6 +115,36 @@ LONGROPE_FACTORS = {"short_factor": [1.5] * 6, "long_factor": [2.5] * 6}
         (mpt_config, {"logit_scale": "inv_sqrt_d_model"}, "logit_scale: must be absent"),
         (mpt_config, {"norm_type": "rmsnorm"}, "norm_type: must be layernorm or .*'rmsnorm'"),
         (mpt_config, {"expansion_ratio": 2}, "expansion_ratio: must be 4, got 2"),
+        (
+            deepseek_v2_config,
+            {"topk_method": "noaux_tc"},
+            "topk_method: must be greedy or group_limited_greedy, got 'noaux_tc'",
+        ),
+        (
+            deepseek_v3_config,
+            {"topk_method": "greedy"},
+            "topk_method: must be noaux_tc, got 'greedy'",
+        ),
+        (
+            deepseek_v3_config,
+            {"scoring_func": "softmax"},
+            "scoring_func: must be sigmoid, got 'softmax'",
+        ),
+        (
+            deepseek_v2_config,
+            {"num_key_value_heads": 2},
+            r"num_key_value_heads: must be num_attention_heads \(4\), got 2",
+        ),
+        (
+            deepseek_v2_config,
+            {"kv_lora_rank": 512, "qk_rope_head_dim": 72},
+            "head_dim: must be a multiple of 8 up to 576, got 584",
+        ),
+        (
+            deepseek_v2_config,
+            {"kv_lora_rank": 28, "qk_rope_head_dim": 12},
+            "head_dim: must be a multiple of 8 up to 576, got 28",
+        ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -203,6 +241,30 @@ def test_refused_by_name(
                 "num_attention_heads": 4,
                 "n_layer": None,
                 "num_hidden_layers": 3,
+            },
+        ),
+        (
+            partial(deepseek_v2_config, rope_parameters=rope("yarn", **YARN)),
+            {
+                "rope_parameters": None,
+                "rope_theta": 10_000.0,
+                "rope_scaling": {"type": "yarn", **YARN},
+                "scoring_func": "softmax",
+                "n_group": 1,
+                "topk_group": 1,
+                "moe_layer_freq": 1,
+            },
+        ),
+        (
+            partial(deepseek_v3_config, rope_parameters=rope("yarn", **YARN)),
+            {
+                "rope_parameters": None,
+                "rope_theta": 10_000.0,
+                "rope_scaling": {"type": "yarn", **YARN},
+                "rope_interleave": None,
+                "scoring_func": "sigmoid",
+                "topk_method": "noaux_tc",
+                "moe_layer_freq": 1,
             },
         ),
     ],
