@@ -30,7 +30,11 @@ from worker_svc.layers.int8_linear import Int8Linear
 from worker_svc.parallel.group import ParallelGroup
 
 # Experts that hold whole groups, of each part.
-EXPERTS: dict[str, dict[str, int]] = {"mixtral": {}, "qwen3_moe": {"moe_intermediate_size": 256}}
+EXPERTS: dict[str, dict[str, int]] = {
+    "mixtral": {},
+    "qwen3_moe": {"moe_intermediate_size": 256},
+    "deepseek_v3": {"moe_intermediate_size": 256, "v_head_dim": 64, "q_lora_rank": 64},
+}
 PROMPTS = [[5, 17, 3, 99, 42], [7, 8], list(range(20, 60))]
 METHODS = ("w8a8", "w8", "w4")
 # Parts of K that hold whole groups, and a head size of tensor cores.
@@ -110,11 +114,11 @@ def experts_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("method", ["w8", "w4"])
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", EXPERTS)
 def test_experts_are_captured_and_give_the_tokens_of_their_own_layers(
     gpu: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, method: str
 ) -> None:
-    """Tokens alone: of equally probable experts torch picks any where it routes."""
+    """Tokens alone: where torch routes, the last bit of a score may be another."""
     save_model(tmp_path, CONFIGS[family](**WIDE, **EXPERTS[family]))
 
     def run(*, is_captured: bool) -> list[list[int]]:
@@ -132,22 +136,23 @@ def test_experts_are_captured_and_give_the_tokens_of_their_own_layers(
 
 
 @pytest.mark.parametrize(
-    ("name", "limit"),
+    ("family", "name", "limit"),
     [
-        ("awq", 0.45),
-        ("gptq of 8 bits", 0.7),
-        ("gptq with desc_act", 1),
-        ("fp8 in blocks", 0.7),
-        ("mixed", 0.9),
+        ("qwen3_moe", "awq", 0.45),
+        ("qwen3_moe", "gptq of 8 bits", 0.7),
+        ("qwen3_moe", "gptq with desc_act", 1),
+        ("qwen3_moe", "fp8 in blocks", 0.7),
+        ("qwen3_moe", "mixed", 0.9),
+        ("deepseek_v3", "fp8 in blocks", 0.7),
     ],
 )
 def test_stored_experts_have_the_bits_of_the_dequantised_ones(
-    gpu: CudaDevice, tmp_path: Path, name: str, limit: float
+    gpu: CudaDevice, tmp_path: Path, family: str, name: str, limit: float
 ) -> None:
     """Kept as they are where all of a layer have integers, else dequantised."""
-    sizes = {**WIDE, **EXPERTS["qwen3_moe"]}
+    sizes = {**WIDE, **EXPERTS[family]}
     form = FORMATS["awq" if name == "mixed" else name]
-    stored, plain = save_both(tmp_path, form, CONFIGS["qwen3_moe"], **sizes)
+    stored, plain = save_both(tmp_path, form, CONFIGS[family], **sizes)
     if name == "mixed":
         in_format, whole = (load_file(each / "model.safetensors") for each in (stored, plain))
         for layer in [each for each in whole if "experts.1." in each]:

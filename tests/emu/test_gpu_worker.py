@@ -131,7 +131,7 @@ def test_invariant_layers_make_a_tokens_bits_its_own(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "deepseek_v3"])
 def test_invariant_ranks_give_the_bits_of_one(
     gpu: CudaDevice, tmp_path: Path, family: str, dtype: str
 ) -> None:
