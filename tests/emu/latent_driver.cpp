@@ -60,8 +60,8 @@ constexpr emu::Order kOrders[] = {emu::Order::kForward, emu::Order::kReverse,
 }  // namespace
 
 int main() {
-  // Decoding behind two partitions and behind none, chunks whose columns fill blocks and do not.
-  Problem<bf16, kLatentKeySize> problem({1, 560, 46, 1100, 33}, {0, 1, 2, 14, 15, 20});
+  // Decoding behind three partitions, one and none, chunks whose columns fill blocks and do not.
+  Problem<bf16, kLatentKeySize> problem({1, 560, 46, 1700, 33}, {0, 1, 2, 14, 15, 20});
   const bf16 nan = from_float<bf16>(std::numeric_limits<float>::quiet_NaN());
   const size_t count = size_t(problem.query_start_loc.back()) * kHeads * kLatentValueSize;
   int turn = 0;

@@ -36,8 +36,7 @@ class HeadLinear:
             for head, packed in enumerate(self._weight):
                 ops.packed_linear(out[:, head], x[:, head], packed, None)
         elif self._has_fixed_tiles:
-            for head, weight in enumerate(self._weight):
-                ops.linear(out[:, head], x[:, head], weight, None)
+            ops.head_linear(out, x, self._weight)
         else:
             heads = torch.bmm(x.transpose(0, 1), self._weight.transpose(1, 2))
             out.copy_(heads.transpose(0, 1))
