@@ -132,12 +132,13 @@ std::shared_ptr<quire::AttentionPlan> plan_attention(
     const quire::Tensor& seq_lens, const quire::Tensor& query_start_loc,
     const std::optional<quire::Tensor>& block_tables,
     const std::optional<quire::Tensor>& table_rows, std::optional<int64_t> sliding_window,
-    std::optional<int64_t> max_seq_len, std::shared_ptr<quire::AttentionPlan> earlier) {
+    std::optional<int64_t> max_seq_len, int64_t max_query_len,
+    std::shared_ptr<quire::AttentionPlan> earlier) {
   if (runs_on_gpu(query)) follow_stream();
   const py::gil_scoped_release released;
   return quire::ops::plan_attention(backend_for(query), query, key_cache, value_cache, seq_lens,
                                     query_start_loc, block_tables, table_rows, sliding_window,
-                                    max_seq_len, std::move(earlier));
+                                    max_seq_len, max_query_len, std::move(earlier));
 }
 
 std::vector<std::string> available_isas() {
@@ -197,7 +198,8 @@ std::vector<uint32_t> philox4x32(const std::array<uint32_t, 4>& counter,
 PYBIND11_MODULE(_C, module) {
   backend();  // a wrong QUIRE_ISA is reported at import
   py::class_<quire::AttentionPlan, std::shared_ptr<quire::AttentionPlan>>(module, "AttentionPlan")
-      .def_property_readonly("shared_blocks", &quire::AttentionPlan::shared_blocks);
+      .def_property_readonly("shared_blocks", &quire::AttentionPlan::shared_blocks)
+      .def_property_readonly("launches", &quire::AttentionPlan::launches);
 #define QUIRE_OP(name, Params, ...) define(module, #name, quire::ops::name);
 #include "ops.def"
 

@@ -32,7 +32,8 @@ struct PagedAttentionParams {
   float soft_cap;             // 0 without one
   const AttentionPlan* plan;  // of the same backend and step; or null
   DType dtype;
-  DType cache_dtype;  // the same, or a quantised one
+  DType cache_dtype;      // the same, or a quantised one
+  int64_t max_query_len;  // of a plan for captured graphs: the most rows of a sequence
 };
 
 }  // namespace quire
@@ -203,14 +204,12 @@ void set_tables(PagedAttentionParams& p, const std::optional<Tensor>& block_tabl
 
 }  // namespace
 
-std::shared_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& query,
-                                              const Tensor& key_cache, const Tensor& value_cache,
-                                              const Tensor& seq_lens, const Tensor& query_start_loc,
-                                              const std::optional<Tensor>& block_tables,
-                                              const std::optional<Tensor>& table_rows,
-                                              std::optional<int64_t> sliding_window,
-                                              std::optional<int64_t> max_seq_len,
-                                              std::shared_ptr<AttentionPlan> earlier) {
+std::shared_ptr<AttentionPlan> plan_attention(
+    Backend& backend, const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+    const Tensor& seq_lens, const Tensor& query_start_loc,
+    const std::optional<Tensor>& block_tables, const std::optional<Tensor>& table_rows,
+    std::optional<int64_t> sliding_window, std::optional<int64_t> max_seq_len,
+    int64_t max_query_len, std::shared_ptr<AttentionPlan> earlier) {
   check_shape("query", query, {-1, -1, -1}, "[T, H, D]");
   check_activation_dtype("query", query);
   const int64_t value_size = value_size_of(query, key_cache, value_cache);
@@ -238,6 +237,9 @@ std::shared_ptr<AttentionPlan> plan_attention(Backend& backend, const Tensor& qu
   }
   if (max_seq_len && *max_seq_len < 1)
     fail("max_seq_len: must be at least 1, got " + std::to_string(*max_seq_len));
+  if (max_query_len < 1)
+    fail("max_query_len: must be at least 1, got " + std::to_string(max_query_len));
+  p.max_query_len = max_query_len;
   return backend.plan_attention(p, max_seq_len.value_or(0), std::move(earlier));
 }
 

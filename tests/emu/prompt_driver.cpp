@@ -2,6 +2,7 @@
 // emulator, in each order of turns. Mutants of the kernel are compiled with this
 // (test_prompt_mutants.py): exits with 0 if they agree, 1 if not, 2 if the kernel did what no GPU
 // allows.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <limits>
@@ -21,8 +22,11 @@ using namespace quire::cuda;
 template <int kHeadSize, int kColumns, typename Kernel>
 void run(Kernel kernel, int threads, int shared_bytes, const PagedAttentionParams& p,
          int blocks_at_once) {
-  const WorkPlan plan =
-      plan_work(p, p.seq_lens, p.query_start_loc, {kColumns, blocks_at_once, 1 << 20});
+  WorkPlan plan = plan_work(p, p.seq_lens, p.query_start_loc, {kColumns, blocks_at_once, 1 << 20});
+  // As where a launch has more blocks than there is work.
+  plan.items.insert(plan.items.end(), 2, AttentionItem{kNoWork, 0, 0, 0, 1, 0, 0, 0, 0, 0});
+  plan.merges.insert(plan.merges.end(), 2, AttentionMerge{kNoWork, 0, 0, 0, 0});
+  plan.num_slots = std::max<int64_t>(plan.num_slots, 1);
   const size_t rows = size_t(plan.num_slots) * kColumns;
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> acc(rows * kHeadSize, nan), max(rows, nan), sum(rows, nan);
@@ -59,11 +63,19 @@ template <int kHeadSize, typename... Runs>
 int compare(Runs... runs) {
   // The third has columns of two blocks, over four partitions.
   Problem<bf16, kHeadSize> problem({1, 46, 1700, 33, 600}, {0, 1, 21, 71, 104, 105});
+  // Before the first a sequence that blocks without work would take if they did not end.
+  std::vector<int32_t> seq_lens{40}, starts{-40}, tables(size_t(problem.table_width));
+  tables.insert(tables.end(), problem.block_tables.begin(), problem.block_tables.end());
+  seq_lens.insert(seq_lens.end(), problem.seq_lens.begin(), problem.seq_lens.end());
+  starts.insert(starts.end(), problem.query_start_loc.begin(), problem.query_start_loc.end());
   const bf16 nan = from_float<bf16>(std::numeric_limits<float>::quiet_NaN());
   int turn = 0;
   for (const int window : {0, 45, 530}) {
     std::vector<bf16> expected(problem.query.size(), nan);
     PagedAttentionParams p = problem.params(expected);
+    p.seq_lens = &seq_lens[1];
+    p.query_start_loc = &starts[1];
+    p.block_tables = &tables[size_t(problem.table_width)];
     if (window > 0) {
       p.sliding_window = window;
       p.alibi_slopes = problem.alibi_slopes.data();

@@ -9,7 +9,7 @@ import heapq
 import math
 import random
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -38,19 +38,33 @@ class Step:
     window: int = 0
     blocks_at_once: int = 264
     max_slots: int = UNLIMITED
+    least_columns: int = 0  # of a sequence
+    until_columns: int = UNLIMITED
+    captured: tuple[int, int] | None = None  # rows and sequences of a captured launch
+
+    @property
+    def num_rows(self) -> int:
+        return sum(rows for _, rows in self.sequences)
 
     def line(self) -> str:
+        rows, sequences = self.captured or (self.num_rows, len(self.sequences))
         numbers = (
             *(self.num_kv_heads, self.group, self.columns, self.window, self.blocks_at_once),
-            *(self.max_slots, len(self.sequences)),
+            *(self.max_slots, self.least_columns, self.until_columns, rows, sequences),
+            *(1 if self.captured is None else rows, len(self.sequences)),
             *(number for sequence in self.sequences for number in sequence),
         )
         return " ".join(map(str, numbers))
+
+    def is_left_out(self, rows: int) -> bool:
+        return not self.least_columns <= rows * self.group < self.until_columns
 
     def tiles(self) -> dict[tuple[int, int, int], range]:
         """Return the partitions of each sequence, kv head and first column."""
         tiles = {}
         for seq, (length, rows) in enumerate(self.sequences):
+            if self.is_left_out(rows):
+                continue
             for column in range(0, rows * self.group, self.columns):
                 first_row = column // self.group
                 last_row = (min(column + self.columns, rows * self.group) - 1) // self.group
@@ -71,6 +85,7 @@ class Plan:
     merges: Sequence[tuple[int, ...]]
     num_slots: int
     bounds: tuple[int, int]
+    size: tuple[int, int]  # of a captured launch of one of few sizes
 
     def lengths(self) -> list[int]:
         return [end - begin for *_, begin, end, _, _ in self.items]
@@ -98,11 +113,12 @@ def plans(planner: Path, steps: Iterable[Step]) -> list[Plan]:
     output = subprocess.run([planner], input=lines, capture_output=True, text=True, check=True)
     result = []
     for line in output.stdout.splitlines():
-        num_items, num_merges, num_slots, most_items, most_merges, *rest = map(int, line.split())
+        num_items, num_merges, num_slots, *rest = map(int, line.split())
+        bounds, size, rest = rest[:2], rest[2:4], rest[4:]
         items, merges = rest[: 7 * num_items], rest[7 * num_items :]
         assert len(merges) == 5 * num_merges
         result.append(
-            Plan(in_pieces(items, 7), in_pieces(merges, 5), num_slots, (most_items, most_merges))
+            Plan(in_pieces(items, 7), in_pieces(merges, 5), num_slots, tuple(bounds), tuple(size))
         )
     return result
 
@@ -208,6 +224,77 @@ def test_bounds_of_captured_launches_hold(planner) -> None:
     for plan in plans(planner, steps):
         assert len(plan.items) <= plan.bounds[0]
         assert len(plan.merges) <= plan.bounds[1]
+
+
+# Of a mixed step the sequences of few columns and those of prompts, on an H100 with heads of 128.
+MANY_COLUMNS = 64
+FEW = {"until_columns": MANY_COLUMNS, "blocks_at_once": 264}
+PROMPTS = {"least_columns": MANY_COLUMNS, "columns": 128, "blocks_at_once": 132}
+PROMPT_SLOTS = MOST_COLUMNS // 128
+
+
+def random_mixed_step(rng: random.Random, most_rows: int) -> tuple[tuple[int, int], ...]:
+    """Return tokens and rows of sequences that decode, drafts, and chunks of prompts."""
+    sequences, left = [], rng.randint(1, most_rows)
+    longest = rng.choice((512, 4096, 65536))
+    kinds = rng.choice(((1,), (1, 1, 1, 5), (1, 1, 16, 200), (15, 16, 17), (512,)))
+    while left > 0:
+        rows = min(rng.randint(1, rng.choice(kinds)), left)
+        sequences.append((rows + rng.choice((0, rng.randint(0, longest))), rows))
+        left -= rows
+    rng.shuffle(sequences)
+    return tuple(sequences)
+
+
+def test_bounds_of_mixed_steps_hold(planner) -> None:
+    rng = random.Random(3)
+    steps = []
+    for _ in range(400):
+        rows = rng.choice((16, 64, 192, 512))
+        mix = random_mixed_step(rng, rows)
+        # Filled up with sequences that have no rows, or just full.
+        most_seqs = max(len(mix), rng.choice((min(rows, 256), len(mix))))
+        heads = {"num_kv_heads": rng.choice((1, 2, 8)), "group": rng.choice((1, 4, 7, 8, 71))}
+        of_all = {**heads, "captured": (rows, most_seqs), "window": rng.choice((0, 0, 600))}
+        steps += [
+            Step(mix, **of_all, **FEW, columns=rng.choice((8, 16))),
+            Step(mix, **of_all, **PROMPTS, max_slots=rng.choice((PROMPT_SLOTS, 0))),
+            # Of heads that the kernel of prompts does not take.
+            Step(mix, **of_all, columns=16),
+        ]
+    fullest = [0.0, 0.0]
+    for step, plan in zip(steps, plans(planner, steps), strict=True):
+        check(step, plan)
+        counts = len(plan.items), len(plan.merges)
+        for i, (count, size, bound) in enumerate(zip(counts, plan.size, plan.bounds, strict=True)):
+            assert count <= size <= bound
+            fullest[i] = max(fullest[i], count / max(bound, 1))
+        # Blocks without work are never more than those with work, or than run at once.
+        assert plan.size[0] <= max(2 * len(plan.items), step.blocks_at_once)
+    print(f"items came to {fullest[0]:.2f} and merges to {fullest[1]:.2f} of their bounds")
+    assert min(fullest) > 0.8
+
+
+def test_mixed_steps_have_few_sizes(planner) -> None:
+    """Each has a graph: most steps of a server must find one that is there already."""
+    rng = random.Random(4)
+    steps = []
+    for _ in range(1000):
+        decoding = [(rng.randint(200, 4000), 1) for _ in range(max(1, round(rng.gauss(32, 8))))]
+        chunks = [min(400, max(4, round(rng.lognormvariate(4.5, 0.8)))) for _ in range(1)]
+        behind = [(rows + rng.choice((0, 2000)), rows) for rows in chunks]
+        mix = (*decoding, *behind)
+        rows = -(-sum(rows for _, rows in mix) // 64) * 64
+        steps += [Step(mix, **of_kernel, captured=(rows, rows)) for of_kernel in (FEW, PROMPTS)]
+    found = plans(planner, steps)
+    kinds: Counter[tuple[int, ...]] = Counter()
+    for step, few, many in zip(steps[::2], found[::2], found[1::2], strict=True):
+        assert step.captured is not None
+        kinds[step.captured[0], *few.size, *many.size] += 1
+    replayed = sum(count - 2 for count in kinds.values() if count > 2) / kinds.total()
+    print(f"{len(kinds)} kinds of {kinds.total()} steps, {replayed:.2f} of them replayed")
+    assert len(kinds) <= 48
+    assert replayed > 0.9
 
 
 @pytest.mark.parametrize("tokens", [65536, 131072])

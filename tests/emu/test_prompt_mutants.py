@@ -11,6 +11,7 @@ pytestmark = pytest.mark.timeout(600)
 
 # What is wrong: the text of the kernel that is replaced, and by what.
 MUTANTS = {
+    "blocks without work": ("  if (item.seq == kNoWork) return;\n", ""),
     "no barrier before a stage is read": ("__syncthreads();  // the stage is filled", "//"),
     "no wait for copies": ("ptx::async_wait<0>();\n        __syncthreads()", "__syncthreads()"),
     "a copy into the stage that is read": (

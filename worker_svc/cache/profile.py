@@ -12,6 +12,7 @@ from worker_svc.cache.engine import allocate_caches, check_block_size, device_bl
 from worker_svc.device.host_memory import available_memory_bytes
 from worker_svc.layers.attention import KVCaches
 from worker_svc.loading.loader import LoadedModel
+from worker_svc.steps.mixed_graphs import most_rows
 from worker_svc.steps.prompt_step import run_prompts
 
 SWAP_SHARE_OF_FREE_MEMORY = 0.125
@@ -42,8 +43,18 @@ def profile_cache(loaded: LoadedModel, options: CacheOptions) -> CacheProfile:
                     options.max_num_seqs,
                 )
 
+    def largest_graph() -> None:
+        rows = max(most_rows(options.max_num_batched_tokens), options.max_num_seqs)
+        # Of few sequences: logits are in no graph.
+        num_seqs = -(-rows // loaded.info.max_model_len)
+        caches = allocate_caches(loaded, options.block_size, 1)
+        _run_dummy_step(loaded, caches, options.block_size, rows, num_seqs)
+
+    has_graphs = not options.enforce_eager and loaded.model.is_capturable
     bytes_per_block = device_block_bytes(loaded, options.block_size)
-    memory = loaded.device.profile_memory(largest_step, options.gpu_memory_utilization)
+    memory = loaded.device.profile_memory(
+        largest_step, options.gpu_memory_utilization, largest_graph if has_graphs else None
+    )
     if options.kv_cache_memory_bytes is None:
         budget = memory.default_bytes
     else:

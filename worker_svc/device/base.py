@@ -82,11 +82,18 @@ class Device(Protocol):
     def elapsed_us(self, start: Any, end: Any) -> int:
         """Return the microseconds between two moments that have passed."""
 
-    def profile_memory(self, largest_step: Callable[[], None], utilization: float) -> MemoryProfile:
+    def profile_memory(
+        self,
+        largest_step: Callable[[], None],
+        utilization: float,
+        largest_graph: Callable[[], None] | None = None,
+    ) -> MemoryProfile:
         """Return the memory that the largest step leaves for the cache.
 
         Args:
             largest_step: runs the step, where that shows what it takes.
             utilization: share of a GPU's memory for weights, activations and cache together, in
                 (0, 1].
+            largest_graph: runs the largest step of those that are captured as graphs, which have
+                memory of their own; None where there are none.
         """

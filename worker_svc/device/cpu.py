@@ -68,7 +68,12 @@ class CpuDevice:
         """See Device."""
         return (end - start) // 1000
 
-    def profile_memory(self, largest_step: Callable[[], None], utilization: float) -> MemoryProfile:
+    def profile_memory(
+        self,
+        largest_step: Callable[[], None],
+        utilization: float,
+        largest_graph: Callable[[], None] | None = None,
+    ) -> MemoryProfile:
         """See Device; the default is a share of the free memory, which other programs use as well.
 
         The step is not run: its memory goes back to the system, and the share leaves room for it.

@@ -250,10 +250,17 @@ class CudaDevice:
         """See Device."""
         return round(1000 * start.elapsed_time(end))
 
-    def profile_memory(self, largest_step: Callable[[], None], utilization: float) -> MemoryProfile:
+    def profile_memory(
+        self,
+        largest_step: Callable[[], None],
+        utilization: float,
+        largest_graph: Callable[[], None] | None = None,
+    ) -> MemoryProfile:
         """See Device."""
         largest_step()  # libraries take their memory at their first call
         peak = self.peak_bytes(largest_step)
+        if largest_graph is not None:
+            peak += self.peak_bytes(largest_graph)
         free, total = self.memory_bytes()
         free -= peak
         taken = total - free

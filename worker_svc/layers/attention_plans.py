@@ -25,10 +25,12 @@ class AttentionPlans:
 
     Args:
         max_seq_len: of plans for a captured graph (see ops.plan_attention); None for others.
+        max_query_len: as max_seq_len.
     """
 
-    def __init__(self, max_seq_len: int | None = None) -> None:
+    def __init__(self, max_seq_len: int | None = None, max_query_len: int = 1) -> None:
         self._max_seq_len = max_seq_len
+        self._max_query_len = max_query_len
         self._planned: dict[int | None, _Planned] = {}
         self._seq_lens = torch.empty(0, dtype=torch.int32)
         self._query_start_loc = torch.zeros(1, dtype=torch.int32)
@@ -84,6 +86,12 @@ class AttentionPlans:
         plans = (each.plan for each in self._planned.values())
         return tuple(0 if plan is None else plan.shared_blocks for plan in plans)
 
+    @property
+    def launches(self) -> tuple[tuple[int, ...], ...]:
+        """Of each window's plan, the sizes of its launches; see ops.plan_attention."""
+        plans = (each.plan for each in self._planned.values())
+        return tuple(() if plan is None else tuple(plan.launches) for plan in plans)
+
     def make_again(self) -> None:
         """Make all plans again that were asked for so far, for the same tensors."""
         for window, planned in self._planned.items():
@@ -102,5 +110,6 @@ class AttentionPlans:
             table_rows=self._table_rows,
             sliding_window=sliding_window,
             max_seq_len=self._max_seq_len,
+            max_query_len=self._max_query_len,
             earlier=None if before is None else before.plan,
         )

@@ -26,6 +26,7 @@ def plan_attention(
     table_rows: Tensor | None = None,
     sliding_window: int | None = None,
     max_seq_len: int | None = None,
+    max_query_len: int = 1,
     earlier: AttentionPlan | None = None,
 ) -> AttentionPlan | None:
     """Divide the attention of a step among blocks of a GPU, once for all layers that are alike.
@@ -46,11 +47,13 @@ def plan_attention(
             are then read once for several of them.
         table_rows: [N] int64, on the CPU: which of the tables is each sequence's.
         sliding_window: as for `paged_attention`.
-        max_seq_len: makes a plan for captured graphs, whose sequences have at most one row each.
-            Made again for the same sizes and any lengths up to this one, it keeps the addresses
-            that a graph was captured with. Where its `shared_blocks`, of which there are few
-            values, are others than those, it needs another graph: they are the blocks of the
-            launch that reads what sequences share, 0 for no such launch.
+        max_seq_len: makes a plan for captured graphs, whose sequences have at most `max_query_len`
+            rows each. Made again for the same sizes and any lengths up to this one, it keeps the
+            addresses that a graph was captured with. Where its `launches`, of which there are few
+            values, are others than those, it needs another graph: they are the columns and blocks
+            of each launch. Of one row each, only `shared_blocks` change: the blocks of the launch
+            that reads what sequences share, 0 for no such launch.
+        max_query_len: most rows of a sequence; read with `max_seq_len`.
         earlier: a plan that is no longer needed; the new one reuses its memory.
 
     On a GPU it is made and used on one stream, torch's current one.
@@ -68,6 +71,7 @@ def plan_attention(
         table_rows,
         sliding_window,
         max_seq_len,
+        max_query_len,
         earlier,
     )
 

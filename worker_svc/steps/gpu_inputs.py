@@ -16,6 +16,7 @@ from worker_svc.steps.batch import Batch
 from worker_svc.steps.gpu_rows import GpuRows
 from worker_svc.steps.graphs import DecodeGraphs
 from worker_svc.steps.inputs import DeviceBatch, model_arrays
+from worker_svc.steps.mixed_graphs import MixedGraphs
 from worker_svc.steps.rows import SequenceRows
 
 
@@ -27,13 +28,14 @@ class GpuInputs:
         model: the model.
         held: the sequences.
         caches: caches of the model.
-        max_num_seqs: limit on the sequences of a step, up to which decode steps are captured as
-            graphs; None for no graphs.
+        max_num_seqs: limit on the sequences of a step, up to which steps are captured as graphs;
+            None for no graphs.
         rows: what the device keeps of the sequences already, for another model; None for nothing.
 
     Attributes:
         rows: what the device keeps of the sequences.
         graphs: the decode steps captured; None without graphs.
+        mixed_graphs: other small steps that were captured; None without graphs.
     """
 
     def __init__(
@@ -52,8 +54,11 @@ class GpuInputs:
         self._plans = AttentionPlans()
         self.rows = GpuRows(device, held) if rows is None else rows
         self.graphs: DecodeGraphs | None = None
+        self.mixed_graphs: MixedGraphs | None = None
         if max_num_seqs is not None and model.is_capturable:
-            self.graphs = DecodeGraphs(device, model, held, caches, self.rows, max_num_seqs)
+            of_model = device, model, held, caches, self.rows, max_num_seqs
+            self.graphs = DecodeGraphs(*of_model)
+            self.mixed_graphs = MixedGraphs(*of_model, self.graphs.pool)
 
     def capture_graphs(self) -> None:
         """See Inputs."""
@@ -64,8 +69,10 @@ class GpuInputs:
         """See Inputs."""
         self.rows.update()
         # The layers of a graph do not wait for blocks.
-        if self.graphs is not None and not layer_by_layer and self.graphs.fits(batch):
-            return self.graphs.place(batch)
+        if not layer_by_layer:
+            for graphs in (self.graphs, self.mixed_graphs):
+                if graphs is not None and graphs.fits(batch):
+                    return graphs.place(batch)
         sampling = self._held.sampling.columns(batch.sampling_rows, batch.sampled_positions)
         placed = self._device.place({**model_arrays(batch), "rows": batch.rows, **sampling})
         self._plans.begin(

@@ -10,6 +10,7 @@ of its own, which is captured when the first such step comes: so a worker whose 
 nothing has none of it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -36,7 +37,7 @@ _DECODE_DTYPES: dict[str, type[np.generic]] = {
     "seq_lens": np.int32,
 }
 # Nothing is written to the cache.
-_NO_SLOT = -1
+NO_SLOT = -1
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -94,6 +95,9 @@ class DecodeGraphs:
         caches: caches of the model.
         rows: what the device keeps of the sequences.
         max_num_seqs: limit on the sequences of a batch.
+
+    Attributes:
+        pool: memory for what they compute on the way.
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class DecodeGraphs:
         self._rows = rows
         self._sizes = graph_sizes(max_num_seqs)
         self._of_size: dict[int, _Size] = {}
-        self._pool = device.new_pool()
+        self.pool = device.new_pool()
         self._generation = rows.generation
 
     def capture(self) -> None:
@@ -140,10 +144,7 @@ class DecodeGraphs:
         of_size, count = self._of_size[size], len(batch.sampling_rows)
         arrays = of_size.inputs.begin()
         _fill(arrays, batch)
-        sampling = self._held.sampling.columns(batch.sampling_rows, batch.sampled_positions)
-        for name, column in sampling.items():
-            arrays[name][:count] = column
-        arrays["sampling_rows"][:count] = batch.sampling_rows
+        names = fill_sampling(arrays, self._held, batch)
         of_size.inputs.send()
         of_size.plans.begin(
             torch.from_numpy(arrays["seq_lens"]),
@@ -161,17 +162,15 @@ class DecodeGraphs:
             partial(captured.replay, batch.num_tokens),
             None,
             placed["sampling_rows"][:count],
-            {name: placed[name][:count] for name in sampling},
+            {name: placed[name][:count] for name in names},
         )
 
     def _prepare(self, size: int) -> _Size:
         """Return what graphs of a size read, and the graph of steps that share nothing."""
-        rows = np.zeros(size, np.int64)
         examples = {
             **{name: np.empty(size, dtype) for name, dtype in _DECODE_DTYPES.items()},
             "query_start_loc": np.empty(size + 1, np.int32),
-            "sampling_rows": rows,
-            **self._held.sampling.columns(rows, rows),
+            **sampling_examples(self._held, size),
         }
         inputs = Placement(self._device, examples)
         arrays = inputs.begin()
@@ -191,26 +190,72 @@ class DecodeGraphs:
 
         Mutates: the caches.
         """
-        placed = of_size.inputs.tensors
         hidden = torch.empty(0)
 
         def work() -> None:
             nonlocal hidden
-            metadata = AttentionMetadata(
-                caches=self._caches,
-                num_tokens=of_size.size,
-                slot_mapping=placed["slot_mapping"],
-                block_tables=self._rows.block_tables.index_select(0, placed["rows"]),
-                seq_lens=placed["seq_lens"],
-                query_start_loc=placed["query_start_loc"],
-                plans=of_size.plans,
+            hidden = forward_placed(
+                self._model, self._caches, self._rows, of_size.inputs.tensors, of_size.plans
             )
-            input_ids = self._rows.token_ids(placed["input_codes"])
-            hidden = self._model.forward(input_ids, placed["positions"], metadata)
 
         work()  # makes plans that are not there, and what libraries make at their first call
-        graph = self._device.capture(work, self._pool)
+        graph = self._device.capture(work, self.pool)
         return _Captured(graph, hidden)
+
+
+def forward_placed(
+    model: CausalLM,
+    caches: KVCaches,
+    rows: GpuRows,
+    placed: Mapping[str, torch.Tensor],
+    plans: AttentionPlans,
+) -> torch.Tensor:
+    """Start a model on a step at the addresses where it was placed.
+
+    Mutates: the caches.
+
+    Args:
+        model: the model.
+        caches: its caches.
+        rows: what the device keeps of the sequences.
+        placed: by name, tensors as in Batch; sequences and rows beyond the step are empty.
+        plans: of its attention.
+
+    Returns:
+        [rows, hidden_size] last hidden states.
+    """
+    metadata = AttentionMetadata(
+        caches=caches,
+        num_tokens=len(placed["slot_mapping"]),
+        slot_mapping=placed["slot_mapping"],
+        block_tables=rows.block_tables.index_select(0, placed["rows"]),
+        seq_lens=placed["seq_lens"],
+        query_start_loc=placed["query_start_loc"],
+        plans=plans,
+    )
+    return model.forward(rows.token_ids(placed["input_codes"]), placed["positions"], metadata)
+
+
+def sampling_examples(held: SequenceRows, size: int) -> dict[str, Array]:
+    """Return arrays like those that `fill_sampling` fills, for so many rows that sample."""
+    rows = np.zeros(size, np.int64)
+    return {"sampling_rows": rows, **held.sampling.columns(rows, rows)}
+
+
+def fill_sampling(arrays: dict[str, Array], held: SequenceRows, batch: Batch) -> list[str]:
+    """Fill arrays with what sampling reads of a batch; return the names of ops.sample's arguments.
+
+    Args:
+        arrays: by name, of as many rows as sample or more.
+        held: the sequences.
+        batch: the batch.
+    """
+    count = len(batch.sampling_rows)
+    sampling = held.sampling.columns(batch.sampling_rows, batch.sampled_positions)
+    for name, column in sampling.items():
+        arrays[name][:count] = column
+    arrays["sampling_rows"][:count] = batch.sampling_rows
+    return list(sampling)
 
 
 def _fill(arrays: dict[str, Array], batch: Batch | None = None) -> None:
@@ -224,7 +269,7 @@ def _fill(arrays: dict[str, Array], batch: Batch | None = None) -> None:
     for name in _DECODE_DTYPES:
         if batch is not None:
             arrays[name][:count] = getattr(batch, name)
-        arrays[name][count:] = _NO_SLOT if name == "slot_mapping" else 0
+        arrays[name][count:] = NO_SLOT if name == "slot_mapping" else 0
     starts = arrays["query_start_loc"]
     starts[:count] = np.arange(count)
     starts[count:] = count

@@ -72,25 +72,19 @@ SharedPlan share(const PagedAttentionParams& p, const int32_t* seq_lens,
   return plan;
 }
 
-// The blocks of a launch for so many items, of few sizes: each has a captured graph of its own.
-int64_t size_of_launch(int64_t num_items, int64_t blocks_at_once) {
-  int64_t size = num_items > 0 ? blocks_at_once : 0;
-  while (size < num_items) size *= 2;
-  return size;
-}
-
-// The limits of those sequences of a step that the kernel of prompts leaves.
-WorkLimits limits_of_rest(const PagedAttentionParams& p, const int32_t* query_start_loc) {
+// The limits of those sequences of a step that have fewer columns.
+WorkLimits limits_of_rest(const PagedAttentionParams& p, const int32_t* query_start_loc,
+                          int64_t until) {
   int64_t num_rows = 0;
   int64_t num_seqs = 0;
   for (int64_t seq = 0; seq < p.num_seqs; ++seq) {
     const int64_t rows = query_start_loc[seq + 1] - query_start_loc[seq];
-    if (rows * group_of(p) >= least_of_many(p)) continue;
+    if (rows == 0 || rows * group_of(p) >= until) continue;
     num_rows += rows;
     ++num_seqs;
   }
   WorkLimits limits = limits_of_few(p, num_rows, num_seqs);
-  limits.until = least_of_many(p);
+  limits.until = until;
   return limits;
 }
 
@@ -103,25 +97,17 @@ PartialResults PartialMemory::get(int64_t value_size) {
   return {acc, max, max + columns};
 }
 
+std::vector<int64_t> DevicePlan::launches() const {
+  std::vector<int64_t> sizes{int64_t{shared().num_items}};
+  for (const DeviceWork* each : {&few(), &many()}) {
+    sizes.insert(sizes.end(), {each->columns, int64_t{each->num_items}, int64_t{each->num_merges}});
+  }
+  return sizes;
+}
+
 void DevicePlan::make(const PagedAttentionParams& p, const int32_t* seq_lens,
                       const int32_t* query_start_loc, cudaStream_t stream) {
-  const bool may_be_many = has_many(p);
-  SharedPlan shared;
-  const auto plan = [&](const WorkLimits& limits, Launch& launch) {
-    WorkPlan work = plan_work(p, seq_lens, query_start_loc, limits, shared.num_shared);
-    shared.begin_behind(work);
-    const WorkBounds size{static_cast<int64_t>(work.items.size()),
-                          static_cast<int64_t>(work.merges.size())};
-    launch.send(work, size, limits.columns, p, stream);
-  };
-  many_.work = {};
-  if (may_be_many) plan(limits_of_many(p), many_);
-  WorkLimits rest =
-      may_be_many ? limits_of_rest(p, query_start_loc) : limits_of_few(p, p.num_tokens, p.num_seqs);
-  shared = share(p, seq_lens, query_start_loc, rest);
-  const auto num_items = static_cast<int64_t>(shared.items.size());
-  shared_.send(shared, num_items, num_items, p, stream);
-  plan(rest, few_);
+  make_launches(p, seq_lens, query_start_loc, false, stream);
 }
 
 void DevicePlan::make_fixed(const PagedAttentionParams& p, const int32_t* seq_lens,
@@ -129,50 +115,74 @@ void DevicePlan::make_fixed(const PagedAttentionParams& p, const int32_t* seq_le
                             cudaStream_t stream) {
   for (int64_t i = 0; i < p.num_seqs; ++i) {
     const std::string index = "[" + std::to_string(i) + "]";
-    check_range("rows of sequence " + index, query_start_loc[i + 1] - query_start_loc[i], 0, 2);
+    check_range("rows of sequence " + index, query_start_loc[i + 1] - query_start_loc[i], 0,
+                p.max_query_len + 1);
     check_range("seq_lens" + index, seq_lens[i], 0, max_seq_len + 1);
   }
-  // All sequences have one row, and are few or many alike.
-  const bool are_many = attention_latent_serves(p) && group_of(p) >= least_of_many(p);
-  Launch& launch = are_many ? many_ : few_;
-  (are_many ? few_ : many_).work = {};
-  WorkLimits limits =
-      are_many ? limits_of_latent(p, kLatentMany) : limits_of_few(p, p.num_tokens, p.num_seqs);
-  const WorkBounds bounds = bound_work(p, limits);
-  const unsigned earlier = launch.work.num_items;
-  if (earlier != 0) check_range("launch", bounds.num_items, earlier, int64_t{earlier} + 1);
-  const SharedPlan shared = share(p, seq_lens, query_start_loc, limits);
-  if (shared.items.empty()) {
-    shared_.work.num_items = 0;
-  } else {
+  make_launches(p, seq_lens, query_start_loc, true, stream);
+}
+
+void DevicePlan::make_launches(const PagedAttentionParams& p, const int32_t* seq_lens,
+                               const int32_t* query_start_loc, bool is_fixed, cudaStream_t stream) {
+  const bool is_decode = is_fixed && p.max_query_len == 1;
+  // Then sequences have one row, and are few or many alike.
+  const bool are_many = is_decode && attention_latent_serves(p) && group_of(p) >= least_of_many(p);
+  const bool may_be_many = is_decode ? are_many : has_many(p);
+  SharedPlan shared;
+  const auto plan = [&](const WorkLimits& limits, Launch& launch) {
+    WorkPlan work = plan_work(p, seq_lens, query_start_loc, limits, shared.num_shared);
+    shared.begin_behind(work);
+    WorkBounds size{static_cast<int64_t>(work.items.size()),
+                    static_cast<int64_t>(work.merges.size())};
+    WorkBounds most = size;
+    if (is_fixed) {
+      most = bound_work(p, limits);
+      const int64_t earlier = launch.most_items;
+      if (earlier != 0) check_range("launch", most.num_items, earlier, earlier + 1);
+      launch.most_items = most.num_items;
+      size = is_decode ? most : size_of_launch(work, most, limits.blocks_at_once);
+    }
+    launch.send(work, size, most, limits.columns, p, stream);
+  };
+  many_.work = {};
+  if (may_be_many) plan(limits_of_many(p), many_);
+  WorkLimits rest = limits_of_rest(p, query_start_loc, may_be_many ? least_of_many(p) : INT64_MAX);
+  shared = share(p, seq_lens, query_start_loc, rest);
+  const auto num_shared = static_cast<int64_t>(shared.items.size());
+  if (is_fixed && num_shared != 0) {
     const WorkLimits of_shared = limits_of_shared(p);
     const auto size = [&](int64_t num_items) {
       return size_of_launch(num_items, of_shared.blocks_at_once);
     };
-    shared_.send(shared, size(static_cast<int64_t>(shared.items.size())),
-                 size(bound_shared(p, of_shared)), p, stream);
+    shared_.send(shared, size(num_shared), size(bound_shared(p, of_shared)), p, stream);
+  } else {
+    shared_.send(shared, num_shared, num_shared, p, stream);
   }
-  WorkPlan work = plan_work(p, seq_lens, query_start_loc, limits, shared.num_shared);
-  shared.begin_behind(work);
-  launch.send(work, bounds, limits.columns, p, stream);
+  is_wide_ = rest.columns > 8;
+  few_[is_wide_].work = {};
+  if (!are_many) plan(rest, few_[is_wide_]);
 }
 
-void DevicePlan::Launch::send(const WorkPlan& plan, const WorkBounds& size, int columns,
-                              const PagedAttentionParams& p, cudaStream_t stream) {
+void DevicePlan::Launch::send(const WorkPlan& plan, const WorkBounds& size, const WorkBounds& most,
+                              int columns, const PagedAttentionParams& p, cudaStream_t stream) {
   work.columns = columns;
   work.num_items = grid_size(size.num_items);
   work.num_merges = grid_size(size.num_merges);
   if (work.num_items == 0) return;
+  const auto bytes_of = [](const WorkBounds& each) {
+    return Workspace::piece_bytes<AttentionItem>(each.num_items) +
+           Workspace::piece_bytes<AttentionMerge>(each.num_merges);
+  };
   const size_t items_bytes = Workspace::piece_bytes<AttentionItem>(size.num_items);
-  const size_t bytes = items_bytes + Workspace::piece_bytes<AttentionMerge>(size.num_merges);
-  char* host = buffer.begin(bytes);
+  const size_t bytes = bytes_of(size);
+  char* host = buffer.begin(bytes_of(most));
   auto* items = reinterpret_cast<AttentionItem*>(host);
   auto* merges = reinterpret_cast<AttentionMerge*>(host + items_bytes);
   std::fill(std::copy(plan.items.begin(), plan.items.end(), items), items + size.num_items,
             AttentionItem{kNoWork, 0, 0, 0, 0, 0, 0, 0, 0, 0});
   std::fill(std::copy(plan.merges.begin(), plan.merges.end(), merges), merges + size.num_merges,
             AttentionMerge{kNoWork, 0, 0, 0, 0});
-  memory.begin(bytes, stream);
+  memory.begin(bytes_of(most), stream);
   char* device = memory.take<char>(bytes);
   buffer.send(device, bytes, stream);
   work.items = reinterpret_cast<const AttentionItem*>(device);

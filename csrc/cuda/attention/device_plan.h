@@ -58,29 +58,33 @@ class DevicePlan final : public AttentionPlan {
   void make(const PagedAttentionParams& p, const int32_t* seq_lens, const int32_t* query_start_loc,
             cudaStream_t stream);
 
-  // As `make`, for at most one row of each sequence; keeps addresses between calls of the same
-  // sizes, and counts but for those of shared().
+  // As `make`, for at most `p.max_query_len` rows of each sequence; keeps addresses between calls
+  // of the same sizes. Of one row each, launches keep their sizes, too, but for shared(); of more
+  // they are of few sizes: launches() says which. Blocks without work come last.
   //
-  // Throws std::invalid_argument: a longer sequence or more rows than that.
+  // Throws std::invalid_argument: a longer sequence, more rows or other sizes than that.
   void make_fixed(const PagedAttentionParams& p, const int32_t* seq_lens,
                   const int32_t* query_start_loc, int64_t max_seq_len, cudaStream_t stream);
 
   int64_t shared_blocks() const override { return shared_.work.num_items; }
+  std::vector<int64_t> launches() const override;
 
   // Of partitions that sequences share, to be computed before the rest of them.
   const SharedWork& shared() const { return shared_.work; }
   // Of sequences with few columns, as those that decode.
-  const DeviceWork& few() const { return few_.work; }
+  const DeviceWork& few() const { return few_[is_wide_].work; }
   // Of those with many, for the kernel of prompts.
   const DeviceWork& many() const { return many_.work; }
 
  private:
   struct Launch {
-    // Sends a plan, filled up to a size with blocks that find no work.
-    void send(const WorkPlan& plan, const WorkBounds& size, int columns,
+    // Sends a plan, filled up to a size with blocks that find no work. Addresses stay as long as
+    // `most`, which no size exceeds, does not change.
+    void send(const WorkPlan& plan, const WorkBounds& size, const WorkBounds& most, int columns,
               const PagedAttentionParams& p, cudaStream_t stream);
 
     DeviceWork work;
+    int64_t most_items = 0;  // of a captured one
     UploadBuffer buffer;
     Workspace memory;
   };
@@ -95,8 +99,12 @@ class DevicePlan final : public AttentionPlan {
     Workspace memory;
   };
 
+  void make_launches(const PagedAttentionParams& p, const int32_t* seq_lens,
+                     const int32_t* query_start_loc, bool is_fixed, cudaStream_t stream);
+
   SharedLaunch shared_;
-  Launch few_;
+  Launch few_[2];  // of one tile of columns, and of two
+  bool is_wide_ = false;
   Launch many_;
 };
 

@@ -180,9 +180,31 @@ WorkPlan plan_tiles(const std::vector<WorkTile>& tiles, int64_t num_kv_heads,
 
 WorkBounds bound_work(const PagedAttentionParams& p, const WorkLimits& limits) {
   const int64_t group = p.num_heads / p.num_kv_heads;
-  const int64_t num_tiles = p.num_seqs * p.num_kv_heads * ceil_div(group, limits.columns);
+  const int64_t num_columns = (p.max_query_len > 1 ? p.num_tokens : p.num_seqs) * group;
+  // Sequences that are not left out, and tiles of each: that of its last columns may not be full.
+  const int64_t num_seqs =
+      std::min<int64_t>(p.num_seqs, num_columns / std::max<int64_t>(limits.from, group));
+  const int64_t of_each = std::min<int64_t>(p.max_query_len * group, limits.until - 1);
+  const int64_t num_tiles =
+      p.num_kv_heads * std::min(num_seqs * ceil_div(of_each, limits.columns),
+                                (num_columns + num_seqs * (limits.columns - 1)) / limits.columns);
   // A cut ends a share, of which there are as many as blocks; a tile that is cut has one at least.
   return {num_tiles + limits.blocks_at_once, std::min<int64_t>(num_tiles, limits.blocks_at_once)};
+}
+
+int64_t size_of_launch(int64_t num_items, int64_t blocks_at_once) {
+  int64_t size = num_items > 0 ? blocks_at_once : 0;
+  while (size < num_items) size *= 2;
+  return size;
+}
+
+WorkBounds size_of_launch(const WorkPlan& plan, const WorkBounds& bounds, int64_t blocks_at_once) {
+  if (plan.items.empty()) return {};
+  // A merge of prompts has a block for each of 128 columns, and often there are few.
+  const int64_t few = ceil_div(bounds.num_merges, 8);
+  const auto num_merges = static_cast<int64_t>(plan.merges.size());
+  const int64_t num_items = size_of_launch(static_cast<int64_t>(plan.items.size()), blocks_at_once);
+  return {std::min(num_items, bounds.num_items), num_merges <= few ? few : bounds.num_merges};
 }
 
 }  // namespace quire::cuda

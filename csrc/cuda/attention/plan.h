@@ -85,11 +85,18 @@ WorkPlan plan_work(const PagedAttentionParams& p, const int32_t* seq_lens,
 WorkPlan plan_tiles(const std::vector<WorkTile>& tiles, int64_t num_kv_heads,
                     const WorkLimits& limits);
 
-// The most that a plan can have of steps with `p.num_seqs` sequences of one row each.
 struct WorkBounds {
-  int64_t num_items;
-  int64_t num_merges;
+  int64_t num_items = 0;
+  int64_t num_merges = 0;
 };
+
+// The most that a plan can have of steps with `p.num_seqs` sequences of one row each, or of
+// `p.num_tokens` rows in all and `p.max_query_len` of each, if that is more.
 WorkBounds bound_work(const PagedAttentionParams& p, const WorkLimits& limits);
+
+// The blocks of a launch for so many items, of few sizes: each has a captured graph of its own.
+int64_t size_of_launch(int64_t num_items, int64_t blocks_at_once);
+// The same with merges, none of them beyond the bounds.
+WorkBounds size_of_launch(const WorkPlan& plan, const WorkBounds& bounds, int64_t blocks_at_once);
 
 }  // namespace quire::cuda

@@ -327,6 +327,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 1)
   using Shape = PromptShape<T, kHeadSize, kWarps, kTilesOfStage>;
   QUIRE_DYNAMIC_SHARED(shared);
   const AttentionItem item = items[blockIdx.x];
+  if (item.seq == kNoWork) return;
   const ItemBounds bounds(p, item, Shape::kColumns);
   attend_prompt<T, kHeadSize, Shape>(p, item, bounds, partials, shared, [&](const auto& columns) {
     if (item.slot >= 0) {

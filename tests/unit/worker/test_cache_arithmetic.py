@@ -1,5 +1,6 @@
 """Bytes and numbers of blocks against published figures."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -46,9 +47,12 @@ class MeasuredDevice:
     def memory_bytes(self) -> tuple[int, int]:
         return 24 * GIB - self._others, 24 * GIB
 
-    def profile_memory(self, _step: object, utilization: float) -> MemoryProfile:
+    def profile_memory(
+        self, _step: object, utilization: float, largest_graph: object
+    ) -> MemoryProfile:
         device: Any = self
-        return CudaDevice.profile_memory(device, lambda: None, utilization)
+        graph = None if largest_graph is None else lambda: None
+        return CudaDevice.profile_memory(device, lambda: None, utilization, graph)
 
 
 def test_blocks_of_24_gib() -> None:
@@ -58,15 +62,19 @@ def test_blocks_of_24_gib() -> None:
     peak = taken // 3
     heads = HeadShare(12, 12, 64, ParallelGroup())
     loaded: Any = SimpleNamespace(
-        model=SimpleNamespace(heads=heads, num_layers=12),
+        model=SimpleNamespace(heads=heads, num_layers=12, is_capturable=True),
         kv_cache_dtype=torch.float16,
         draft=None,
         device=MeasuredDevice(peak, taken - peak),
         info=SimpleNamespace(max_model_len=2048),
     )
-    profile = profile_cache(loaded, CacheOptions(block_size=BLOCK_SIZE, max_num_seqs=1024))
+    options = CacheOptions(block_size=BLOCK_SIZE, max_num_seqs=1024, enforce_eager=True)
+    profile = profile_cache(loaded, options)
     assert profile.num_blocks == 37_207
     assert profile.block_bytes == 12 * 49_152
+    # Graphs keep memory for the largest of them beside that of the largest step.
+    with_graphs = profile_cache(loaded, replace(options, enforce_eager=False))
+    assert with_graphs.num_blocks == (OPT_125M_CACHE_BYTES - peak) // profile.block_bytes
     # No more blocks than the sequences of a step fill.
     few = profile_cache(loaded, CacheOptions(block_size=BLOCK_SIZE, max_num_seqs=256))
     assert few.num_blocks == 256 * 2048 // BLOCK_SIZE

@@ -1,0 +1,295 @@
+"""Mixed steps as graphs: the bits of steps that start kernel by kernel, without their calls."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.emu.emulated_device import EmulatedDevice
+from tests.emu.emulated_torch import EmulatedGraph, Machine
+from tests.emu.test_gpu_sharing import SharingDriver
+from tests.factories import CONFIGS, save_model
+from tests.models.driver import load_runner
+from worker_svc import ops
+from worker_svc.layers.attention_plans import AttentionPlans
+from worker_svc.steps import mixed_graphs
+from worker_svc.steps.gpu_inputs import GpuInputs
+from worker_svc.steps.mixed_graphs import SIZES, MixedGraphs, most_rows
+from worker_svc.steps.runner import ModelRunner
+
+# By what is special about them. Two heads a group: 32 rows are enough for the kernel of prompts.
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "chunks to the kernel of prompts": ("llama", {"head_dim": 64}, {}),
+    "chunks to that of few columns": ("llama", {"head_dim": 80}, {}),
+    "no plan": ("llama", {"head_dim": 16}, {}),
+    "float8": ("llama", {"head_dim": 64}, {"kv_cache_dtype": "fp8"}),
+    "windows": ("gemma2", {"head_dim": 64}, {}),
+    "experts": ("mixtral", {"head_dim": 64}, {}),
+    "w8": (
+        "llama",
+        {"head_dim": 64, "hidden_size": 128, "intermediate_size": 256},
+        {"quantization": "w8"},
+    ),
+}
+PROMPTS = "chunks to the kernel of prompts"
+NUM_LAYERS = 2
+
+
+def load(
+    directory: Path,
+    gpu: EmulatedDevice,
+    name: str = PROMPTS,
+    *,
+    num_layers: int = NUM_LAYERS,
+    **options: Any,
+) -> SharingDriver:
+    """A driver of a model on a GPU."""
+    family, sizes, of_model = MODELS[name]
+    if not (directory / "config.json").exists():
+        config = CONFIGS[family](
+            **sizes, num_hidden_layers=num_layers, max_position_embeddings=1024
+        )
+        save_model(directory, config)
+    runner = load_runner(
+        directory,
+        **{
+            **{"dtype": "bfloat16", "device": gpu, "max_num_seqs": 8, "invariant": True},
+            **of_model,
+            **options,
+        },
+    )
+    return SharingDriver(runner)
+
+
+def graphs_of(runner: ModelRunner) -> MixedGraphs:
+    assert isinstance(runner.inputs, GpuInputs)
+    assert runner.inputs.mixed_graphs is not None
+    return runner.inputs.mixed_graphs
+
+
+def num_replays(graphs: MixedGraphs) -> int:
+    """How often graphs were replayed."""
+    found = [graph for graph in graphs.captured.values() if graph is not None]
+    assert all(isinstance(graph, EmulatedGraph) for graph in found)
+    return sum(graph.num_replays for graph in found)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A step: sequences that decode, and tokens of each prompt that is computed in part."""
+
+    num_decoding: int
+    chunks: tuple[int, ...]
+
+
+def random_mixes(rng: random.Random, count: int) -> list[Mix]:
+    return [
+        Mix(
+            rng.randint(0, 5),
+            tuple(rng.choice((2, 9, 33, 50, 70)) for _ in range(rng.randint(1, 3))),
+        )
+        for _ in range(count)
+    ]
+
+
+def serve(
+    driver: SharingDriver, mixes: Sequence[Mix], *, shares: bool = False
+) -> list[dict[int, torch.Tensor]]:
+    """Run steps of these mixes; return the logits of each.
+
+    Args:
+        driver: of nothing yet; afterwards it holds what the last step left.
+        mixes: of the steps.
+        shares: whether sequences that decode begin with the same blocks.
+    """
+    rng, found, numbers = random.Random(5), [], count(100)
+    decoding = range(1, 6)
+    if shares:
+        driver.begin()
+    for each in decoding:
+        tokens = [each, 50 + each]
+        driver.add_behind(each, tokens) if shares else driver.add(each, tokens)
+    driver.step()
+    prompts: dict[int, int] = {}  # by place in a mix: a sequence of which tokens are left
+    for mix in mixes:
+        scheduled = dict.fromkeys(decoding[: mix.num_decoding], 1)
+        for place, size in enumerate(mix.chunks):
+            prompt = prompts.get(place, -1)
+            if prompt < 0 or driver.num_left(prompt) < size:
+                if prompt >= 0:
+                    driver.release(prompt)
+                prompt = prompts[place] = next(numbers)
+                driver.add(prompt, [rng.randrange(3, 99) for _ in range(rng.randint(size, 120))])
+            scheduled[prompt] = size
+        driver.step(scheduled)
+        found.append(driver.logits)
+    return found
+
+
+def caches_of(driver: SharingDriver) -> list[torch.Tensor]:
+    caches = driver.runner.cache_engine.caches
+    return [each.cpu().view(torch.uint8) for each in (*caches.keys, *caches.values)]
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [*((name, False) for name in MODELS), (PROMPTS, True), ("windows", True)],
+)
+def test_random_mixes_have_the_bits_of_single_kernels(
+    emulated_gpu: EmulatedDevice, tmp_path: Path, name: str, shares: bool
+) -> None:
+    rng = random.Random(name)
+    # Each comes several times, behind other tokens: as it is, captured, and replayed.
+    mixes = random_mixes(rng, 5) * 4
+    found, caches = [], []
+    for eager in (True, False):
+        driver = load(tmp_path, emulated_gpu, name, enforce_eager=eager)
+        found.append(serve(driver, mixes, shares=shares))
+        caches.append(caches_of(driver))
+    graphs = graphs_of(driver.runner)
+    num_graphs = sum(graph is not None for graph in graphs.captured.values())
+    print(f"{name}: {num_replays(graphs)} of {len(mixes)} steps replayed, {num_graphs} graphs")
+    assert num_replays(graphs) >= len(mixes) // 4
+    for step, (a, b) in enumerate(zip(*found, strict=True)):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[each], b[each]) for each in a), step
+    assert all(torch.equal(a, b) for a, b in zip(*caches, strict=True))
+
+
+def test_launches(emulated_gpu: EmulatedDevice, tmp_path: Path) -> None:
+    """A replayed step starts as much for any number of layers."""
+    counts: dict[tuple[bool, int], Counter[str]] = {}
+    for num_layers in (2, 3):
+        directory = tmp_path / str(num_layers)
+        directory.mkdir()
+        for eager in (True, False):
+            driver = load(directory, emulated_gpu, num_layers=num_layers, enforce_eager=eager)
+            serve(driver, [])
+            for prompt in (200, 201, 202):
+                driver.add(prompt, [5] * 41)
+                with counted_calls() as counts[eager, num_layers]:
+                    driver.step({1: 1, 2: 1, 3: 1, prompt: 40})
+    eager, replayed = (counts[each, 3] for each in (True, False))
+    layer = counts[True, 3] - counts[True, 2]
+    print(f"a step of 3 layers starts {eager.total()}, a layer {layer.total()}")
+    print(f"replayed: {replayed.total()}, {dict(replayed.most_common())}")
+    assert replayed == counts[False, 2]
+    assert replayed["paged_attention"] == 0
+    assert layer["paged_attention"] == 1
+    assert replayed["replay"] == 1
+
+
+@contextmanager
+def counted_calls() -> Iterator[Counter[str]]:
+    """Count what the host starts: kernels of torch and ours by name, and graphs."""
+    counts: Counter[str] = Counter()
+    before = Counter(Machine.current.launches)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def watch(owner: type, name: str, name_of: Callable[..., str]) -> None:
+            call = getattr(owner, name)
+
+            def counted(*args: Any, **options: Any) -> Any:
+                counts[name_of(*args)] += 1
+                return call(*args, **options)
+
+            patch.setattr(owner, name, counted)
+
+        watch(Machine, "kernel", lambda machine, operation, *_: operation.__name__)
+        watch(EmulatedGraph, "replay", lambda graph: "replay")
+        yield counts
+    counts += Machine.current.launches - before
+
+
+def test_steps_start_before_the_last_has_ended(
+    emulated_gpu: EmulatedDevice, tmp_path: Path
+) -> None:
+    found = []
+    for eager in (True, False):
+        driver = load(tmp_path, emulated_gpu, enforce_eager=eager)
+        driver.add(0, [5, 9, 3])
+        driver.add(1, [*range(20, 90)])
+        under_way = []
+        for step in range(8):
+            left = driver.num_left(1)
+            under_way.append(
+                driver.start({0: driver.num_left(0), 1: min(left, 20 if left > 1 else 1)})
+            )
+            if step >= 1:
+                driver.finish(under_way.pop(0))
+        driver.finish(under_way.pop())
+        found.append(driver.tokens)
+    assert found[0] == found[1]
+    assert num_replays(graphs_of(driver.runner)) >= 1
+
+
+def test_kinds_used_last_are_kept(
+    emulated_gpu: EmulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixed_graphs, "MAX_KINDS", 2)
+    mixes = [Mix(2, (size,)) for size in (9, 9, 9, 33, 9, 70, 33, 33, 9)]
+    found = []
+    for eager in (True, False):
+        driver = load(tmp_path, emulated_gpu, enforce_eager=eager)
+        found.append(serve(driver, mixes))
+    for a, b in zip(*found, strict=True):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[each], b[each]) for each in a)
+    graphs = graphs_of(driver.runner)
+    # The last came again too late.
+    assert [(rows, graph is None) for (rows, _), graph in graphs.captured.items()] == [
+        (64, False),
+        (16, True),
+    ]
+
+
+def test_tables_that_move(emulated_gpu: EmulatedDevice, tmp_path: Path) -> None:
+    """Graphs are captured anew: the old ones read tables where they were."""
+    found = []
+    for eager in (True, False):
+        driver = load(tmp_path, emulated_gpu, enforce_eager=eager, max_num_seqs=3)
+        steps = serve(driver, [Mix(1, (9,))] * 4)
+        if not eager:
+            assert len(graphs_of(driver.runner).captured) == 1
+            assert num_replays(graphs_of(driver.runner)) == 2
+        # More sequences than the tables have rows.
+        for each in range(300, 304):
+            driver.add(each, [each % 90 + 3] * 4)
+        for _ in range(4):
+            driver.step({1: 1, 300: 1})
+            steps.append(driver.logits)
+        found.append(steps)
+    for a, b in zip(*found, strict=True):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[each], b[each]) for each in a)
+
+
+def test_models_that_are_not_capturable_have_none(
+    emulated_gpu: EmulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "MAX_EXPERTS", 4)
+    driver = load(tmp_path, emulated_gpu, "experts")
+    assert isinstance(driver.runner.inputs, GpuInputs)
+    assert driver.runner.inputs.mixed_graphs is None
+    assert len(serve(driver, [Mix(2, (9,))] * 3)) == 3
+
+
+def test_a_graph_of_other_launches_is_noticed(
+    emulated_gpu: EmulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AttentionPlans, "launches", ())
+    driver = load(tmp_path, emulated_gpu)
+    with pytest.raises(RuntimeError, match="paged_attention: must start what was captured"):
+        serve(driver, [Mix(1, (40,)), Mix(1, (40,)), Mix(5, (20, 18))])
+
+
+def test_sizes() -> None:
+    assert [most_rows(each) for each in (1, 17, 65, 512, 8192)] == [16, 32, 128, 512, 512]
+    assert all(a < b for a, b in pairwise(SIZES))
