@@ -45,7 +45,7 @@ BITS_TESTS = tuple(
     f"{KERNELS}/test_{name}.py" for name in ("attention_prompts", "attention_invariance")
 )
 WORKER_TESTS = tuple(
-    f"tests/emu/test_gpu_{name}.py" for name in ("worker", "engine", "quantization")
+    f"tests/emu/test_gpu_{name}.py" for name in ("worker", "mixed_graphs", "engine", "quantization")
 )
 # Ranks are threads that wait for each other on one GPU: no kernel may lie behind another rank's in
 # a queue of the device, or wait for one to be loaded.

@@ -59,10 +59,11 @@ class Span:
 
 @dataclass(slots=True)
 class FixedPlan:
-    """A plan that serves batch after batch of as many sequences, up to a length."""
+    """A plan that serves batch after batch of as many sequences, up to a length; see ops."""
 
     max_seq_len: int
     plan: Any = None
+    max_query_len: int = 1
 
 
 def attend(
@@ -160,6 +161,7 @@ def attend(
             table_rows=rows,
             sliding_window=options.get("sliding_window"),
             max_seq_len=None if fixed_plan is None else fixed_plan.max_seq_len,
+            max_query_len=1 if fixed_plan is None else fixed_plan.max_query_len,
             earlier=None if fixed_plan is None else fixed_plan.plan,
         )
     if fixed_plan is not None:

@@ -55,6 +55,28 @@ def test_steps_that_share_blocks_and_do_not(isa: str, kv_heads: int) -> None:
     assert found in ([True, False, True, False, True], [False] * 5)
 
 
+@pytest.mark.parametrize("head_size", [64, 80])
+def test_mixed_steps(isa: str, head_size: int) -> None:
+    """Chunks and drafts beside sequences that decode, of as many rows in all."""
+    plan = FixedPlan(MAX_SEQ_LEN, max_query_len=48)
+    launches = []
+    for step in (
+        [(1200, 1), (300, 40), (5, 5), (0, 0), (700, 1), (1, 1)],
+        [(1, 1), (600, 1), (90, 46), (0, 0), (0, 0), (0, 0)],
+        [(1200, 40), (1, 1), (3, 1), (700, 5), (0, 0), (40, 1)],
+        [(500, 8)] * 6,
+    ):
+        spans = []
+        for seed, (length, rows) in enumerate(step):
+            history = History.random(max(length, 1), 4, 2, head_size, torch.bfloat16, seed)
+            spans.append(Span(history, length - rows, length))
+        fixed, own = attend(spans, fixed_plan=plan), attend(spans)
+        assert all(torch.equal(a, b) for a, b in zip(fixed, own, strict=True))
+        launches.append(None if plan.plan is None else tuple(plan.plan.launches))
+    # Drafts alone are no prompts.
+    assert launches[0] is None or launches[3] != launches[0]
+
+
 def test_more_tiles_than_blocks_at_once(isa: str) -> None:
     plan = FixedPlan(MAX_SEQ_LEN)
     for lengths in [(600, 1, 30, 40, 50), (1200, 0, 0, 0, 0)]:
@@ -80,7 +102,7 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
 def test_a_plan_of_no_length_is_refused(isa: str) -> None:
     query = torch.zeros(1, 4, 64, dtype=torch.bfloat16)
     cache = torch.zeros(2, 2, 16, 64, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="max_seq_len: must be at least 1, got 0"):
-        ops.plan_attention(
-            query, cache, cache, torch.tensor([1]).int(), torch.tensor([0, 1]).int(), max_seq_len=0
-        )
+    sizes = torch.tensor([1]).int(), torch.tensor([0, 1]).int()
+    for option in ("max_seq_len", "max_query_len"):
+        with pytest.raises(ValueError, match=f"{option}: must be at least 1, got 0"):
+            ops.plan_attention(query, cache, cache, *sizes, **{option: 0})
