@@ -29,6 +29,12 @@ int attention_prompt_columns(const PagedAttentionParams&) {
 bool attention_prompt_serves(const PagedAttentionParams& p) {
   return p.head_size == 64;
 }
+bool attention_latent_serves(const PagedAttentionParams& p) {
+  return p.head_size == 576;
+}
+int attention_latent_blocks(const PagedAttentionParams&, int columns) {
+  return columns == kLatentFew ? 24 : 10;
+}
 
 }  // namespace quire::cuda
 
@@ -79,6 +85,7 @@ struct Step {
     p.num_kv_heads = 2;
     p.num_heads = 2 * group;
     p.head_size = head_size;
+    p.value_size = head_size == 576 ? 512 : head_size;
     p.block_size = kBlockSize;
     p.sliding_window = window;
     p.num_tokens = kMostRows;
@@ -126,6 +133,7 @@ class Coverage {
     is_over_ = false;
     for (unsigned i = 0; i < work.num_items; ++i) {
       const AttentionItem& item = work.items[i];
+      require(i > 0 || item.seq != kNoWork, "a launch has no work");
       if (ends(item.seq, i, work.num_items)) continue;
       const int64_t columns = rows_of(item.seq) * group();
       add(item.seq, item.kv_head, item.column,
@@ -142,7 +150,7 @@ class Coverage {
       for (int j = 0; j < merge.num_slots; ++j) {
         require(of_tile[merge.slot + j]-- == 1, "a slot is merged that no block has written");
         require((int64_t{merge.slot} + j + 1) * work.columns <=
-                    PartialMemory::max_columns(p_.head_size),
+                    PartialMemory::max_columns(p_.value_size),
                 "a slot is beyond the memory");
       }
     }
@@ -251,8 +259,9 @@ int main() {
   try {
     const int num_known = serve(64, 4, kNoWindow, 100) + serve(64, 2, 600, 40) +
                           serve(80, 4, kNoWindow, 40) + serve(64, 12, kNoWindow, 40) +
-                          serve(64, 8, kNoWindow, 20, false);
-    require(num_known > 120, "too many kinds of launches");
+                          serve(64, 8, kNoWindow, 20, false) + serve(576, 16, kNoWindow, 30) +
+                          serve(576, 32, kNoWindow, 20, false);
+    require(num_known > 150, "too many kinds of launches");
     require_refused(true, [](PagedAttentionParams& p, Step&) { p.num_tokens *= 2; });
     require_refused(false, [](PagedAttentionParams& p, Step&) { p.max_query_len = 1; });
     require_refused(false,

@@ -24,8 +24,9 @@ MUTANTS = {
     "a kind without merges": (", int64_t{each->num_merges}}", "}"),
     "a kind without prompts": ("{&few(), &many()}", "{&few()}"),
     "a kind without what is shared": ("sizes{int64_t{shared().num_items}}", "sizes{0}"),
-    "prompts in both launches": ("has_many ? kManyColumns : INT64_MAX", "INT64_MAX"),
-    "prompts in no launch": ("if (has_many) plan(", "if (false) plan("),
+    "prompts in both launches": ("may_be_many ? least_of_many(p) : INT64_MAX", "INT64_MAX"),
+    "prompts in no launch": ("if (may_be_many) plan(", "if (false) plan("),
+    "rows that all have many columns in both launches": ("if (!are_many) plan(", "plan("),
     "both widths in one memory": ("plan(rest, few_[is_wide_]);", "plan(rest, few_[0]);"),
     "shared work of the step before": (
         "} else {\n    shared_.send(shared, num_shared, num_shared, p, stream);\n  }",
