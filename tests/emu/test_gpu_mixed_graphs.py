@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench import gpu_host, gpu_mixed
 from tests.emu.emulated_device import EmulatedDevice
 from tests.emu.emulated_torch import EmulatedGraph, Machine
 from tests.emu.test_gpu_sharing import SharingDriver
@@ -33,6 +34,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "float8": ("llama", {"head_dim": 64}, {"kv_cache_dtype": "fp8"}),
     "windows": ("gemma2", {"head_dim": 64}, {}),
     "experts": ("mixtral", {"head_dim": 64}, {}),
+    "latent rows": ("deepseek_v3", {"kv_lora_rank": 512, "qk_rope_head_dim": 64}, {}),
     "w8": (
         "llama",
         {"head_dim": 64, "hidden_size": 128, "intermediate_size": 256},
@@ -135,8 +137,8 @@ def serve(
 
 
 def caches_of(driver: SharingDriver) -> list[torch.Tensor]:
-    caches = driver.runner.cache_engine.caches
-    return [each.cpu().view(torch.uint8) for each in (*caches.keys, *caches.values)]
+    stored = driver.runner.cache_engine.caches.stored
+    return [each.cpu().view(torch.uint8) for layer in stored for each in layer]
 
 
 @pytest.mark.parametrize(
@@ -301,6 +303,14 @@ def test_a_graph_of_other_launches_is_noticed(
     driver = load(tmp_path, emulated_gpu)
     with pytest.raises(RuntimeError, match="paged_attention: must start what was captured"):
         serve(driver, [Mix(1, (40,)), Mix(1, (40,)), Mix(5, (20, 18))])
+
+
+def test_the_benchmark(emulated_gpu: EmulatedDevice) -> None:
+    config = gpu_host.DEEP_MODEL | {"num_hidden_layers": 1}
+    (found,) = gpu_mixed.measure("tiny", config, emulated_gpu, [64], 2)
+    assert (found.model, found.rows) == ("tiny", 64)
+    assert found.graph_ms > 0
+    assert found.kernels_ms > 0
 
 
 def test_sizes() -> None:
