@@ -1,6 +1,6 @@
 // Products of a warpgroup, four warps that multiply together (wgmma, of sm_90a alone): operands lie
-// in shared memory, results in registers, and other instructions go on meanwhile. The emulation of
-// these functions is in tests/emu/include.
+// in shared memory, the first in registers if it is to, results in registers, and other
+// instructions go on meanwhile. The emulation of these functions is in tests/emu/include.
 #pragma once
 
 #include "cuda/ptx.h"
@@ -21,6 +21,18 @@ namespace quire::cuda::ptx {
 #define QUIRE_HAS_WARPGROUPS 0
 #define QUIRE_WARPGROUP_ASM(...) static_cast<void>(0)
 #endif
+
+// Leaves the warpgroup so many registers of a thread, where it has more, or waits until there are
+// so many for it, where it has fewer: a block has as many as all of its threads had at first.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  QUIRE_WARPGROUP_ASM("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  QUIRE_WARPGROUP_ASM("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 
 // What this thread has written to shared memory, by copies that it has waited for too, is there for
 // products that begin behind a barrier.
@@ -54,6 +66,12 @@ __device__ __forceinline__ void hold_sums(float (&c)[kTiles][4]) {
     for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(c[i][j])::"memory");
 }
 
+// An operand in registers stays what it is until here, behind the wait for its product.
+__device__ __forceinline__ void hold_operand(uint32_t (&a)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
+
 // A matrix whose rows have 128 bytes, of which chunk c lies in the place of c ^ (row % 8); the
 // first row lies at a multiple of 1,024. `begin` is its first element of 16 in that row.
 __device__ __forceinline__ uint64_t describe_rows(const char* begin) {
@@ -61,10 +79,22 @@ __device__ __forceinline__ uint64_t describe_rows(const char* begin) {
   return (shared_address(begin) & 0x3ffff) / 16 | kEightRows << 32 | kSwizzled << 62;
 }
 
+// Sixteen rows of as many elements as a product has columns, in pieces of 64 elements. A row of a
+// piece has 128 bytes, whose chunks lie as those of describe_rows; the next piece begins
+// `piece_bytes` behind. `begin` is the first row in the first piece, at a multiple of 1,024.
+__device__ __forceinline__ uint64_t describe_columns(const char* begin, int piece_bytes) {
+  return describe_rows(begin) | static_cast<uint64_t>(piece_bytes / 16) << 16;
+}
+
 // Begins c += a b^T, with a [64, 16], b [8 kColumnTiles, 16] and c [64, 8 kColumnTiles] float32:
 // warp w of the warpgroup has rows 16 w to 16 w + 15 of c, as those of multiply_add.
 template <typename T, int kColumnTiles>
 struct WarpgroupProduct;
+
+// Begins c += a b, with b [16, 8 kColumnTiles] by describe_columns, and a in registers, which hold
+// the warp's 16 rows as those of multiply_add do.
+template <typename T, int kColumnTiles>
+struct RegisterProduct;
 
 #define QUIRE_REGISTERS_3 "%0,%1,%2,%3"
 #define QUIRE_REGISTERS_7 \
@@ -106,7 +136,29 @@ QUIRE_WARPGROUP_PRODUCTS("m64n32k16", 4, QUIRE_REGISTERS_15, "%16", "%17")
 QUIRE_WARPGROUP_PRODUCTS("m64n64k16", 8, QUIRE_REGISTERS_31, "%32", "%33")
 QUIRE_WARPGROUP_PRODUCTS("m64n128k16", 16, QUIRE_REGISTERS_63, "%64", "%65")
 
+#define QUIRE_REGISTER_PRODUCT(T, name, shape, tiles, registers, a_operand, b_operand)         \
+  template <>                                                                                  \
+  struct RegisterProduct<T, tiles> {                                                           \
+    static __device__ __forceinline__ void begin(float (&c)[tiles][4], const uint32_t (&a)[4], \
+                                                 uint64_t b) {                                 \
+      QUIRE_WARPGROUP_ASM(                                                                     \
+          "{.reg .pred adds; setp.eq.b32 adds, 0, 0; wgmma.mma_async.sync.aligned." shape      \
+          ".f32." name "." name " {" registers "}, {" a_operand "}, " b_operand                \
+          ", adds, 1, 1, 1;}" : QUIRE_SUMS_##tiles(0) : "r"(a[0]),                             \
+          "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
+    }                                                                                          \
+  };
+#define QUIRE_REGISTER_PRODUCTS(shape, tiles, registers, a_operand, b_operand)        \
+  QUIRE_REGISTER_PRODUCT(bf16, "bf16", shape, tiles, registers, a_operand, b_operand) \
+  QUIRE_REGISTER_PRODUCT(f16, "f16", shape, tiles, registers, a_operand, b_operand)
+
+QUIRE_REGISTER_PRODUCTS("m64n64k16", 8, QUIRE_REGISTERS_31, "%32,%33,%34,%35", "%36")
+QUIRE_REGISTER_PRODUCTS("m64n128k16", 16, QUIRE_REGISTERS_63, "%64,%65,%66,%67", "%68")
+
 #undef QUIRE_WARPGROUP_PRODUCTS
+#undef QUIRE_WARPGROUP_PRODUCT
+#undef QUIRE_REGISTER_PRODUCTS
+#undef QUIRE_REGISTER_PRODUCT
 #undef QUIRE_REGISTERS_3
 #undef QUIRE_REGISTERS_7
 #undef QUIRE_REGISTERS_15
@@ -117,7 +169,6 @@ QUIRE_WARPGROUP_PRODUCTS("m64n128k16", 16, QUIRE_REGISTERS_63, "%64", "%65")
 #undef QUIRE_SUMS_4
 #undef QUIRE_SUMS_8
 #undef QUIRE_SUMS_16
-#undef QUIRE_WARPGROUP_PRODUCT
 #undef QUIRE_WARPGROUP_ASM
 
 }  // namespace quire::cuda::ptx

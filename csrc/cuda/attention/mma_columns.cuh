@@ -87,6 +87,9 @@ struct TileShape {
   static __device__ int offset(int row, int chunk) {
     return row * kRowBytes + (kSwizzles ? chunk ^ (row & 7) : chunk) * 16;
   }
+
+  // How far a chunk lies behind that of the same place in the row's first eight, or four.
+  static __device__ int behind(int chunk) { return chunk * 16; }
 };
 
 // The shape of a block's work over a cache of `Cached` elements. The stages change no bit.

@@ -83,9 +83,9 @@ class TileCopies {
 #pragma unroll
     for (int chunk = 0; chunk < Shape::kChunks; chunk += kLanes) {
       if (chunk + kLanes <= Shape::kChunks || chunk + lane_ % kLanes < Shape::kChunks) {
-        ptx::async_copy_16(to + chunk * 16, key + chunk * kChunkElements, exists);
-        ptx::async_copy_16(to + Shape::kTileBytes + chunk * 16, value + chunk * kChunkElements,
-                           exists);
+        const int behind = Shape::behind(chunk);
+        ptx::async_copy_16(to + behind, key + chunk * kChunkElements, exists);
+        ptx::async_copy_16(to + Shape::kTileBytes + behind, value + chunk * kChunkElements, exists);
       }
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/mma_launch.cuh"
+#include "cuda/attention/prompt_warpgroup.h"
 #include "cuda/attention/shared.cuh"
 
 namespace quire::cuda {
@@ -15,8 +16,10 @@ class PromptLauncher {
 
   static void run(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t stream) {
     const Variant& variant = chosen();
-    launch(variant.kernel, work.num_items, variant.threads, variant.shared_bytes, stream, p,
-           work.items, work.partials);
+    if (!run_prompt_warpgroups(p, work, stream)) {
+      launch(variant.kernel, work.num_items, variant.threads, variant.shared_bytes, stream, p,
+             work.items, work.partials);
+    }
     launch(variant.merge, dim3(work.num_merges, variant.columns), kMmaThreads, 0, stream, p,
            work.merges, work.partials);
   }

@@ -1,0 +1,36 @@
+// Instances of attention of prompts by warpgroups. A source of its own: what aligns their shared
+// memory would align that of other kernels, too.
+#include "cuda/attention/prompt_warpgroup.cuh"
+#include "cuda/attention/prompt_warpgroup.h"
+#include "cuda/launch.h"
+
+namespace quire::cuda {
+namespace {
+
+template <typename T, int kHeadSize>
+void run(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t stream) {
+  using Shape = WarpgroupPromptShape<T, kHeadSize>;
+  launch(attention_prompt_warpgroup_kernel<T, kHeadSize>, work.num_items, Shape::kThreads,
+         Shape::kSharedBytes, stream, p, work.items, work.partials);
+}
+
+template <typename T>
+void run(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t stream) {
+  if (p.head_size == 64) return run<T, 64>(p, work, stream);
+  run<T, 128>(p, work, stream);
+}
+
+}  // namespace
+
+bool run_prompt_warpgroups(const PagedAttentionParams& p, const DeviceWork& work,
+                           cudaStream_t stream) {
+  if (!has_warpgroups() || work.columns != WarpgroupPromptShape<bf16, 128>::kColumns) return false;
+  if (p.dtype == DType::kBFloat16) {
+    run<bf16>(p, work, stream);
+  } else {
+    run<f16>(p, work, stream);
+  }
+  return true;
+}
+
+}  // namespace quire::cuda

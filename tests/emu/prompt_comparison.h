@@ -1,0 +1,99 @@
+// Runs kernels of prompts in the emulator, in each order of turns, and holds what they give against
+// the kernel of decoding, bit by bit.
+#pragma once
+
+#include <cstdio>
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "attention_problem.h"
+#include "cuda/attention/mma.cuh"
+#include "cuda/launch.h"
+
+namespace quire::cuda {
+
+// Starts a kernel and the merge over the plan of a step.
+template <int kHeadSize, int kColumns, typename Kernel>
+void run(Kernel kernel, int threads, int shared_bytes, const PagedAttentionParams& p,
+         int blocks_at_once) {
+  WorkPlan plan = plan_work(p, p.seq_lens, p.query_start_loc, {kColumns, blocks_at_once, 1 << 20});
+  // As where a launch has more blocks than there is work.
+  plan.items.insert(plan.items.end(), 2, AttentionItem{kNoWork, 0, 0, 0, 1, 0, 0, 0, 0, 0});
+  plan.merges.insert(plan.merges.end(), 2, AttentionMerge{kNoWork, 0, 0, 0, 0});
+  plan.num_slots = std::max<int64_t>(plan.num_slots, 1);
+  const size_t rows = size_t(plan.num_slots) * kColumns;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> acc(rows * kHeadSize, nan), max(rows, nan), sum(rows, nan);
+  const PartialResults partials{acc.data(), max.data(), sum.data()};
+  launch(kernel, unsigned(plan.items.size()), unsigned(threads), size_t(shared_bytes), nullptr, p,
+         plan.items.data(), partials);
+  launch(attention_merge_kernel<bf16, kHeadSize, kColumns>,
+         dim3(unsigned(plan.merges.size()), kColumns), kMmaThreads, 0, nullptr, p,
+         plan.merges.data(), partials);
+}
+
+template <int kHeadSize>
+void run_decode(const PagedAttentionParams& p) {
+  using Shape = MmaShape<bf16, kHeadSize, 1, 2>;
+  run<kHeadSize, Shape::kColumns>(attention_mma_kernel<bf16, bf16, kHeadSize, 1, 2>, kMmaThreads,
+                                  Shape::kSharedBytes, p, 28);
+}
+
+// Few blocks at once leave sequences whole, more cut them into pairs of partitions, many into
+// single ones.
+constexpr int kBlocksAtOnce[] = {3, 13, 101};
+constexpr emu::Order kOrders[] = {emu::Order::kForward, emu::Order::kReverse,
+                                  emu::Order::kShuffled};
+
+// Each shape that a device is given, with each way to cut the work, in one order or another.
+template <int kHeadSize, typename... Runs>
+int compare(Runs... runs) {
+  // The third has columns of two blocks, over four partitions.
+  Problem<bf16, kHeadSize> problem({1, 46, 1700, 33, 600}, {0, 1, 21, 71, 104, 105});
+  // Before the first a sequence that blocks without work would take if they did not end.
+  std::vector<int32_t> seq_lens{40}, starts{-40}, tables(size_t(problem.table_width));
+  tables.insert(tables.end(), problem.block_tables.begin(), problem.block_tables.end());
+  seq_lens.insert(seq_lens.end(), problem.seq_lens.begin(), problem.seq_lens.end());
+  starts.insert(starts.end(), problem.query_start_loc.begin(), problem.query_start_loc.end());
+  const bf16 nan = from_float<bf16>(std::numeric_limits<float>::quiet_NaN());
+  int turn = 0;
+  for (const int window : {0, 45, 530}) {
+    std::vector<bf16> expected(problem.query.size(), nan);
+    PagedAttentionParams p = problem.params(expected);
+    p.seq_lens = &seq_lens[1];
+    p.query_start_loc = &starts[1];
+    p.block_tables = &tables[size_t(problem.table_width)];
+    if (window > 0) {
+      p.sliding_window = window;
+      p.alibi_slopes = problem.alibi_slopes.data();
+      p.sinks = problem.sinks.data();
+    }
+    if (window == 45) p.soft_cap = 3.f;
+    emu::Machine::order = emu::Order::kForward;
+    run_decode<kHeadSize>(p);
+    for (const auto run : {runs...}) {
+      for (const int blocks_at_once : kBlocksAtOnce) {
+        emu::Machine::order = kOrders[turn++ % 3];
+        std::vector<bf16> actual(problem.query.size(), nan);
+        p.out.data = actual.data();
+        try {
+          run(p, blocks_at_once);
+        } catch (const emu::KernelError& error) {
+          std::fprintf(stderr, "%s\n", error.what());
+          return 2;
+        }
+        if (std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(bf16)) != 0) {
+          std::fprintf(stderr, "differs: heads of %d, shape and order %d, %d blocks, window %d\n",
+                       kHeadSize, turn - 1, blocks_at_once, window);
+          return 1;
+        }
+      }
+    }
+    ++turn;  // another order for each shape
+  }
+  return 0;
+}
+
+}  // namespace quire::cuda

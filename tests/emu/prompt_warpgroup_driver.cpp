@@ -1,0 +1,25 @@
+// Holds the attention kernel of prompts on warpgroups against the kernel of decoding. Mutants of
+// the kernel are compiled with this (test_prompt_warpgroup_mutants.py): exits with 0 if they agree,
+// 1 if not, 2 if the kernel did what no GPU allows.
+#include "cuda/attention/prompt_warpgroup.cuh"
+#include "prompt_comparison.h"
+
+namespace {
+
+using namespace quire;
+using namespace quire::cuda;
+
+template <int kHeadSize>
+void run_prompt(const PagedAttentionParams& p, int blocks_at_once) {
+  using Shape = WarpgroupPromptShape<bf16, kHeadSize>;
+  run<kHeadSize, Shape::kColumns>(attention_prompt_warpgroup_kernel<bf16, kHeadSize>,
+                                  Shape::kThreads, Shape::kSharedBytes, p, blocks_at_once);
+}
+
+}  // namespace
+
+int main() {
+  const int of_64 = compare<64>(run_prompt<64>);
+  if (of_64 != 0) return of_64;
+  return compare<128>(run_prompt<128>);
+}
