@@ -79,6 +79,12 @@ __device__ __forceinline__ uint64_t describe_rows(const char* begin) {
   return (shared_address(begin) & 0x3ffff) / 16 | kEightRows << 32 | kSwizzled << 62;
 }
 
+// A matrix that begins so many bytes behind another: of the 64 bits the address alone changes.
+__device__ __forceinline__ uint64_t matrix_behind(uint64_t matrix, int bytes) {
+  const auto low = static_cast<uint32_t>(matrix) + static_cast<uint32_t>(bytes / 16);
+  return matrix >> 32 << 32 | low;
+}
+
 // Sixteen rows of as many elements as a product has columns, in pieces of 64 elements. A row of a
 // piece has 128 bytes, whose chunks lie as those of describe_rows; the next piece begins
 // `piece_bytes` behind. `begin` is the first row in the first piece, at a multiple of 1,024.

@@ -12,7 +12,7 @@ using namespace quire::cuda;
 template <int kHeadSize>
 void run_prompt(const PagedAttentionParams& p, int blocks_at_once) {
   using Shape = WarpgroupPromptShape<bf16, kHeadSize>;
-  run<kHeadSize, Shape::kColumns>(attention_prompt_warpgroup_kernel<bf16, kHeadSize>,
+  run<kHeadSize, Shape::kColumns>(warpgroup_prompt_kernel<bf16, kHeadSize>,
                                   Shape::kThreads, Shape::kSharedBytes, p, blocks_at_once);
 }
 

@@ -5,6 +5,7 @@
 #include "cuda/attention/latent.cuh"
 #include "cuda/attention/mma_launch.cuh"
 #include "cuda/attention/prompt.cuh"
+#include "cuda/attention/warpgroup_columns.cuh"
 #include "cuda/linear/int8_tile.cuh"
 #include "cuda/linear/warpgroup_tile.cuh"
 #include "cuda/linear/weight_only_tile.cuh"
@@ -49,6 +50,13 @@ void print_latent() {
     std::printf("attention_latent_kernel<%s, %d, %d>\t%d\n", type, kGroups, kStages,
                 LatentShape<bf16, kGroups, kStages>::kSharedBytes);
   }
+}
+
+template <int kHeadSize>
+void print_warpgroup_prompt() {
+  for (const char* type : {"bf16", "f16"})
+    std::printf("warpgroup_prompt_kernel<%s, %d>\t%d\n", type, kHeadSize,
+                WarpgroupPromptShape<bf16, kHeadSize>::kSharedBytes);
 }
 
 template <typename T, int kFeatures, int kRows, int kFeatureWarps, int kRowWarps, int kStages>
@@ -114,6 +122,8 @@ int main() {
   print_latent<1, 4>();
   print_latent<2, 2>();
   print_latent<2, 3>();
+  print_warpgroup_prompt<64>();
+  print_warpgroup_prompt<128>();
   print_linear<bf16>("bf16");
   print_linear<f16>("f16");
   print_linear<float>("float");

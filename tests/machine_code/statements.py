@@ -23,6 +23,8 @@ STATED = (
     "attention_prompt_kernel<bf16, 128, 8, 4>",
     "attention_prompt_kernel<bf16, 128, 8, 2>",
     "attention_prompt_kernel<bf16, 128, 4, 2>",
+    "warpgroup_prompt_kernel<bf16, 64>",
+    "warpgroup_prompt_kernel<bf16, 128>",
     "attention_shared_kernel<bf16, 64, 8, 4>",
     "attention_shared_kernel<bf16, 128, 8, 4>",
     "attention_shared_kernel<bf16, 128, 8, 2>",

@@ -26,6 +26,9 @@ DEVICES = {"A100": 80, "L4": 89, "H100": 90}
 # Instructions of a tile of 16 keys: decode of bfloat16, heads of 128, 8 columns.
 DECODE = "attention_mma_kernel<bf16, bf16, 128, 1, {}>"
 MOST_OF_DECODE = 420
+# Of prompts on warpgroups: tiles, and registers of three threads, of which one copies.
+TILES_OF_STAGE = 4
+SHARED_REGISTERS = 24 + 2 * 240
 
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -129,7 +132,7 @@ def test_tiles_are_copied_16_bytes_at_a_time(
             )
         ):
             assert copies, kernel.name
-        if kernel.name.startswith("warpgroup_linear_kernel"):
+        if kernel.name.startswith(("warpgroup_linear_kernel", "warpgroup_prompt_kernel")):
             assert bool(copies) == (architecture == 90), kernel.name
         if kernel.name.startswith("linear_kernel"):
             is_aligned = ">, true" in kernel.name
@@ -156,6 +159,32 @@ def test_warpgroups_multiply_side_by_side(
             loop[opcode.partition(".")[0]] += number
         assert loop["HGMMA"] == 4, kernel.name
         assert loop["WARPGROUP"] == 2, kernel.name  # where they begin, and the wait
+
+
+def test_prompts_on_warpgroups_multiply_side_by_side(
+    architecture: int, kernels: dict[str, list[Kernel]]
+) -> None:
+    """A stage is a product of queries for each 16 elements, and one of values for each tile."""
+    found = [
+        each
+        for each in each_of(kernels, "cuda/attention")
+        if each.name.startswith("warpgroup_prompt_kernel")
+    ]
+    assert len(found) == 4
+    for kernel in found:
+        if architecture != 90:
+            assert statements.is_empty(kernel), kernel.name
+            continue
+        head_size = int(kernel.name.rsplit(", ", 1)[1].rstrip(">"))
+        for opcodes in (kernel.hot_loop, kernel.opcodes):
+            products = {each: n for each, n in opcodes.items() if each.startswith("HGMMA")}
+            assert sum(products.values()) == head_size // 16 + TILES_OF_STAGE, kernel.name
+            # Where they begin, and the waits: once for queries, and for each tile of values.
+            waits = [n for each, n in opcodes.items() if each.startswith("WARPGROUP")]
+            assert sum(waits) == 2 * (1 + TILES_OF_STAGE), kernel.name
+        # All that a block begins with is shared out, and no more.
+        assert 3 * kernel.registers == SHARED_REGISTERS, kernel.name
+        assert sum(n for each, n in kernel.opcodes.items() if "USETMAXREG" in each) == 2
 
 
 def test_a_tile_of_decode_takes_few_instructions(
@@ -231,6 +260,7 @@ def test_memory_of_launches_is_known(
         "linear_kernel",
         "head_linear_kernel",
         "warpgroup_linear_kernel",
+        "warpgroup_prompt_kernel",
         "int8_linear_kernel",
         "weight_only_kernel",
         "weight_only_experts_kernel",

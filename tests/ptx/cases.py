@@ -28,6 +28,7 @@ from worker_svc.layers.int8_linear import Int8Linear
 Run = Callable[[], None]
 ISA = "cuda"
 WARPGROUPS = "warpgroup_linear_kernel"
+PROMPTS_ON_WARPGROUPS = "warpgroup_prompt_kernel"
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -76,16 +77,36 @@ def sharing(head_size: int, dtype: torch.dtype, group: int) -> Run:
 
 
 def prompt(head_size: int, dtype: torch.dtype) -> Run:
-    """Compute rows of partitions that are split and merged, and a short prompt."""
+    """Compute rows of partitions that are split and merged, and a short prompt, by single warps."""
 
     def run() -> None:
-        spans = []
-        for seed, (begin, end) in enumerate(((1070, 1100), (0, 40))):
-            history = History.random(end, 8, 2, head_size, dtype, seed)
-            spans.append(Span(history, begin, end))
-        test_attention.check(spans, dtype, PLAIN)
+        with interpreter.single_warps():
+            attend_to_prompts(head_size, dtype)
 
     return run
+
+
+def prompt_on_warpgroups(head_size: int, dtype: torch.dtype) -> Run:
+    """Compute the same by products of warpgroups, with the same bits."""
+
+    def run() -> None:
+        actual = attend_to_prompts(head_size, dtype)
+        with interpreter.single_warps():
+            expected = attend_to_prompts(head_size, dtype)
+        for rows, same in zip(actual, expected, strict=True):
+            assert torch.equal(rows, same)
+
+    return run
+
+
+def attend_to_prompts(head_size: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return the rows of two prompts, which are right."""
+    spans = []
+    for seed, (begin, end) in enumerate(((1070, 1100), (0, 40))):
+        history = History.random(end, 8, 2, head_size, dtype, seed)
+        spans.append(Span(history, begin, end))
+    test_attention.check(spans, dtype, PLAIN)
+    return attend(spans)
 
 
 def latent(heads: int, dtype: torch.dtype) -> Run:
@@ -245,6 +266,12 @@ CASES = {
     ),
     "attention of prompts": Case(
         "attention_prompt_kernelI13__nv_bfloat16Li128E", prompt(128, BF16)
+    ),
+    "attention of prompts on warpgroups, heads of 128": Case(
+        f"{PROMPTS_ON_WARPGROUPS}I13__nv_bfloat16Li128E", prompt_on_warpgroups(128, BF16)
+    ),
+    "attention of prompts on warpgroups, heads of 64": Case(
+        f"{PROMPTS_ON_WARPGROUPS}I6__halfLi64E", prompt_on_warpgroups(64, F16)
     ),
     "attention of what is shared": Case(
         "attention_shared_kernelI13__nv_bfloat16Li128E", sharing(128, BF16, 4)

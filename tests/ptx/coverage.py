@@ -27,7 +27,9 @@ NOT_RUN = {
     "attention_mma_kernel<__half, e4m3, 256, 1, 1>": NO_CARD,
 }
 # The same of families, where their kernels have no instruction.
-NOT_RUN_EMPTY = {"warpgroup_linear_kernel": "it is empty, but for compute_90a"}
+NOT_RUN_EMPTY = dict.fromkeys(
+    ("warpgroup_linear_kernel", "warpgroup_prompt_kernel"), "it is empty, but for compute_90a"
+)
 
 # Instructions that multiply matrices.
 PRODUCTS = ("mma.", "wgmma.mma_async.")

@@ -160,7 +160,7 @@ class Decoder {
     }
   }
 
-  // {d0, ...}, a, b, whether it adds, and numbers that `find_product` knows.
+  // {d0, ...}, a or {a0, ...}, b, whether it adds, and numbers that `find_product` knows.
   void read_product(const Operation& operation, const Simple& simple, Instruction* instruction) {
     instruction->run = simple.run;
     program_.has_products = true;
@@ -170,7 +170,7 @@ class Decoder {
     for (const std::string& each : names)
       instruction->sums.push_back(operands_.find(each, Type::kF32));
     for (size_t i = 0; i < simple.signature.read.size(); ++i)
-      push(instruction, operands_.find(operation.operands[i + 1], simple.signature.read[i]));
+      push_vector(instruction, operation.operands[i + 1], simple.signature.read[i]);
   }
 
   static Simple find_simple(const Operation& operation, Instruction* instruction) {

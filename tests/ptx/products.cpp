@@ -1,8 +1,10 @@
-// Products of warpgroups: wgmma.mma_async of 16-bit operands in shared memory, its fences and its
-// groups. Each warp computes its 16 rows of the result when it begins a product or when it waits
-// for it, as mma does (matrices.cpp): one by one in float32, in ascending order of k.
+// Products of warpgroups: wgmma.mma_async of 16-bit operands in shared memory, of which the first
+// may be in registers and the second by columns; its fences and its groups. Each warp computes its
+// 16 rows of the result when it begins a product or when it waits for it, as mma does
+// (matrices.cpp): one by one in float32, in ascending order of k.
 #include "products.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -19,6 +21,15 @@ constexpr int kChunkBytes = 16;
 constexpr int kDepth = 16;  // elements of K
 constexpr int kChunks = kDepth * 2 / kChunkBytes;
 constexpr int kMostColumns = 256;
+constexpr int kPieceColumns = kRowBytes / 2;  // of an operand by columns
+// Of an instruction's `detail`.
+constexpr int kIsF16 = 1;
+constexpr int kHasRegisters = 2;
+constexpr int kRegisters = 4;  // of an operand
+
+bool has_registers(const Instruction& product) {
+  return (product.detail & kHasRegisters) != 0;
+}
 
 // Four registers of a lane for 8 columns.
 int num_columns(const Instruction& product) {
@@ -39,20 +50,49 @@ uint32_t begin_of(const Warp& warp, uint64_t descriptor) {
   return address;
 }
 
+// The same of an operand by columns: each of its 16 rows has a chunk of 8 columns in a row of 128
+// bytes, and what does not fit it in others that lie `piece_bytes` behind.
+struct Columns {
+  uint32_t begin;
+  uint32_t piece_bytes;
+};
+
+Columns columns_of(const Warp& warp, uint64_t descriptor, int columns) {
+  const uint32_t begin = begin_of(warp, descriptor);
+  const auto piece_bytes = static_cast<uint32_t>(descriptor >> 16 & 0x3fff) * 16;
+  if (begin % 1024 != 0) warp.fail("a matrix by columns that is not at a multiple of 1,024", 0);
+  if (columns > kPieceColumns && (piece_bytes == 0 || piece_bytes % 1024 != 0))
+    warp.fail("pieces of a matrix that are not at multiples of 1,024", 0);
+  return {begin, piece_bytes};
+}
+
 // Where 16 bytes of a row lie.
 uint32_t chunk_of(uint32_t begin, int row, int chunk) {
   const uint32_t address = begin + static_cast<uint32_t>(row * kRowBytes + chunk * kChunkBytes);
   return address ^ (address >> 7 & 7) << 4;
 }
 
+// Where 8 columns of a row lie.
+uint32_t chunk_of(const Columns& matrix, int row, int column) {
+  const auto piece = static_cast<uint32_t>(column / kPieceColumns);
+  return chunk_of(matrix.begin + piece * matrix.piece_bytes, row, column % kPieceColumns / 8);
+}
+
 // Calls `visit` with the address of each 16 bytes that a product reads.
 template <typename F>
 void visit_operands(const Warp& warp, const Product& product, F&& visit) {
+  const int columns = num_columns(*product.instruction);
+  if (has_registers(*product.instruction)) {
+    const Columns b = columns_of(warp, product.b, columns);
+    for (int row = 0; row < kDepth; ++row)
+      for (int column = 0; column < columns; column += 8) visit(chunk_of(b, row, column));
+    return;
+  }
   const uint32_t a = begin_of(warp, product.a);
   const uint32_t b = begin_of(warp, product.b);
   for (int row = 0; row < kRows; ++row)
     for (int chunk = 0; chunk < kChunks; ++chunk) visit(chunk_of(a, row, chunk));
-  for (int row = 0; row < num_columns(*product.instruction); ++row)
+  for (int row = 0; row < columns; ++row)
     for (int chunk = 0; chunk < kChunks; ++chunk) visit(chunk_of(b, row, chunk));
 }
 
@@ -76,6 +116,30 @@ void load_rows(Warp& warp, uint32_t begin, int first, int count, F&& place) {
   }
 }
 
+// The warp's 16 rows of the first operand, from its registers, which hold them as mma's do.
+template <typename Half>
+void load_registers(Warp& warp, const Instruction& product, float (*a)[kDepth]) {
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < kDepth; ++k) {
+      const uint16_t number = product.operands[row / 8 + k / 8 * 2];
+      const uint32_t pair = warp.values<uint32_t>(number)[row % 8 * 4 + k % 8 / 2];
+      a[row][k] = Half::of(static_cast<uint16_t>(pair >> 16 * (k % 2)));
+    }
+  }
+}
+
+// The second operand by columns.
+template <typename Half>
+void load_columns(Warp& warp, const Columns& matrix, int columns, float (*b)[kMostColumns]) {
+  for (int k = 0; k < kDepth; ++k) {
+    for (int column = 0; column < columns; column += 8) {
+      uint16_t bits[8];
+      std::memcpy(bits, warp.block().shared().at(chunk_of(matrix, k, column)), sizeof bits);
+      for (int i = 0; i < 8; ++i) b[k][column + i] = Half::of(bits[i]);
+    }
+  }
+}
+
 // Adds the products of the warp's 16 rows.
 template <typename Half>
 void multiply(Warp& warp, const Product& product) {
@@ -84,11 +148,16 @@ void multiply(Warp& warp, const Product& product) {
   static thread_local float sums[16][kMostColumns];
   const Instruction& instruction = *product.instruction;
   const int columns = num_columns(instruction);
-  const int first_row = warp.number() % kWarpsOfGroup * 16;
-  load_rows<Half>(warp, begin_of(warp, product.a), first_row, 16,
-                  [](int row, int k) { return &a[row][k]; });
-  load_rows<Half>(warp, begin_of(warp, product.b), 0, columns,
-                  [](int row, int k) { return &b[k][row]; });
+  if (has_registers(instruction)) {
+    load_registers<Half>(warp, instruction, a);
+    load_columns<Half>(warp, columns_of(warp, product.b, columns), columns, b);
+  } else {
+    const int first_row = warp.number() % kWarpsOfGroup * 16;
+    load_rows<Half>(warp, begin_of(warp, product.a), first_row, 16,
+                    [](int row, int k) { return &a[row][k]; });
+    load_rows<Half>(warp, begin_of(warp, product.b), 0, columns,
+                    [](int row, int k) { return &b[k][row]; });
+  }
   const auto visit_sums = [&](auto&& visit) {
     for (size_t i = 0; i < instruction.sums.size(); ++i) {
       const int in_tile = static_cast<int>(i % 4);
@@ -109,7 +178,7 @@ void multiply(Warp& warp, const Product& product) {
 void compute(Warp& warp, Product& product) {
   if (product.is_done) return;
   product.is_done = true;
-  if (product.instruction->detail != 0) return multiply<F16>(warp, product);
+  if ((product.instruction->detail & kIsF16) != 0) return multiply<F16>(warp, product);
   multiply<Bf16>(warp, product);
 }
 
@@ -131,24 +200,36 @@ void take_step(Warp& warp, const Instruction& instruction, uint64_t a = 0, uint6
     warp.fail("another warp of the warpgroup performs another product or wait", 0);
 }
 
-// a, b, whether it adds; the registers of `sums` are neither read nor written before the wait.
+// A product touches registers that the warpgroup must have fenced since it touched them.
+void check_fenced(const Warp& warp, uint16_t number) {
+  if (!warp.products.is_fenced(number))
+    warp.fail("a race: a product of registers that were touched without wgmma.fence", 0);
+}
+
+// a, b, whether it adds; the registers of `sums` are neither read nor written before the wait, nor
+// are those of a.
 void begin(Warp& warp, const Instruction& instruction, uint32_t) {
-  const auto a = of_all_lanes<uint64_t>(warp, instruction.operands[0]);
-  const auto b = of_all_lanes<uint64_t>(warp, instruction.operands[1]);
-  const uint32_t adds = warp.predicate(instruction.operands[2]);
+  const bool registers = has_registers(instruction);
+  const uint16_t* const rest = instruction.operands + (registers ? kRegisters : 1);
+  const auto a = registers ? 0 : of_all_lanes<uint64_t>(warp, instruction.operands[0]);
+  const auto b = of_all_lanes<uint64_t>(warp, rest[0]);
+  const uint32_t adds = warp.predicate(rest[1]);
   if (adds != 0 && adds != kAllLanes) warp.fail("operands of a product that differ by lane", 0);
   take_step(warp, instruction, a, b);
   Products& products = warp.products;
   if (!products.fit(instruction))
     warp.fail("a race: registers that another product of the warpgroup adds to", 0);
   for (const uint16_t number : instruction.sums) {
+    if (products.is_read(number))
+      warp.fail("a race: registers that another product of the warpgroup may yet read", 0);
     if (products.is_lent(number)) continue;
     if (adds != 0) warp.check_defined(number, kAllLanes);
-    if (!products.is_fenced(number))
-      warp.fail("a race: a product of registers that were touched without wgmma.fence", 0);
+    check_fenced(warp, number);
   }
+  for (int i = 0; registers && i < kRegisters; ++i) check_fenced(warp, instruction.operands[i]);
   products.under_way.push_back({&instruction, products.num_groups, a, b, adds != 0, false});
   products.lend(instruction);
+  for (int i = 0; registers && i < kRegisters; ++i) products.begin_read(instruction.operands[i]);
   Product& product = products.under_way.back();
   visit_operands(warp, product, [&](uint32_t address) { begin_product(warp, address); });
   if (warp.block().order().copies_are_early) compute(warp, product);
@@ -175,8 +256,11 @@ void wait(Warp& warp, const Instruction& instruction, uint32_t) {
   for (; count < all.size() && all[count].group <= last; ++count) {
     compute(warp, all[count]);
     visit_operands(warp, all[count], [&](uint32_t address) { end_product(warp, address); });
-    products.give_back(*all[count].instruction);
-    warp.define(all[count].instruction->sums);
+    const Instruction& ended = *all[count].instruction;
+    products.give_back(ended);
+    for (int i = 0; has_registers(ended) && i < kRegisters; ++i)
+      products.end_read(ended.operands[i]);
+    warp.define(ended.sums);
   }
   all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count));
   // Those that are left may add to the same registers.
@@ -189,8 +273,16 @@ void fence_for_products(Warp& warp, const Instruction&, uint32_t lanes) {
                                 warp.block().epoch());
 }
 
+// Of registers that a warpgroup has or is to have; how many are left is not looked at.
+void share_registers(Warp& warp, const Instruction& instruction, uint32_t) {
+  take_step(warp, instruction);
+  const auto number = warp.values<uint32_t>(instruction.operands[0])[0];
+  if (number < 24 || number > 256 || number % 8 != 0)
+    warp.fail("a number of registers that no warpgroup can have", 0);
+}
+
 // The columns of "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"; 0 of other names.
-int columns_of(const Operation& operation) {
+int columns_of_name(const Operation& operation) {
   const std::vector<std::string>& parts = operation.parts;
   if (parts.size() != 8 || parts[2] != "sync" || parts[3] != "aligned" || parts[5] != "f32" ||
       parts[6] != parts[7] || (parts[6] != "bf16" && parts[6] != "f16"))
@@ -207,20 +299,31 @@ int columns_of(const Operation& operation) {
 
 Simple find_product(const Operation& operation, Instruction* instruction) {
   if (instruction->name == "fence.proxy.async.shared::cta") return {fence_for_products, {}};
-  if (operation.base() != "wgmma") return {};
+  if (operation.base() != "wgmma" && operation.base() != "setmaxnreg") return {};
   instruction->kind = Instruction::Kind::kAligned;
   if (instruction->name == "wgmma.fence.sync.aligned") return {fence, {}};
   if (instruction->name == "wgmma.commit_group.sync.aligned") return {commit, {}};
   if (instruction->name == "wgmma.wait_group.sync.aligned") return {wait, {{}, {Type::kU32}}};
-  const int columns = columns_of(operation);
+  if (instruction->name == "setmaxnreg.inc.sync.aligned.u32" ||
+      instruction->name == "setmaxnreg.dec.sync.aligned.u32")
+    return {share_registers, {{}, {Type::kU32}}};
+  const int columns = columns_of_name(operation);
   const std::vector<std::string>& operands = operation.operands;
-  if (operation.parts[1] != "mma_async" || columns == 0 || operands.size() != 8 ||
-      operands[4] != "1" || operands[5] != "1" || operands[6] != "0" || operands[7] != "0")
+  // Signs of both operands; then, of an operand in shared memory, whether it is by columns.
+  const bool registers = operands.size() > 1 && operands[1][0] == '{';
+  const std::vector<std::string> numbers = registers ? std::vector<std::string>{"1", "1", "1"}
+                                                     : std::vector<std::string>{"1", "1", "0", "0"};
+  if (operation.parts[1] != "mma_async" || columns == 0 || operands.size() != 4 + numbers.size() ||
+      !std::equal(numbers.begin(), numbers.end(), operands.begin() + 4))
     throw DecodeError("a product of a warpgroup that is not understood here");
-  instruction->detail = operation.parts[6] == "f16";
+  instruction->detail =
+      (operation.parts[6] == "f16" ? kIsF16 : 0) | (registers ? kHasRegisters : 0);
+  if (registers && std::count(operands[1].begin(), operands[1].end(), ',') != kRegisters - 1)
+    throw DecodeError("a number of operands");
+  const Type first = registers ? Type::kU32 : Type::kU64;
   return {begin,
           {std::vector<Type>(static_cast<size_t>(columns / 2), Type::kF32),
-           {Type::kU64, Type::kU64, Type::kPred}}};
+           {first, Type::kU64, Type::kPred}}};
 }
 
 }  // namespace ptx

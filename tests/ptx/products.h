@@ -1,8 +1,8 @@
 // Products of warpgroups that a warp has begun (wgmma), and whose registers those are meanwhile.
 //
 // The registers that a product adds to belong to nobody from where it begins until its group has
-// been waited for, but for products of the same shape that add to the same ones. What threads did
-// with them before must be behind a wgmma.fence.
+// been waited for, but for products of the same shape that add to the same ones; nor do those of
+// its first operand. What threads did with them before must be behind a wgmma.fence.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace ptx {
 struct Product {
   const Instruction* instruction;
   int group;   // by number
-  uint64_t a;  // descriptors of operands
+  uint64_t a;  // descriptors of operands; 0 of one in registers
   uint64_t b;
   bool adds;  // to what the registers hold
   bool is_done;
@@ -30,6 +30,7 @@ class Products {
     fenced_at_ = 0;
     touched_at_.assign(num_registers, 0);
     lent_.assign(num_registers, nullptr);
+    num_readers_.assign(num_registers, 0);
   }
 
   // At a moment, which counts instructions from 1, the warp touches a register; or it fences.
@@ -43,6 +44,11 @@ class Products {
   void give_back(const Instruction& product) {
     for (const uint16_t number : product.sums) lent_[number] = nullptr;
   }
+
+  // A product begins to read a register, and ends.
+  void begin_read(uint16_t number) { ++num_readers_[number]; }
+  void end_read(uint16_t number) { --num_readers_[number]; }
+  bool is_read(uint16_t number) const { return !under_way.empty() && num_readers_[number] != 0; }
 
   // Whether a product may add to its registers beside those under way, which have all of them or
   // none.
@@ -69,6 +75,7 @@ class Products {
   uint64_t fenced_at_ = 0;
   std::vector<uint64_t> touched_at_;      // by register
   std::vector<const Instruction*> lent_;  // the last product that adds to a register
+  std::vector<uint16_t> num_readers_;     // products whose operand a register is
 };
 
 }  // namespace ptx

@@ -45,7 +45,12 @@ def test_prompts_of_every_shape(cuda_isa: str, head_size: int, dtype: torch.dtyp
         Span(History.random(length, 8, 2, head_size, dtype, seed), length - 33, length)
         for seed, length in enumerate((1060, 40))
     ]
-    test_attention.check(spans, dtype, PLAIN, soft_cap=20.0, sinks=torch.linspace(-2, 5, 8))
+    options = {"soft_cap": 20.0, "sinks": torch.linspace(-2, 5, 8)}
+    test_attention.check(spans, dtype, PLAIN, **options)
+    rows = attend(spans, **options)
+    with interpreter.single_warps():
+        for each, same in zip(rows, attend(spans, **options), strict=True):
+            assert torch.equal(each, same)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)

@@ -41,10 +41,20 @@ mul.wide.u32 %rd7, %r1, 32; add.s64 %rd7, %rd3, %rd7;
 st.global.v4.f32 [%rd7], {%f0, %f1, %f2, %f3}; st.global.v4.f32 [%rd7+16], {%f4, %f5, %f6, %f7};
 """
 NAME = "wgmma.mma_async.sync.aligned.m64n16k16.f32.{name}.{name}"
+# The first operand in registers, from the rows of %rd1 as mma has them, and the second by columns:
+# 16 rows of 16 columns at the beginning of each row of the second matrix.
+LOAD_OPERAND = """
+shr.u32 %r4, %r1, 5; shl.b32 %r4, %r4, 4; and.b32 %r5, %r1, 31; shr.u32 %r5, %r5, 2;
+add.s32 %r4, %r4, %r5; shl.b32 %r4, %r4, 7; and.b32 %r5, %r1, 3; shl.b32 %r5, %r5, 2;
+add.s32 %r4, %r4, %r5; mul.wide.u32 %rd6, %r4, 1; add.s64 %rd6, %rd1, %rd6;
+ld.global.u32 %r10, [%rd6]; ld.global.u32 %r11, [%rd6+1024];
+ld.global.u32 %r12, [%rd6+16]; ld.global.u32 %r13, [%rd6+1040];
+"""
+OPERAND = "{%r10, %r11, %r12, %r13}"
 
 
-def descriptor(address: int) -> int:
-    return address // 16 | 1024 // 16 << 32 | 1 << 62
+def descriptor(address: int, piece_bytes: int = 0) -> int:
+    return address // 16 | piece_bytes // 16 << 16 | 1024 // 16 << 32 | 1 << 62
 
 
 def product(
@@ -62,6 +72,17 @@ def product(
     return (
         f"mov.u64 %rd8, {a}; mov.u64 %rd9, {b}; setp.eq.b32 %p1, 0, {0 if adds else 1};"
         f"{NAME.format(name=name)} {{{sums}}}, %rd8, %rd9, %p1, 1, 1, 0, 0;"
+    )
+
+
+def product_of_registers(
+    *, name: str = "bf16", b: int | None = None, operand: str = OPERAND, sums: str = FLOATS
+) -> str:
+    """Return the product of elements 0 to 15 of each row of the first matrix."""
+    b = descriptor(ROWS * ROW_BYTES) if b is None else b
+    return (
+        f"mov.u64 %rd9, {b}; setp.eq.b32 %p1, 0, 0;"
+        f"{NAME.format(name=name)} {{{sums}}}, {operand}, %rd9, %p1, 1, 1, 1;"
     )
 
 
@@ -112,6 +133,100 @@ def test_products_are_added_in_ascending_order(dtype: torch.dtype, order: str) -
     body = READY + SUMS + FENCE + steps + DONE + STORE
     run(body, a, b, out, threads=128, shared_bytes=(ROWS + COLUMNS) * ROW_BYTES, order=order)
     assert torch.equal(by_rows(out), in_order(a, b, torch.ones(ROWS, COLUMNS), DEPTH))
+
+
+@EVERY_ORDER
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_products_of_registers_by_columns(dtype: torch.dtype, order: str) -> None:
+    a, b, out = matrices(dtype)
+    name = "bf16" if dtype == torch.bfloat16 else "f16"
+    body = READY + LOAD_OPERAND + SUMS + FENCE + product_of_registers(name=name) + DONE + STORE
+    run(body, a, b, out, threads=128, shared_bytes=(ROWS + COLUMNS) * ROW_BYTES, order=order)
+    columns = b[:16, :COLUMNS].T
+    assert torch.equal(by_rows(out), in_order(a, columns, torch.ones(ROWS, COLUMNS), 16))
+
+
+@EVERY_ORDER
+def test_columns_lie_in_pieces_of_64(order: str) -> None:
+    """72 columns, of which 8 are those of the second piece: the rows of the first operand."""
+    a, b, _ = matrices()
+    out = torch.full((128, 36), torch.nan)
+    sums = [f"%g{i}" for i in range(36)]
+    name = NAME.format(name="bf16").replace("n16", "n72")
+    body = (
+        f".reg .f32 %g<36>; {READY}{LOAD_OPERAND}"
+        + "".join(f"mov.f32 {each}, 0f00000000;" for each in sums)
+        + f"{FENCE} mov.u64 %rd9, {descriptor(ROWS * ROW_BYTES - 2048, 2048)};"
+        + f"setp.eq.b32 %p1, 0, 0; {name} {{{', '.join(sums)}}}, {OPERAND}, %rd9, %p1, 1, 1, 1;"
+        + f"{DONE} mul.wide.u32 %rd7, %r1, 144; add.s64 %rd7, %rd3, %rd7;"
+        + "".join(f"st.global.f32 [%rd7+{4 * i}], {each};" for i, each in enumerate(sums))
+    )
+    run(body, a, b, out, threads=128, shared_bytes=(ROWS + COLUMNS) * ROW_BYTES, order=order)
+    columns = torch.cat([a[ROWS - 16 :], b[:16, :8]], 1).T
+    expected = in_order(a, columns, torch.zeros(ROWS, 72), 16)
+    for thread in range(128):
+        warp, lane = divmod(thread, 32)
+        for i in range(36):
+            row = 16 * warp + lane // 4 + i // 2 % 2 * 8
+            assert out[thread, i] == expected[row, i // 4 * 8 + lane % 4 * 2 + i % 2]
+
+
+@EVERY_ORDER
+def test_an_operand_in_registers_stays_until_the_product_is_waited_for(order: str) -> None:
+    message = "which a product of the warpgroup may yet read"
+    begun = (READY, LOAD_OPERAND, SUMS, FENCE, product_of_registers())
+    for touch in ("mov.u32 %r9, %r12;", "mov.u32 %r12, 0;"):
+        run_all(*begun, DONE, touch, order=order)
+        refused(message, *begun, touch, DONE, order=order)
+        refused(message, *begun, COMMIT, touch, WAIT.format(0), order=order)
+    again = (FENCE, product_of_registers())
+    refused(message, *begun, *again, DONE, order=order)
+
+
+def test_an_operand_in_registers_is_fenced_before_a_product() -> None:
+    late = (READY, SUMS, FENCE, LOAD_OPERAND, product_of_registers(), DONE)
+    refused("without wgmma.fence", *late)
+    refused("nothing has written", READY, SUMS, FENCE, product_of_registers(), DONE)
+
+
+@pytest.mark.parametrize(
+    ("message", "b"),
+    [
+        ("not at a multiple of 1,024", descriptor(ROWS * ROW_BYTES + 32)),
+        ("not at a multiple of 1,024", descriptor(ROWS * ROW_BYTES + 128)),
+        ("not understood", descriptor(ROWS * ROW_BYTES) & ~(3 << 62)),
+        ("outside of shared memory", descriptor(1 << 16)),
+    ],
+)
+def test_columns_lie_where_they_may(message: str, b: int) -> None:
+    refused(message, READY, LOAD_OPERAND, SUMS, FENCE, product_of_registers(b=b), DONE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (", 1, 1, 1;", ", 1, 1, 0;"),
+        (", 1, 1, 1;", ", -1, 1, 1;"),
+        (", 1, 1, 1;", ", 1, 1, 0, 1;"),
+        ("%r12, %r13}", "%r12}"),
+    ],
+)
+def test_other_products_of_registers_are_not_understood(old: str, new: str) -> None:
+    changed = product_of_registers()
+    assert old in changed
+    message = "not understood|number of operands"
+    refused(message, READY, LOAD_OPERAND, SUMS, FENCE, changed.replace(old, new), DONE)
+
+
+@EVERY_ORDER
+def test_registers_are_shared_out_by_whole_warpgroups(order: str) -> None:
+    take, give = (f"setmaxnreg.{name}.sync.aligned.u32 {{}};" for name in ("inc", "dec"))
+    run_all(take.format(240), give.format(24), order=order)
+    message = "a number of registers"
+    refused(message, take.format(250), order=order)
+    refused(message, give.format(16), order=order)
+    apart = "setp.lt.u32 %p2, %r1, 32; @%p2 bra $end;\n"
+    refused("leaves out what others|another warp", apart, take.format(240), "$end:", order=order)
 
 
 @EVERY_ORDER

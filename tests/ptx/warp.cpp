@@ -249,7 +249,7 @@ void Warp::define(const std::vector<uint16_t>& numbers) {
   for (const uint16_t number : numbers) defined_[number] = kAllLanes;
 }
 
-// Refuses to touch what products add to.
+// Refuses to touch what products add to, or read.
 void Warp::check_lent(const Instruction& instruction) {
   for (int i = 0; i < instruction.num_operands; ++i) {
     const uint16_t number = instruction.operands[i];
@@ -257,7 +257,11 @@ void Warp::check_lent(const Instruction& instruction) {
       fail("a race: register " + program_.registers[number].name +
                ", which a product of the warpgroup adds to",
            0);
-    products.touch(number, performed_);
+    if (products.is_read(number))
+      fail("a race: register " + program_.registers[number].name +
+               ", which a product of the warpgroup may yet read",
+           0);
+    if (instruction.sums.empty()) products.touch(number, performed_);
   }
 }
 

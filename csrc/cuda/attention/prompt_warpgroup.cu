@@ -10,7 +10,7 @@ namespace {
 template <typename T, int kHeadSize>
 void run(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t stream) {
   using Shape = WarpgroupPromptShape<T, kHeadSize>;
-  launch(attention_prompt_warpgroup_kernel<T, kHeadSize>, work.num_items, Shape::kThreads,
+  launch(warpgroup_prompt_kernel<T, kHeadSize>, work.num_items, Shape::kThreads,
          Shape::kSharedBytes, stream, p, work.items, work.partials);
 }
 

@@ -72,7 +72,9 @@ __device__ __forceinline__ void attend_columns(const PagedAttentionParams& p,
   using Stages = WarpgroupStages<T, kHeadSize>;
   using Shape = typename Stages::Shape;
   char* const queries = shared + Shape::kStages * Shape::kStageBytes;
-  const int group = static_cast<int>(threadIdx.x) / Shape::kGroupThreads;
+  // The same in all lanes, which the compiler is to know.
+  const int group =
+      __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
   WarpgroupColumns<T, kHeadSize> columns(
       p, item, bounds, item.column + group * Shape::kGroupColumns,
       queries + group * Shape::kQueryBytes,
@@ -114,8 +116,8 @@ __device__ __forceinline__ void attend_columns(const PagedAttentionParams& p,
 
 template <typename T, int kHeadSize>
 __global__ void __launch_bounds__(WarpgroupPromptShape<T, kHeadSize>::kThreads, 1)
-    attention_prompt_warpgroup_kernel(const PagedAttentionParams p, const AttentionItem* items,
-                                      PartialResults partials) {
+    warpgroup_prompt_kernel(const PagedAttentionParams p, const AttentionItem* items,
+                            PartialResults partials) {
   begin_kernel();
 #if QUIRE_HAS_WARPGROUPS
   using Shape = WarpgroupPromptShape<T, kHeadSize>;

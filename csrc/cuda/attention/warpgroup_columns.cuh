@@ -110,14 +110,16 @@ class WarpgroupColumns {
     for (int g = 0; g < 2 * kTiles; ++g)
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores_[g][i] = 0.f;
+    const uint64_t queries = ptx::describe_rows(queries_);
+    const uint64_t of_keys = ptx::describe_rows(keys);
     ptx::hold_sums(scores_);
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < Shape::kSteps; ++step) {
       const int place = step / Shape::kStepsOfPiece * Shape::kPieceBytes +
                         step % Shape::kStepsOfPiece * Shape::kStepBytes;
-      ptx::WarpgroupProduct<T, 2 * kTiles>::begin(scores_, ptx::describe_rows(queries_ + place),
-                                                  ptx::describe_rows(keys + place));
+      ptx::WarpgroupProduct<T, 2 * kTiles>::begin(scores_, ptx::matrix_behind(queries, place),
+                                                  ptx::matrix_behind(of_keys, place));
     }
     ptx::commit_products();
     ptx::wait_for_products<0>();
@@ -139,11 +141,12 @@ class WarpgroupColumns {
   // the next are found.
   __device__ __forceinline__ void add(int tile, const char* values) {
     uint32_t weights[2][4] = {};  // in turn
+    const uint64_t of_values = ptx::describe_columns(values, Shape::kPieceBytes);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       if (!sees(tile + t * kMmaWarps)) continue;
       const bool moves = weigh(t, weights[t % 2]);
-      finish_products(weights);
+      if (t > 0) finish_products(weights);
       if (moves) {
 #pragma unroll
         for (int g = 0; g < kFours; ++g)
@@ -154,7 +157,7 @@ class WarpgroupColumns {
       ptx::begin_products();
       ptx::RegisterProduct<T, kFours>::begin(
           acc_, weights[t % 2],
-          ptx::describe_columns(values + t * kTileTokens * Shape::kRowBytes, Shape::kPieceBytes));
+          ptx::matrix_behind(of_values, t * kTileTokens * Shape::kRowBytes));
       ptx::commit_products();
     }
     finish_products(weights);

@@ -48,6 +48,10 @@ inline uint64_t describe_rows(const char* begin) {
   return reinterpret_cast<uintptr_t>(begin);
 }
 
+inline uint64_t matrix_behind(uint64_t matrix, int bytes) {
+  return matrix + static_cast<uint64_t>(bytes);
+}
+
 // How far apart pieces lie is above the address.
 constexpr int kAddressBits = 48;
 
