@@ -5,12 +5,7 @@ import pytest
 from tests.emu.planted_bugs import PlantedBugs
 from tests.emu.test_mutants import SOURCES
 
-KERNEL = (
-    "attention/prompt_warpgroup.cuh",
-    "attention/warpgroup_columns.cuh",
-    "attention/prompt.cuh",
-    "attention/mma_copies.cuh",
-)
+KERNEL = ("attention/prompt_warpgroup.cuh", "attention/warpgroup_columns.cuh")
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -30,12 +25,12 @@ MUTANTS = {
         "(Shape::kStages - 1) * Shape::kStageBytes ? 0",
         "(Shape::kStages - 2) * Shape::kStageBytes ? 0",
     ),
-    "a barrier that one warpgroup skips": ("      if (is_late) ptx::meet_block();\n", ""),
+    "a barrier that one warpgroup leaves out": ("      if (is_late) ptx::meet_block();\n", ""),
     "a barrier before values are taken": (
         "if (!is_late) ptx::meet_block();",
         "",
     ),
-    "no barrier at the beginning skips": (
+    "no barrier at the beginning": (
         "ptx::meet_block();  // queries are there",
         "// queries are there",
     ),
@@ -44,13 +39,18 @@ MUTANTS = {
         "/ kWarpSize % (Shape::kTilesOfStage - 1);",
     ),
     "tiles of a stage in the order of the keys": (
-        "Base::tile_of(stage) + t * Base::kClasses",
-        "Base::tile_of(stage) + t",
+        "copied.tile() + own * kMmaWarps",
+        "copied.tile() + own",
     ),
-    "a stage that is taken from where the last one lies": (
-        "      place = Stages::place_behind(place);\n    }\n    const int partition",
-        "    }\n    const int partition",
+    "stages that all lie in one place": (
+        "? 0 : place_ + Shape::kStageBytes;",
+        "? 0 : place_;",
     ),
+    "a stage of tiles that is passed over": (
+        "known < tile_ + kClasses * Shape::kTilesOfStage)",
+        "known < tile_ + kClasses * (Shape::kTilesOfStage - 1))",
+    ),
+    "the first class again": ("within / kStagesOfClass +", "0 +"),
     "keys in the place of values": (
         "columns.add(tile, keys + Shape::kTileBytes)",
         "columns.add(tile, keys)",
@@ -69,8 +69,8 @@ MUTANTS = {
         "0 +",
     ),
     "values of half a head twice": (
-        "Shape::kRowBytes, Shape::kPieceBytes)",
-        "Shape::kRowBytes, 0)",
+        "describe_columns(values, Shape::kPieceBytes)",
+        "describe_columns(values, 0)",
     ),
     "products that begin at the last scores": ("scores_[g][i] = 0.f;", "scores_[g][i] += 0.f;"),
     "products that nobody waits for": (
@@ -86,10 +86,13 @@ MUTANTS = {
         "      ptx::commit_products();\n    }",
     ),
     "weights in registers that products still read": ("weights[t % 2]", "weights[0]"),
-    "values of the next tile": ("values + t * kTileTokens", "values + (t + 1) % 4 * kTileTokens"),
+    "values of the next tile": (
+        "of_values, t * kTileTokens",
+        "of_values, (t + 1) % 4 * kTileTokens",
+    ),
     "scores that are not scaled": ("scores_[g][i] *= factor_;", "scores_[g][i] *= 1.f;"),
     "scores whose tiles do not take turns": ("scores_[(g + 2) % (2 * kTiles)][i]", "scores_[g][i]"),
-    "the future is seen": ("(last_tile + 1) * kTileTokens <= all_see_end_", "true"),
+    "the future is seen": ("end_of_stage(tile) <= all_see_end_", "true"),
     "what is behind the window is seen": ("tile * kTileTokens >= all_see_from_ &&", "true &&"),
     "the window of the first column": (
         "all_see_from_ = bounds.first_key(p.sliding_window, last);",
@@ -117,7 +120,7 @@ MUTANTS = {
         "largest_[t][0] > max_[0]",
     ),
     "sums that are not rescaled": ("sum_[j][1] *= rescaling_[j];", ""),
-    "values that are not rescaled": ("acc_[g][i] *= rescaling_[i / 2];", "acc_[g][i] *= 1.f;"),
+    "values that are not rescaled": ("      has_values_ = true;\n", ""),
     "values that the other column's factor rescales": (
         "acc_[g][i] *= rescaling_[i / 2];",
         "acc_[g][i] *= rescaling_[i % 2];",

@@ -79,9 +79,6 @@ class PromptTiles {
     return stage;
   }
 
- protected:
-  Copies copies_;
-
  private:
   __device__ bool has_any(int stage) const {
     const int tile = tile_of(stage);
@@ -90,6 +87,7 @@ class PromptTiles {
     return known < end_ && known < tile + kClasses * Shape::kTilesOfStage;
   }
 
+  Copies copies_;
   int first_;
   int end_;
 };

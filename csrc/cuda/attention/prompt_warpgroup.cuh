@@ -6,62 +6,95 @@
 // weighs values: it passes the block's barrier in the middle of a stage, not behind it.
 #pragma once
 
-#include "cuda/attention/prompt.cuh"
+#include "cuda/attention/mma_copies.cuh"
 #include "cuda/attention/warpgroup_columns.cuh"
 
 namespace quire::cuda {
 
-// The stages of an item.
+// The stages of an item, one after the other, and where each lies. `tile` is the stage's first.
 template <typename T, int kHeadSize>
-class WarpgroupStages : public PromptTiles<T, WarpgroupPromptShape<T, kHeadSize>> {
+class WarpgroupStages {
  public:
   using Shape = WarpgroupPromptShape<T, kHeadSize>;
-  using Base = PromptTiles<T, Shape>;
-  using Base::Base;
-  static constexpr int kStagesOfPartition = Base::kClasses * Base::kStagesOfClass;
+  static constexpr int kClasses = kMmaWarps;
+  static constexpr int kTilesOfPartition = kPartitionTokens / kTileTokens;
+  static constexpr int kStagesOfClass = kTilesOfPartition / kClasses / Shape::kTilesOfStage;
+  static constexpr int kStagesOfPartition = kClasses * kStagesOfClass;
 
-  // Begins to copy a stage to where a byte of the memory begins, each warp a tile. Tokens beyond
-  // the item's are zeros.
-  __device__ __forceinline__ void copy(int stage, int place) {
-    const int t = static_cast<int>(threadIdx.x) / kWarpSize % Shape::kTilesOfStage;
-    Base::copies_.begin(Base::tile_of(stage) + t * Base::kClasses,
-                        place + t * kTileTokens * Shape::kRowBytes);
+  __device__ WarpgroupStages(const AttentionItem& item, const ItemBounds& bounds)
+      : first_tile_(max(item.partition_begin * kTilesOfPartition, bounds.keys_begin / kTileTokens)),
+        end_tile_(min(item.partition_end * kTilesOfPartition,
+                      (bounds.keys_end + kTileTokens - 1) / kTileTokens)),
+        end_(item.partition_end * kStagesOfPartition),
+        stage_(item.partition_begin * kStagesOfPartition) {
+    find();
   }
 
-  // Where the stage lies that is copied behind that of a place.
-  static __device__ int place_behind(int place) {
-    return place == (Shape::kStages - 1) * Shape::kStageBytes ? 0 : place + Shape::kStageBytes;
+  // Whether there is a stage before another one.
+  __device__ __forceinline__ bool is_before(int stage) const { return stage_ < stage; }
+  __device__ __forceinline__ bool has_any() const { return stage_ < end_; }
+  __device__ __forceinline__ int tile() const { return tile_; }
+  __device__ __forceinline__ int place() const { return place_; }
+
+  __device__ __forceinline__ void go_on() {
+    ++stage_;
+    place_ = place_ == (Shape::kStages - 1) * Shape::kStageBytes ? 0 : place_ + Shape::kStageBytes;
+    find();
   }
+
+ private:
+  // Passes over stages that have no tile of the item.
+  __device__ __forceinline__ void find() {
+    for (; stage_ < end_; ++stage_) {
+      // A class is every fourth tile of a partition. Unsigned, so that shifts do.
+      const auto stage = static_cast<uint32_t>(stage_);
+      const uint32_t within = stage % kStagesOfPartition;
+      tile_ = static_cast<int>(stage / kStagesOfPartition * kTilesOfPartition +
+                               within / kStagesOfClass +
+                               within % kStagesOfClass * kClasses * Shape::kTilesOfStage);
+      const int behind = max(first_tile_ - tile_, 0);
+      const int known = tile_ + (behind + kClasses - 1) / kClasses * kClasses;
+      if (known < end_tile_ && known < tile_ + kClasses * Shape::kTilesOfStage) return;
+    }
+  }
+
+  int first_tile_;
+  int end_tile_;
+  int end_;
+  int stage_;
+  int tile_ = 0;
+  int place_ = 0;
 };
 
-// The part of the warpgroup that copies. When warpgroups pass a barrier, the stage that some begin
-// with is there, and that which others have taken up to here is free behind it: so of four stages
-// one is being read, one may be, and two are on their way.
+// The part of the warpgroup that copies, each warp a tile of a stage; tokens beyond the item's are
+// zeros. When the others pass a barrier, the stage that some begin with is there, and that which
+// some have taken up to here is free behind it: so of four stages one is being read, one may be,
+// and two are on their way.
 template <typename T, int kHeadSize>
 __device__ __forceinline__ void copy_stages(const PagedAttentionParams& p,
                                             const AttentionItem& item, const ItemBounds& bounds,
                                             char* shared) {
-  using Stages = WarpgroupStages<T, kHeadSize>;
-  Stages stages(p, item, bounds, shared);
-  const int end = item.partition_end * Stages::kStagesOfPartition;
-  int stage = stages.find(item.partition_begin * Stages::kStagesOfPartition, end);
-  int ahead = stage;  // to be copied
-  int place = 0;
+  using Shape = WarpgroupPromptShape<T, kHeadSize>;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int own = thread / kWarpSize % Shape::kTilesOfStage;  // of the tiles
+  TileCopies<T, Shape> copies(p, item, bounds, shared, thread % kWarpSize);
+  WarpgroupStages<T, kHeadSize> taken(item, bounds);
+  WarpgroupStages<T, kHeadSize> copied = taken;
   const auto copy_next = [&] {
-    if (ahead < end) {
-      stages.copy(ahead, place);
-      ahead = stages.find(ahead + 1, end);
+    if (copied.has_any()) {
+      copies.begin(copied.tile() + own * kMmaWarps,
+                   copied.place() + own * kTileTokens * Shape::kRowBytes);
+      copied.go_on();
     }
-    place = Stages::place_behind(place);
     ptx::async_commit();
   };
   copy_next();
-  for (bool is_first = true; is_first || stage < end; is_first = false) {
+  for (bool is_first = true; is_first || taken.has_any(); is_first = false) {
     copy_next();
     ptx::async_wait<1>();
     ptx::fence_for_products();
     ptx::meet_block();
-    if (!is_first) stage = stages.find(stage + 1, end);
+    if (!is_first) taken.go_on();
   }
 }
 
@@ -73,34 +106,28 @@ __device__ __forceinline__ void attend_columns(const PagedAttentionParams& p,
   using Shape = typename Stages::Shape;
   char* const queries = shared + Shape::kStages * Shape::kStageBytes;
   // The same in all lanes, which the compiler is to know.
-  const int group =
-      __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
+  const int group = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
   WarpgroupColumns<T, kHeadSize> columns(
       p, item, bounds, item.column + group * Shape::kGroupColumns,
       queries + group * Shape::kQueryBytes,
       reinterpret_cast<float4*>(queries + Shape::kGroups * Shape::kQueryBytes) + threadIdx.x);
   ptx::fence_for_products();
   ptx::meet_block();  // queries are there, and the first stage
-  const Stages stages(p, item, bounds, shared);
+  Stages stages(item, bounds);
   // Whether partitions are merged here, or by the merge.
   const bool merges = item.slot < 0 || item.is_prefix != 0;
   const bool is_late = group % 2 != 0;
-  const int end = item.partition_end * Stages::kStagesOfPartition;
-  int stage = stages.find(item.partition_begin * Stages::kStagesOfPartition, end);
-  int place = 0;
   const int end_of_classes = item.partition_end * Stages::kClasses;
   for (int number = item.partition_begin * Stages::kClasses; number < end_of_classes; ++number) {
-    const int class_end = (number + 1) * Stages::kStagesOfClass;
-    while (stage < class_end) {
-      const int tile = Stages::tile_of(stage);
-      const char* keys = shared + place;
+    while (stages.is_before((number + 1) * Stages::kStagesOfClass)) {
+      const int tile = stages.tile();
+      const char* keys = shared + stages.place();
       const bool sees_any = columns.sees_any(tile);
       if (sees_any) columns.score(tile, keys);
       if (is_late) ptx::meet_block();
       if (sees_any) columns.add(tile, keys + Shape::kTileBytes);
       if (!is_late) ptx::meet_block();
-      stage = stages.find(stage + 1, end);
-      place = Stages::place_behind(place);
+      stages.go_on();
     }
     const int partition = number / Stages::kClasses;
     const int64_t row = (int64_t{item.slot} + partition - item.partition_begin) * Shape::kColumns;

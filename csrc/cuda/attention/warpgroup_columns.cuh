@@ -91,17 +91,9 @@ class WarpgroupColumns {
     reset();
   }
 
-  // Whether a column sees any of a tile.
-  __device__ __forceinline__ bool sees(int tile) const {
-    return tile * kTileTokens < seen_end_ && (tile + 1) * kTileTokens > seen_from_;
-  }
-
-  // Whether a column sees any of a stage, whose first tile this is.
+  // Whether a column may see any of a stage, whose first tile this is.
   __device__ __forceinline__ bool sees_any(int tile) const {
-    bool any = false;
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) any |= sees(tile + t * kMmaWarps);
-    return any;
+    return tile * kTileTokens < seen_end_ && end_of_stage(tile) > seen_from_;
   }
 
   // Finds the scores of a stage, and the largest of each tile.
@@ -124,9 +116,8 @@ class WarpgroupColumns {
     ptx::commit_products();
     ptx::wait_for_products<0>();
     ptx::hold_sums(scores_);
-    const int last_tile = tile + (kTiles - 1) * kMmaWarps;
-    if (is_plain_ && tile * kTileTokens >= all_see_from_ &&
-        (last_tile + 1) * kTileTokens <= all_see_end_) {
+    is_seen_by_all_ = tile * kTileTokens >= all_see_from_ && end_of_stage(tile) <= all_see_end_;
+    if (is_plain_ && is_seen_by_all_) {
 #pragma unroll
       for (int g = 0; g < 2 * kTiles; ++g)
 #pragma unroll
@@ -144,20 +135,20 @@ class WarpgroupColumns {
     const uint64_t of_values = ptx::describe_columns(values, Shape::kPieceBytes);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      if (!sees(tile + t * kMmaWarps)) continue;
+      if (!is_seen_by_all_ && !sees(tile + t * kMmaWarps)) continue;
       const bool moves = weigh(t, weights[t % 2]);
       if (t > 0) finish_products(weights);
-      if (moves) {
+      if (moves && has_values_) {
 #pragma unroll
         for (int g = 0; g < kFours; ++g)
 #pragma unroll
           for (int i = 0; i < 4; ++i) acc_[g][i] *= rescaling_[i / 2];
       }
+      has_values_ = true;
       ptx::hold_sums(acc_);
       ptx::begin_products();
       ptx::RegisterProduct<T, kFours>::begin(
-          acc_, weights[t % 2],
-          ptx::matrix_behind(of_values, t * kTileTokens * Shape::kRowBytes));
+          acc_, weights[t % 2], ptx::matrix_behind(of_values, t * kTileTokens * Shape::kRowBytes));
       ptx::commit_products();
     }
     finish_products(weights);
@@ -233,6 +224,15 @@ class WarpgroupColumns {
   }
 
  private:
+  // Whether a column sees any of a tile.
+  __device__ __forceinline__ bool sees(int tile) const {
+    return tile * kTileTokens < seen_end_ && (tile + 1) * kTileTokens > seen_from_;
+  }
+
+  static __device__ int end_of_stage(int tile) {
+    return (tile + (kTiles - 1) * kMmaWarps + 1) * kTileTokens;
+  }
+
   // Of a head: what value i % 2 of a lane's four is of.
   __device__ int element_of(int g, int i) const { return g * 8 + lane_ % 4 * 2 + i % 2; }
 
@@ -399,6 +399,7 @@ class WarpgroupColumns {
       max_[j] = kUnseen;
       sum_[j][0] = sum_[j][1] = 0.f;
     }
+    has_values_ = false;
 #pragma unroll
     for (int g = 0; g < kFours; ++g)
 #pragma unroll
@@ -420,6 +421,8 @@ class WarpgroupColumns {
   int all_see_end_;
   bool is_plain_;  // scores are products, and nothing else
   bool has_total_ = false;
+  bool has_values_;      // of the class: there is something to rescale
+  bool is_seen_by_all_;  // of the stage: every column sees every token
   // Of 8 tokens each, as results of products: of columns i / 2, tokens lane % 4 * 2 + i % 2.
   float scores_[2 * kTiles][4];
   float largest_[kTiles][2];
