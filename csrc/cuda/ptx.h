@@ -33,11 +33,6 @@ __device__ __forceinline__ void async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
-// __syncthreads() at one of several places: warps that stand at others meet all the same.
-__device__ __forceinline__ void meet_block() {
-  asm volatile("bar.sync 0;" ::: "memory");
-}
-
 // Four 8x8 matrices of 16-bit elements, whose rows the lanes give: lane l that of row l % 8 of
 // matrix l / 8. Lane l gets elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4 of each.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row) {

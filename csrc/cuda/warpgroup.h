@@ -22,6 +22,11 @@ namespace quire::cuda::ptx {
 #define QUIRE_WARPGROUP_ASM(...) static_cast<void>(0)
 #endif
 
+// __syncthreads() at one of several places: warps that stand at others meet all the same.
+__device__ __forceinline__ void meet_block() {
+  asm volatile("bar.sync 0;" ::: "memory");
+}
+
 // Leaves the warpgroup so many registers of a thread, where it has more, or waits until there are
 // so many for it, where it has fewer: a block has as many as all of its threads had at first.
 template <int kRegisters>

@@ -5,7 +5,7 @@
 #include "cuda/attention/latent.cuh"
 #include "cuda/attention/mma_launch.cuh"
 #include "cuda/attention/prompt.cuh"
-#include "cuda/attention/warpgroup_columns.cuh"
+#include "cuda/attention/warpgroup_shape.cuh"
 #include "cuda/linear/int8_tile.cuh"
 #include "cuda/linear/warpgroup_tile.cuh"
 #include "cuda/linear/weight_only_tile.cuh"

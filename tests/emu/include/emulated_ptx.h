@@ -42,10 +42,6 @@ void async_wait() {
   }
 }
 
-inline void meet_block() {
-  emu::Machine::current().block_barrier("meet_block", 0);
-}
-
 template <bool kTransposed>
 void load_four(uint32_t (&r)[4], const void* row) {
   auto& machine = emu::Machine::current();

@@ -8,6 +8,10 @@
 
 namespace quire::cuda::ptx {
 
+inline void meet_block() {
+  emu::Machine::current().block_barrier("meet_block", 0);
+}
+
 template <int kRegisters>
 void give_registers() {
   static_assert(kRegisters >= 24 && kRegisters % 8 == 0, "setmaxnreg");
