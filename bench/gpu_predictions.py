@@ -89,8 +89,8 @@ PREDICTIONS = (
     ),
     Prediction(KERNELS, "layer 4096 x 28672, 1 row, of a copy", _linear(1), 0.8, 1.05),
     Prediction(KERNELS, "layer 4096 x 28672, 64 rows, of a copy", _linear(64), 0.75, 0.95, HOPPER),
-    Prediction(KERNELS, "prompt of 8k, TFLOP/s", _prompt(8192, 8192), 135, 175, HOPPER),
-    Prediction(KERNELS, "chunk of 2k behind 32k, TFLOP/s", _prompt(2048, 34816), 145, 190, HOPPER),
+    Prediction(KERNELS, "prompt of 8k, TFLOP/s", _prompt(8192, 8192), 260, 380, HOPPER),
+    Prediction(KERNELS, "chunk of 2k behind 32k, TFLOP/s", _prompt(2048, 34816), 280, 400, HOPPER),
     Prediction(ENGINE, "decode step, 1 stream, of the roof", _roof(1), 0.65, 0.75, HOPPER),
     Prediction(ENGINE, "decode step, 64 streams, of the roof", _roof(64), 0.60, 0.72, HOPPER),
     # A router takes 70 to 90 us of its core for a token: less for 64 than the step takes.

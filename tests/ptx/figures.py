@@ -6,6 +6,7 @@ QUIRE_PTX and QUIRE_KERNELS are as csrc/ptx_tests.sh sets them.
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -43,16 +44,29 @@ class Call:
     unit: str
 
 
-def attention(name: str, head_size: int, group: int, rows: int, cache: PlainCache = PLAIN) -> Call:
+def attention(
+    name: str,
+    head_size: int,
+    group: int,
+    rows: int,
+    cache: PlainCache = PLAIN,
+    *,
+    by_warpgroups: bool = False,
+) -> Call:
     """Attention of the last rows of a sequence of 1,024 tokens, with one key/value head."""
     length = 1024
     history = History.random(length, group, 1, head_size, BF16, 0)
     span = Span(history, length - rows, length)
     pairs = sum(range(length - rows + 1, length + 1))
+
+    def run() -> None:
+        with nullcontext() if by_warpgroups else interpreter.single_warps():
+            attend([span], cache=cache)
+
     return Call(
         f"attention, {name}",
-        "attention_mma_kernel|attention_prompt_kernel",
-        lambda: attend([span], cache=cache),
+        "attention_mma_kernel|attention_prompt_kernel|warpgroup_prompt_kernel",
+        run,
         pairs,
         "row and key",
     )
@@ -121,6 +135,8 @@ CALLS = (
     attention("e4m3, D 128, prompt of 32, 4 heads a group", 128, 4, 32, Float8Cache()),
     attention("bfloat16, D 128, prompt of 32, 4 heads a group", 128, 4, 32),
     attention("bfloat16, D 64, prompt of 32, 4 heads a group", 64, 4, 32),
+    attention("bfloat16, D 128, the same by warpgroups", 128, 4, 32, by_warpgroups=True),
+    attention("bfloat16, D 64, the same by warpgroups", 64, 4, 32, by_warpgroups=True),
     *(latent(heads) for heads in (16, 32)),
     *(linear(rows) for rows in (8, 16, 32, 64)),
     *(weight_only_linear(form, rows) for form in FORMS for rows in (8, 64)),
