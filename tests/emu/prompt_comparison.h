@@ -2,9 +2,10 @@
 // the kernel of decoding, bit by bit.
 #pragma once
 
-#include <cstdio>
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <vector>
 
@@ -47,9 +48,16 @@ constexpr int kBlocksAtOnce[] = {3, 13, 101};
 constexpr emu::Order kOrders[] = {emu::Order::kForward, emu::Order::kReverse,
                                   emu::Order::kShuffled};
 
+// What attention is asked for.
+struct Options {
+  int window;  // 0: none, and no sinks
+  bool has_slopes;
+  float soft_cap;  // 0: none
+};
+
 // Each shape that a device is given, with each way to cut the work, in one order or another.
 template <int kHeadSize, typename... Runs>
-int compare(Runs... runs) {
+int compare(std::initializer_list<Options> all_options, Runs... runs) {
   // The third has columns of two blocks, over four partitions.
   Problem<bf16, kHeadSize> problem({1, 46, 1700, 33, 600}, {0, 1, 21, 71, 104, 105});
   // Before the first a sequence that blocks without work would take if they did not end.
@@ -59,18 +67,18 @@ int compare(Runs... runs) {
   starts.insert(starts.end(), problem.query_start_loc.begin(), problem.query_start_loc.end());
   const bf16 nan = from_float<bf16>(std::numeric_limits<float>::quiet_NaN());
   int turn = 0;
-  for (const int window : {0, 45, 530}) {
+  for (const Options& options : all_options) {
     std::vector<bf16> expected(problem.query.size(), nan);
     PagedAttentionParams p = problem.params(expected);
     p.seq_lens = &seq_lens[1];
     p.query_start_loc = &starts[1];
     p.block_tables = &tables[size_t(problem.table_width)];
-    if (window > 0) {
-      p.sliding_window = window;
-      p.alibi_slopes = problem.alibi_slopes.data();
+    if (options.window > 0) {
+      p.sliding_window = options.window;
       p.sinks = problem.sinks.data();
     }
-    if (window == 45) p.soft_cap = 3.f;
+    if (options.has_slopes) p.alibi_slopes = problem.alibi_slopes.data();
+    p.soft_cap = options.soft_cap;
     emu::Machine::order = emu::Order::kForward;
     run_decode<kHeadSize>(p);
     for (const auto run : {runs...}) {
@@ -86,7 +94,7 @@ int compare(Runs... runs) {
         }
         if (std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(bf16)) != 0) {
           std::fprintf(stderr, "differs: heads of %d, shape and order %d, %d blocks, window %d\n",
-                       kHeadSize, turn - 1, blocks_at_once, window);
+                       kHeadSize, turn - 1, blocks_at_once, options.window);
           return 1;
         }
       }

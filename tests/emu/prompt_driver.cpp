@@ -18,8 +18,11 @@ void run_prompt(const PagedAttentionParams& p, int blocks_at_once) {
 
 }  // namespace
 
+const auto kOptions = {Options{0, false, 0.f}, Options{45, true, 3.f}, Options{530, true, 0.f}};
+
 int main() {
-  const int of_64 = compare<64>(run_prompt<64, 8, 4>);
+  const int of_64 = compare<64>(kOptions, run_prompt<64, 8, 4>);
   if (of_64 != 0) return of_64;
-  return compare<128>(run_prompt<128, 8, 4>, run_prompt<128, 8, 2>, run_prompt<128, 4, 2>);
+  return compare<128>(kOptions, run_prompt<128, 8, 4>, run_prompt<128, 8, 2>,
+                      run_prompt<128, 4, 2>);
 }
