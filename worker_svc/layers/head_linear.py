@@ -12,7 +12,7 @@ from worker_svc.ops.layers import packed_shape
 
 
 class HeadLinear:
-    """x W^T of every head; on the CPU with the bits of packed_linear.py, one head after the other.
+    """x W^T of every head: on the CPU, and with `--invariant`, with the bits of a layer for each.
 
     Args:
         weight: [heads, out_features, in_features] of this rank; on the CPU not kept.
