@@ -14,7 +14,8 @@
 
 namespace quire {
 
-// Of heads that are cached as they are, those of latent attention among them, and of quantised ones.
+// Of heads that are cached as they are, those of latent attention among them, and of quantised
+// ones.
 constexpr int64_t kMaxHeadSize = 576;
 constexpr int64_t kMaxQuantisedHeadSize = 256;
 
