@@ -85,27 +85,31 @@ struct KernelTable {
 
 namespace scalar {
 const KernelTable& kernel_table();
-void packed_linear(const PackedLinearParams&, ThreadPool&);   // cpu/linear_scalar.cpp
-void grouped_linear(const PackedLinearParams&, ThreadPool&);  // cpu/linear_scalar.cpp
-void int8_linear(const PackedLinearParams&, ThreadPool&);     // cpu/linear_int8_scalar.cpp
+void packed_linear(const PackedLinearParams&, ThreadPool&);           // cpu/linear_scalar.cpp
+void packed_head_linear(const PackedHeadLinearParams&, ThreadPool&);  // cpu/linear_scalar.cpp
+void grouped_linear(const PackedLinearParams&, ThreadPool&);          // cpu/linear_scalar.cpp
+void int8_linear(const PackedLinearParams&, ThreadPool&);             // cpu/linear_int8_scalar.cpp
 }  // namespace scalar
 namespace avx2 {
 const KernelTable& kernel_table();
-void packed_linear(const PackedLinearParams&, ThreadPool&);   // cpu/linear_avx2.cpp
-void grouped_linear(const PackedLinearParams&, ThreadPool&);  // cpu/linear_avx2.cpp
-void int8_linear(const PackedLinearParams&, ThreadPool&);     // cpu/linear_int8_avx2.cpp
+void packed_linear(const PackedLinearParams&, ThreadPool&);           // cpu/linear_avx2.cpp
+void packed_head_linear(const PackedHeadLinearParams&, ThreadPool&);  // cpu/linear_avx2.cpp
+void grouped_linear(const PackedLinearParams&, ThreadPool&);          // cpu/linear_avx2.cpp
+void int8_linear(const PackedLinearParams&, ThreadPool&);             // cpu/linear_int8_avx2.cpp
 }  // namespace avx2
 namespace avx512 {
 const KernelTable& kernel_table();
-void packed_linear(const PackedLinearParams&, ThreadPool&);   // cpu/linear_avx512.cpp
-void grouped_linear(const PackedLinearParams&, ThreadPool&);  // cpu/linear_avx512.cpp
-void int8_linear(const PackedLinearParams&, ThreadPool&);     // cpu/linear_int8_avx512.cpp
+void packed_linear(const PackedLinearParams&, ThreadPool&);           // cpu/linear_avx512.cpp
+void packed_head_linear(const PackedHeadLinearParams&, ThreadPool&);  // cpu/linear_avx512.cpp
+void grouped_linear(const PackedLinearParams&, ThreadPool&);          // cpu/linear_avx512.cpp
+void int8_linear(const PackedLinearParams&, ThreadPool&);             // cpu/linear_int8_avx512.cpp
 }  // namespace avx512
 namespace avx512_bf16 {
 const KernelTable& kernel_table();
-void packed_linear(const PackedLinearParams&, ThreadPool&);   // cpu/linear_avx512_bf16.cpp
-void grouped_linear(const PackedLinearParams&, ThreadPool&);  // cpu/linear_avx512_bf16.cpp
-void int8_linear(const PackedLinearParams&, ThreadPool&);     // cpu/linear_int8_avx512_bf16.cpp
+void packed_linear(const PackedLinearParams&, ThreadPool&);           // cpu/linear_avx512_bf16.cpp
+void packed_head_linear(const PackedHeadLinearParams&, ThreadPool&);  // cpu/linear_avx512_bf16.cpp
+void grouped_linear(const PackedLinearParams&, ThreadPool&);          // cpu/linear_avx512_bf16.cpp
+void int8_linear(const PackedLinearParams&, ThreadPool&);  // cpu/linear_int8_avx512_bf16.cpp
 }  // namespace avx512_bf16
 
 }  // namespace quire::cpu

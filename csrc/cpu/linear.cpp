@@ -53,8 +53,8 @@ void linear(const LinearParams&, const KernelTable&, ThreadPool&) {
 
 void head_linear(const HeadLinearParams&, const KernelTable&, ThreadPool&) {
   fail(
-      "head_linear: must be called with tensors on a GPU; on the CPU packed_linear computes a "
-      "head");
+      "head_linear: must be called with tensors on a GPU; on the CPU packed_head_linear computes "
+      "it");
 }
 
 void weight_only_linear(const WeightOnlyLinearParams&, const KernelTable&, ThreadPool&) {

@@ -88,6 +88,15 @@ struct PackedLinearParams {
   int64_t bits;          // 8 or 4
 };
 
+// A layer of each head by itself, whose results are of the type of x.
+struct PackedHeadLinearParams {
+  PackedLinearParams head;  // the first
+  int64_t num_heads;
+  int64_t out_head_stride;
+  int64_t x_head_stride;
+  int64_t weight_head_stride;
+};
+
 }  // namespace quire
 
 #if defined(QUIRE_COMPILE_CHECKS)
@@ -308,6 +317,37 @@ void packed_linear(Backend& backend, const Tensor& out, const Tensor& x, const T
   check_device("x", x, Device::kCpu);
   check_packed(packed, p.out_features, p.in_features, p.dtype);
   backend.packed_linear(p);
+}
+
+void packed_head_linear(Backend& backend, const Tensor& out, const Tensor& x,
+                        const Tensor& packed) {
+  check_shape("x", x, {-1, -1, -1}, "[T, H, K]");
+  check_shape("out", out, {x.shape[0], x.shape[1], -1}, "[T, H, N]");
+  check_activation_dtype("x", x);
+  check_unit_stride("x", x);
+  check_matrix("out", out, x, x.dtype);
+  check_device("x", x, Device::kCpu);
+  const int64_t panels = (out.shape[2] + kPanelFeatures - 1) / kPanelFeatures;
+  check_shape("packed", packed, {x.shape[1], panels, (x.shape[2] + 1) / 2, 2 * kPanelFeatures},
+              "[H, ceil(N / 32), ceil(K / 2), 64]");
+  check_matrix("packed", packed, x, x.dtype);
+  check_contiguous("packed", packed);
+  PackedHeadLinearParams p{};
+  p.head.out = out.data;
+  p.head.x = x.data;
+  p.head.weight = packed.data;
+  p.head.out_stride = out.stride[0];
+  p.head.x_stride = x.stride[0];
+  p.head.num_rows = x.shape[0];
+  p.head.out_features = out.shape[2];
+  p.head.in_features = x.shape[2];
+  p.head.num_parts = 1;
+  p.head.dtype = x.dtype;
+  p.num_heads = x.shape[1];
+  p.out_head_stride = out.stride[1];
+  p.x_head_stride = x.stride[1];
+  p.weight_head_stride = packed.stride[0];
+  backend.packed_head_linear(p);
 }
 
 void grouped_linear(Backend& backend, const Tensor& out, const Tensor& x, const Tensor& packed,

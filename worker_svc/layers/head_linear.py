@@ -33,8 +33,7 @@ class HeadLinear:
             out: [tokens, heads, out_features], likewise, of other memory.
         """
         if self._is_on_cpu:
-            for head, packed in enumerate(self._weight):
-                ops.packed_linear(out[:, head], x[:, head], packed, None)
+            ops.packed_head_linear(out, x, self._weight)
         elif self._has_fixed_tiles:
             ops.head_linear(out, x, self._weight)
         else:
@@ -44,7 +43,7 @@ class HeadLinear:
 
 
 def _packed(weight: torch.Tensor) -> torch.Tensor:
-    """Return weights as `ops.packed_linear` reads them, [heads, *packed_shape]."""
+    """Return weights as `ops.packed_head_linear` reads them, [heads, *packed_shape]."""
     num_heads, out_features, in_features = weight.shape
     shape = num_heads, *packed_shape(out_features, in_features)
     packed = torch.empty(shape, dtype=weight.dtype)

@@ -147,6 +147,25 @@ def packed_linear(
     compiled._C.packed_linear(out, x, packed, bias, num_parts)
 
 
+def packed_head_linear(out: Tensor, x: Tensor, packed: Tensor) -> None:
+    """Multiply rows of each head by its packed weights, on the CPU.
+
+    Each head has the bits that `packed_linear` of it alone gives.
+
+    Args:
+        out: [T, H, N], in the dtype of x; must not overlap the others.
+        x: [T, H, K].
+        packed: [H, *packed_shape(N, K)], each as `pack_weight` fills it.
+
+    Mutates:
+        out.
+
+    Raises:
+        ValueError: the operands are on a GPU, where `head_linear` computes it, or do not fit.
+    """
+    compiled._C.packed_head_linear(out, x, packed)
+
+
 def weight_only_linear(
     out: Tensor,
     x: Tensor,
@@ -298,6 +317,6 @@ def head_linear(out: Tensor, x: Tensor, weight: Tensor) -> None:
         out.
 
     Raises:
-        ValueError: the operands are on the CPU, where `packed_linear` computes a head.
+        ValueError: the operands are on the CPU, where `packed_head_linear` computes it.
     """
     compiled._C.head_linear(out, x, weight)

@@ -247,6 +247,34 @@ void packed_linear(const PackedLinearParams& p, ThreadPool& pool) {
   QUIRE_DISPATCH_DTYPE(p.dtype, T, LinearCall<DenseOperands<T>>(p, pool).run());
 }
 
+namespace {
+
+// A thread has whole heads, unless many rows of few heads are better shared out.
+template <typename T>
+void multiply_heads(const PackedHeadLinearParams& p, ThreadPool& pool) {
+  const auto params_of = [&](int64_t head) {
+    PackedLinearParams own = p.head;
+    own.out = static_cast<T*>(own.out) + head * p.out_head_stride;
+    own.x = static_cast<const T*>(own.x) + head * p.x_head_stride;
+    own.weight = static_cast<const T*>(own.weight) + head * p.weight_head_stride;
+    return own;
+  };
+  using Call = LinearCall<DenseOperands<T>>;
+  if (p.num_heads < pool.num_threads() && p.head.num_rows > kMaxTileRows) {
+    for (int64_t head = 0; head < p.num_heads; ++head) Call(params_of(head), pool).run();
+    return;
+  }
+  parallel_for(pool, p.num_heads,
+               [&](int64_t head, int worker) { Call(params_of(head), pool).run_alone(worker); });
+}
+
+}  // namespace
+
+void packed_head_linear(const PackedHeadLinearParams& p, ThreadPool& pool) {
+  if (p.head.num_rows == 0) return;
+  QUIRE_DISPATCH_DTYPE(p.head.dtype, T, multiply_heads<T>(p, pool));
+}
+
 void grouped_linear(const PackedLinearParams& p, ThreadPool& pool) {
   if (p.num_rows == 0) return;
   QUIRE_DISPATCH_DTYPE(p.dtype, T, LinearCall<GroupedOperands<T>>(p, pool).run());

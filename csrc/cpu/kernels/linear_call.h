@@ -103,6 +103,12 @@ class LinearCall {
                  [&](int64_t i, int worker) { multiply_group(i * group_, worker); });
   }
 
+  // The same within a task of `worker`.
+  void run_alone(int worker) {
+    for (int64_t row = 0; row < p_.num_rows; ++row) pack_row(row);
+    for (int64_t panel = 0; panel < num_panels_; panel += group_) multiply_group(panel, worker);
+  }
+
  private:
   // A task has enough panels that its start costs little, and few enough that all threads get some.
   void choose_group() {
@@ -288,7 +294,7 @@ class LinearCall {
     }
   }
 
-  const PackedLinearParams& p_;
+  const PackedLinearParams p_;
   ThreadPool& pool_;
   Operands operands_;
   const int64_t length_;  // elements of K of a part

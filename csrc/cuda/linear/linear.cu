@@ -48,6 +48,9 @@ void pack_weight(const PackWeightParams&, cudaStream_t) {
 void packed_linear(const PackedLinearParams&, cudaStream_t) {
   fail("packed_linear: must be called with tensors on the CPU; on a GPU linear computes it");
 }
+void packed_head_linear(const PackedHeadLinearParams&, cudaStream_t) {
+  fail("packed_head_linear: must be called with tensors on the CPU");
+}
 void grouped_linear(const PackedLinearParams&, cudaStream_t) {
   fail("grouped_linear: must be called with tensors on the CPU");
 }
