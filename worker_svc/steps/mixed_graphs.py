@@ -162,7 +162,7 @@ class MixedGraphs:
             self._run(of_size)
         kind = size, of_size.plans.launches
         if graph is None and kind in self.captured:
-            # Nothing is computed again: ranks may capture at different steps.
+            # The step itself is computed, and its exchanges with other ranks are made.
             graph = self._device.capture(partial(self._run, of_size), self._pool)
         self.captured.pop(kind, None)
         self.captured[kind] = graph
