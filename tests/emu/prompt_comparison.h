@@ -1,12 +1,14 @@
 // Runs kernels of prompts in the emulator, in each order of turns, and holds what they give against
-// the kernel of decoding, bit by bit.
+// the kernel of decoding, bit by bit: results, and the float32 states of single partitions.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <initializer_list>
 #include <limits>
+#include <map>
 #include <vector>
 
 #include "attention_problem.h"
@@ -15,10 +17,14 @@
 
 namespace quire::cuda {
 
+// What blocks have left for the merge, by sequence, kv head, column and slot: the largest logit,
+// the sum, and weighted values.
+using Partials = std::map<std::array<int, 4>, std::vector<float>>;
+
 // Starts a kernel and the merge over the plan of a step.
 template <int kHeadSize, int kColumns, typename Kernel>
-void run(Kernel kernel, int threads, int shared_bytes, const PagedAttentionParams& p,
-         int blocks_at_once) {
+Partials run(Kernel kernel, int threads, int shared_bytes, const PagedAttentionParams& p,
+             int blocks_at_once) {
   WorkPlan plan = plan_work(p, p.seq_lens, p.query_start_loc, {kColumns, blocks_at_once, 1 << 20});
   // As where a launch has more blocks than there is work.
   plan.items.insert(plan.items.end(), 2, AttentionItem{kNoWork, 0, 0, 0, 1, 0, 0, 0, 0, 0});
@@ -33,18 +39,43 @@ void run(Kernel kernel, int threads, int shared_bytes, const PagedAttentionParam
   launch(attention_merge_kernel<bf16, kHeadSize, kColumns>,
          dim3(unsigned(plan.merges.size()), kColumns), kMmaThreads, 0, nullptr, p,
          plan.merges.data(), partials);
+  Partials found;
+  for (const AttentionMerge& merge : plan.merges) {
+    if (merge.seq == kNoWork) continue;
+    const int num_rows = p.query_start_loc[merge.seq + 1] - p.query_start_loc[merge.seq];
+    const int count = std::min(kColumns, num_rows * kGroup - merge.column);
+    for (int slot = 0; slot < merge.num_slots; ++slot) {
+      for (int column = 0; column < count; ++column) {
+        const size_t row = size_t(merge.slot + slot) * kColumns + column;
+        auto& each = found[{merge.seq, merge.kv_head, merge.column + column, slot}];
+        each = {max[row], sum[row]};
+        each.insert(each.end(), &acc[row * kHeadSize], &acc[row * kHeadSize] + kHeadSize);
+      }
+    }
+  }
+  return found;
+}
+
+// Whether all have the same bits.
+inline bool are_same(const Partials& a, const Partials& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& one, const auto& other) {
+    return one.first == other.first && one.second.size() == other.second.size() &&
+           std::memcmp(one.second.data(), other.second.data(), one.second.size() * sizeof(float)) ==
+               0;
+  });
 }
 
 template <int kHeadSize>
-void run_decode(const PagedAttentionParams& p) {
+Partials run_decode(const PagedAttentionParams& p, int blocks_at_once) {
   using Shape = MmaShape<bf16, kHeadSize, 1, 2>;
-  run<kHeadSize, Shape::kColumns>(attention_mma_kernel<bf16, bf16, kHeadSize, 1, 2>, kMmaThreads,
-                                  Shape::kSharedBytes, p, 28);
+  return run<kHeadSize, Shape::kColumns>(attention_mma_kernel<bf16, bf16, kHeadSize, 1, 2>,
+                                         kMmaThreads, Shape::kSharedBytes, p, blocks_at_once);
 }
 
 // Few blocks at once leave sequences whole, more cut them into pairs of partitions, many into
 // single ones.
-constexpr int kBlocksAtOnce[] = {3, 13, 101};
+constexpr int kMany = 1 << 20;
+constexpr int kBlocksAtOnce[] = {3, 13, kMany};
 constexpr emu::Order kOrders[] = {emu::Order::kForward, emu::Order::kReverse,
                                   emu::Order::kShuffled};
 
@@ -80,19 +111,26 @@ int compare(std::initializer_list<Options> all_options, Runs... runs) {
     if (options.has_slopes) p.alibi_slopes = problem.alibi_slopes.data();
     p.soft_cap = options.soft_cap;
     emu::Machine::order = emu::Order::kForward;
-    run_decode<kHeadSize>(p);
+    run_decode<kHeadSize>(p, 28);
+    std::vector<bf16> again(problem.query.size(), nan);
+    p.out.data = again.data();
+    const Partials expected_partials = run_decode<kHeadSize>(p, kMany);
     for (const auto run : {runs...}) {
       for (const int blocks_at_once : kBlocksAtOnce) {
         emu::Machine::order = kOrders[turn++ % 3];
         std::vector<bf16> actual(problem.query.size(), nan);
         p.out.data = actual.data();
+        Partials partials;
         try {
-          run(p, blocks_at_once);
+          partials = run(p, blocks_at_once);
         } catch (const emu::KernelError& error) {
           std::fprintf(stderr, "%s\n", error.what());
           return 2;
         }
-        if (std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(bf16)) != 0) {
+        const bool has_same_partials =
+            blocks_at_once < kMany || are_same(partials, expected_partials);
+        if (std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(bf16)) != 0 ||
+            !has_same_partials) {
           std::fprintf(stderr, "differs: heads of %d, shape and order %d, %d blocks, window %d\n",
                        kHeadSize, turn - 1, blocks_at_once, options.window);
           return 1;

@@ -10,10 +10,10 @@ using namespace quire;
 using namespace quire::cuda;
 
 template <int kHeadSize, int kWarps, int kTiles>
-void run_prompt(const PagedAttentionParams& p, int blocks_at_once) {
+Partials run_prompt(const PagedAttentionParams& p, int blocks_at_once) {
   using Shape = PromptShape<bf16, kHeadSize, kWarps, kTiles>;
-  run<kHeadSize, Shape::kColumns>(attention_prompt_kernel<bf16, kHeadSize, kWarps, kTiles>,
-                                  Shape::kThreads, Shape::kSharedBytes, p, blocks_at_once);
+  return run<kHeadSize, Shape::kColumns>(attention_prompt_kernel<bf16, kHeadSize, kWarps, kTiles>,
+                                         Shape::kThreads, Shape::kSharedBytes, p, blocks_at_once);
 }
 
 }  // namespace

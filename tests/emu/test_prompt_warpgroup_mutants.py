@@ -11,6 +11,7 @@ pytestmark = pytest.mark.timeout(600)
 
 # What is wrong: the text of the kernel that is replaced, and by what.
 MUTANTS = {
+    "blocks without work": ("  if (item.seq == kNoWork) return;\n", ""),
     "no wait for copies": ("    ptx::async_wait<1>();\n", ""),
     "a wait for the stage before": ("ptx::async_wait<1>();", "ptx::async_wait<2>();"),
     "copies that are not fenced": (
@@ -136,7 +137,6 @@ MUTANTS = {
     "columns of an operand change places": ("weights[half * 2 + j]", "weights[half * 2 + 1 - j]"),
     "tokens of an operand change places": ("weights[half * 2 + j]", "weights[(1 - half) * 2 + j]"),
     "classes that forget": ("is_last ? 0.f : merged[i]", "0.f"),
-    "partitions that add up classes": ("is_last ? 0.f : merged[i]", "merged[i]"),
     "states of classes that add up": ("      state_[j] = {};\n", ""),
     "partitions that forget": ("has_total_ ? held :", "false ? held :"),
     "no new beginning after a class": (
