@@ -10,7 +10,6 @@ namespace quire::cuda {
 // bytes whose chunks change places. The number of stages changes no bit.
 template <typename T, int kHeadSize>
 struct WarpgroupPromptShape {
-  using Tile = WarpgroupPromptShape;
   static constexpr int kBytes = static_cast<int>(sizeof(T));
   static constexpr int kSteps = kHeadSize / 16;
   static constexpr int kChunks = kHeadSize * kBytes / 16;
