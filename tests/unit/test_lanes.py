@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.lanes import again, report, runner
+from tools.lanes import again, record, report, runner
 from tools.lanes import lane as lane_module
+from tools.lanes.__main__ import chosen
 from tools.lanes.lane import ROOT, Lane, Outcome, pytest_lane
 from tools.lanes.plans import PLANS, plan
 from tools.lanes.record import Record
@@ -253,21 +254,49 @@ def test_a_plan_has_each_lane_once_and_all_that_they_wait_for(name: str) -> None
     assert {before for each in plan(name) for before in each.after} <= set(names)
 
 
-def test_a_record_keeps_the_sections_of_lanes_that_did_not_run(output: Path) -> None:
-    path = output / "nightly.md"
-    lanes = [shell("long", "exit 0"), shell("short", "echo 'cases: 3 of 9'")]
-    Runner(lanes, 1, on_end=Record(path, "nightly").write).run()
-    first = path.read_text()
-    Runner([shell("short", "exit 1")], 1, on_end=Record(path, "nightly").write).run()
-    second = path.read_text()
+def test_a_record_keeps_the_sections_of_lanes_that_did_not_run(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = output / "repository"
+    monkeypatch.setattr(record, "ROOT", repository)
+    git = ("git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=b")
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    path = repository / "nightly.md"
+    path.write_text("# nothing yet\n")
+    subprocess.run([*git, "add", "nightly.md"], check=True)
+    subprocess.run([*git, "commit", "-qm", "first"], check=True)
+    command = [*git, "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    def run(*lanes: Lane) -> str:
+        Runner(lanes, 1, on_end=Record(path, "nightly").write).run()
+        return path.read_text()
+
+    long, short = shell("long", "exit 0"), shell("short", "echo 'cases: 3 of 9'")
+    run(long)
+    first = run(short)
+    (repository / "source").write_text("changed\n")
+    failing = shell("short", "exit 1")
+    second = run(failing, shell("never", "exit 0", after=("short",)))
 
     assert first.startswith("# Last results of `make test-nightly`\n")
-    assert first.count("**ok**") == 2
+    assert first.count("**ok**, 0 s, of CPU time 0 s; ") == 2
+    assert first.count(f", commit {commit}, ") == 2  # its own changes do not count
+    assert "changed" not in first
     assert "- cases: 3 of 9 (short)" in first
-    head, short = second.split("## short\n")
+    head, section = second.split("## short\n")
     assert head == first.split("## short\n")[0]
-    assert short.startswith("\n**FAILED**, 0 s")
-    assert "cases" not in short
+    assert section.startswith("\n**FAILED**, 0 s")
+    assert f", commit {commit}, changed, " in section
+    assert "cases" not in section
+    assert "never" not in second
+
+
+def test_chosen_lanes_bring_those_that_they_wait_for() -> None:
+    first, second = Lane("first", ("true",)), Lane("second", ("true",))
+    third = Lane("third", ("true",), after=("second",))
+    assert chosen([first, second, third], ["third"]) == [second, third]
+    assert chosen([first, second, third], None) == [first, second, third]
 
 
 def test_a_lane_that_a_plan_has_not_is_an_error() -> None:

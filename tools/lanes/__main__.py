@@ -5,12 +5,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tools.lanes import report
 from tools.lanes.again import run_again
-from tools.lanes.lane import ROOT, Outcome
+from tools.lanes.lane import ROOT, Lane, Outcome
 from tools.lanes.plans import PLANS, plan
 from tools.lanes.record import Record
 from tools.lanes.runner import Runner
@@ -25,20 +25,21 @@ def main() -> int:
     parser.add_argument(
         "--record", type=Path, help="also write each lane's result to this file, when it has ended"
     )
-    parser.add_argument("--lanes", nargs="+", help="those of the plan to run; all by default")
+    parser.add_argument(
+        "--lanes",
+        nargs="+",
+        help="those of the plan to run, with what they wait for; all by default",
+    )
     parser.add_argument(
         "--budget-s",
         type=float,
         help="seconds after which deep lanes are stopped, and reported as out of time",
     )
     arguments = parser.parse_args()
-    lanes = list(plan(arguments.plan))
-    if arguments.lanes:
-        names = [lane.name for lane in lanes]
-        unknown = [name for name in arguments.lanes if name not in names]
-        if unknown:
-            parser.error(f"--lanes: must be of {', '.join(names)}, got {', '.join(unknown)}")
-        lanes = [lane for lane in lanes if lane.name in arguments.lanes]
+    try:
+        lanes = chosen(plan(arguments.plan), arguments.lanes)
+    except ValueError as error:
+        parser.error(f"--lanes: {error}")
     # The first is ignored in what a shell starts in the background, and lanes would inherit that.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -59,6 +60,28 @@ def main() -> int:
     lines = summary(outcomes, time.monotonic() - started_at)
     print("\n".join(("", *(failures(outcomes)), *lines)))
     return 0 if all(outcome.acceptable for outcome in outcomes) else 1
+
+
+def chosen(lanes: Sequence[Lane], names: Collection[str] | None) -> list[Lane]:
+    """Return the lanes of these names, and those that they wait for; all for None.
+
+    Raises:
+        ValueError: there is no lane of a name.
+    """
+    if names is None:
+        return list(lanes)
+    of_name = {lane.name: lane for lane in lanes}
+    unknown = [name for name in names if name not in of_name]
+    if unknown:
+        raise ValueError(f"must be of {', '.join(of_name)}, got {', '.join(unknown)}")
+    needed: set[str] = set()
+    left = list(names)
+    while left:
+        name = left.pop()
+        if name not in needed:
+            needed.add(name)
+            left += of_name[name].after
+    return [lane for lane in lanes if lane.name in needed]
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[str]:
