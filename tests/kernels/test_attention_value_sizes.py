@@ -13,7 +13,10 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # Of keys and of values, and whether they are one row.
 SIZES = pytest.mark.parametrize(
     ("head_size", "value_size", "of_keys"),
-    [(576, 512, True), (96, 64, True), (40, 8, True), (192, 128, False), (72, 24, False)],
+    [
+        *((576, 512, True), (96, 64, True), (40, 8, True)),
+        *((192, 128, False), (72, 24, False), (64, 128, False), (8, 576, False)),
+    ],
 )
 
 
@@ -22,6 +25,9 @@ def random_history(
     seed: int = 0,
 ) -> History:  # fmt: skip
     history = History.random(length, heads, 1, head_size, dtype, seed)
+    if value_size > head_size:
+        wide = History.random(length, 1, 1, value_size, dtype, seed + 1)
+        return History(history.query, history.key, wide.value)
     return history.with_values(value_size, of_keys=of_keys)
 
 

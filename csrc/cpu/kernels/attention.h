@@ -52,7 +52,7 @@ class AttentionTask {
 
     query_ = arena_.take<typename Tile::Query>(heads_ * rows_ * query_columns_);
     scores_ = arena_.take<float>(rows_ * kTokens);
-    tile_ = arena_.take<char>(Tile::tile_bytes(p_.head_size));
+    tile_ = arena_.take<char>(Tile::tile_bytes(max_of(p_.head_size, p_.value_size)));
     zero_row_ = arena_.take<char>(kZeroRowBytes);
     scales_ = {arena_.take<float>(kTokens), arena_.take<float>(kTokens)};
     states_ = arena_.take<SoftmaxState>(heads_);
