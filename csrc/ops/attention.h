@@ -85,7 +85,9 @@ void check_head_size(const char* name, int64_t size) {
   }
 }
 
-void check_sizes(const Tensor& query, const Tensor& key_cache, int64_t value_size) {
+// `name` is that of what has `value_size` elements a head.
+void check_sizes(const Tensor& query, const Tensor& key_cache, const char* name,
+                 int64_t value_size) {
   const int64_t heads = query.shape[1];
   const int64_t kv_heads = key_cache.shape[1];
   const int64_t block_size = key_cache.shape[2];
@@ -94,7 +96,7 @@ void check_sizes(const Tensor& query, const Tensor& key_cache, int64_t value_siz
          std::to_string(heads));
   }
   check_head_size("query", query.shape[2]);
-  check_head_size("out", value_size);
+  check_head_size(name, value_size);
   if (block_size < kMinBlockSize || block_size > kMaxBlockSize ||
       (block_size & (block_size - 1)) != 0) {
     fail("key_cache: block size must be a power of two in [" + std::to_string(kMinBlockSize) +
@@ -214,7 +216,7 @@ std::shared_ptr<AttentionPlan> plan_attention(
   check_activation_dtype("query", query);
   const int64_t value_size = value_size_of(query, key_cache, value_cache);
   check_caches(backend, "query", query, -1, key_cache, value_cache, value_size);
-  check_sizes(query, key_cache, value_size);
+  check_sizes(query, key_cache, "value_cache", value_size);
   check_shape("seq_lens", seq_lens, {-1}, "[N]");
   check_shape("query_start_loc", query_start_loc, {seq_lens.shape[0] + 1}, "[N + 1]");
   for (const auto& [name, tensor] : {std::pair<const char*, const Tensor&>{"seq_lens", seq_lens},
@@ -252,7 +254,7 @@ void paged_attention(Backend& backend, const Tensor& out, const Tensor& query,
                      const std::optional<Tensor>& v_scale, const AttentionPlan* plan) {
   check_tensors(backend, out, query, key_cache, value_cache, block_tables, seq_lens,
                 query_start_loc);
-  check_sizes(query, key_cache, out.shape[2]);
+  check_sizes(query, key_cache, "out", out.shape[2]);
   if (!std::isfinite(scale)) fail("scale: must be finite, got " + std::to_string(scale));
   check_of_heads("alibi_slopes", alibi_slopes, query);
   check_of_heads("sinks", sinks, query);

@@ -113,6 +113,10 @@ void check_caches(const Backend& backend, const char* name, const Tensor& rows, 
   check_key_cache(backend, name, rows, num_heads, key_cache);
   check_dtype("value_cache", value_cache, key_cache.dtype);
   const bool is_quantised = key_cache.dtype != rows.dtype;
+  if (is_quantised && value_size != rows.shape[2]) {
+    fail("out: must have " + std::to_string(rows.shape[2]) + " elements a head, as " + name +
+         " has, over quantised caches, got " + std::to_string(value_size));
+  }
   check_shape("value_cache", value_cache,
               {key_cache.shape[0], key_cache.shape[1], key_cache.shape[2],
                is_quantised ? key_cache.shape[3] : value_size},

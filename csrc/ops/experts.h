@@ -86,6 +86,7 @@ struct CombineExpertsParams {
 }  // namespace quire
 
 #if defined(QUIRE_COMPILE_CHECKS)
+#include <cmath>
 
 namespace quire::ops {
 namespace {
@@ -132,6 +133,7 @@ void route_experts(Backend& backend, const Tensor& weights, const Tensor& expert
   check_limit("num_kept_groups", num_kept_groups, num_groups);
   check_limit("num_of_group", num_of_group, std::min<int64_t>(2, group_size));
   check_limit("weights: experts of a row", weights.shape[1], num_kept_groups * group_size);
+  if (!std::isfinite(scale)) fail("scale: must be finite, got " + std::to_string(scale));
   RouteExpertsParams p{};
   p.weights = static_cast<float*>(weights.data);
   p.experts = static_cast<int32_t*>(experts.data);

@@ -171,6 +171,11 @@ QUANTISED += [
     ),
 ]
 
+QUANTISED_ATTENTION: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    (INT8_CACHES | {"out": torch.zeros(T, H, 8)}, ("out", "16 elements", "quantised", "8")),
+    (INT8_CACHES | {"out": torch.zeros(T, H, 32)}, ("out", "16 elements", "quantised", "32")),
+]
+
 COPY: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"value_caches": [torch.randn(B, HKV, BS, D)] * 2}, ("value_caches", "(1)", "2")),
     ({"key_caches": [torch.randn(B, HKV, D, BS).transpose(2, 3)]}, ("key_caches", "dense")),
@@ -193,7 +198,7 @@ def cases() -> list[Any]:
     operations: list[tuple[Callable[..., object], Callable[[], dict[str, Any]], Any]] = [
         (ops.paged_attention, attention_arguments, ATTENTION),
         (ops.reshape_and_cache, cache_arguments, CACHE),
-        (ops.paged_attention, attention_arguments, QUANTISED),
+        (ops.paged_attention, attention_arguments, QUANTISED + QUANTISED_ATTENTION),
         (ops.reshape_and_cache, cache_arguments, QUANTISED),
         (ops.rotary_and_cache, rotary_arguments, ROTARY),
         (ops.copy_blocks, copy_arguments, COPY),

@@ -220,6 +220,7 @@ def test_bad_arguments() -> None:
         ops.route_experts(floats, floats, logits, normalizes=False)
     for options, words in (
         ({"bias": torch.zeros(7)}, r"^bias: must be \[E\]"),
+        ({"scale": float("nan")}, "^scale: must be finite, got nan"),
         ({"num_groups": 33}, "^num_groups: must be from 1 to 32, got 33"),
         ({"num_groups": 3}, "^num_groups: must divide E = 8, got 3"),
         ({"num_groups": 4, "num_kept_groups": 5}, "^num_kept_groups: must be from 1 to 4, got 5"),
