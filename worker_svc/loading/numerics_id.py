@@ -27,7 +27,7 @@ from worker_svc.models.registry import is_native
 # docs/numerics.md: where it changes an entry of tests/models/digests.json.
 ARITHMETIC_VERSION = 2
 # Of what a GPU computes with --invariant.
-GPU_ARITHMETIC_VERSION = 3
+GPU_ARITHMETIC_VERSION = 4
 ID_BYTES = 16
 
 
