@@ -42,10 +42,12 @@ FIRST_TESTS = tuple(
 )
 # The same token in another batch, chunk or launch.
 BITS_TESTS = tuple(
-    f"{KERNELS}/test_{name}.py" for name in ("attention_prompts", "attention_invariance")
+    f"{KERNELS}/test_{name}.py"
+    for name in ("attention_prompts", "attention_invariance", "attention_latent")
 )
 WORKER_TESTS = tuple(
-    f"tests/emu/test_gpu_{name}.py" for name in ("worker", "mixed_graphs", "engine", "quantization")
+    f"tests/emu/test_gpu_{name}.py"
+    for name in ("worker", "mixed_graphs", "engine", "quantization", "latent")
 )
 # Ranks are threads that wait for each other on one GPU: no kernel may lie behind another rank's in
 # a queue of the device, or wait for one to be loaded.
@@ -140,11 +142,14 @@ def check_first(check: Check, env: dict[str, str]) -> None:
 
 
 def check_bits(check: Check, env: dict[str, str]) -> None:
-    """Look whether bits are a token's own, and if not, whether launches that overlap are why."""
+    """Look whether bits are a token's own, and if not, which of two causes it is."""
     bits = (*pytest_in_parallel(PROCESSES), *BITS_TESTS, "-k", "gpu", "--maxfail=5")
     if not check.run("bits", *bits, env=env, timeout_s=60):
-        apart = {**env, "QUIRE_LAUNCH_OVERLAP": "0"}
-        check.run("bits-apart", *bits, env=apart, timeout_s=60)
+        for name, switch in (
+            ("bits-apart", "QUIRE_LAUNCH_OVERLAP"),
+            ("bits-single-warps", "QUIRE_PROMPT_WARPGROUPS"),
+        ):
+            check.run(name, *bits, env={**env, switch: "0"}, timeout_s=60)
 
 
 def make_stubs(check: Check) -> bool:

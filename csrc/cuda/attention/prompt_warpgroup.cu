@@ -1,5 +1,8 @@
 // Instances of attention of prompts by warpgroups. A source of its own: what aligns their shared
 // memory would align that of other kernels, too.
+#include <cstdlib>
+#include <string_view>
+
 #include "cuda/attention/prompt_warpgroup.cuh"
 #include "cuda/attention/prompt_warpgroup.h"
 #include "cuda/launch.h"
@@ -20,11 +23,19 @@ void run(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t str
   run<T, 128>(p, work, stream);
 }
 
+// QUIRE_PROMPT_WARPGROUPS=0 leaves prompts to single warps; a worker sets it for some models.
+bool are_wanted() {
+  const char* asked = std::getenv("QUIRE_PROMPT_WARPGROUPS");
+  return asked == nullptr || std::string_view(asked) != "0";
+}
+
 }  // namespace
 
 bool run_prompt_warpgroups(const PagedAttentionParams& p, const DeviceWork& work,
                            cudaStream_t stream) {
-  if (!has_warpgroups() || work.columns != WarpgroupPromptShape<bf16, 128>::kColumns) return false;
+  if (!has_warpgroups() || !are_wanted() ||
+      work.columns != WarpgroupPromptShape<bf16, 128>::kColumns)
+    return false;
   if (p.dtype == DType::kBFloat16) {
     run<bf16>(p, work, stream);
   } else {
