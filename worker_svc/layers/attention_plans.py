@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from worker_svc._C import AttentionPlan
 
 
+# Of addresses, in bytes, up to which kernels look.
+_ALIGNMENT = 16
+
+
 @dataclass(slots=True)
 class _Planned:
     plan: AttentionPlan | None
@@ -22,6 +26,8 @@ class _Planned:
 
 class AttentionPlans:
     """A plan for each sliding window that layers have, made again for every step.
+
+    It holds caches, but no queries.
 
     Args:
         max_seq_len: of plans for a captured graph (see ops.plan_attention); None for others.
@@ -74,10 +80,9 @@ class AttentionPlans:
         """
         planned = self._planned.get(sliding_window)
         if planned is None or not planned.is_current:
-            plan = self._make(sliding_window, (query, key_cache, value_cache))
-            planned = self._planned[sliding_window] = _Planned(
-                plan, (query, key_cache, value_cache)
-            )
+            arguments = _like(query, key_cache), key_cache, value_cache
+            plan = self._make(sliding_window, arguments)
+            planned = self._planned[sliding_window] = _Planned(plan, arguments)
         return planned.plan
 
     @property
@@ -113,3 +118,31 @@ class AttentionPlans:
             max_query_len=self._max_query_len,
             earlier=None if before is None else before.plan,
         )
+
+
+def _like(query: torch.Tensor, key_cache: torch.Tensor) -> torch.Tensor:
+    """Return a tensor for which the same is planned as for a query, over memory of a cache.
+
+    Plans read no elements, and the query itself would keep the activations of which it is a view.
+    It is returned where the cache is too small to stand in for it.
+
+    Args:
+        query: [num_tokens, heads, head_dim].
+        key_cache: of a layer.
+    """
+    memory = key_cache.as_strided((_span(key_cache),), (1,)).view(torch.uint8)
+    # Kernels are chosen by how the query is aligned, too.
+    start = (query.data_ptr() - memory.data_ptr()) % _ALIGNMENT
+    end = start + _span(query) * query.element_size()
+    if end > len(memory):
+        return query
+    return memory[start:end].view(query.dtype).as_strided(query.shape, query.stride())
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Return the elements of memory from a tensor's first to its last."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
