@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from bench import gpu_host, gpu_mixed
 from tests.emu.emulated_device import EmulatedDevice
@@ -21,6 +23,7 @@ from tests.models.driver import load_runner
 from worker_svc import ops
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.layers.attention_plans import AttentionPlans
+from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps import mixed_graphs
 from worker_svc.steps.gpu_inputs import GpuInputs
 from worker_svc.steps.mixed_graphs import SIZES, MixedGraphs, most_rows
@@ -79,7 +82,7 @@ def graphs_of(runner: ModelRunner) -> MixedGraphs:
 
 def num_replays(graphs: MixedGraphs) -> int:
     """How often graphs were replayed."""
-    found = [graph for graph in graphs.captured.values() if graph is not None]
+    found = graphs.captured.values()
     assert all(isinstance(graph, EmulatedGraph) for graph in found)
     return sum(graph.num_replays for graph in found)  # type: ignore[attr-defined]
 
@@ -159,10 +162,10 @@ def test_random_mixes_have_the_bits_of_single_kernels(
         found.append(serve(driver, mixes, shares=shares))
         caches.append(caches_of(driver))
     graphs = graphs_of(driver.runner)
-    captured = [graph for graph in graphs.captured.values() if graph is not None]
-    assert len(captured) >= len(mixes) // 8
+    num_captured = len(graphs.captured)
+    assert num_captured >= len(mixes) // 8
     if isinstance(gpu, EmulatedDevice):
-        print(f"{name}: {num_replays(graphs)} of {len(mixes)} steps, by {len(captured)} graphs")
+        print(f"{name}: {num_replays(graphs)} of {len(mixes)} steps, by {num_captured} graphs")
         assert num_replays(graphs) >= len(mixes) // 4
     for step, (a, b) in enumerate(zip(*found, strict=True)):
         assert a.keys() == b.keys()
@@ -237,24 +240,81 @@ def test_steps_start_before_the_last_has_ended(
     assert num_replays(graphs_of(driver.runner)) >= 1
 
 
-def test_kinds_used_last_are_kept(
-    emulated_gpu: EmulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mixed_graphs, "MAX_KINDS", 2)
-    mixes = [Mix(2, (size,)) for size in (9, 9, 9, 33, 9, 70, 33, 33, 9)]
+def serve_both_ways(
+    directory: Path, gpu: CudaDevice, mixes: Sequence[Mix], **options: Any
+) -> SharingDriver:
+    """Run steps of these mixes without graphs and with them; return the latter's driver."""
     found = []
     for eager in (True, False):
-        driver = load(tmp_path, emulated_gpu, enforce_eager=eager)
+        driver = load(directory, gpu, enforce_eager=eager, **options)
         found.append(serve(driver, mixes))
     for a, b in zip(*found, strict=True):
         assert a.keys() == b.keys()
         assert all(torch.equal(a[each], b[each]) for each in a)
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("chunks", "rows_captured"),
+    [
+        ((9, 9, 33, 70), [16]),  # what comes once takes no graph's place
+        ((9, 9, 33, 33, 9), [64]),  # a new graph does
+        ((9, 9, 33, 33, 9, 9), [16]),
+        ((33, 70, 33), []),  # the second came too late
+    ],
+)
+def test_graphs_used_last_are_kept(
+    emulated_gpu: EmulatedDevice,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    chunks: tuple[int, ...],
+    rows_captured: list[int],
+) -> None:
+    monkeypatch.setattr(mixed_graphs, "MAX_GRAPHS", 1)
+    monkeypatch.setattr(mixed_graphs, "MAX_KINDS", 1)
+    driver = serve_both_ways(tmp_path, emulated_gpu, [Mix(2, (size,)) for size in chunks])
+    assert [rows for rows, _ in graphs_of(driver.runner).captured] == rows_captured
+
+
+def fail_captures(gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Let captures of mixed steps run out of memory; return a list that counts them."""
+    tried = []
+
+    def capture(work: Callable[[], None], pool: Any) -> Any:
+        if getattr(work, "func", None) is None:  # a decode step's
+            return EmulatedDevice.capture(gpu, work, pool)
+        tried.append(None)
+        raise torch.OutOfMemoryError("no memory is left")
+
+    monkeypatch.setattr(gpu, "capture", capture)
+    return tried
+
+
+def test_a_capture_that_fails_does_not_fail_its_step(
+    emulated_gpu: EmulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = fail_captures(emulated_gpu, monkeypatch)
+    mixes = [Mix(2, (size,)) for size in (9, 9, 9, 33, 33, 33, 9)]
+    with capture_logs() as logs:
+        driver = serve_both_ways(tmp_path, emulated_gpu, mixes)
+    assert not graphs_of(driver.runner).captured
+    # Each kind once.
+    assert len(tried) == 2
+    (line,) = (line for line in logs if line["event"] == "graph_not_captured")
+    assert (line["rows"], line["reason"]) == (16, "no memory is left")
+
+
+def test_a_capture_that_fails_on_one_of_several_ranks_fails_its_step(
+    emulated_gpu: EmulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_captures(emulated_gpu, monkeypatch)
+    driver = load(tmp_path, emulated_gpu)
     graphs = graphs_of(driver.runner)
-    # The last came again too late.
-    assert [(rows, graph is None) for (rows, _), graph in graphs.captured.items()] == [
-        (64, False),
-        (16, True),
-    ]
+    heads = SimpleNamespace(parallel=ParallelGroup(0, 2))
+    model = SimpleNamespace(forward=driver.runner._model.forward, heads=heads)
+    monkeypatch.setattr(graphs, "_model", model)
+    with pytest.raises(torch.OutOfMemoryError):
+        serve(driver, [Mix(2, (9,))] * 2)
 
 
 def test_tables_that_move(emulated_gpu: EmulatedDevice, tmp_path: Path) -> None:
@@ -288,12 +348,14 @@ def test_models_that_are_not_capturable_have_none(
     assert isinstance(inputs, GpuInputs)
     assert inputs.mixed_graphs is None
     assert len(serve(driver, mixes)) == 3
-    # Were they captured, the host would wait meanwhile.
+    # Were they captured, the host would wait meanwhile: they go on without.
     of_model = emulated_gpu, runner._model, held, runner.cache_engine.caches, inputs.rows
     inputs.mixed_graphs = MixedGraphs(*of_model, 8, None)
     runner.forget_sequences()
-    with pytest.raises(RuntimeError, match="makes the host wait while a graph is captured"):
+    with capture_logs() as logs:
         serve(SharingDriver(runner), mixes)
+    assert not inputs.mixed_graphs.captured
+    assert "makes the host wait while a graph is captured" in logs[-1]["reason"]
 
 
 def test_a_graph_of_other_launches_is_noticed(

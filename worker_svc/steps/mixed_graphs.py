@@ -3,7 +3,7 @@
 Such a step is filled up to one of a few numbers of rows with rows of no sequence, and the launches
 of its attention, for which it is planned anew, to one of a few sizes with blocks that find no work.
 There is a graph for each kind, number and sizes, that has come twice: what comes once is not worth
-a capture, which takes as long as two such steps. The kinds used last are kept.
+a capture, which takes as long as two such steps. The graphs used last are kept.
 
 Which sequences there are, how many rows each has and which of these sample are not part of a graph:
 what the model reads of them lies at fixed addresses, and attention's plan as well.
@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from quire.observe.log import get_logger
 from worker_svc.device.base import Array
 from worker_svc.device.cuda import CudaDevice, Graph
 from worker_svc.device.placement import Placement
@@ -30,8 +31,10 @@ from worker_svc.steps.rows import SequenceRows
 
 # Numbers of rows. A longer step keeps a GPU busy for longer than a host takes to start it.
 SIZES = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
-# Kinds of steps that are remembered: a graph takes memory of the driver.
-MAX_KINDS = 48
+# A graph takes memory of the driver.
+MAX_GRAPHS = 48
+# Kinds of steps that came once and are remembered.
+MAX_KINDS = 1024
 
 # What a graph reads of each row, and of each sequence.
 _OF_ROWS: dict[str, type[np.generic]] = {
@@ -43,6 +46,8 @@ _OF_SEQUENCES: dict[str, type[np.generic]] = {"rows": np.int64, "seq_lens": np.i
 
 # Rows, and the launches of attention.
 Kind: TypeAlias = tuple[int, tuple[tuple[int, ...], ...]]
+
+log = get_logger()
 
 
 def most_rows(max_num_batched_tokens: int) -> int:
@@ -77,7 +82,7 @@ class MixedGraphs:
         pool: of the device, for graphs that never run at the same time as these.
 
     Attributes:
-        captured: the graph of each kind, None where it has come once; the one used last comes last.
+        captured: the graph of each kind that has one; the one used last comes last.
     """
 
     def __init__(
@@ -98,7 +103,9 @@ class MixedGraphs:
         self._max_num_seqs = max_num_seqs
         self._pool = pool
         self._of_size: dict[int, _Size] = {}
-        self.captured: dict[Kind, Graph | None] = {}
+        self.captured: dict[Kind, Graph] = {}
+        self._came_once: dict[Kind, None] = {}  # the last one comes last
+        self._failed: set[Kind] = set()
         self._generation = rows.generation
         # [most rows, hidden_size], where all graphs leave what they compute.
         self._hidden = torch.empty(0)
@@ -113,6 +120,7 @@ class MixedGraphs:
             # The tables have moved, and the graphs would read them at their old place.
             self._generation = self._rows.generation
             self.captured.clear()
+            self._came_once.clear()
         size = most_rows(batch.num_tokens)
         of_size = self._of_size.get(size)
         if of_size is None:
@@ -152,23 +160,46 @@ class MixedGraphs:
         """Start the step that was placed last; return the last hidden states [num_tokens, ...].
 
         Mutates: the caches. The next step overwrites what was returned.
+
+        Raises:
+            RuntimeError: the step, or on one of several ranks its capture, has failed.
         """
         of_size = self._of_size[size]
-        graph = self.captured.get((size, of_size.plans.launches))
+        kind = size, of_size.plans.launches
+        graph = self.captured.pop(kind, None)
         if graph is not None:
             graph.replay()
+            self.captured[kind] = graph
         else:
             # Makes plans that are not there, and what libraries make at their first call.
             self._run(of_size)
-        kind = size, of_size.plans.launches
-        if graph is None and kind in self.captured:
-            # The step itself is computed, and its exchanges with other ranks are made.
-            graph = self._device.capture(partial(self._run, of_size), self._pool)
-        self.captured.pop(kind, None)
-        self.captured[kind] = graph
-        if len(self.captured) > MAX_KINDS:
-            del self.captured[next(iter(self.captured))]
+            self._note(of_size, (size, of_size.plans.launches))
         return self._hidden[:num_tokens]
+
+    def _note(self, of_size: _Size, kind: Kind) -> None:
+        """Note that a step of a kind was computed without a graph; capture it if it came again."""
+        if kind in self._failed:
+            return
+        if kind not in self._came_once:
+            self._came_once[kind] = None
+            if len(self._came_once) > MAX_KINDS:
+                del self._came_once[next(iter(self._came_once))]
+            return
+        del self._came_once[kind]
+        try:
+            graph = self._device.capture(partial(self._run, of_size), self._pool)
+        except RuntimeError as error:
+            # Other ranks would replay exchanges that this one starts kernel by kernel: their group
+            # must form anew. One rank alone has computed the step, and goes on without the graph.
+            if self._model.heads.parallel.size > 1:
+                raise
+            if not self._failed:
+                log.warning("graph_not_captured", rows=kind[0], reason=str(error))
+            self._failed.add(kind)
+            return
+        self.captured[kind] = graph
+        if len(self.captured) > MAX_GRAPHS:
+            del self.captured[next(iter(self.captured))]
 
     def _run(self, of_size: _Size) -> None:
         """Compute the step that was placed last, kernel by kernel."""
@@ -180,17 +211,22 @@ class MixedGraphs:
         self._hidden[: len(hidden)].copy_(hidden)
 
 
-def _fill(arrays: dict[str, Array], batch: Batch) -> None:
+def _fill(arrays: dict[str, Array], batch: Batch | None = None) -> None:
     """Fill the arrays that a graph reads with a batch; rows and sequences beyond it are empty.
 
     Args:
         arrays: by name, of the sizes of a number of rows.
-        batch: of no more rows.
+        batch: of no more rows; None for none.
     """
-    for names, count in ((_OF_ROWS, batch.num_tokens), (_OF_SEQUENCES, len(batch.rows))):
+    num_rows, num_sequences = (0, 0) if batch is None else (batch.num_tokens, len(batch.rows))
+    for names, count in ((_OF_ROWS, num_rows), (_OF_SEQUENCES, num_sequences)):
         for name in names:
-            arrays[name][:count] = getattr(batch, name)
+            if batch is not None:
+                arrays[name][:count] = getattr(batch, name)
             arrays[name][count:] = NO_SLOT if name == "slot_mapping" else 0
+    if batch is None:
+        arrays["query_start_loc"].fill(0)
+        return
     starts, count = arrays["query_start_loc"], len(batch.query_start_loc)
     starts[:count] = batch.query_start_loc
     starts[count:] = batch.num_tokens
