@@ -219,7 +219,7 @@ class Worker:
             enforce_eager=options.enforce_eager,
         )
         warm_up(loaded, runner.cache_engine.caches, options.block_size)
-        runner.capture_graphs()
+        runner.capture_graphs(options.max_num_batched_tokens)
         self._runner, self._cache = runner, spec
         # All objects of now live as long as the process: collections need not visit them.
         gc.collect()

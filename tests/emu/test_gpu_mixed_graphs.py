@@ -26,6 +26,7 @@ from worker_svc.layers.attention_plans import AttentionPlans
 from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps import mixed_graphs
 from worker_svc.steps.gpu_inputs import GpuInputs
+from worker_svc.steps.graphs import graph_sizes
 from worker_svc.steps.mixed_graphs import SIZES, MixedGraphs, most_rows
 from worker_svc.steps.runner import ModelRunner
 
@@ -315,6 +316,32 @@ def test_a_capture_that_fails_on_one_of_several_ranks_fails_its_step(
     monkeypatch.setattr(graphs, "_model", model)
     with pytest.raises(torch.OutOfMemoryError):
         serve(driver, [Mix(2, (9,))] * 2)
+
+
+@pytest.mark.parametrize(("max_num_seqs", "first"), [(8, 64), (64, 64), (72, 72)])
+def test_the_largest_graph_is_captured_first(
+    emulated_gpu: EmulatedDevice, tmp_path: Path, max_num_seqs: int, first: int
+) -> None:
+    """So others find their memory in the pool; with many decode steps it is one of these."""
+    runner = load(tmp_path, emulated_gpu, max_num_seqs=max_num_seqs).runner
+    model, rows = runner._model, []
+    forward = model.forward
+
+    def watched(input_ids: torch.Tensor, *args: Any) -> torch.Tensor:
+        if Machine.current.thread.captured is not None:
+            rows.append(len(input_ids))
+        return forward(input_ids, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "forward", watched)
+        runner.capture_graphs(40)
+        before = len(rows)
+        driver = SharingDriver(runner)
+        assert not any(each.any() for each in caches_of(driver))
+        serve(driver, [Mix(2, (size,)) for size in (9, 9, 33, 33)])
+    assert rows[0] == first == max(rows)
+    assert rows.count(64) - rows[:before].count(64) == 1
+    assert before == len(graph_sizes(max_num_seqs)) + (max_num_seqs < 64)
 
 
 def test_tables_that_move(emulated_gpu: EmulatedDevice, tmp_path: Path) -> None:

@@ -60,10 +60,13 @@ class GpuInputs:
             self.graphs = DecodeGraphs(*of_model)
             self.mixed_graphs = MixedGraphs(*of_model, self.graphs.pool)
 
-    def capture_graphs(self) -> None:
+    def capture_graphs(self, max_num_batched_tokens: int | None = None) -> None:
         """See Inputs."""
-        if self.graphs is not None:
-            self.graphs.capture()
+        if self.graphs is None or self.mixed_graphs is None:
+            return
+        if max_num_batched_tokens is not None:
+            self.mixed_graphs.reserve(max_num_batched_tokens)
+        self.graphs.capture()
 
     def place(self, batch: Batch, *, layer_by_layer: bool) -> DeviceBatch:
         """See Inputs."""

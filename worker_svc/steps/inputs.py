@@ -36,8 +36,13 @@ class DeviceBatch:
 class Inputs(Protocol):
     """Brings batches to the device."""
 
-    def capture_graphs(self) -> None:
-        """Capture decode steps as graphs, where they are used."""
+    def capture_graphs(self, max_num_batched_tokens: int | None = None) -> None:
+        """Capture decode steps as graphs, where they are used.
+
+        Args:
+            max_num_batched_tokens: limit on the tokens of a step, for whose graph memory is set
+                aside; None for none.
+        """
 
     def place(self, batch: Batch, *, layer_by_layer: bool) -> DeviceBatch:
         """Return a batch as tensors on the device.
@@ -82,7 +87,7 @@ class CpuInputs:
         if use_graphs and model.is_capturable:
             self.graphs = CpuGraphs(model, held, caches)
 
-    def capture_graphs(self) -> None:
+    def capture_graphs(self, max_num_batched_tokens: int | None = None) -> None:
         """See Inputs; steps on the CPU make their graphs themselves."""
 
     def place(self, batch: Batch, *, layer_by_layer: bool) -> DeviceBatch:

@@ -120,9 +120,13 @@ class ModelRunner:
         return drafts_of_rank_0(drafter, loaded.parallel, device)
 
     @torch.inference_mode()
-    def capture_graphs(self) -> None:
-        """Capture decode steps as graphs, where they are used; do so before the first step."""
-        self.inputs.capture_graphs()
+    def capture_graphs(self, max_num_batched_tokens: int | None = None) -> None:
+        """Capture decode steps as graphs, where they are used; do so before the first step.
+
+        Args:
+            max_num_batched_tokens: see Inputs.
+        """
+        self.inputs.capture_graphs(max_num_batched_tokens)
 
     @torch.inference_mode()
     def execute(self, outputs: SchedulerOutputs) -> PendingStep:
