@@ -43,6 +43,10 @@ class HfConfig:
         """Whether `key` is present and not null."""
         return self._values.get(key) is not None
 
+    def is_null(self, key: str) -> bool:
+        """Whether `key` is present and null; to all other readers null is the same as absent."""
+        return key in self._values and self._values[key] is None
+
     def canonical(self, without: Collection[str] = ()) -> str:
         """Return this object as JSON, the same for the same values in any order.
 
@@ -64,15 +68,16 @@ class HfConfig:
         """Return the error for a problem with a key of this object."""
         return ModelLoadError(f"{self._origin}: {key}: {problem}")
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """Return a positive integer; without a default the key must be there.
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return an integer of at least `least`; without a default the key must be there.
 
         Raises:
-            ModelLoadError: absent, or not a positive integer.
+            ModelLoadError: absent, not an integer or a smaller one.
         """
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, f"must be a positive integer, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
+            raise self.error(key, f"must be {kind}, got {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
