@@ -29,7 +29,7 @@ class Linear(Protocol):
     """From [rows, in_features] to [rows, out_features]."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x W^T + b, [rows, out_features] in the dtype of x.
+        """Return x W^T + b, [rows, out_features] in the dtype of x or that asked of make_linear.
 
         Args:
             x: [rows, in_features].
@@ -85,7 +85,8 @@ def make_linear(
     """
     is_on_cpu = weight.device.type == "cpu"
     if is_shared and has_defined_bits(weight.device):
-        return shared_linear(weight, bias)
+        shared = shared_linear(weight, bias)
+        return shared if dtype is None else partial(shared, dtype=dtype)
     total_features = total_features or weight.shape[0]
     if isinstance(weight, GroupedWeight) or (is_shared and is_quantised() and not is_on_cpu):
         grouped = grouped_linear_of_device(weight, bias, total_features, parts.num_own)

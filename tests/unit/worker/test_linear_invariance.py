@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from worker_svc.invariance import check_linear_invariance, check_split_invariance
+from worker_svc.layers.device_linear import make_linear
 from worker_svc.layers.packed_linear import PackedLinear
+from worker_svc.layers.quantization import quantization
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -17,6 +19,21 @@ def test_rows_do_not_depend_on_their_company(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_features_do_not_depend_on_how_many_ranks_share_them(dtype: torch.dtype) -> None:
     assert check_split_invariance(dtype) == []
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("method", ["none", "w8a8", "w8"])
+def test_layers_give_the_dtype_that_they_were_asked_for(method: str, is_shared: bool) -> None:
+    x, weight = torch.randn(3, 64).bfloat16(), torch.randn(16, 64).bfloat16()
+    with quantization(method):
+        layers = [
+            make_linear(weight, None, is_shared=is_shared, dtype=dtype)
+            for dtype in (None, torch.float32)
+        ]
+    rounded, exact = (layer(x) for layer in layers)
+    assert exact.dtype == torch.float32
+    assert torch.equal(rounded, exact.bfloat16())
+    assert rounded.dtype == torch.bfloat16
 
 
 def test_check_of_ranks_reports_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
