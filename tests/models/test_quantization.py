@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from worker_svc.loading.loader import load_model
 from worker_svc.parallel.group import ParallelGroup
 
 TEXT = [(13 * i) % 120 + 3 for i in range(60)]
+NUM_TEXTS = 40
 METHODS = ("w8a8", "w8", "w4")
 
 
@@ -28,10 +30,9 @@ CASES = [
     *((family, method) for family in ("llama", "phi", "mixtral") for method in ("w8", "w4")),
     *(("deepseek_v2", method) for method in METHODS),
 ]
-# Nats. Random weights of 4 bits are another model: tests/kernels has their error.
-MOST = {"w8a8": 0.05, "w8": 0.2, "w4": math.inf}
-# Of most texts it is as of llama; this is one of the others.
-MOST_OF = {("deepseek_v2", "w8a8"): 0.2}
+# Nats, the median of texts: random weights make much of a small error in one text of four or five.
+# Of 4 bits they are another model: tests/kernels has their error.
+MOST = {"w8a8": 0.05, "w8": 0.05, "w4": math.inf}
 
 
 def save(directory: Path, family: str, method: str) -> None:
@@ -42,14 +43,23 @@ def save(directory: Path, family: str, method: str) -> None:
 @pytest.mark.parametrize(("family", "method"), CASES)
 def test_logits_are_near(family: str, method: str, tmp_path: Path) -> None:
     save(tmp_path, family, method)
-    most = MOST_OF.get((family, method), MOST[method])
+    generator = torch.Generator().manual_seed(1)
+    texts = torch.randint(3, 123, (NUM_TEXTS, 60), generator=generator).tolist()
     logits = []
     for quantization in ("none", method):
-        driver = Driver(load_runner(tmp_path, dtype="float32", quantization=quantization))
-        driver.add(0, TEXT)
+        runner = load_runner(
+            tmp_path,
+            dtype="float32",
+            quantization=quantization,
+            max_num_seqs=NUM_TEXTS,
+        )
+        driver = Driver(runner)
+        for index, text in enumerate(texts):
+            driver.add(index, text)
         driver.step()
-        logits.append(driver.logits[0])
-    assert 0 < divergence(*(each[None] for each in logits)) < most
+        logits.append([driver.logits[index][None] for index in range(NUM_TEXTS)])
+    found = [divergence(*pair) for pair in zip(*logits, strict=True)]
+    assert 0 < median(found) < MOST[method]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
