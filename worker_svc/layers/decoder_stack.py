@@ -58,9 +58,9 @@ class DecoderConfig:
     has_head: bool = True
 
     @property
-    def has_latent_cache(self) -> bool:
-        """Whether values are part of cached keys; see ModelConfig."""
-        return False
+    def value_size(self) -> int | None:
+        """Elements of a value that is part of its cached key; see ModelConfig."""
+        return None
 
     def head_share(self, parallel: ParallelGroup) -> HeadShare:
         """Return the heads of a layer, and those of this rank.
@@ -68,7 +68,9 @@ class DecoderConfig:
         Raises:
             ModelLoadError: sizes that the kernels do not serve.
         """
-        return HeadShare(self.num_heads, self.num_kv_heads, self.head_dim, parallel)
+        return HeadShare(
+            self.num_heads, self.num_kv_heads, self.head_dim, parallel, self.value_size
+        )
 
 
 class DecoderStack:

@@ -93,7 +93,7 @@ def open_checkpoint(path: Path, options: LoadOptions, device: Device) -> Checkpo
     )
     eos_token_ids = _eos_token_ids(path, hf)
     _check_quantization(options.quantization, architecture)
-    if config.has_latent_cache and options.kv_cache_dtype != "auto":
+    if config.value_size is not None and options.kv_cache_dtype != "auto":
         raise ModelLoadError(
             f"kv_cache_dtype: must be auto for {architecture}, whose values are part of its cached "
             f"keys, got {options.kv_cache_dtype!r}"

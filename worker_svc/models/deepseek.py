@@ -51,15 +51,9 @@ class DeepseekConfig(DecoderConfig):
     num_shared_experts: int
 
     @property
-    def has_latent_cache(self) -> bool:
+    def value_size(self) -> int:
         """See ModelConfig."""
-        return True
-
-    def head_share(self, parallel: ParallelGroup) -> HeadShare:
-        """See DecoderConfig."""
-        return HeadShare(
-            self.num_heads, self.num_kv_heads, self.head_dim, parallel, self.latent.latent
-        )
+        return self.latent.latent
 
 
 def read_deepseek_v2(hf: HfConfig) -> DeepseekConfig:

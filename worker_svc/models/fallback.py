@@ -56,9 +56,9 @@ class FallbackConfig:
         return self.max_position_embeddings
 
     @property
-    def has_latent_cache(self) -> bool:
-        """False: `transformers` passes keys and values of their own to attention."""
-        return False
+    def value_size(self) -> int | None:
+        """None: `transformers` passes keys and values of their own to attention."""
+        return None
 
 
 def read_fallback(hf: HfConfig) -> FallbackConfig:

@@ -24,8 +24,11 @@ class ModelConfig(Protocol):
         """Longest limit that may be set, in tokens."""
 
     @property
-    def has_latent_cache(self) -> bool:
-        """Whether values are the first elements of the cached keys, which have the model's type."""
+    def value_size(self) -> int | None:
+        """Elements of a value where values are the first of their keys; None where they are apart.
+
+        Such keys are cached in the model's type.
+        """
 
 
 class CausalLM(Protocol):
