@@ -391,4 +391,5 @@ def edit_config(directory: Path, **changes: Any) -> None:
     """Change keys of a directory's config.json; None removes one."""
     path = directory / "config.json"
     values = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+    removed = {key for key, value in changes.items() if value is None}
+    path.write_text(json.dumps({k: v for k, v in values.items() if k not in removed}))

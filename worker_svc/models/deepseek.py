@@ -5,7 +5,6 @@ Sources: DeepSeek-V2, 2024; DeepSeek-V3, 2024.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from worker_svc.layers.attention import PagedAttention
 from worker_svc.layers.chain import sum_of
@@ -13,7 +12,12 @@ from worker_svc.layers.decoder_stack import DecoderConfig, DecoderStack
 from worker_svc.layers.expert_routing import ExpertRouting, Scores
 from worker_svc.layers.gated_mlp import GatedMLP
 from worker_svc.layers.latent_attention import LatentAttention, LatentSizes
-from worker_svc.layers.linear import HeadShare, RowParallelLinear
+from worker_svc.layers.linear import (
+    HEAD_DIM_STEP,
+    MAX_LATENT_HEAD_DIM,
+    HeadShare,
+    RowParallelLinear,
+)
 from worker_svc.layers.moe import MoEConfig, SparseMoE, are_experts_on_device
 from worker_svc.layers.norm import RMSNorm
 from worker_svc.layers.residual import MLP, DecoderLayer, SequentialLayer
@@ -39,7 +43,7 @@ class DeepseekConfig(DecoderConfig):
         attention_bias: whether the layers that make latents and the output projection have one.
         mlp_bias: whether the layers of MLPs have one, those of routed experts apart.
         moe: of the layers that have experts.
-        num_shared_experts: experts, as large as the others, that every token goes to.
+        num_shared_experts: experts, as large as the others, that every token goes to; may be 0.
     """
 
     rope: RopeParameters
@@ -60,15 +64,21 @@ def read_deepseek_v2(hf: HfConfig) -> DeepseekConfig:
     """Return a DeepseekV2ForCausalLM configuration; see ModelFamily."""
     method = _one_of(hf, "topk_method", _GREEDY, _GREEDY, _GROUPS)
     _one_of(hf, "scoring_func", "softmax", "softmax")
-    normalizes = hf.flag("norm_topk_prob", False)
-    groups = _groups(hf, 1) if method == _GROUPS else {}
+    if hf.flag("norm_topk_prob", False):
+        raise hf.error(
+            "norm_topk_prob",
+            "must be false for DeepSeek-V2, whose own code and transformers take it differently, "
+            "got true",
+        )
+    has_groups = method == _GROUPS
     routing = ExpertRouting(
-        num_experts=hf.integer("n_routed_experts", 64),
+        num_experts=_num_experts(hf, 64),
         num_picked=hf.integer("num_experts_per_tok"),
-        normalizes=normalizes,
-        # As DeepSeek's own code has it: one or the other.
-        scale=1.0 if normalizes else hf.number("routed_scaling_factor", 1.0),
-        **groups,
+        normalizes=False,
+        scale=hf.number("routed_scaling_factor", 1.0),
+        num_groups=hf.integer("n_group") if has_groups else 1,
+        num_kept_groups=hf.integer("topk_group") if has_groups else 1,
+        num_of_group=1,
     )
     return _read(
         hf,
@@ -88,12 +98,14 @@ def read_deepseek_v3(hf: HfConfig) -> DeepseekConfig:
     scores: Scores = "sigmoid"
     _one_of(hf, "scoring_func", scores, scores)
     routing = ExpertRouting(
-        num_experts=hf.integer("n_routed_experts", 256),
+        num_experts=_num_experts(hf, 256),
         num_picked=hf.integer("num_experts_per_tok", 8),
         normalizes=hf.flag("norm_topk_prob", True),
         scores=scores,
         scale=hf.number("routed_scaling_factor", 2.5),
-        **_groups(hf, 2),
+        num_groups=hf.integer("n_group", 8),
+        num_kept_groups=hf.integer("topk_group", 4),
+        num_of_group=2,
     )
     return _read(
         hf,
@@ -114,12 +126,33 @@ def _one_of(hf: HfConfig, key: str, default: str, *served: str) -> str:
     return value
 
 
-def _groups(hf: HfConfig, num_of_group: int) -> dict[str, Any]:
-    return {
-        "num_groups": hf.integer("n_group", 8),
-        "num_kept_groups": hf.integer("topk_group", 4),
-        "num_of_group": num_of_group,
-    }
+def _num_experts(hf: HfConfig, default: int) -> int:
+    if hf.is_null("n_routed_experts"):
+        raise hf.error("n_routed_experts", "must be a positive integer, got null")
+    return hf.integer("n_routed_experts", default)
+
+
+def _latent_sizes(hf: HfConfig, hidden_size: int) -> LatentSizes:
+    latent, rotated = hf.integer("kv_lora_rank", 512), hf.integer("qk_rope_head_dim", 64)
+    step, most = HEAD_DIM_STEP, MAX_LATENT_HEAD_DIM
+    if latent % step != 0 or latent + step > most:
+        raise hf.error(
+            "kv_lora_rank", f"must be a multiple of {step} up to {most - step}, got {latent}"
+        )
+    if rotated % step != 0 or latent + rotated > most:
+        raise hf.error(
+            "qk_rope_head_dim",
+            f"must be a multiple of {step} up to {most - latent}, which kv_lora_rank ({latent}) "
+            f"leaves of {most}, got {rotated}",
+        )
+    return LatentSizes(
+        hidden=hidden_size,
+        query_latent=None if hf.is_null("q_lora_rank") else hf.integer("q_lora_rank", 1536),
+        latent=latent,
+        plain=hf.integer("qk_nope_head_dim", 128),
+        rotated=rotated,
+        value=hf.integer("v_head_dim", 128),
+    )
 
 
 def _read(
@@ -141,18 +174,14 @@ def _read(
             "num_key_value_heads", f"must be num_attention_heads ({num_heads}), got {num_kv_heads}"
         )
     num_layers = hf.integer("num_hidden_layers")
-    first_sparse = int(hf.number("first_k_dense_replace", default_dense_layers))
+    first_sparse = hf.integer("first_k_dense_replace", default_dense_layers, least=0)
     frequency = hf.integer("moe_layer_freq", 1)
     rope = RopeParameters.read(hf, hf.integer("max_position_embeddings", default_positions))
     hidden_size = hf.integer("hidden_size")
-    latent = LatentSizes(
-        hidden=hidden_size,
-        query_latent=hf.integer("q_lora_rank") if "q_lora_rank" in hf else None,
-        latent=hf.integer("kv_lora_rank", 512),
-        plain=hf.integer("qk_nope_head_dim", 128),
-        rotated=hf.integer("qk_rope_head_dim", 64),
-        value=hf.integer("v_head_dim", 128),
-    )
+    latent = _latent_sizes(hf, hidden_size)
+    num_shared_experts = 0
+    if not hf.is_null("n_shared_experts"):
+        num_shared_experts = hf.integer("n_shared_experts", default_shared_experts, least=0)
     return DeepseekConfig(
         vocab_size=hf.integer("vocab_size"),
         max_position_embeddings=rope.max_position_embeddings,
@@ -184,7 +213,7 @@ def _read(
             has_float_logits=True,
             has_choice_bias=routing.scores == "sigmoid",
         ),
-        num_shared_experts=hf.integer("n_shared_experts", default_shared_experts),
+        num_shared_experts=num_shared_experts,
     )
 
 
@@ -256,6 +285,8 @@ def _mlp(
     block, moe = weights.scope("mlp"), config.moe
     if layer_index in moe.dense_layers:
         return gated(block, config.intermediate_size)
-    shared = gated(block.scope("shared_experts"), config.num_shared_experts * moe.intermediate_size)
     routed = SparseMoE(moe, weights, config.hidden_size, parallel, config.activation)
+    if config.num_shared_experts == 0:
+        return routed
+    shared = gated(block.scope("shared_experts"), config.num_shared_experts * moe.intermediate_size)
     return sum_of(routed, shared)

@@ -138,12 +138,55 @@ LONGROPE_FACTORS = {"short_factor": [1.5] * 6, "long_factor": [2.5] * 6}
         (
             deepseek_v2_config,
             {"kv_lora_rank": 512, "qk_rope_head_dim": 72},
-            "head_dim: must be a multiple of 8 up to 576, got 584",
+            r"qk_rope_head_dim: must be a multiple of 8 up to 64, which kv_lora_rank \(512\) "
+            "leaves of 576, got 72",
+        ),
+        (
+            deepseek_v3_config,
+            {"qk_rope_head_dim": 12},
+            r"qk_rope_head_dim: must be a multiple of 8 up to 544, which kv_lora_rank \(32\) "
+            "leaves of 576, got 12",
         ),
         (
             deepseek_v2_config,
             {"kv_lora_rank": 28, "qk_rope_head_dim": 12},
-            "head_dim: must be a multiple of 8 up to 576, got 28",
+            "config.json: kv_lora_rank: must be a multiple of 8 up to 568, got 28",
+        ),
+        (
+            deepseek_v3_config,
+            {"kv_lora_rank": 576},
+            "config.json: kv_lora_rank: must be a multiple of 8 up to 568, got 576",
+        ),
+        (
+            deepseek_v2_config,
+            {"topk_method": "group_limited_greedy", "topk_group": 2},
+            "n_group: is missing",
+        ),
+        (
+            deepseek_v2_config,
+            {"topk_method": "group_limited_greedy", "n_group": 2},
+            "topk_group: is missing",
+        ),
+        (
+            deepseek_v2_config,
+            {"norm_topk_prob": True},
+            "norm_topk_prob: must be false for DeepSeek-V2, whose own code and transformers take "
+            "it differently, got true",
+        ),
+        (
+            deepseek_v3_config,
+            {"first_k_dense_replace": 1.7},
+            "first_k_dense_replace: must be an integer of at least 0, got 1.7",
+        ),
+        (
+            deepseek_v2_config,
+            {"first_k_dense_replace": -3},
+            "first_k_dense_replace: must be an integer of at least 0, got -3",
+        ),
+        (
+            deepseek_v2_config,
+            {"n_shared_experts": -1},
+            "n_shared_experts: must be an integer of at least 0, got -1",
         ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
