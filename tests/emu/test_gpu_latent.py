@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from quire.contract.errors import ModelLoadError
 from tests.factories import deepseek_v3_config, save_model
 from tests.models.driver import Driver, load_runner
 from worker_svc import ops
@@ -40,6 +41,16 @@ def load(model: Path, gpu: CudaDevice | None, **options: Any) -> ModelRunner:
     return load_runner(
         model, dtype="bfloat16", device=gpu, num_blocks=40, max_num_seqs=4, **options
     )
+
+
+def test_a_cache_of_float8_is_refused(gpu: CudaDevice, model: Path) -> None:
+    assert torch.float8_e4m3fn in gpu.kv_cache_dtypes
+    words = (
+        "kv_cache_dtype: must be auto for DeepseekV3ForCausalLM, whose values are part of its "
+        "cached keys, got 'fp8'"
+    )
+    with pytest.raises(ModelLoadError, match=words):
+        load(model, gpu, kv_cache_dtype="fp8")
 
 
 def test_logits_are_near_the_cpus(gpu: CudaDevice, model: Path, plans: list[Any]) -> None:
