@@ -35,34 +35,34 @@ LATENT_NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Features of the parts of latent attention.
+    """Features of the parts of latent attention, as DeepSeek's configurations name them.
 
     Attributes:
-        hidden: of the residual stream.
-        query_latent: of the latent that queries are made from; None where they are made from hidden
+        hidden_size: of the residual stream.
+        q_lora_rank: of the latent that queries are made from; None where they are made from hidden
             states.
-        latent: of the latent that keys and values are made from.
-        plain: of a head's query and key that are not rotated.
-        rotated: of those that are.
-        value: of a head's value.
+        kv_lora_rank: of the latent that keys and values are made from.
+        qk_nope_head_dim: of a head's query and key that are not rotated.
+        qk_rope_head_dim: of those that are.
+        v_head_dim: of a head's value.
     """
 
-    hidden: int
-    query_latent: int | None
-    latent: int
-    plain: int
-    rotated: int
-    value: int
+    hidden_size: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
 
     @property
-    def query(self) -> int:
+    def qk_head_dim(self) -> int:
         """Features of a head's query."""
-        return self.plain + self.rotated
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def row(self) -> int:
         """Elements of a cached row."""
-        return self.latent + self.rotated
+        return self.kv_lora_rank + self.qk_rope_head_dim
 
 
 class LatentProjections:
@@ -82,30 +82,30 @@ class LatentProjections:
         self, weights: Weights, sizes: LatentSizes, heads: HeadShare, *, bias: bool
     ) -> None:
         self._sizes = sizes
-        width = heads.total_heads * sizes.query
-        query_latent = sizes.query_latent
+        width = heads.total_heads * sizes.qk_head_dim
+        q_lora_rank = sizes.q_lora_rank
         latents = [LinearSource("kv_a_proj_with_mqa", sizes.row, range(sizes.row))]
         self._query_norm: RMSNorm | None = None
-        if query_latent is not None:
-            latents.insert(0, LinearSource("q_a_proj", query_latent, range(query_latent)))
-            self._query_norm = RMSNorm(weights, "q_a_layernorm", query_latent, LATENT_NORM_EPS)
+        if q_lora_rank is not None:
+            latents.insert(0, LinearSource("q_a_proj", q_lora_rank, range(q_lora_rank)))
+            self._query_norm = RMSNorm(weights, "q_a_layernorm", q_lora_rank, LATENT_NORM_EPS)
         # Every rank computes all latents.
-        self._latents = MergedColumnParallelLinear(weights, latents, sizes.hidden, bias=bias)
+        self._latents = MergedColumnParallelLinear(weights, latents, sizes.hidden_size, bias=bias)
         self._query = ColumnParallelLinear(
             weights,
-            "q_proj" if query_latent is None else "q_b_proj",
-            query_latent or sizes.hidden,
+            "q_proj" if q_lora_rank is None else "q_b_proj",
+            q_lora_rank or sizes.hidden_size,
             width,
             heads.parallel,
             bias=False,
         )
-        self._row_norm = RMSNorm(weights, "kv_a_layernorm", sizes.latent, LATENT_NORM_EPS)
+        self._row_norm = RMSNorm(weights, "kv_a_layernorm", sizes.kv_lora_rank, LATENT_NORM_EPS)
 
     def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return queries [tokens, heads of this rank, query] and rows [tokens, row].
+        """Return queries [tokens, heads of this rank, qk_head_dim] and rows [tokens, row].
 
         Args:
-            hidden: [tokens, hidden].
+            hidden: [tokens, hidden_size].
         """
         sizes = self._sizes
         latents = self._latents(hidden)
@@ -113,8 +113,8 @@ class LatentProjections:
         source = hidden
         if self._query_norm is not None:
             source = self._query_norm(latents[:, : -sizes.row])
-        query = self._query(source).view(len(hidden), -1, sizes.query)
-        self._row_norm.norm_in_place(rows[:, : sizes.latent])
+        query = self._query(source).view(len(hidden), -1, sizes.qk_head_dim)
+        self._row_norm.norm_in_place(rows[:, : sizes.kv_lora_rank])
         return query, rows
 
 
@@ -147,14 +147,14 @@ class LatentAttention:
     ) -> None:
         self._sizes = sizes
         self._projections = LatentProjections(weights, sizes, heads, bias=bias)
-        of_head = sizes.plain + sizes.value
+        of_head = sizes.qk_nope_head_dim + sizes.v_head_dim
         own = range(heads.heads.start * of_head, heads.heads.stop * of_head)
-        shape = heads.total_heads * of_head, sizes.latent
+        shape = heads.total_heads * of_head, sizes.kv_lora_rank
         # In the model's type, however others are held: they are small, and a product with the
         # transpose has no groups along its sums.
-        both = weights.load("kv_b_proj.weight", shape, (own,)).view(-1, of_head, sizes.latent)
-        self._from_query = HeadLinear(both[:, : sizes.plain].transpose(1, 2))
-        self._to_value = HeadLinear(both[:, sizes.plain :])
+        both = weights.load("kv_b_proj.weight", shape, (own,)).view(-1, of_head, sizes.kv_lora_rank)
+        self._from_query = HeadLinear(both[:, : sizes.qk_nope_head_dim].transpose(1, 2))
+        self._to_value = HeadLinear(both[:, sizes.qk_nope_head_dim :])
         self._rotary = rotary
         self._attention = attention
         self._out = out
@@ -162,12 +162,12 @@ class LatentAttention:
     def __call__(
         self, hidden: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        """Return [tokens, hidden].
+        """Return [tokens, hidden_size].
 
         Mutates: the layer's cache.
 
         Args:
-            hidden: [tokens, hidden].
+            hidden: [tokens, hidden_size].
             positions: [tokens] int64.
             metadata: of the step.
         """
@@ -175,15 +175,19 @@ class LatentAttention:
         query, rows = self._projections(hidden)
         rows = rows.unsqueeze(1)
         rotary = self._rotary
-        plain, rotated = query[..., : sizes.plain], query[..., sizes.plain :]
+        plain, rotated = query[..., : sizes.qk_nope_head_dim], query[..., sizes.qk_nope_head_dim :]
         ops.rotary_embedding(
-            positions, rotated, rows[..., sizes.latent :], rotary.cos_sin_cache, rotary.is_neox
+            positions,
+            rotated,
+            rows[..., sizes.kv_lora_rank :],
+            rotary.cos_sin_cache,
+            rotary.is_neox,
         )
         num_tokens, num_heads, _ = query.shape
         absorbed = query.new_empty(num_tokens, num_heads, sizes.row)
-        self._from_query(plain, absorbed[..., : sizes.latent])
-        absorbed[..., sizes.latent :] = rotated
+        self._from_query(plain, absorbed[..., : sizes.kv_lora_rank])
+        absorbed[..., sizes.kv_lora_rank :] = rotated
         latents = self._attention(absorbed, rows, None, metadata)
-        latents = latents.view(num_tokens, num_heads, sizes.latent)
-        values = query.new_empty(num_tokens, num_heads, sizes.value)
+        latents = latents.view(num_tokens, num_heads, sizes.kv_lora_rank)
+        values = query.new_empty(num_tokens, num_heads, sizes.v_head_dim)
         return self._out(self._to_value(latents, values).view(num_tokens, -1))

@@ -57,7 +57,7 @@ class DeepseekConfig(DecoderConfig):
     @property
     def value_size(self) -> int:
         """See ModelConfig."""
-        return self.latent.latent
+        return self.latent.kv_lora_rank
 
 
 def read_deepseek_v2(hf: HfConfig) -> DeepseekConfig:
@@ -133,25 +133,26 @@ def _num_experts(hf: HfConfig, default: int) -> int:
 
 
 def _latent_sizes(hf: HfConfig, hidden_size: int) -> LatentSizes:
-    latent, rotated = hf.integer("kv_lora_rank", 512), hf.integer("qk_rope_head_dim", 64)
+    kv_lora_rank = hf.integer("kv_lora_rank", 512)
+    qk_rope_head_dim = hf.integer("qk_rope_head_dim", 64)
     step, most = HEAD_DIM_STEP, MAX_LATENT_HEAD_DIM
-    if latent % step != 0 or latent + step > most:
+    if kv_lora_rank % step != 0 or kv_lora_rank + step > most:
         raise hf.error(
-            "kv_lora_rank", f"must be a multiple of {step} up to {most - step}, got {latent}"
+            "kv_lora_rank", f"must be a multiple of {step} up to {most - step}, got {kv_lora_rank}"
         )
-    if rotated % step != 0 or latent + rotated > most:
+    if qk_rope_head_dim % step != 0 or kv_lora_rank + qk_rope_head_dim > most:
         raise hf.error(
             "qk_rope_head_dim",
-            f"must be a multiple of {step} up to {most - latent}, which kv_lora_rank ({latent}) "
-            f"leaves of {most}, got {rotated}",
+            f"must be a multiple of {step} up to {most - kv_lora_rank}, which kv_lora_rank "
+            f"({kv_lora_rank}) leaves of {most}, got {qk_rope_head_dim}",
         )
     return LatentSizes(
-        hidden=hidden_size,
-        query_latent=None if hf.is_null("q_lora_rank") else hf.integer("q_lora_rank", 1536),
-        latent=latent,
-        plain=hf.integer("qk_nope_head_dim", 128),
-        rotated=rotated,
-        value=hf.integer("v_head_dim", 128),
+        hidden_size=hidden_size,
+        q_lora_rank=None if hf.is_null("q_lora_rank") else hf.integer("q_lora_rank", 1536),
+        kv_lora_rank=kv_lora_rank,
+        qk_nope_head_dim=hf.integer("qk_nope_head_dim", 128),
+        qk_rope_head_dim=qk_rope_head_dim,
+        v_head_dim=hf.integer("v_head_dim", 128),
     )
 
 
@@ -224,7 +225,7 @@ def build_deepseek(
     body = weights.scope_if_present("model", "embed_tokens.weight")
     rotary = RotaryEmbedding(
         config.rope,
-        config.latent.rotated,
+        config.latent.qk_rope_head_dim,
         max_model_len,
         weights.device,
         is_neox=not config.is_rope_interleaved,
@@ -251,13 +252,13 @@ def _layer(
 ) -> DecoderLayer:
     size, eps, latent = config.hidden_size, config.norm_eps, config.latent
     attn = weights.scope("self_attn")
-    width = heads.total_heads * latent.value
+    width = heads.total_heads * latent.v_head_dim
     attention = LatentAttention(
         attn,
         latent,
         heads,
         rotary,
-        PagedAttention(layer_index, latent.query**-0.5 * config.rope.logit_factor),
+        PagedAttention(layer_index, latent.qk_head_dim**-0.5 * config.rope.logit_factor),
         RowParallelLinear(attn, "o_proj", width, size, heads.parallel, bias=config.attention_bias),
         bias=config.attention_bias,
     )

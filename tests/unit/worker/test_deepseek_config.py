@@ -27,9 +27,9 @@ def config(read: Read, **values: Any) -> DeepseekConfig:
 
 @both
 def test_queries_have_no_latent_where_its_rank_is_null(read: Read) -> None:
-    assert config(read).latent.query_latent == 1536
-    assert config(read, q_lora_rank=48).latent.query_latent == 48
-    assert config(read, q_lora_rank=None).latent.query_latent is None
+    assert config(read).latent.q_lora_rank == 1536
+    assert config(read, q_lora_rank=48).latent.q_lora_rank == 48
+    assert config(read, q_lora_rank=None).latent.q_lora_rank is None
 
 
 @pytest.mark.parametrize(("read", "default"), [(read_deepseek_v2, 2), (read_deepseek_v3, 1)])
