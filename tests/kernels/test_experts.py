@@ -61,7 +61,7 @@ def test_the_most_probable_experts_are_picked(
 
 ROUTINGS = {
     "groups by their largest": ExpertRouting(
-        160, 6, normalizes=False, scale=16.0, num_groups=8, num_kept_groups=3
+        160, 6, normalizes=False, scale=16.0, num_groups=8, topk_group=3
     ),
     "sigmoids": ExpertRouting(64, 6, normalizes=True, scores="sigmoid", scale=2.446),
     "groups by their largest two": ExpertRouting(
@@ -71,11 +71,11 @@ ROUTINGS = {
         scores="sigmoid",
         scale=2.5,
         num_groups=8,
-        num_kept_groups=4,
+        topk_group=4,
         num_of_group=2,
     ),
     "as few as can be": ExpertRouting(
-        64, 4, normalizes=False, num_groups=32, num_kept_groups=2, num_of_group=2
+        64, 4, normalizes=False, num_groups=32, topk_group=2, num_of_group=2
     ),
 }
 
@@ -91,8 +91,8 @@ def test_groups_and_biases_are_those_of_the_cpu(
     # Many equal scores: which of them is picked is part of the definition.
     logits[20:] = logits[20:].round()
     bias = random(routing.num_experts, seed=1).mul(4).round() / 8 if has_bias else None
-    weights = torch.full((len(logits), routing.num_picked), torch.nan)
-    experts = torch.full((len(logits), routing.num_picked), -5, dtype=torch.int32)
+    weights = torch.full((len(logits), routing.top_k), torch.nan)
+    experts = torch.full((len(logits), routing.top_k), -5, dtype=torch.int32)
     routing.route_on_device(weights, experts, logits, bias)
     expected, picked = routing.pick(logits, bias)
     picked, order = picked.sort(dim=-1)

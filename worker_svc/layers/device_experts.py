@@ -30,10 +30,10 @@ class _Order:
     def of(cls, routing: ExpertRouting, logits: torch.Tensor, bias: torch.Tensor | None) -> Self:
         """Route rows; see ExpertRouting.pick."""
         num_rows, num_experts = logits.shape
-        num_picked = routing.num_picked
-        num_pairs = num_rows * num_picked
-        weights = logits.new_empty(num_rows, num_picked, dtype=torch.float32)
-        experts = logits.new_empty(num_rows, num_picked, dtype=torch.int32)
+        top_k = routing.top_k
+        num_pairs = num_rows * top_k
+        weights = logits.new_empty(num_rows, top_k, dtype=torch.float32)
+        experts = logits.new_empty(num_rows, top_k, dtype=torch.int32)
         routing.route_on_device(weights, experts, logits, bias)
         # By sizes alone: how rows are spread is not known here. It changes no bit.
         of_expert = num_pairs / min(num_pairs, num_experts)
@@ -92,7 +92,7 @@ class DeviceExperts:
         self._num_parts = num_parts
         self._activation = activation
         self._routing = routing
-        row_bytes = num_parts * routing.num_picked * down.out_features * 4
+        row_bytes = num_parts * routing.top_k * down.out_features * 4
         self._rows_at_once = max(_TILE_ROWS[-1], _MAX_SUM_BYTES // row_bytes)
 
     def __call__(

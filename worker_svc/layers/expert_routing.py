@@ -26,12 +26,12 @@ class ExpertRouting:
 
     Attributes:
         num_experts: in each layer.
-        num_picked: experts of a token.
+        top_k: experts of a token.
         normalizes: whether the picked experts' weights are divided by their sum.
         scores: of the experts, by the logits.
         scale: factor of the weights, at last.
         num_groups: of equal size, that experts lie in.
-        num_kept_groups: from which experts are picked: those of the largest scores.
+        topk_group: groups from which experts are picked: those of the largest scores.
         num_of_group: largest scores of a group's experts whose sum the group's is; 1 or 2.
 
     Raises:
@@ -39,12 +39,12 @@ class ExpertRouting:
     """
 
     num_experts: int
-    num_picked: int
+    top_k: int
     normalizes: bool
     scores: Scores = "softmax"
     scale: float = 1.0
     num_groups: int = 1
-    num_kept_groups: int = 1
+    topk_group: int = 1
     num_of_group: int = 1
 
     def __post_init__(self) -> None:
@@ -52,10 +52,9 @@ class ExpertRouting:
             raise ModelLoadError(
                 f"n_group: must divide the {self.num_experts} experts, got {self.num_groups}"
             )
-        if self.num_kept_groups > self.num_groups:
+        if self.topk_group > self.num_groups:
             raise ModelLoadError(
-                f"topk_group: must be at most n_group ({self.num_groups}), "
-                f"got {self.num_kept_groups}"
+                f"topk_group: must be at most n_group ({self.num_groups}), got {self.topk_group}"
             )
         group_size = self.num_experts // self.num_groups
         if self.num_groups > 1 and self.num_of_group > group_size:
@@ -63,17 +62,17 @@ class ExpertRouting:
                 f"n_group: must leave groups of at least {self.num_of_group} experts, "
                 f"got {self.num_groups} groups of {self.num_experts}"
             )
-        kept = self.num_kept_groups * group_size
-        if self.num_picked > kept:
+        kept = self.topk_group * group_size
+        if self.top_k > kept:
             raise ModelLoadError(
                 f"num_experts_per_tok: must be at most the {kept} experts that it is picked from, "
-                f"got {self.num_picked}"
+                f"got {self.top_k}"
             )
 
     def pick(
         self, logits: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weights [rows, num_picked] float32 and the experts [rows, num_picked] int64.
+        """Return the weights [rows, top_k] float32 and the experts [rows, top_k] int64.
 
         Args:
             logits: [rows, num_experts] of the router.
@@ -85,7 +84,7 @@ class ExpertRouting:
         choice = scores if bias is None else scores + bias
         if self.num_groups > 1:
             choice = self._of_kept_groups(choice)
-        experts = _largest(choice, self.num_picked)[1]
+        experts = _largest(choice, self.top_k)[1]
         weights = scores.gather(1, experts)
         if self.normalizes:
             weights = weights / (_sum_in_order(weights) + _LEAST_SUM)
@@ -103,8 +102,8 @@ class ExpertRouting:
         Mutates: weights, experts.
 
         Args:
-            weights: [rows, num_picked] float32.
-            experts: [rows, num_picked] int32.
+            weights: [rows, top_k] float32.
+            experts: [rows, top_k] int32.
             logits: see `pick`.
             bias: see `pick`.
         """
@@ -117,7 +116,7 @@ class ExpertRouting:
             normalizes=self.normalizes,
             scale=self.scale,
             num_groups=self.num_groups,
-            num_kept_groups=self.num_kept_groups,
+            num_kept_groups=self.topk_group,
             num_of_group=self.num_of_group,
         )
 
@@ -125,7 +124,7 @@ class ExpertRouting:
         """Return scores [rows, num_experts] with minus infinity for experts of other groups."""
         grouped = choice.view(len(choice), self.num_groups, -1)
         of_groups = _sum_in_order(_largest(grouped, self.num_of_group)[0]).squeeze(-1)
-        kept = _largest(of_groups, self.num_kept_groups)[1]
+        kept = _largest(of_groups, self.topk_group)[1]
         is_left_out = torch.ones_like(of_groups, dtype=torch.bool).scatter_(1, kept, False)
         return grouped.masked_fill(is_left_out.unsqueeze(-1), -torch.inf).view_as(choice)
 

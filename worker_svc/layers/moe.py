@@ -55,7 +55,7 @@ def are_experts_on_device(config: MoEConfig, device: torch.device, dtype: torch.
     """
     is_in_limits = (
         config.routing.num_experts <= ops.MAX_EXPERTS
-        and config.routing.num_picked <= ops.MAX_EXPERTS_OF_ROW
+        and config.routing.top_k <= ops.MAX_EXPERTS_OF_ROW
         and config.routing.num_groups <= ops.MAX_EXPERT_GROUPS
     )
     return device.type != "cpu" and have_experts_kernels(dtype) and is_in_limits

@@ -73,11 +73,11 @@ def read_deepseek_v2(hf: HfConfig) -> DeepseekConfig:
     has_groups = method == _GROUPS
     routing = ExpertRouting(
         num_experts=_num_experts(hf, 64),
-        num_picked=hf.integer("num_experts_per_tok"),
+        top_k=hf.integer("num_experts_per_tok"),
         normalizes=False,
         scale=hf.number("routed_scaling_factor", 1.0),
         num_groups=hf.integer("n_group") if has_groups else 1,
-        num_kept_groups=hf.integer("topk_group") if has_groups else 1,
+        topk_group=hf.integer("topk_group") if has_groups else 1,
         num_of_group=1,
     )
     return _read(
@@ -99,12 +99,12 @@ def read_deepseek_v3(hf: HfConfig) -> DeepseekConfig:
     _one_of(hf, "scoring_func", scores, scores)
     routing = ExpertRouting(
         num_experts=_num_experts(hf, 256),
-        num_picked=hf.integer("num_experts_per_tok", 8),
+        top_k=hf.integer("num_experts_per_tok", 8),
         normalizes=hf.flag("norm_topk_prob", True),
         scores=scores,
         scale=hf.number("routed_scaling_factor", 2.5),
         num_groups=hf.integer("n_group", 8),
-        num_kept_groups=hf.integer("topk_group", 4),
+        topk_group=hf.integer("topk_group", 4),
         num_of_group=2,
     )
     return _read(

@@ -13,7 +13,7 @@ def read_mixtral(hf: HfConfig) -> LlamaConfig:
     moe = MoEConfig(
         routing=ExpertRouting(
             num_experts=hf.integer("num_local_experts", 8),
-            num_picked=hf.integer("num_experts_per_tok", 2),
+            top_k=hf.integer("num_experts_per_tok", 2),
             normalizes=True,
         ),
         intermediate_size=hf.integer("intermediate_size"),

@@ -21,7 +21,7 @@ def read_qwen3_moe(hf: HfConfig) -> LlamaConfig:
     moe = MoEConfig(
         routing=ExpertRouting(
             num_experts=hf.integer(key, 128),
-            num_picked=hf.integer("num_experts_per_tok", 8),
+            top_k=hf.integer("num_experts_per_tok", 8),
             normalizes=hf.flag("norm_topk_prob", False),
         ),
         intermediate_size=hf.integer("moe_intermediate_size", 768),

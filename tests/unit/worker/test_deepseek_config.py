@@ -69,6 +69,6 @@ def test_layers_are_dense_before_the_first_and_between(
 
 def test_only_v3_has_default_groups() -> None:
     routing = config(read_deepseek_v3).moe.routing
-    assert (routing.num_groups, routing.num_kept_groups) == (8, 4)
+    assert (routing.num_groups, routing.topk_group) == (8, 4)
     routing = config(read_deepseek_v2).moe.routing
-    assert (routing.num_groups, routing.num_kept_groups) == (1, 1)
+    assert (routing.num_groups, routing.topk_group) == (1, 1)

@@ -45,11 +45,11 @@ def test_a_bias_changes_the_choice_and_no_weight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_of_group", "num_kept_groups", "expected"),
+    ("num_of_group", "topk_group", "expected"),
     [(1, 1, [5, 4]), (2, 1, [1, 0]), (1, 2, [5, 1]), (2, 2, [5, 1])],
 )
 def test_experts_are_picked_from_the_kept_groups(
-    num_of_group: int, num_kept_groups: int, expected: list[int]
+    num_of_group: int, topk_group: int, expected: list[int]
 ) -> None:
     """Of (0, 1), (2, 3) and (4, 5) the last has the largest expert, the first the largest two."""
     routing = ExpertRouting(
@@ -58,7 +58,7 @@ def test_experts_are_picked_from_the_kept_groups(
         normalizes=False,
         scores="sigmoid",
         num_groups=3,
-        num_kept_groups=num_kept_groups,
+        topk_group=topk_group,
         num_of_group=num_of_group,
     )
     assert list(pick(routing, logits_of(0.58, 0.6, 0.59, 0.1, 0.2, 0.7))) == expected
@@ -66,9 +66,7 @@ def test_experts_are_picked_from_the_kept_groups(
 
 def test_no_expert_of_another_group_is_picked_for_its_score_of_zero() -> None:
     """Biases may leave the kept groups below that."""
-    routing = ExpertRouting(
-        4, 2, normalizes=False, scores="sigmoid", num_groups=2, num_kept_groups=1
-    )
+    routing = ExpertRouting(4, 2, normalizes=False, scores="sigmoid", num_groups=2, topk_group=1)
     bias = [-2.0, -2.0, -3.0, -3.0]
     assert set(pick(routing, logits_of(0.1, 0.2, 0.9, 0.8), bias)) == {0, 1}
 
@@ -90,19 +88,19 @@ def test_weights_are_added_up_in_the_order_of_the_picks() -> None:
     [
         ({"num_groups": 3}, "n_group: must divide the 8 experts, got 3"),
         (
-            {"num_groups": 4, "num_kept_groups": 5},
+            {"num_groups": 4, "topk_group": 5},
             r"topk_group: must be at most n_group \(4\), got 5",
         ),
         (
-            {"num_groups": 8, "num_of_group": 2, "num_picked": 1},
+            {"num_groups": 8, "num_of_group": 2, "top_k": 1},
             "n_group: must leave groups of at least 2 experts, got 8 groups of 8",
         ),
         (
-            {"num_groups": 4, "num_kept_groups": 1},
+            {"num_groups": 4, "topk_group": 1},
             "num_experts_per_tok: must be at most the 2 experts that it is picked from, got 3",
         ),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelLoadError, match=words):
-        ExpertRouting(**{"num_experts": 8, "num_picked": 3, "normalizes": False, **options})
+        ExpertRouting(**{"num_experts": 8, "top_k": 3, "normalizes": False, **options})
