@@ -280,7 +280,7 @@ CASES = {
         "attention_latent_kernelI13__nv_bfloat16Li1E", latent(5, BF16)
     ),
     "latent attention, 32 columns": Case("attention_latent_kernelI6__halfLi2E", latent(33, F16)),
-    "attention, float32": Case("attention_plain_kernelIffE", attention(64, F32)),
+    "attention, float32": Case("attention_plain_kernelIff", attention(64, F32)),
     "linear, 8 rows": Case("linear_kernel.*Li64ELi8E", linear(3, 320, 256, BF16)),
     "linear, 16 rows": Case("linear_kernel.*Li64ELi16E", linear(13, 320, 256, BF16)),
     "linear, 32 rows": Case("linear_kernel.*Li64ELi32E", linear(30, 320, 256, F16)),
