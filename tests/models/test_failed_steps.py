@@ -78,9 +78,9 @@ def test_digests_are_true_after_a_step_that_failed(
         enforce_eager=True,
     )
     driver = Driver(runner)
-    layers = runner.cache_engine.mover._layers  # type: ignore[union-attr]
-    caches = [pair[0] for layer in layers for pair in layer]
-    host_caches = [pair[1] for layer in layers for pair in layer]
+    mover = runner.cache_engine.mover
+    caches = [cache for layer in mover._layers for cache in layer]
+    host_caches = [cache for layer in mover._host_layers for cache in layer]
     for number, prompt in enumerate(PROMPTS):
         driver.add(number, prompt)
     driver.step()
