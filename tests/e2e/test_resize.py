@@ -23,8 +23,9 @@ TOKENS_BEFORE = 20
 
 
 def params(place: int) -> SamplingParams:
+    # Of different lengths: in step, all would end at once, and none be there to move.
     return SamplingParams(
-        temperature=0.8 * (place % 2), seed=place, max_tokens=400, ignore_eos=True
+        temperature=0.8 * (place % 2), seed=place, max_tokens=400 + 30 * place, ignore_eos=True
     )
 
 
