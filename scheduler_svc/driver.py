@@ -109,7 +109,7 @@ class Driver:
 
     def _queue(self, session: RouterSession, submission: Submission) -> None:
         cell = self._formed_cell
-        if not cell.scheduler.has_unfinished:
+        if not self._has_work(cell):
             self._turned_s = time.monotonic()
         cell.submit(session, submission)
         self._wake.set()
@@ -193,10 +193,14 @@ class Driver:
         A cell that waits for lost workers is not stuck: its requests go on once they are back.
         """
         cell = self.cell
-        if cell is None or not (self._serving.is_set() and cell.scheduler.has_unfinished):
+        if cell is None or not (self._serving.is_set() and self._has_work(cell)):
             return ""
         stuck_s = time.monotonic() - self._turned_s
         return f"no step for {stuck_s:.0f} s" if stuck_s > STUCK_AFTER_S else ""
+
+    def _has_work(self, cell: Cell) -> bool:
+        """Return whether there are requests, or steps in flight, which aborted ones leave."""
+        return cell.scheduler.has_unfinished or self.workers.num_in_flight > 0
 
     # ---------------------------------------------------------------- steps
 

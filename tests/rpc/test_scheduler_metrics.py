@@ -136,9 +136,14 @@ async def test_a_step_that_does_not_end_makes_the_scheduler_look_dead(
             while (answer := await get(admin, "/livez"))[0] == 200:
                 await asyncio.sleep(0.01)
         assert answer == (503, "no step for 0 s\n")
+        # The step is waited for even when nobody wants what it computes.
+        await router.cancel(1)
+        async with asyncio.timeout(20):
+            while (await metrics(admin))("quire_scheduler_requests", state="running"):
+                await asyncio.sleep(0.01)
+        assert (await get(admin, "/livez"))[0] == 503
         # Idle, it is alive however long nothing has come.
         worker.steps_allowed.set()
-        await router.cancel(1)
         async with asyncio.timeout(20):
             while (await get(admin, "/livez"))[0] != 200:
                 await asyncio.sleep(0.01)
