@@ -26,6 +26,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.emu.emulated_operations import ALLOCATIONS, of_a_gpu
 from tests.emu.launches import capture
 from tests.emu.stream_order import Clock, StreamOrder
 
@@ -33,8 +34,6 @@ DEVICE_TYPE = "emu"
 
 # Operations that may read one device and write the other, or make the host wait for the device.
 _BETWEEN_DEVICES = {"aten::copy_", "aten::_to_copy", "aten::to"}
-# Operations that make tensors and start nothing.
-_ALLOCATIONS = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"}
 _WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"}
 
 
@@ -150,11 +149,12 @@ class Machine(TorchDispatchMode):
             self._copy_later(*inner_args[:2], to_host=not on_device[0])
             self.launches[name] += 1
             return args[0]
-        result = _OF_A_GPU.get(name, func)(*inner_args, **inner_kwargs)
-        if not func.is_view and name not in _ALLOCATIONS and _has_elements(result):
+        operation = of_a_gpu(name, func)
+        result = operation(*inner_args, **inner_kwargs)
+        if not func.is_view and name not in ALLOCATIONS and _has_elements(result):
             self.launches[name] += 1
         if self.thread.captured is not None:
-            self._capture(func, inner_args, inner_kwargs, result)
+            self._capture(operation, inner_args, inner_kwargs, result)
         leaves_device = asked is not None and not to_device
         if leaves_device or (name == "aten::copy_" and not on_device[0]):
             return args[0] if name == "aten::copy_" else result
@@ -201,7 +201,7 @@ class Machine(TorchDispatchMode):
         stream.work.append(check)
 
     def _capture(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Note an operation so that a replay writes its results where they are now."""
         assert self.thread.captured is not None
@@ -215,7 +215,7 @@ class Machine(TorchDispatchMode):
         def replay() -> None:
             again = [
                 each
-                for each in tree_leaves(func(*args, **kwargs))
+                for each in tree_leaves(operation(*args, **kwargs))
                 if isinstance(each, torch.Tensor)
             ]
             for new, old in zip(again, results, strict=True):
@@ -248,12 +248,6 @@ def _same(result: Any, inner_args: tuple[Any, ...], args: tuple[Any, ...]) -> An
     return result
 
 
-def _histogram(values: torch.Tensor, *range_: Any, **options: Any) -> torch.Tensor:
-    return torch.histc(values.float(), *range_, **options).to(values.dtype)
-
-
-# Operations on integers that torch has for a GPU alone.
-_OF_A_GPU: dict[str, Any] = {"aten::histc": _histogram}
 _MEANINGLESS = {torch.bool: True, torch.uint8: 255, torch.int32: 2**31 - 1, torch.int64: 2**62}
 
 
