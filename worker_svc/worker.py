@@ -93,6 +93,7 @@ class Worker:
             version=__version__,
             device=self._device.name,
             isa=self._device.isa,
+            gpu=self._device.gpu,
             model=None if loaded is None else loaded.info,
             num_blocks=0 if cache is None else cache.num_blocks,
             weight_bytes=0 if loaded is None else loaded.weight_bytes,

@@ -26,6 +26,8 @@ class WorkerDescription:
         epoch: highest one seen; 0 for none yet.
         scheduler_name: of the scheduler that has an Execute stream open; "" for none.
         protocol_version: of the worker.
+        gpu: kind of the GPU, e.g. "NVIDIA H200, 132 multiprocessors"; "" on a CPU. Ranks of a group
+            must agree.
     """
 
     version: str
@@ -37,6 +39,7 @@ class WorkerDescription:
     epoch: int = 0
     scheduler_name: str = ""
     protocol_version: int = PROTOCOL
+    gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)

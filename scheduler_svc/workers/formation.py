@@ -182,7 +182,7 @@ class Formation:
         """Return an epoch above the clock's and any before, and the largest that workers have seen.
 
         Raises:
-            ConfigError: a worker has seen an epoch that no clock gives.
+            ConfigError: a worker has seen an epoch that no clock gives, or ranks have unlike GPUs.
             ProtocolDiffersError: a worker is of a release that this one does not understand.
             UnavailableError: workers are of different versions.
         """
@@ -209,6 +209,7 @@ class Formation:
                 device=description.device,
                 isa=description.isa,
             )
+        _check_gpus(descriptions)
         are_cpus = all(description.device == "cpu" for description in descriptions)
         self._is_invariant = self._config.invariant or are_cpus
         if self._config.draft_model and not self._is_invariant:
@@ -347,6 +348,18 @@ def _described_as(loaded: ModelInfo, model: ModelInfo) -> ModelInfo:
         is_matryoshka=loaded.is_matryoshka,
         matryoshka_dimensions=loaded.matryoshka_dimensions,
     )
+
+
+def _check_gpus(descriptions: Sequence[WorkerDescription]) -> None:
+    """Check that all ranks plan steps alike: they capture the same ones, or wait for each other.
+
+    Raises:
+        ConfigError: their GPUs are of several kinds.
+    """
+    ranks = {description.gpu: rank for rank, description in enumerate(descriptions)}
+    if len(ranks) > 1:
+        found = " and ".join(f"{gpu or 'a CPU'} (rank {rank})" for gpu, rank in ranks.items())
+        raise ConfigError(f"workers: must have GPUs of one kind, got {found}")
 
 
 def _is_same(model: ModelInfo, before: ModelInfo) -> bool:

@@ -81,6 +81,11 @@ class EmulatedDevice(CudaDevice):
         """See Device."""
         return "emulated"
 
+    @property
+    def gpu(self) -> str:
+        """See CudaDevice."""
+        return "emulated"
+
     def new_stream(self) -> Any:
         """See CudaDevice."""
         return EmulatedStream()

@@ -62,6 +62,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         checkpoint_digest: what LoadModel answers.
         scheduler_name: what Describe answers: who drives it.
         device: what Describe answers.
+        gpu: what Describe answers.
 
     Attributes:
         address: where it listens, once entered.
@@ -92,6 +93,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         checkpoint_digest: bytes = b"fake",
         scheduler_name: str = "",
         device: str = "cpu",
+        gpu: str = "",
     ) -> None:
         self.address = ""
         self.epoch = 0
@@ -108,6 +110,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.on_import: Callable[[ImportOrder], Awaitable[ImportResult]] | None = None
         self.step_seen = asyncio.Condition()
         self._device = device
+        self._gpu = gpu
         self._num_blocks = num_blocks
         self._num_host_blocks = num_host_blocks
         self._model = model
@@ -161,6 +164,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             protocol_version=self.protocol_version,
             device=self._device,
             isa="fake",
+            gpu=self._gpu,
             epoch=self.epoch,
             num_blocks=0 if self.fake is None else self.fake.num_blocks,
             scheduler_name=self.scheduler_name,

@@ -133,6 +133,20 @@ async def test_the_epoch_is_above_the_clock_and_what_workers_have_seen() -> None
     assert 100_000_000_000 < first < second < far_future < third
 
 
+async def test_ranks_with_unlike_gpus_are_refused() -> None:
+    gpu = "NVIDIA H200, 132 multiprocessors"
+    async with FakeWorker(gpu=gpu) as first, FakeWorker(gpu=gpu) as second, FakeWorker() as other:
+        async with running_scheduler(first.address, second.address):
+            assert first.load_requests and second.load_requests
+        async with running_scheduler(first.address, other.address, wait=False) as (scheduler, _):
+            with pytest.raises(ConfigError) as caught:
+                await asyncio.wait_for(scheduler.run(), 20)
+    assert str(caught.value) == (
+        f"workers: must have GPUs of one kind, got {gpu} (rank 0) and a CPU (rank 1)"
+    )
+    assert not other.load_requests
+
+
 async def test_a_superseded_scheduler_stops_and_its_orders_are_refused() -> None:
     async with (
         FakeWorker() as worker,

@@ -54,6 +54,10 @@ class Device(Protocol):
     def isa(self) -> str:
         """Instruction set of the kernels, e.g. "avx512_bf16" or "sm_90"."""
 
+    @property
+    def gpu(self) -> str:
+        """Kind of the GPU, e.g. "NVIDIA H200, 132 multiprocessors"; "" of a CPU."""
+
     def start_thread(self, num_threads: int | None) -> None:
         """Prepare the calling thread to compute here.
 

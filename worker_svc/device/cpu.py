@@ -39,6 +39,11 @@ class CpuDevice:
         """See Device."""
         return ops.isa()
 
+    @property
+    def gpu(self) -> str:
+        """See Device."""
+        return ""
+
     def start_thread(self, num_threads: int | None) -> None:
         """See Device; torch keeps the number of threads for each calling thread."""
         count = num_threads or len(os.sched_getaffinity(0))

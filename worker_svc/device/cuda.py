@@ -116,6 +116,12 @@ class CudaDevice:
         major, minor = torch.cuda.get_device_capability(self.torch_device)
         return f"sm_{major}{minor}"
 
+    @property
+    def gpu(self) -> str:
+        """See Device; a part of a GPU has fewer multiprocessors under the same name."""
+        properties = torch.cuda.get_device_properties(self.torch_device)
+        return f"{properties.name}, {properties.multi_processor_count} multiprocessors"
+
     def new_stream(self) -> Any:
         """Return a new stream."""
         return torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]

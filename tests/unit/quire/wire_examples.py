@@ -262,7 +262,8 @@ def _worker() -> list[Example]:
     description = worker.description_to_proto, worker.description_from_proto
     return [
         Example(
-            WorkerDescription("1", "cpu", "avx2", MODEL, 3, 2**40, EPOCH, "me", 8), *description
+            WorkerDescription("1", "cuda:0", "sm_90", MODEL, 3, 2**40, EPOCH, "me", 8, "H200"),
+            *description,
         ),
         Example(
             WorkerDescription("1", "cpu", "avx2", None, 0, 0, 0, "", UNVERSIONED), *description
