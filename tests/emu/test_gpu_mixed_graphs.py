@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +30,6 @@ from tests.emu.test_gpu_sharing import SharingDriver
 from worker_svc import ops
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.layers.attention_plans import AttentionPlans
-from worker_svc.parallel.group import ParallelGroup
 from worker_svc.steps import mixed_graphs
 from worker_svc.steps.gpu_inputs import GpuInputs
 from worker_svc.steps.graphs import graph_sizes
@@ -203,10 +201,7 @@ def test_a_capture_that_fails_on_one_of_several_ranks_fails_its_step(
 ) -> None:
     fail_captures(emulated_gpu, monkeypatch)
     driver = load(tmp_path, emulated_gpu)
-    graphs = graphs_of(driver.runner)
-    heads = SimpleNamespace(parallel=ParallelGroup(0, 2))
-    model = SimpleNamespace(forward=driver.runner._model.forward, heads=heads)
-    monkeypatch.setattr(graphs, "_model", model)
+    monkeypatch.setattr(graphs_of(driver.runner)._late, "_num_ranks", 2)
     with pytest.raises(torch.OutOfMemoryError):
         serve(driver, [Mix(2, (9,))] * 2)
 

@@ -1,12 +1,14 @@
 """Decode steps whose sequences begin with the same blocks: their own graphs, and the same bits."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from tests.emu.emulated_device import EmulatedDevice
 from tests.emu.emulated_torch import EmulatedGraph, Machine
@@ -15,6 +17,7 @@ from tests.factories import CONFIGS, save_model
 from tests.models.driver import Driver, load_runner
 from worker_svc.layers.attention_plans import AttentionPlans
 from worker_svc.steps.gpu_inputs import GpuInputs
+from worker_svc.steps.graphs import DecodeGraphs
 
 NUM_LAYERS, BLOCK_SIZE = 2, 16
 # A partition of 512 tokens and a block of the next.
@@ -43,13 +46,17 @@ class SharingDriver(Driver):
         self._blocks[sequence_id] = self._blocks[sequence_id][len(self._prefix) :]
         self.release(sequence_id)
 
+    @property
+    def graphs(self) -> DecodeGraphs:
+        """Of decode steps."""
+        assert isinstance(self.runner.inputs, GpuInputs)
+        assert self.runner.inputs.graphs is not None
+        return self.runner.inputs.graphs
+
     def num_replays(self) -> dict[tuple[int, bool], int]:
         """Return how often each graph was replayed, by its size and whether it shares."""
-        assert isinstance(self.runner.inputs, GpuInputs)
-        graphs = self.runner.inputs.graphs
-        assert graphs is not None
         counts = {}
-        for size, of_size in graphs._of_size.items():
+        for size, of_size in self.graphs._of_size.items():
             for shared_blocks, captured in of_size.captured.items():
                 assert isinstance(captured.graph, EmulatedGraph)
                 counts[size, any(shared_blocks)] = captured.graph.num_replays
@@ -193,6 +200,37 @@ def test_a_graph_is_captured_while_a_step_is_under_way(
             driver.finish(under_way.pop())
         assert driver.num_replays()[8, not apart] == 3
         found.append(driver.tokens)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_capture_that_fails_does_not_fail_the_step_of_a_rank_alone(
+    emulated_gpu: EmulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+) -> None:
+    """Of several ranks it does: the others would replay exchanges that this one starts apart."""
+    found = []
+    for apart in (True, False):
+        driver = load(tmp_path, emulated_gpu)
+        driver.begin()
+        for each in range(1, 7):
+            driver.add_behind(each, [each])
+
+        def capture(work: Callable[[], None], pool: Any) -> Any:
+            raise torch.OutOfMemoryError("no memory is left")
+
+        monkeypatch.setattr(emulated_gpu, "capture", capture)
+        monkeypatch.setattr(driver.graphs._late, "_num_ranks", num_ranks)
+        with capture_logs() as logs, reads(apart=apart):
+            if num_ranks > 1 and not apart:
+                with pytest.raises(torch.OutOfMemoryError):
+                    driver.step()
+                return
+            steps = [driver.step() for _ in range(3)]
+        monkeypatch.undo()
+        assert [line["rows"] for line in logs if line["event"] == "graph_not_captured"] == (
+            [] if apart else [8]
+        )
+        found.append(steps)
     assert found[0] == found[1]
 
 

@@ -10,7 +10,7 @@ of its own, which is captured when the first such step comes: so a worker whose 
 nothing has none of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +26,7 @@ from worker_svc.models.interface import CausalLM
 from worker_svc.steps.batch import Batch
 from worker_svc.steps.gpu_rows import GpuRows
 from worker_svc.steps.inputs import DeviceBatch
+from worker_svc.steps.late_captures import LateCaptures
 from worker_svc.steps.rows import SequenceRows
 
 # What a graph reads of each sequence beside its place among the rows.
@@ -49,21 +50,25 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph.
+    """A graph, or what starts its kernels one by one where it could not be captured.
 
     Attributes:
-        graph: the graph.
+        graph: the graph, or None.
         hidden: [size, hidden_size] last hidden states that it writes.
+        compute: computes the step without a graph, and returns other such states.
     """
 
-    graph: Graph
+    graph: Graph | None
     hidden: torch.Tensor
+    compute: Callable[[], torch.Tensor]
 
     def replay(self, num_sequences: int) -> torch.Tensor:
         """Start the graph; return the last hidden states [num_sequences, hidden_size].
 
         Mutates: the caches. The next step overwrites what was returned.
         """
+        if self.graph is None:
+            return self.compute()[:num_sequences]
         self.graph.replay()
         return self.hidden[:num_sequences]
 
@@ -117,6 +122,7 @@ class DecodeGraphs:
         self._sizes = graph_sizes(max_num_seqs)
         self._of_size: dict[int, _Size] = {}
         self.pool = device.new_pool()
+        self._late = LateCaptures(device, self.pool, model.heads.parallel.size)
         self._generation = rows.generation
 
     def capture(self) -> None:
@@ -156,7 +162,8 @@ class DecodeGraphs:
         shared_blocks = of_size.plans.shared_blocks
         captured = of_size.captured.get(shared_blocks)
         if captured is None:
-            captured = of_size.captured[shared_blocks] = self._capture(of_size)
+            captured = self._capture(of_size, partial(self._late.capture, num_rows=size))
+            of_size.captured[shared_blocks] = captured
         placed = of_size.inputs.tensors
         return DeviceBatch(
             partial(captured.replay, batch.num_tokens),
@@ -181,26 +188,32 @@ class DecodeGraphs:
             torch.from_numpy(arrays["seq_lens"]), torch.from_numpy(arrays["query_start_loc"])
         )
         of_size = _Size(size, inputs, plans, {})
-        captured = self._capture(of_size)
+        captured = self._capture(of_size, partial(self._device.capture, pool=self.pool))
         of_size.captured[plans.shared_blocks] = captured
         return of_size
 
-    def _capture(self, of_size: _Size) -> _Captured:
+    def _capture(
+        self, of_size: _Size, capture: Callable[[Callable[[], None]], Graph | None]
+    ) -> _Captured:
         """Capture the step that was placed last.
 
         Mutates: the caches.
         """
-        hidden = torch.empty(0)
+        compute = partial(self._compute, of_size)
+        hidden = compute()  # makes plans, and what libraries make at their first call
 
         def work() -> None:
             nonlocal hidden
-            hidden = forward_placed(
-                self._model, self._caches, self._rows, of_size.inputs.tensors, of_size.plans
-            )
+            hidden = compute()
 
-        work()  # makes plans that are not there, and what libraries make at their first call
-        graph = self._device.capture(work, self.pool)
-        return _Captured(graph, hidden)
+        graph = capture(work)
+        return _Captured(graph, hidden, compute)
+
+    def _compute(self, of_size: _Size) -> torch.Tensor:
+        """Compute the step that was placed last, kernel by kernel."""
+        return forward_placed(
+            self._model, self._caches, self._rows, of_size.inputs.tensors, of_size.plans
+        )
 
 
 def forward_placed(

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from quire.observe.log import get_logger
 from worker_svc.device.base import Array
 from worker_svc.device.cuda import CudaDevice, Graph
 from worker_svc.device.placement import Placement
@@ -27,6 +26,7 @@ from worker_svc.steps.batch import Batch
 from worker_svc.steps.gpu_rows import GpuRows
 from worker_svc.steps.graphs import NO_SLOT, fill_sampling, forward_placed, sampling_examples
 from worker_svc.steps.inputs import DeviceBatch
+from worker_svc.steps.late_captures import LateCaptures
 from worker_svc.steps.rows import SequenceRows
 
 # Numbers of rows. A longer step keeps a GPU busy for longer than a host takes to start it.
@@ -46,8 +46,6 @@ _OF_SEQUENCES: dict[str, type[np.generic]] = {"rows": np.int64, "seq_lens": np.i
 
 # Rows, and the launches of attention.
 Kind: TypeAlias = tuple[int, tuple[tuple[int, ...], ...]]
-
-log = get_logger()
 
 
 def most_rows(max_num_batched_tokens: int) -> int:
@@ -102,6 +100,7 @@ class MixedGraphs:
         self._rows = rows
         self._max_num_seqs = max_num_seqs
         self._pool = pool
+        self._late = LateCaptures(device, pool, model.heads.parallel.size)
         self._of_size: dict[int, _Size] = {}
         self.captured: dict[Kind, Graph] = {}
         self._came_once: dict[Kind, None] = {}  # the last one comes last
@@ -211,15 +210,8 @@ class MixedGraphs:
                 del self._came_once[next(iter(self._came_once))]
             return
         del self._came_once[kind]
-        try:
-            graph = self._device.capture(partial(self._run, of_size), self._pool)
-        except RuntimeError as error:
-            # Other ranks would replay exchanges that this one starts kernel by kernel: their group
-            # must form anew. One rank alone has computed the step, and goes on without the graph.
-            if self._model.heads.parallel.size > 1:
-                raise
-            if not self._failed:
-                log.warning("graph_not_captured", rows=kind[0], reason=str(error))
+        graph = self._late.capture(partial(self._run, of_size), kind[0])
+        if graph is None:
             self._failed.add(kind)
             return
         self.captured[kind] = graph
