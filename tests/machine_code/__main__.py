@@ -1,4 +1,4 @@
-"""Compiles every kernel for every architecture and prints the table of docs/gpu.md."""
+"""Compiles every kernel for every architecture and prints the table of docs/gpu-code.md."""
 
 import tempfile
 from pathlib import Path

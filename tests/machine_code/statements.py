@@ -1,4 +1,4 @@
-"""What docs/gpu.md states of the machine code of kernels, and what is true of it."""
+"""What docs/gpu-code.md states of the machine code of kernels, and what is true of it."""
 
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from tests.emu.planted_bugs import Builder
 from tests.machine_code.compiled import ROOT, TENSOR_CORES, Kernel
 from tests.machine_code.occupancy import MULTIPROCESSORS
 
-PAGE = ROOT / "docs" / "gpu.md"
+PAGE = ROOT / "docs" / "gpu-code.md"
 # The kernels of the table.
 STATED = (
     "attention_mma_kernel<bf16, bf16, 64, 1, 3>",

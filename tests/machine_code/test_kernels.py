@@ -202,7 +202,7 @@ def test_a_tile_of_decode_takes_few_instructions(
 def test_the_page_states_what_there_is(
     architecture: int, kernels: dict[str, list[Kernel]], shared_bytes: SharedBytes
 ) -> None:
-    """`python -m tests.machine_code` prints the table of docs/gpu.md."""
+    """`python -m tests.machine_code` prints the table of docs/gpu-code.md."""
     compiled = {(source, architecture): found for source, found in kernels.items()}
     found = statements.rows(compiled, shared_bytes)
     stated = statements.stated()

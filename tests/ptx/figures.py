@@ -1,6 +1,6 @@
 """What kernels do in calls of a common size: python -m tests.ptx.figures.
 
-Prints the table of docs/gpu.md.
+Prints the table of docs/gpu-code.md.
 QUIRE_PTX and QUIRE_KERNELS are as csrc/ptx_tests.sh sets them.
 """
 
