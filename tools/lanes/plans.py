@@ -30,10 +30,12 @@ OTHER_CASES = replace(
 # nvcc's PTX of every kernel, interpreted: eight minutes of one core. It builds where the emulated
 # lane does, one after the other.
 PTX = script_lane("ptx", "csrc/ptx_tests.sh")
+# A compilation of a kernel for each bug: three quarters of an hour of one core.
+PLANTED_BUGS = pytest_lane("planted-bugs", "tests/emu")
 DEEP = (
     script_lane("emulated", "csrc/emulated_tests.sh"),
     script_lane("sanitized", "csrc/sanitized_tests.sh"),
-    pytest_lane("planted-bugs", "tests/emu"),
+    PLANTED_BUGS,
     OTHER_CASES,
     Lane("chaos", (PYTHON, "-m", "tests.chaos", "cells", "--seconds", "120"), waits=True),
     Lane("soak", (PYTHON, "-m", "tests.chaos", "soak", "--requests", "2000"), waits=True),
@@ -54,6 +56,7 @@ NIGHTLY = (
         )
         for architecture in ("80", "90", "90a")
     ),
+    PLANTED_BUGS,
     replace(MACHINE_CODE, environment={"QUIRE_TEST_DEPTH": "all"}),
 )
 CONTAINERS = (
