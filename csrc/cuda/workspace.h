@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 
 #include "cuda/launch.h"
 
@@ -20,6 +21,7 @@ class Workspace {
   // Starts again from the beginning, with room for `bytes` of pieces, each rounded up to 256.
   void begin(size_t bytes, cudaStream_t stream) {
     used_ = 0;
+    asked_ = bytes;
     if (bytes <= bytes_) return;
     check(cudaStreamSynchronize(stream), "workspace");  // the old memory may be in use
     check(cudaFree(data_), "workspace");
@@ -30,10 +32,12 @@ class Workspace {
     bytes_ = bytes;
   }
 
+  // The next piece. Throws std::logic_error if there was no room asked for it.
   template <typename T>
   T* take(size_t count) {
     T* piece = reinterpret_cast<T*>(static_cast<char*>(data_) + used_);
     used_ += piece_bytes<T>(count);
+    if (used_ > asked_) throw std::logic_error("workspace: a piece has no room");
     return piece;
   }
 
@@ -45,6 +49,7 @@ class Workspace {
  private:
   void* data_ = nullptr;
   size_t bytes_ = 0;
+  size_t asked_ = 0;
   size_t used_ = 0;
 };
 

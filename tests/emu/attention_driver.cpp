@@ -21,8 +21,7 @@ constexpr int kColumnTiles = 1;
 template <typename Cached, int kStages>
 void run_mma(const PagedAttentionParams& p, int blocks_at_once) {
   using Shape = MmaShape<Cached, kHeadSize, kColumnTiles, kStages>;
-  const WorkPlan plan =
-      plan_work(p, p.seq_lens, p.query_start_loc, {Shape::kColumns, blocks_at_once, 1 << 20});
+  const WorkPlan plan = plan_with_idle_blocks(p, Shape::kColumns, blocks_at_once);
   const size_t rows = size_t(plan.num_slots) * Shape::kColumns;
   std::vector<float> acc(rows * kHeadSize), max(rows), sum(rows);
   const PartialResults partials{acc.data(), max.data(), sum.data()};

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/attention/common.h"
+#include "cuda/attention/plan.h"
 
 namespace quire::cuda {
 
@@ -116,5 +117,15 @@ struct Problem {
     return p;
   }
 };
+
+// The plan of a step, with blocks that find no work, as in a launch of a captured graph.
+inline WorkPlan plan_with_idle_blocks(const PagedAttentionParams& p, int columns,
+                                      int blocks_at_once) {
+  WorkPlan plan = plan_work(p, p.seq_lens, p.query_start_loc, {columns, blocks_at_once, 1 << 20});
+  plan.items.insert(plan.items.end(), 2, AttentionItem{kNoWork, 0, 0, 0, 1, 0, 0, 0, 0, 0});
+  plan.merges.insert(plan.merges.end(), 2, AttentionMerge{kNoWork, 0, 0, 0, 0});
+  plan.num_slots = std::max<int64_t>(plan.num_slots, 1);
+  return plan;
+}
 
 }  // namespace quire::cuda

@@ -62,12 +62,17 @@ struct Step {
     const int64_t num_long = below(3) == 0 ? kMostSeqs : below(9);
     const int64_t most_rows = is_mixed && below(3) != 0 ? 1 + below(150) : 1;
     const bool shares = below(2) == 0;
+    // As many tiles as there can be: all sequences decode, and so many have a draft as there is
+    // room for.
+    const bool is_crowded = is_mixed && below(12) == 0;
     int64_t left = kMostRows - below(kMostRows);
     const int64_t width = kMaxSeqLen / kBlockSize;
     for (int64_t seq = 0; seq < kMostSeqs; ++seq) {
       // Most decode, others are drafts or prompts; those that are not there have no rows.
       const int64_t kinds[] = {1, 1, 1, 1, 1 + below(std::min<int64_t>(most_rows, 12)), most_rows};
-      const int64_t rows = std::min(left, is_mixed && below(8) == 0 ? 0 : kinds[below(6)]);
+      const int64_t rows = is_crowded
+                               ? 1 + (seq < kMostRows - kMostSeqs)
+                               : std::min(left, is_mixed && below(8) == 0 ? 0 : kinds[below(6)]);
       left -= rows;
       starts.push_back(static_cast<int32_t>(starts.back() + rows));
       const int64_t longest = below(kMostSeqs) < num_long ? kMaxSeqLen : 600;

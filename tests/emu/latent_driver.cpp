@@ -21,8 +21,7 @@ using namespace quire::cuda;
 template <int kGroups, int kStages>
 void run(const PagedAttentionParams& p, int blocks_at_once) {
   using Shape = LatentShape<bf16, kGroups, kStages>;
-  const WorkPlan plan =
-      plan_work(p, p.seq_lens, p.query_start_loc, {Shape::kColumns, blocks_at_once, 1 << 20});
+  const WorkPlan plan = plan_with_idle_blocks(p, Shape::kColumns, blocks_at_once);
   const size_t rows = size_t(plan.num_slots) * Shape::kColumns;
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> acc(rows * kLatentValueSize, nan), max(rows, nan), sum(rows, nan);

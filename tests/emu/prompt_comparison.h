@@ -25,11 +25,7 @@ using Partials = std::map<std::array<int, 4>, std::vector<float>>;
 template <int kHeadSize, int kColumns, typename Kernel>
 Partials run(Kernel kernel, int threads, int shared_bytes, const PagedAttentionParams& p,
              int blocks_at_once) {
-  WorkPlan plan = plan_work(p, p.seq_lens, p.query_start_loc, {kColumns, blocks_at_once, 1 << 20});
-  // As where a launch has more blocks than there is work.
-  plan.items.insert(plan.items.end(), 2, AttentionItem{kNoWork, 0, 0, 0, 1, 0, 0, 0, 0, 0});
-  plan.merges.insert(plan.merges.end(), 2, AttentionMerge{kNoWork, 0, 0, 0, 0});
-  plan.num_slots = std::max<int64_t>(plan.num_slots, 1);
+  const WorkPlan plan = plan_with_idle_blocks(p, kColumns, blocks_at_once);
   const size_t rows = size_t(plan.num_slots) * kColumns;
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> acc(rows * kHeadSize, nan), max(rows, nan), sum(rows, nan);

@@ -42,6 +42,10 @@ MUTANTS = {
     ),
     "tiles that are never cut": ("{num_tiles + limits.blocks_at_once, ", "{num_tiles, "),
     "a launch of half its size": ("while (size < num_items)", "while (2 * size < num_items)"),
+    "a launch of more blocks than there can be": (
+        "{std::min(num_items, bounds.num_items)",
+        "{num_items",
+    ),
     "an eighth of the merges always": ("num_merges <= few ? few", "true ? few"),
 }
 

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.timeout(600)
 
 # What is wrong: the text of the kernel that is replaced, and by what.
 MUTANTS = {
+    "blocks without work": ("  if (item.seq == kNoWork) return;\n", ""),
     "no barrier before a tile is read": ("__syncthreads();  // the tile is there", "//"),
     "no wait for copies": ("ptx::async_wait<kStages - 2>();", ""),
     "a wait for all copies but the last two": (

@@ -16,6 +16,7 @@ SOURCES = ("core/check.cpp", "cuda/attention/plain.cu", "cuda/attention/plan.cu"
 
 # What is wrong: the text of the kernel that is replaced, and by what.
 MUTANTS = {
+    "blocks without work": ("  if (item.seq == kNoWork) return;\n", ""),
     "no barrier before warps are merged": (
         "warp.publish(warps_acc, columns);\n    __syncthreads();",
         "warp.publish(warps_acc, columns);",
