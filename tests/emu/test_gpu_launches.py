@@ -1,6 +1,7 @@
 """How many kernels a layer of a decode step starts on a GPU: each costs a microsecond or more."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,47 @@ from tests.models.test_published_formats import FORMATS, save_both
 
 NUM_SEQUENCES = 4
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
-# Above them a step of a small batch is bound by its launches.
-LIMITS = {
-    **{"plain": 9, "invariant": 9, "w8a8": 13, "w8": 9, "w4": 9, "float8": 9},
-    **{"experts": 13, "experts, invariant": 13, "experts, w8": 13, "experts, w4": 13},
+# The rows of DeepSeek's models, which the kernel of latent attention serves.
+LATENT = {"hidden_size": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 64}
+# Experts in each layer, and two norms of heads.
+QWEN = {**WIDE, "moe_intermediate_size": 256, "decoder_sparse_step": 1}
+STORED = {"quantization": "stored"}
+BLOCKS = "fp8 in blocks"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer of some kind.
+
+    Attributes:
+        limit: of its launches; above it a step of a small batch is bound by them.
+        family: of the model.
+        options: how it is loaded.
+        form: in which the checkpoint stores weights; None for as they are.
+        sizes: of the model.
+    """
+
+    limit: int
+    family: str = "llama"
+    options: dict[str, Any] = field(default_factory=dict)
+    form: str | None = None
+    sizes: dict[str, int] = field(default_factory=WIDE.copy)
+
+
+CASES = {
+    "plain": Case(9),
+    "invariant": Case(9, options={"invariant": True}),
+    "w8a8": Case(13, options={"quantization": "w8a8"}),
+    "w8": Case(9, options={"quantization": "w8"}),
+    "w4": Case(9, options={"quantization": "w4"}),
+    "float8": Case(9, options=STORED, form=BLOCKS),
+    "experts": Case(13, "mixtral"),
+    "experts, invariant": Case(13, "mixtral", {"invariant": True}),
+    "experts, w8": Case(13, "mixtral", {"quantization": "w8"}),
+    "experts, w4": Case(13, "mixtral", {"quantization": "w4", "invariant": True}),
+    "experts, float8": Case(15, "qwen3_moe", STORED, BLOCKS, QWEN),
+    "latent attention": Case(25, "deepseek_v2", sizes=LATENT),
+    "latent attention, invariant": Case(24, "deepseek_v3", {"invariant": True}, sizes=LATENT),
 }
 
 
@@ -42,35 +80,18 @@ def launches_of_step(gpu: EmulatedDevice, directory: Path, **options: Any) -> Co
     return Machine.current.launches - before + Counter(ours=launched()["launches"] - ours)
 
 
-@pytest.mark.parametrize(
-    ("name", "family", "options"),
-    [
-        ("plain", "llama", {}),
-        ("invariant", "llama", {"invariant": True}),
-        ("w8a8", "llama", {"quantization": "w8a8"}),
-        ("w8", "llama", {"quantization": "w8"}),
-        ("w4", "llama", {"quantization": "w4"}),
-        ("float8", "llama", {"quantization": "stored"}),
-        ("experts", "mixtral", {}),
-        ("experts, invariant", "mixtral", {"invariant": True}),
-        ("experts, w8", "mixtral", {"quantization": "w8"}),
-        ("experts, w4", "mixtral", {"quantization": "w4", "invariant": True}),
-    ],
-)
-def test_launches_of_a_layer(
-    emulated_gpu: EmulatedDevice, tmp_path: Path, name: str, family: str, options: dict[str, Any]
-) -> None:
-    found = []
+@pytest.mark.parametrize("name", CASES)
+def test_launches_of_a_layer(emulated_gpu: EmulatedDevice, tmp_path: Path, name: str) -> None:
+    case, found = CASES[name], []
     for num_layers in (2, 3):
         directory = tmp_path / str(num_layers)
         directory.mkdir()
-        if name == "float8":
-            form, sizes = FORMATS["fp8 in blocks"], {**WIDE, "num_hidden_layers": num_layers}
-            directory, _ = save_both(directory, form, **sizes)
+        config, sizes = CONFIGS[case.family], {**case.sizes, "num_hidden_layers": num_layers}
+        if case.form is None:
+            save_model(directory, config(**sizes))
         else:
-            save_model(directory, CONFIGS[family](**WIDE, num_hidden_layers=num_layers))
-        found.append(launches_of_step(emulated_gpu, directory, **options))
+            directory, _ = save_both(directory, FORMATS[case.form], config, **sizes)
+        found.append(launches_of_step(emulated_gpu, directory, **case.options))
     layer = found[1] - found[0]
     print(f"{name}: {layer.total()} launches of a layer: {dict(layer.most_common())}")
-    assert layer["ours"] > 0
-    assert layer.total() <= LIMITS.get(name, layer.total())
+    assert 0 < layer["ours"] <= layer.total() <= case.limit
