@@ -55,7 +55,7 @@ CASES = {
     "experts, w8": Case(13, "mixtral", {"quantization": "w8"}),
     "experts, w4": Case(13, "mixtral", {"quantization": "w4", "invariant": True}),
     "experts, float8": Case(15, "qwen3_moe", STORED, BLOCKS, QWEN),
-    "latent attention": Case(25, "deepseek_v2", sizes=LATENT),
+    "latent attention": Case(23, "deepseek_v2", sizes=LATENT),
     "latent attention, invariant": Case(24, "deepseek_v3", {"invariant": True}, sizes=LATENT),
 }
 

@@ -37,8 +37,8 @@ class HeadLinear:
         elif self._has_fixed_tiles:
             ops.head_linear(out, x, self._weight)
         else:
-            heads = torch.bmm(x.transpose(0, 1), self._weight.transpose(1, 2))
-            out.copy_(heads.transpose(0, 1))
+            weight = self._weight.transpose(1, 2)
+            torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
         return out
 
 
