@@ -1,5 +1,7 @@
 """Decode steps whose sequences begin with the same blocks: their own graphs, and the same bits."""
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -203,6 +205,37 @@ def test_a_graph_is_captured_while_a_step_is_under_way(
     assert found[0] == found[1]
 
 
+def no_memory(work: Callable[[], None], pool: Any) -> Any:
+    """Take the place of a device's `capture`."""
+    raise torch.OutOfMemoryError("no memory is left")
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_caches_and_graphs_are_free_as_soon_as_nobody_uses_them(
+    emulated_gpu: EmulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captures: bool
+) -> None:
+    """A worker exempts them from garbage collections, and its next cache needs their memory."""
+    driver = load(tmp_path, emulated_gpu)
+    driver.begin()
+    if not captures:
+        monkeypatch.setattr(emulated_gpu, "capture", no_memory)
+    for each in range(1, 7):
+        driver.add_behind(each, [each])
+    for _ in range(3):
+        driver.step()
+    assert isinstance(driver.runner.inputs, GpuInputs)
+    owners = driver.runner.cache_engine, driver.graphs, driver.runner.inputs.mixed_graphs
+    held = [weakref.ref(each) for each in (*owners, driver.runner.cache_engine.caches.stored[0][0])]
+    del owners
+    gc.collect()
+    gc.freeze()
+    try:
+        del driver.runner
+        assert [each() for each in held] == [None] * len(held)
+    finally:
+        gc.unfreeze()
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_capture_that_fails_does_not_fail_the_step_of_a_rank_alone(
     emulated_gpu: EmulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int
@@ -215,10 +248,7 @@ def test_a_capture_that_fails_does_not_fail_the_step_of_a_rank_alone(
         for each in range(1, 7):
             driver.add_behind(each, [each])
 
-        def capture(work: Callable[[], None], pool: Any) -> Any:
-            raise torch.OutOfMemoryError("no memory is left")
-
-        monkeypatch.setattr(emulated_gpu, "capture", capture)
+        monkeypatch.setattr(emulated_gpu, "capture", no_memory)
         monkeypatch.setattr(driver.graphs._late, "_num_ranks", num_ranks)
         with capture_logs() as logs, reads(apart=apart):
             if num_ranks > 1 and not apart:

@@ -50,25 +50,21 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph, or what starts its kernels one by one where it could not be captured.
+    """A graph.
 
     Attributes:
-        graph: the graph, or None.
+        graph: the graph.
         hidden: [size, hidden_size] last hidden states that it writes.
-        compute: computes the step without a graph, and returns other such states.
     """
 
-    graph: Graph | None
+    graph: Graph
     hidden: torch.Tensor
-    compute: Callable[[], torch.Tensor]
 
     def replay(self, num_sequences: int) -> torch.Tensor:
         """Start the graph; return the last hidden states [num_sequences, hidden_size].
 
         Mutates: the caches. The next step overwrites what was returned.
         """
-        if self.graph is None:
-            return self.compute()[:num_sequences]
         self.graph.replay()
         return self.hidden[:num_sequences]
 
@@ -81,13 +77,13 @@ class _Size:
         size: sequences.
         inputs: what they read, and the arguments of sampling, which they do not.
         plans: the attention plans that they read.
-        captured: the graphs, by `shared_blocks` of the plans.
+        captured: the graphs, by `shared_blocks` of the plans; None where there can be none.
     """
 
     size: int
     inputs: Placement
     plans: AttentionPlans
-    captured: dict[tuple[int, ...], _Captured]
+    captured: dict[tuple[int, ...], _Captured | None]
 
 
 class DecodeGraphs:
@@ -144,8 +140,9 @@ class DecodeGraphs:
         """
         if self._generation != self._rows.generation:
             # The tables have moved, and the graphs would read them at their old place.
-            self._generation = self._rows.generation
+            self._of_size.clear()
             self.capture()
+            self._generation = self._rows.generation
         size = next(size for size in self._sizes if size >= batch.num_tokens)
         of_size, count = self._of_size[size], len(batch.sampling_rows)
         arrays = of_size.inputs.begin()
@@ -160,13 +157,14 @@ class DecodeGraphs:
         )
         of_size.plans.make_again()
         shared_blocks = of_size.plans.shared_blocks
-        captured = of_size.captured.get(shared_blocks)
-        if captured is None:
-            captured = self._capture(of_size, partial(self._late.capture, num_rows=size))
-            of_size.captured[shared_blocks] = captured
+        if shared_blocks not in of_size.captured:
+            capture = partial(self._late.capture, num_rows=size)
+            of_size.captured[shared_blocks] = self._capture(of_size, capture)
+        captured = of_size.captured[shared_blocks]
+        start = partial(self._compute, of_size) if captured is None else captured.replay
         placed = of_size.inputs.tensors
         return DeviceBatch(
-            partial(captured.replay, batch.num_tokens),
+            partial(start, batch.num_tokens),
             None,
             placed["sampling_rows"][:count],
             {name: placed[name][:count] for name in names},
@@ -194,26 +192,26 @@ class DecodeGraphs:
 
     def _capture(
         self, of_size: _Size, capture: Callable[[Callable[[], None]], Graph | None]
-    ) -> _Captured:
-        """Capture the step that was placed last.
+    ) -> _Captured | None:
+        """Capture the step that was placed last; return None where `capture` does.
 
         Mutates: the caches.
         """
-        compute = partial(self._compute, of_size)
-        hidden = compute()  # makes plans, and what libraries make at their first call
+        hidden = torch.empty(0)
 
         def work() -> None:
             nonlocal hidden
-            hidden = compute()
+            hidden = self._compute(of_size, of_size.size)
 
+        work()  # makes plans that are not there, and what libraries make at their first call
         graph = capture(work)
-        return _Captured(graph, hidden, compute)
+        return None if graph is None else _Captured(graph, hidden)
 
-    def _compute(self, of_size: _Size) -> torch.Tensor:
-        """Compute the step that was placed last, kernel by kernel."""
-        return forward_placed(
-            self._model, self._caches, self._rows, of_size.inputs.tensors, of_size.plans
-        )
+    def _compute(self, of_size: _Size, num_sequences: int) -> torch.Tensor:
+        """Compute the step that was placed last, kernel by kernel; see _Captured.replay."""
+        placed, plans = of_size.inputs.tensors, of_size.plans
+        hidden = forward_placed(self._model, self._caches, self._rows, placed, plans)
+        return hidden[:num_sequences]
 
 
 def forward_placed(
