@@ -197,16 +197,18 @@ class SequenceMirror:
         for sequence_id in failed_ids:
             if (row := self._row_of.get(sequence_id)) is not None:
                 held.has_failed[row] = True
-        self._record(batch.rows)
+        self._record(batch)
 
-    def _record(self, rows: IntArray) -> None:
-        """Record the full blocks of rows, which may hold other sequences by now, or none."""
-        held = self.held
-        num_full = held.num_computed[rows] // held.block_size
+    def _record(self, batch: Batch) -> None:
+        """Record the blocks that are full with a batch, of sequences that are still held."""
+        held, rows = self.held, batch.rows
+        # A later step may have been applied, which is under way.
+        num_full = np.minimum(held.num_computed[rows], batch.seq_lens) // held.block_size
         has_more = (num_full > held.num_recorded[rows]) & ~held.has_failed[rows]
-        for row, num_blocks in zip(
-            rows[has_more].tolist(), num_full[has_more].tolist(), strict=True
-        ):
+        for index in np.flatnonzero(has_more).tolist():
+            row, num_blocks = int(rows[index]), int(num_full[index])
+            if self._row_of.get(batch.sequence_ids[index]) != row:
+                continue  # it holds another sequence by now
             first = int(held.num_recorded[row])
             token_ids = held.token_ids[row, : num_blocks * held.block_size]
             new_ids = token_ids[first * held.block_size :]

@@ -16,8 +16,8 @@ from scheduler_svc.workers import adoption
 from scheduler_svc.workers.adoption import CacheContents, common_cache, common_contents
 from tests.fakes.fake_model import FakeModel, WrongOrderError
 from tests.unit.scheduler.factories import EOS_TOKEN_ID, VOCAB_SIZE, Cell, make_params
-from worker_svc.arrays import IntArray
 from worker_svc.steps import contents
+from worker_svc.steps.batch import Batch
 from worker_svc.steps.mirror import SequenceMirror
 
 BLOCK_SIZE = 4
@@ -168,10 +168,10 @@ def nothing(*_: object) -> None:
 
 
 def record_one_more(record: Callable[..., None]) -> Callable[..., None]:
-    def recorded(self: SequenceMirror, rows: IntArray) -> None:
-        self.held.num_computed[rows] += 1
-        record(self, rows)
-        self.held.num_computed[rows] -= 1
+    def recorded(self: SequenceMirror, batch: Batch) -> None:
+        self.held.num_computed[batch.rows] += 1
+        record(self, replace(batch, seq_lens=batch.seq_lens + 1))
+        self.held.num_computed[batch.rows] -= 1
 
     return recorded
 
