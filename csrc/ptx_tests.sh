@@ -2,7 +2,7 @@
 # Runs the kernel tests on the PTX that nvcc makes of the CUDA kernels, in the interpreter of tests/ptx, and leaves out
 # barriers that must be missed: csrc/ptx_tests.sh [pytest options...]
 # ARCHITECTURE is that of the PTX (90a, of an H100); DEVICES are those of the emulator whose depths of pipelines run.
-# QUIRE_PTX_ALL=1 asks for all cases and for a run of every kernel, or an error.
+# QUIRE_PTX_ALL=1 asks for a run of every kernel, or an error.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/emulated

@@ -58,12 +58,23 @@ class Decoder {
     }
   }
 
-  // "2 91 5, function_name ...": a file and a line.
+  // "2 91 5, function_name $L, inlined_at 1 302 9": a file and a line, and those of the call where
+  // a function stands inline. Functions of one instruction are named by their calls.
   void read_location(const std::string& text) {
+    const std::string inlined = "inlined_at";
+    const size_t call = text.find(inlined);
+    const std::string own = place(text);
+    if (own.empty()) return;
+    const bool is_wrapper = own.rfind("cuda/ptx.h:", 0) == 0 && call != std::string::npos;
+    source_ = is_wrapper ? place(text.substr(call + inlined.size())) : own;
+  }
+
+  // The file and line of "2 91 5", as "cuda/ptx.h:91"; empty if that is no place of a source.
+  std::string place(const std::string& text) const {
     char* rest = nullptr;
     const long file = std::strtol(text.c_str(), &rest, 10);
     const long line = std::strtol(rest, nullptr, 10);
-    if (line != 0) source_ = module_.file(static_cast<int>(file)) + ":" + std::to_string(line);
+    return line == 0 ? "" : module_.file(static_cast<int>(file)) + ":" + std::to_string(line);
   }
 
   void read_statement(const std::string& text) {

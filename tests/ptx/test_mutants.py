@@ -24,7 +24,14 @@ ORDERS = (
 
 # Lines of the source, and why their instruction may be left out.
 REDUNDANT = {
-    "async_wait<0>": "no copies are left in the last groups: it guards a later change of the loop",
+    **dict.fromkeys(
+        (
+            "void drain() { ptx::async_wait<0>(); }",
+            "ptx::async_wait<0>();\n  if (!merges) return;",
+            "ptx::async_wait<0>();\n  if (merges) finish(columns);",
+        ),
+        "behind the loop no copies are left in the last groups: it guards a later change of that",
+    ),
     "a sum before this one has been read": "only the second sum of a kernel needs it",
     "an earlier result has been read": "of two results some other barrier lies between",
     "__syncthreads();\n    amounts.clear();": "the barrier that ends the round is before it, too",
@@ -88,8 +95,6 @@ def is_known(name: str, kernel: str, instruction: Instruction) -> bool:
     """Return whether an instruction is known to be redundant."""
     unseen: Sequence[str] = NO_COPIES.get(name, ()) + UNSEEN.get(name, ())
     if any(instruction.text.startswith(each) for each in unseen):
-        return True
-    if instruction.text == "cp.async.wait_group 0":
         return True
     lines = source_lines(instruction)
     if any(each in lines for each in REDUNDANT):

@@ -53,6 +53,7 @@ NIGHTLY = (
             ARCHITECTURE=architecture,
             DEVICES="small A100 L4",
             QUIRE_PTX_ALL="1",
+            QUIRE_TEST_DEPTH="all",
         )
         for architecture in ("80", "90", "90a")
     ),
