@@ -97,9 +97,10 @@ __device__ void keep_groups(const RouteExpertsParams& p, int lane, RowScores& sc
 }
 
 // A warp routes a row: scores in float64, rounded, so that it matters little how a library computes
-// exponentials; then the largest of them, one after the other.
+// exponentials; then the largest of them, one after the other. Without a bound on blocks the code
+// for sm_120 spills.
 template <typename T>
-__global__ void __launch_bounds__(kRouteWarps* kWarpSize)
+__global__ void __launch_bounds__(kRouteWarps* kWarpSize, 4)
     route_experts_kernel(const RouteExpertsParams p) {
   begin_kernel();
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
