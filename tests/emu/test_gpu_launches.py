@@ -62,15 +62,9 @@ CASES = {
 
 def launches_of_step(gpu: EmulatedDevice, directory: Path, **options: Any) -> Counter[str]:
     """What a decode step of some sequences starts, by kernel of torch, and "ours"."""
-    runner = load_runner(
-        directory,
-        dtype="bfloat16",
-        device=gpu,
-        num_blocks=60,
-        max_num_seqs=NUM_SEQUENCES,
-        enforce_eager=True,
-        **options,
-    )
+    of_step: dict[str, Any] = {"num_blocks": 60, "max_num_seqs": NUM_SEQUENCES}
+    of_step |= {"enforce_eager": True, **options}
+    runner = load_runner(directory, dtype="bfloat16", device=gpu, **of_step)
     driver = Driver(runner)
     for sequence in range(NUM_SEQUENCES):
         driver.add(sequence, [sequence + 1, 5, 7])
@@ -95,3 +89,15 @@ def test_launches_of_a_layer(emulated_gpu: EmulatedDevice, tmp_path: Path, name:
     layer = found[1] - found[0]
     print(f"{name}: {layer.total()} launches of a layer: {dict(layer.most_common())}")
     assert 0 < layer["ours"] <= layer.total() <= case.limit
+
+
+def test_launches_of_a_replayed_layer(emulated_gpu: EmulatedDevice, tmp_path: Path) -> None:
+    """A graph always has a merge of attention's partitions, which an eager step needs seldom."""
+    found = []
+    for num_layers in (2, 3):
+        directory = tmp_path / str(num_layers)
+        directory.mkdir()
+        save_model(directory, CONFIGS["llama"](**WIDE, num_hidden_layers=num_layers))
+        options = {"invariant": True, "enforce_eager": False}
+        found.append(launches_of_step(emulated_gpu, directory, **options)["ours"])
+    assert found[1] - found[0] == CASES["invariant"].limit + 1
