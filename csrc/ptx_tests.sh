@@ -23,7 +23,7 @@ rm -rf "$QUIRE_PTX_REPORT"
 
 run() { "$python" -m pytest -q -p no:cacheprovider -p tests.ptx.plugin "$@"; }
 run tests/kernels tests/ptx \
-  -k "cuda_ or every_instruction_set or seed_attention or test_interpreter or test_products or test_mutants or test_source_mutants" "$@"
+  -k "cuda_ or every_instruction_set or seed_attention or test_interpreter or test_products or test_mutants or test_source_mutants or test_figures" "$@"
 for device in "${devices[@]:1}"; do
   QUIRE_EMULATED_DEVICE=$device run tests/ptx/test_instances.py
 done

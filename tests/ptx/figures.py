@@ -181,6 +181,20 @@ def ratio(counts: Counter[str], of: str, to: str) -> str:
     return f"{counts[of] / counts[to]:.3f}" if counts[to] else "none"
 
 
+def row(call: Call) -> str:
+    """Return the line of the table of a call, which is made."""
+    counts = counted(call)
+    lanes = 32 * counts["performed"] / call.units
+    copied = counts["copied_bytes"] / call.units
+    return (
+        f"| {call.name} | {call.unit} | {lanes:.1f} "
+        f"| {counts['mma'] / counts['performed']:.1%} "
+        f"| {ratio(counts, 'shared_wavefronts', 'shared_ideal')} "
+        f"| {ratio(counts, 'global_sectors', 'global_ideal')} "
+        f"| {f'{copied:.0f} bytes' if copied else 'none'} |"
+    )
+
+
 def main() -> None:
     """Print the table."""
     print(
@@ -188,16 +202,7 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|")
     for call in CALLS:
-        counts = counted(call)
-        lanes = 32 * counts["performed"] / call.units
-        copied = counts["copied_bytes"] / call.units
-        print(
-            f"| {call.name} | {call.unit} | {lanes:.1f} "
-            f"| {counts['mma'] / counts['performed']:.1%} "
-            f"| {ratio(counts, 'shared_wavefronts', 'shared_ideal')} "
-            f"| {ratio(counts, 'global_sectors', 'global_ideal')} "
-            f"| {f'{copied:.0f} bytes' if copied else 'none'} |"
-        )
+        print(row(call))
 
 
 if __name__ == "__main__":
