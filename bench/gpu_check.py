@@ -1,10 +1,11 @@
 """All that needs a GPU, in one command and without a network: `make gpu-check`.
 
-Builds the kernels for the GPU at hand, runs every test of the kernels and of the worker, some under
-the sanitizer of CUDA, and the benchmarks, each figure beside what is expected of it. Steps that
-measure no time run side by side. With --smoke one call of each kind, whether a token's bits depend
-on its company, and whether steps can be captured. What came of a step goes at once to bench/results
-as JSON, named by device and commit. Exits with 1 if there is no GPU or a step failed.
+Builds the kernels for the GPU at hand, looks whether a token's bits are its own, runs every test of
+the kernels and of the worker, some under the sanitizer of CUDA, and the benchmarks, each figure
+beside what is expected of it. Steps that measure no time run side by side. With --smoke one call of
+each kind, whether a token's bits depend on its company, and whether steps can be captured. What
+came of a step goes at once to bench/results as JSON, named by device and commit. Exits with 1 if
+there is no GPU or a step failed.
 
 Needs torch, pybind11, pytest, CMake and ninja; for the worker also
 transformers, grpcio-tools and structlog. With pytest-xdist tests run in several processes.
@@ -57,7 +58,7 @@ RANKS_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"
 SANITIZED_TESTS = (
     f"{KERNELS}/test_bounds.py",
     "-k",
-    "gpu and not activations and (not paged_attention or 64)",
+    "gpu and not activations",
 )
 WORKER_NEEDS = ("transformers", "grpc_tools", "structlog")
 # What pyproject.toml asks for: older ones compute some models otherwise.
@@ -167,6 +168,7 @@ def make_stubs(check: Check) -> bool:
 
 def check_all(check: Check, env: dict[str, str], without: list[str]) -> None:
     """Run every test, some under the sanitizer, and the benchmarks."""
+    check_bits(check, env)
     has_stubs = make_stubs(check)
     everything = {**env, "QUIRE_TEST_DEPTH": "all"}
     together: list[Callable[[], object]] = []
@@ -184,14 +186,13 @@ def check_all(check: Check, env: dict[str, str], without: list[str]) -> None:
         together.append(lambda: prepare_flashinfer(check, env))
     check.run_together(*together)
     check.run("ranks", *PYTEST, RANKS_TEST, "-k", "gpu", env=everything | RANKS_ENV, timeout_s=60)
-    if not check.steps["tests"]["ok"]:
-        check_bits(check, env)
     # FlashInfer's column is missing where it is left out or does not compile.
     compared = env | flashinfer_environment() if has_flashinfer(check) else env
     left_out = ("--without-flex",) if "flex" in without else ()
     bench(check, "bench", "bench.kernels_gpu", compared, *left_out)
     if has_stubs:
         bench(check, "bench-gpu", "bench.gpu", env)
+        bench(check, "bench-mixed", "bench.gpu_mixed", env)
 
 
 def without_old_reference(check: Check) -> tuple[str, ...]:

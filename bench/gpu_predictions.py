@@ -72,7 +72,15 @@ def _over_grpc(streams: int) -> Callable[[Figures], float]:
     return share
 
 
-KERNELS, ENGINE = "bench", "bench-gpu"
+def _replayed(model: str, rows: int) -> Callable[[Figures], float]:
+    def share(found: Figures) -> float:
+        step = _first(found["mixed"], model=model, rows=rows)
+        return float(step["graph_ms"] / step["kernels_ms"])
+
+    return share
+
+
+KERNELS, ENGINE, MIXED = "bench", "bench-gpu", "bench-mixed"
 PREDICTIONS = (
     Prediction(
         KERNELS, "decode attention, 64 x 4k, G=4, of a copy", _attention("64 x 4k", 4), 0.85, 1.05
@@ -95,6 +103,11 @@ PREDICTIONS = (
     Prediction(ENGINE, "decode step, 64 streams, of the roof", _roof(64), 0.60, 0.72, HOPPER),
     # A router takes 70 to 90 us of its core for a token: less for 64 than the step takes.
     Prediction(ENGINE, "64 streams over gRPC, of one process", _over_grpc(64), 0.85, 1.02),
+    # Of a small model the host takes longer to start a step's kernels than a GPU to run them.
+    Prediction(
+        MIXED, "mixed step, 0.6B, 64 rows, graph to kernels", _replayed("0.6B", 64), 0.1, 0.6
+    ),
+    Prediction(MIXED, "mixed step, 8B, 64 rows, graph to kernels", _replayed("8B", 64), 0.7, 1.05),
 )
 
 

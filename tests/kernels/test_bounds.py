@@ -130,6 +130,53 @@ def test_paged_attention(isa: str, dtype: torch.dtype, head_size: int, group: in
 
 
 @every_dtype
+@pytest.mark.parametrize("head_size", [64, 128])
+def test_prompts(isa: str, dtype: torch.dtype, head_size: int) -> None:
+    """A prompt and a chunk of as many columns as a GPU has a kernel of its own for."""
+
+    def run(place: Place) -> list[Tensor]:
+        query = place(random(50, 8, head_size, dtype=dtype))
+        out = place(torch.zeros_like(query))
+        caches = [place(random(6, 2, 16, head_size, dtype=dtype, seed=1 + i)) for i in range(2)]
+        ops.paged_attention(
+            out,
+            query,
+            *caches,
+            place(torch.tensor([[1, 4, 2], [3, 0, 5]]).int()),
+            place(torch.tensor([33, 48]).int()),
+            place(torch.tensor([0, 33, 50]).int()),
+            head_size**-0.5,
+        )
+        return [out]
+
+    check(run)
+
+
+@every_dtype
+@pytest.mark.parametrize("heads", [3, 16, 32])
+def test_latent_attention(isa: str, dtype: torch.dtype, heads: int) -> None:
+    """A decode and a chunk over rows whose first 512 elements are the values."""
+
+    def run(place: Place) -> list[Tensor]:
+        query = place(random(6, heads, 576, dtype=dtype))
+        out = place(torch.zeros(6, heads, 512, dtype=dtype))
+        rows = place(random(6, 1, 16, 576, dtype=dtype, seed=1))
+        ops.paged_attention(
+            out,
+            query,
+            rows,
+            rows[..., :512],
+            place(torch.tensor([[1, 4, 2], [3, 0, 5]]).int()),
+            place(torch.tensor([41, 48]).int()),
+            place(torch.tensor([0, 1, 6]).int()),
+            0.06,
+        )
+        return [out]
+
+    check(run)
+
+
+@every_dtype
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 def test_quantised_caches(isa: str, dtype: torch.dtype, head_size: int) -> None:
     cache = quantised_cache(isa)
@@ -247,6 +294,18 @@ def test_linear(
         bias = place(random(out_features, dtype=dtype, seed=2))
         out = place(torch.zeros(rows, out_features, dtype=dtype))
         ops.linear(out, x, weight, bias)
+        return [out]
+
+    check(run)
+
+
+@every_dtype
+@pytest.mark.parametrize("rows", [1, 17, 70])
+def test_head_linear(cuda_isa: str, dtype: torch.dtype, rows: int) -> None:
+    def run(place: Place) -> list[Tensor]:
+        x, weight = random(rows, 3, 136, dtype=dtype), random(3, 72, 136, dtype=dtype, seed=1)
+        out = place(torch.zeros(rows, 3, 72, dtype=dtype))
+        ops.head_linear(out, place(x), place(weight))
         return [out]
 
     check(run)

@@ -14,7 +14,7 @@ SOON_KNOWN = ["build", "first", "bits", "protos", "graphs"]
 # Side by side: they end in any order.
 TOGETHER = {"tests", "worker", "memcheck", "racecheck", "flashinfer", "flashinfer-compile"}
 COMPARED = {"flashinfer", "flashinfer-compile"}
-BEFORE, AFTER = ["build", "protos"], ["ranks", "bench", "bench-gpu"]
+BEFORE, AFTER = ["build", "bits", "protos"], ["ranks", "bench", "bench-gpu", "bench-mixed"]
 KERNEL_FIGURES: dict[str, Any] = {
     "cases": [
         {"case": "64 x 4k", "group": 4, "share_of_copy": {"ours": 0.9}},
