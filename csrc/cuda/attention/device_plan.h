@@ -85,8 +85,8 @@ class DevicePlan final : public AttentionPlan {
 
     DeviceWork work;
     int64_t most_items = 0;  // of a captured one
-    UploadBuffer buffer;
     Workspace memory;
+    UploadBuffer buffer;  // gone first, once its copy to `memory` is done
   };
 
   struct SharedLaunch {
@@ -95,8 +95,8 @@ class DevicePlan final : public AttentionPlan {
               const PagedAttentionParams& p, cudaStream_t stream);
 
     SharedWork work;
-    UploadBuffer buffer;
     Workspace memory;
+    UploadBuffer buffer;  // gone first, once its copy to `memory` is done
   };
 
   void make_launches(const PagedAttentionParams& p, const int32_t* seq_lens,
