@@ -23,6 +23,7 @@ from tests.emu.emulated_torch import (
     check_may_wait,
     register,
 )
+from tests.emu.launches import capturing
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.ops import compiled
 
@@ -111,7 +112,8 @@ class EmulatedDevice(CudaDevice):
         thread = Machine.current.thread
         thread.captured = captured = []
         try:
-            work()
+            with capturing():
+                work()
         finally:
             thread.captured = None
         return EmulatedGraph(captured)

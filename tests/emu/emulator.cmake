@@ -14,7 +14,9 @@ target_sources(_C PRIVATE
   seed/bindings.cpp
   seed/checks.cpp
   "${CMAKE_SOURCE_DIR}/tests/emu/fiber.cpp"
-  "${CMAKE_SOURCE_DIR}/tests/emu/machine.cpp")
+  "${CMAKE_SOURCE_DIR}/tests/emu/machine.cpp"
+  "${CMAKE_SOURCE_DIR}/tests/emu/runtime_memory.cpp"
+  "${CMAKE_SOURCE_DIR}/tests/emu/stream_capture.cpp")
 target_include_directories(_C PRIVATE
   "${CMAKE_SOURCE_DIR}/tests/emu" "${CMAKE_SOURCE_DIR}/tests/emu/include")
 target_compile_definitions(_C PRIVATE QUIRE_EMULATED_CUDA=1)

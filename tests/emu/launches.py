@@ -2,7 +2,8 @@
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from worker_svc.ops import compiled
@@ -18,10 +19,31 @@ def launched() -> Counter[str]:
     return Counter(launches=launches, blocks=blocks)
 
 
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Refuse this thread, for a block, what CUDA refuses it while a graph is captured.
+
+    Calls that allocate, free or wait fail (see stream_capture.h).
+
+    Raises:
+        RuntimeError: one was made, and its error passed over: the graph would not be usable.
+    """
+    library = ctypes.CDLL(compiled._C.__file__)
+    library.quire_emulated_end_capture.restype = ctypes.c_char_p
+    library.quire_emulated_begin_capture()
+    try:
+        yield
+    finally:
+        refused = library.quire_emulated_end_capture()
+    if refused is not None:
+        raise RuntimeError(f"{refused.decode()} was called while a graph is captured")
+
+
 def capture(operation: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Callable[[], None]]:
     """Run an operation; return its result, and what runs it again.
 
-    That raises RuntimeError if it starts other launches than before: a graph's are fixed.
+    That raises RuntimeError if it starts other launches than before: a graph's are fixed. Nor may
+    it allocate, free or wait: a graph runs none of the operation's host code.
     """
     before = launched()
     result = operation(*args)
@@ -29,7 +51,8 @@ def capture(operation: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Ca
 
     def again() -> None:
         before = launched()
-        operation(*args)
+        with capturing():
+            operation(*args)
         if (found := launched() - before) != size:
             raise RuntimeError(
                 f"{operation.__name__}: must start what was captured, {dict(size)}, "

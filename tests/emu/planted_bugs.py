@@ -50,6 +50,8 @@ class Builder:
         paths = (
             EMULATOR / "fiber.cpp",
             EMULATOR / "machine.cpp",
+            EMULATOR / "runtime_memory.cpp",
+            EMULATOR / "stream_capture.cpp",
             *(ROOT / "csrc" / each for each in sources),
         )
         self._objects = [self._compile(path, directory) for path in paths]

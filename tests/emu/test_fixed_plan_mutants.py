@@ -46,12 +46,16 @@ MUTANTS = {
         "{std::min(num_items, bounds.num_items)",
         "{num_items",
     ),
+    "memory that goes before what is sent there has come": (
+        "Workspace memory;\n    UploadBuffer buffer;",
+        "UploadBuffer buffer;\n    Workspace memory;",
+    ),
     "an eighth of the merges always": ("num_merges <= few ? few", "true ? few"),
 }
 
 
 class TestFixedPlan(PlantedBugs):
     driver = "fixed_plan_driver.cpp"
-    kernel = ("attention/device_plan.cu", "attention/plan.cu")
+    kernel = ("attention/device_plan.cu", "attention/device_plan.h", "attention/plan.cu")
     sources = ("core/check.cpp", "cuda/attention/sharing.cu")
     mutants = MUTANTS

@@ -8,6 +8,7 @@ import torch
 
 from tests.emu.emulated_device import EmulatedDevice
 from tests.emu.emulated_torch import EmulatedStream
+from tests.emu.launches import capture
 from tests.emu.test_gpu_worker import continuations, inputs_of, swapped
 from tests.factories import CONFIGS, save_model
 from tests.models.driver import load_runner
@@ -103,6 +104,40 @@ def test_what_makes_the_host_wait_is_not_captured(
     )
     with pytest.raises(RuntimeError, match="makes the host wait"):
         graphs.capture()
+
+
+def plan_of(gpu: EmulatedDevice) -> object:
+    """A plan of attention, which takes memory of the host and of the device."""
+    query = torch.zeros(1, 4, 64, dtype=torch.bfloat16, device=gpu.torch_device)
+    cache = torch.zeros(2, 1, 16, 64, dtype=torch.bfloat16, device=gpu.torch_device)
+    lengths = torch.tensor([5], dtype=torch.int32)
+    starts = torch.tensor([0, 1], dtype=torch.int32)
+    return ops.plan_attention(query, cache, cache, lengths, starts)
+
+
+def test_no_memory_is_allocated_while_a_graph_is_captured(emulated_gpu: EmulatedDevice) -> None:
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        emulated_gpu.capture(lambda: plan_of(emulated_gpu) and None, None)
+    assert plan_of(emulated_gpu) is not None
+
+
+def test_no_memory_is_freed_while_a_graph_is_captured(emulated_gpu: EmulatedDevice) -> None:
+    plans = [plan_of(emulated_gpu)]
+    with pytest.raises(RuntimeError, match="was called while a graph is captured"):
+        emulated_gpu.capture(plans.clear, None)
+
+
+def test_a_replay_allocates_nothing(emulated_gpu: EmulatedDevice) -> None:
+    plans: list[object] = []
+
+    def operation() -> None:
+        """Make a plan each time, of which a graph would make none."""
+        plans.append(plan_of(emulated_gpu))
+
+    _, again = capture(operation, ())
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        again()
+    assert len(plans) == 1
 
 
 def test_devices_do_not_mix(emulated_gpu: EmulatedDevice) -> None:

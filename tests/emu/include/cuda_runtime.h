@@ -1,5 +1,5 @@
 // The part of CUDA's language and runtime that csrc/cuda uses, on the CPU: device memory is host
-// memory, a stream is done with everything at once, and kernels run in the emulator.
+// memory, a stream does everything at once, and kernels run in the emulator.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ constexpr cudaError_t cudaSuccess = 0;
 constexpr cudaError_t cudaErrorInvalidValue = 1;
 constexpr cudaError_t cudaErrorMemoryAllocation = 2;
 constexpr cudaError_t cudaErrorInvalidDevice = 101;
-enum cudaMemcpyKind { cudaMemcpyDefault };
+constexpr cudaError_t cudaErrorStreamCaptureUnsupported = 900;
 
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
@@ -77,90 +77,21 @@ inline cudaError_t cudaGetLastError() {
   return cudaSuccess;
 }
 
-inline cudaError_t cudaHostRegister(void*, size_t, unsigned) {
-  return cudaSuccess;
-}
-
-inline cudaError_t cudaHostUnregister(void*) {
-  return cudaSuccess;
-}
-
 inline const char* cudaGetErrorString(cudaError_t error) {
   switch (error) {
     case cudaErrorInvalidValue:
       return "invalid argument";
     case cudaErrorInvalidDevice:
       return "invalid device ordinal";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
     default:
       return "out of memory";
   }
 }
 
 #include "emulated_ipc.h"
-
-inline cudaError_t cudaMalloc(void** pointer, size_t bytes) {
-  const bool is_shareable = bytes > 0 && bytes % emu::SharedMemory::kUnit == 0;
-  *pointer = is_shareable ? emu::SharedMemory::get().allocate(bytes) : std::malloc(bytes);
-  if (emu::other_machine != nullptr) emu::other_machine->allocated(*pointer, bytes);
-  return *pointer != nullptr || bytes == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-
-inline cudaError_t cudaFree(void* pointer) {
-  if (emu::other_machine != nullptr) emu::other_machine->freed(pointer);
-  if (!emu::SharedMemory::get().free(pointer)) std::free(pointer);
-  return cudaSuccess;
-}
-
-inline cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes,
-                                   cudaMemcpyKind, cudaStream_t) {
-  if (bytes > 0) memcpy(destination, source, bytes);
-  if (emu::other_machine != nullptr) emu::other_machine->written(destination, bytes);
-  return cudaSuccess;
-}
-
-inline cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t) {
-  memset(pointer, value, bytes);
-  if (emu::other_machine != nullptr) emu::other_machine->written(pointer, bytes);
-  return cudaSuccess;
-}
-
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
-  return cudaSuccess;
-}
-
-inline cudaError_t cudaDeviceSynchronize() {
-  return cudaSuccess;
-}
-
-inline cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
-  return cudaMalloc(pointer, bytes);
-}
-
-inline cudaError_t cudaFreeHost(void* pointer) {
-  return cudaFree(pointer);
-}
-
-using cudaEvent_t = struct EmulatedEvent*;
-constexpr unsigned cudaEventDisableTiming = 2;
-
-// Never null, as a real one is not.
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  static char anything;
-  *event = reinterpret_cast<cudaEvent_t>(&anything);
-  return cudaSuccess;
-}
-
-inline cudaError_t cudaEventDestroy(cudaEvent_t) {
-  return cudaSuccess;
-}
-
-inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
-  return cudaSuccess;
-}
-
-inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
-  return cudaSuccess;
-}
+#include "emulated_memory.h"
 
 // ---------------------------------------------------------------- barriers and collectives
 
