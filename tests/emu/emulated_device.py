@@ -107,7 +107,7 @@ class EmulatedDevice(CudaDevice):
         """See CudaDevice."""
         return _on_stream(stream)
 
-    def capture(self, work: Callable[[], None], pool: Any) -> Any:
+    def record(self, work: Callable[[], None], pool: Any) -> Any:
         """See CudaDevice."""
         thread = Machine.current.thread
         thread.captured = captured = []

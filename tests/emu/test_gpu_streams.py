@@ -1,5 +1,7 @@
 """What the emulated GPU reports that a real one would answer with wrong numbers, now and then."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +127,27 @@ def test_no_memory_is_freed_while_a_graph_is_captured(emulated_gpu: EmulatedDevi
     plans = [plan_of(emulated_gpu)]
     with pytest.raises(RuntimeError, match="was called while a graph is captured"):
         emulated_gpu.capture(plans.clear, None)
+
+
+def test_no_garbage_is_collected_while_a_graph_is_captured(emulated_gpu: EmulatedDevice) -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.plan = plan_of(emulated_gpu)
+            self.itself = self
+
+    def work() -> None:
+        # Enough new objects for several collections.
+        assert len([[] for _ in range(100_000)]) == 100_000
+
+    gc.collect()
+    holder = Holder()
+    is_there = weakref.ref(holder)
+    del holder
+    emulated_gpu.capture(work, None)
+    assert is_there() is not None
+    assert gc.isenabled()
+    work()
+    assert is_there() is None
 
 
 def test_a_replay_allocates_nothing(emulated_gpu: EmulatedDevice) -> None:

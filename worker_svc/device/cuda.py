@@ -1,9 +1,10 @@
 """A GPU: a stream to compute on, one to move blocks on, pinned memory between it and the host."""
 
+import gc
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -162,6 +163,11 @@ class CudaDevice:
             work: starts work of fixed shapes and addresses, and waits for nothing.
             pool: from `new_pool`; graphs that share one must not run at the same time.
         """
+        with _no_collections():
+            return self.record(work, pool)
+
+    def record(self, work: Callable[[], None], pool: Any) -> Graph:
+        """Capture work; see `capture`, which has what it needs."""
         graph = torch.cuda.CUDAGraph()
         # Other threads may wait for steps meanwhile.
         with torch.cuda.graph(
@@ -283,6 +289,22 @@ class CudaDevice:
                 upload = self.pinned((2 * num_bytes,), torch.uint8), upload[1]
         self._uploads.append(upload)
         return upload
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Leave garbage where it is, for a block.
+
+    A collection may free what waits for the GPU when it goes, as plans of attention do, which ends
+    a capture by the same thread.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def places_of(arrays: Mapping[str, Array]) -> tuple[dict[str, int], int]:
