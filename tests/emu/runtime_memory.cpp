@@ -1,8 +1,6 @@
 #include "runtime_memory.h"
 
 #include <algorithm>
-#include <cstring>
-#include <iterator>
 
 #include "machine.h"
 #include "stream_capture.h"
@@ -28,7 +26,6 @@ void RuntimeMemory::add(const void* begin, size_t bytes, Kind kind) {
 }
 
 void RuntimeMemory::remove(const void* begin, Kind kind) {
-  if (begin == nullptr) return;
   const auto* address = static_cast<const char*>(begin);
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = pieces_.find(address);

@@ -35,6 +35,7 @@ inline cudaError_t allocate(const char* call, void** pointer, size_t bytes,
 }
 
 inline cudaError_t free(const char* call, void* pointer, RuntimeMemory::Kind kind) {
+  if (pointer == nullptr) return cudaSuccess;
   if (StreamCapture::refuses(call)) return cudaErrorStreamCaptureUnsupported;
   RuntimeMemory::get().remove(pointer, kind);
   if (other_machine != nullptr) other_machine->freed(pointer);
