@@ -164,6 +164,7 @@ def test_memory_is_what_was_given_and_written() -> None:
         ),
         ("its mask leaves out", "shfl.sync.bfly.b32 %r4|%p2, %r1, 1, 31, 255;"),
         ("not understood", "sin.approx.f32 %f1, %f2;"),
+        ("a kernel that traps", "setp.lt.u32 %p1, %r1, 8; @%p1 trap;"),
         ("another size", "add.s32 %r4, %rd1, 1;"),
     ],
 )

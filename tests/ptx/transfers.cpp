@@ -246,6 +246,11 @@ void await_earlier(Warp& warp, const Instruction&, uint32_t lanes) {
 // Lets the next kernel start, which awaits the end of this one.
 void let_next_start(Warp&, const Instruction&, uint32_t) {}
 
+// Ends the kernel with an error.
+void trap(Warp& warp, const Instruction&, uint32_t lanes) {
+  warp.fail("a kernel that traps", __builtin_ctz(lanes));
+}
+
 // Orders the lanes of a whole warp.
 void warp_barrier(Warp& warp, const Instruction& instruction, uint32_t lanes) {
   if (lanes != kAllLanes || warp.values<uint32_t>(instruction.operands[0])[0] != kAllLanes)
@@ -334,6 +339,7 @@ Simple find_copy(const std::string& name, Instruction* instruction) {
   if (name == "membar.gl") return {fence, {}};
   if (name == "griddepcontrol.wait") return {await_earlier, {}};
   if (name == "griddepcontrol.launch_dependents") return {let_next_start, {}};
+  if (name == "trap") return {trap, {}};
   if (name == "bar.warp.sync") {
     instruction->kind = Instruction::Kind::kCollective;
     return {warp_barrier, {{}, {kU32}}};
