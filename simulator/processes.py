@@ -1,6 +1,5 @@
 """Shards in processes of their own, so that every core computes."""
 
-import gc
 import multiprocessing
 import time
 import traceback
@@ -11,6 +10,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, cast
 
 from quire.contract.errors import UnavailableError
+from quire.garbage import without_collections
 from router.cells.choice import RoutingPolicy
 from simulator.config import SimulationConfig
 from simulator.messages import IntervalOrders, IntervalResult, IntervalStart, Placed
@@ -43,7 +43,8 @@ def open_shards(
     """Make the shards of a simulation; with one process, the shard runs in this one."""
     num_shards = min(num_processes, config.num_cells)
     if num_shards == 1:
-        with _without_collection():
+        # There is no garbage, and the search costs a third.
+        with without_collections():
             yield _LocalShard(Shard(config, policy, 0, 1))
         return
     shards = _ProcessShards(config, policy, num_shards)
@@ -51,18 +52,6 @@ def open_shards(
         yield shards
     finally:
         shards.close()
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Suspend cyclic garbage collection: there is none, and the search costs a third."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _LocalShard:
@@ -139,7 +128,7 @@ def _serve(
 ) -> None:
     """Carry out calls until the other end of the pipe is closed."""
     shard = Shard(config, policy, index, num_shards)
-    with _without_collection():
+    with without_collections():
         while True:
             try:
                 method, argument = pipe.recv()

@@ -1,16 +1,16 @@
 """A GPU: a stream to compute on, one to move blocks on, pinned memory between it and the host."""
 
-import gc
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from quire.contract.errors import ConfigError
+from quire.garbage import without_collections
 from worker_svc import ops
 from worker_svc.device.base import Array, MemoryProfile
 
@@ -163,7 +163,9 @@ class CudaDevice:
             work: starts work of fixed shapes and addresses, and waits for nothing.
             pool: from `new_pool`; graphs that share one must not run at the same time.
         """
-        with _no_collections():
+        # One may free what waits for the GPU when it goes, as plans of attention do, which ends a
+        # capture by the same thread.
+        with without_collections():
             return self.record(work, pool)
 
     def record(self, work: Callable[[], None], pool: Any) -> Graph:
@@ -289,22 +291,6 @@ class CudaDevice:
                 upload = self.pinned((2 * num_bytes,), torch.uint8), upload[1]
         self._uploads.append(upload)
         return upload
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Leave garbage where it is, for a block.
-
-    A collection may free what waits for the GPU when it goes, as plans of attention do, which ends
-    a capture by the same thread.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def places_of(arrays: Mapping[str, Array]) -> tuple[dict[str, int], int]:
