@@ -35,6 +35,9 @@ from worker_svc.steps.gpu_inputs import GpuInputs
 from worker_svc.steps.graphs import graph_sizes
 from worker_svc.steps.mixed_graphs import SIZES, MixedGraphs, most_rows
 
+# Kernels and graphs that a replayed step starts.
+NUM_STARTS = 10
+
 
 @pytest.mark.parametrize(
     ("name", "shares"),
@@ -86,6 +89,7 @@ def test_launches(emulated_gpu: EmulatedDevice, tmp_path: Path) -> None:
     assert replayed["paged_attention"] == 0
     assert layer["paged_attention"] == 1
     assert replayed["replay"] == 1
+    assert replayed.total() == NUM_STARTS
 
 
 @contextmanager
