@@ -29,11 +29,13 @@ PREFIX = [(7 * i) % 101 + 5 for i in range(528)]
 class SharingDriver(Driver):
     """A Driver of sequences that begin with the blocks of sequence 0."""
 
-    def begin(self) -> None:
-        """Compute the prefix as sequence 0, which stays."""
+    def begin(self, behind: int = 0) -> None:
+        """Compute the prefix as sequence 0, which stays; add so many others that begin with it."""
         self.add(0, [*PREFIX, 3])
         self.step()
         self._prefix = self._blocks[0][: len(PREFIX) // BLOCK_SIZE]
+        for each in range(1, 1 + behind):
+            self.add_behind(each, [each])
 
     def add_behind(self, sequence_id: int, tokens: Sequence[int]) -> None:
         """Add a sequence of the prefix and some tokens, of which the prefix is computed."""
@@ -154,9 +156,7 @@ def test_logits_are_near_the_cpus(emulated_gpu: EmulatedDevice, tmp_path: Path) 
     found = []
     for gpu in (emulated_gpu, None):
         driver = load(tmp_path, gpu)
-        driver.begin()
-        for each in range(1, 7):
-            driver.add_behind(each, [each])
+        driver.begin(behind=6)
         driver.step()
         if gpu is not None:
             assert driver.num_replays()[8, True] == 1
@@ -171,9 +171,7 @@ def test_launches(emulated_gpu: EmulatedDevice, tmp_path: Path) -> None:
     found = []
     for apart in (True, False):
         driver = load(tmp_path, emulated_gpu)
-        driver.begin()
-        for each in range(1, 7):
-            driver.add_behind(each, [each])
+        driver.begin(behind=6)
         with reads(apart=apart):
             driver.step()
             ours, torchs = launched()["launches"], Counter(Machine.current.launches)
@@ -216,11 +214,9 @@ def test_caches_and_graphs_are_free_as_soon_as_nobody_uses_them(
 ) -> None:
     """A worker exempts them from garbage collections, and its next cache needs their memory."""
     driver = load(tmp_path, emulated_gpu)
-    driver.begin()
+    driver.begin(behind=6)
     if not captures:
         monkeypatch.setattr(emulated_gpu, "capture", no_memory)
-    for each in range(1, 7):
-        driver.add_behind(each, [each])
     for _ in range(3):
         driver.step()
     assert isinstance(driver.runner.inputs, GpuInputs)
@@ -244,10 +240,7 @@ def test_a_capture_that_fails_does_not_fail_the_step_of_a_rank_alone(
     found = []
     for apart in (True, False):
         driver = load(tmp_path, emulated_gpu)
-        driver.begin()
-        for each in range(1, 7):
-            driver.add_behind(each, [each])
-
+        driver.begin(behind=6)
         monkeypatch.setattr(emulated_gpu, "capture", no_memory)
         monkeypatch.setattr(driver.graphs._late, "_num_ranks", num_ranks)
         with capture_logs() as logs, reads(apart=apart):
@@ -269,9 +262,7 @@ def test_layers_with_windows_read_apart(emulated_gpu: EmulatedDevice, tmp_path: 
     found = []
     for apart in (True, False):
         driver = load(tmp_path, emulated_gpu, "gemma2")
-        driver.begin()
-        for each in range(1, 7):
-            driver.add_behind(each, [each])
+        driver.begin(behind=6)
         steps = []
         with reads(apart=apart):
             for _ in range(2):
@@ -287,8 +278,6 @@ def test_a_graph_of_other_launches_is_noticed(
 ) -> None:
     monkeypatch.setattr(AttentionPlans, "shared_blocks", ())
     driver = load(tmp_path, emulated_gpu)
-    driver.begin()
-    for each in range(1, 7):
-        driver.add_behind(each, [each])
+    driver.begin(behind=6)
     with pytest.raises(RuntimeError, match="paged_attention: must start what was captured"):
         driver.step()
