@@ -51,9 +51,15 @@ WORKER_TESTS = tuple(
     for name in ("worker", "mixed_graphs", "engine", "quantization", "latent")
 )
 # Ranks are threads that wait for each other on one GPU: no kernel may lie behind another rank's in
-# a queue of the device, or wait for one to be loaded.
+# a queue of the device, wait for one to be loaded, or find its place taken by one that came early.
 RANKS_TEST = f"{KERNELS}/test_peer_sum.py"
-RANKS_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
+RANKS_ENV = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    "CUDA_MODULE_LOADING": "EAGER",
+    "QUIRE_LAUNCH_OVERLAP": "0",
+}
+# Clusters of processes, through kills, swaps and moves between cells.
+CLUSTER_TEST = "tests/emu/test_gpu_cluster.py"
 # Small shapes: under the sanitizer a launch takes a thousand times as long.
 SANITIZED_TESTS = (
     f"{KERNELS}/test_bounds.py",
@@ -185,14 +191,19 @@ def check_all(check: Check, env: dict[str, str], without: list[str]) -> None:
     if "flashinfer" not in without:
         together.append(lambda: prepare_flashinfer(check, env))
     check.run_together(*together)
-    check.run("ranks", *PYTEST, RANKS_TEST, "-k", "gpu", env=everything | RANKS_ENV, timeout_s=60)
+    # Where a rank waits for ever, its stack is printed.
+    ranks = (*PYTEST, RANKS_TEST, "-k", "gpu", "-o", "faulthandler_timeout=15")
+    check.run("ranks", *ranks, env=everything | RANKS_ENV, timeout_s=40)
+    if has_stubs:
+        check.run("cluster", *PYTEST, CLUSTER_TEST, env=env, timeout_s=120)
     # FlashInfer's column is missing where it is left out or does not compile.
     compared = env | flashinfer_environment() if has_flashinfer(check) else env
     left_out = ("--without-flex",) if "flex" in without else ()
     bench(check, "bench", "bench.kernels_gpu", compared, *left_out)
+    bench(check, "bench-kinds", "bench.gpu_kinds", env)
     if has_stubs:
-        bench(check, "bench-gpu", "bench.gpu", env)
         bench(check, "bench-mixed", "bench.gpu_mixed", env)
+        bench(check, "bench-gpu", "bench.gpu", env)
 
 
 def without_old_reference(check: Check) -> tuple[str, ...]:

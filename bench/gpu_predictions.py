@@ -80,7 +80,16 @@ def _replayed(model: str, rows: int) -> Callable[[Figures], float]:
     return share
 
 
-KERNELS, ENGINE, MIXED = "bench", "bench-gpu", "bench-mixed"
+def _kind(kind: str, figure: str, /, **wanted: object) -> Callable[[Figures], float]:
+    return lambda found: float(_first(found[kind], **wanted)[figure])
+
+
+def _shared_to_apart(found: Figures) -> float:
+    shared, apart = (_kind("shared", "us", seqs=64, kind=kind) for kind in ("shared", "apart"))
+    return shared(found) / apart(found)
+
+
+KERNELS, ENGINE, MIXED, KINDS = "bench", "bench-gpu", "bench-mixed", "bench-kinds"
 PREDICTIONS = (
     Prediction(
         KERNELS, "decode attention, 64 x 4k, G=4, of a copy", _attention("64 x 4k", 4), 0.85, 1.05
@@ -99,6 +108,39 @@ PREDICTIONS = (
     Prediction(KERNELS, "layer 4096 x 28672, 64 rows, of a copy", _linear(64), 0.75, 0.95, HOPPER),
     Prediction(KERNELS, "prompt of 8k, TFLOP/s", _prompt(8192, 8192), 260, 380, HOPPER),
     Prediction(KERNELS, "chunk of 2k behind 32k, TFLOP/s", _prompt(2048, 34816), 280, 400, HOPPER),
+    Prediction(
+        KINDS,
+        "latent decode, 64 x 4k, 16 heads, of a copy",
+        _kind("latent", "share_of_copy", heads=16, rows=1),
+        0.8,
+        1.0,
+    ),
+    Prediction(
+        KINDS,
+        "latent decode, 64 x 4k, 128 heads, us",
+        _kind("latent", "us", heads=128, rows=1),
+        380,
+        560,
+        HOPPER,
+    ),
+    Prediction(
+        KINDS,
+        "latent prompt of 2k, 16 heads, TFLOP/s",
+        _kind("latent", "tflops", heads=16, rows=2048),
+        130,
+        190,
+        HOPPER,
+    ),
+    Prediction(
+        KINDS, "64 behind 2k with 256 of their own, shared to apart", _shared_to_apart, 0.15, 0.3
+    ),
+    Prediction(
+        KINDS,
+        "layer of 4 bits, 1 row, of a copy",
+        _kind("weight_only", "share_of_copy", kind="int4", rows=1),
+        0.5,
+        0.9,
+    ),
     Prediction(ENGINE, "decode step, 1 stream, of the roof", _roof(1), 0.65, 0.75, HOPPER),
     Prediction(ENGINE, "decode step, 64 streams, of the roof", _roof(64), 0.60, 0.72, HOPPER),
     # A router takes 70 to 90 us of its core for a token: less for 64 than the step takes.

@@ -14,7 +14,8 @@ SOON_KNOWN = ["build", "first", "bits", "protos", "graphs"]
 # Side by side: they end in any order.
 TOGETHER = {"tests", "worker", "memcheck", "racecheck", "flashinfer", "flashinfer-compile"}
 COMPARED = {"flashinfer", "flashinfer-compile"}
-BEFORE, AFTER = ["build", "bits", "protos"], ["ranks", "bench", "bench-gpu", "bench-mixed"]
+BEFORE = ["build", "bits", "protos"]
+AFTER = ["ranks", "cluster", "bench", "bench-kinds", "bench-mixed", "bench-gpu"]
 KERNEL_FIGURES: dict[str, Any] = {
     "cases": [
         {"case": "64 x 4k", "group": 4, "share_of_copy": {"ours": 0.9}},
@@ -124,7 +125,7 @@ def test_each_step_is_written_when_it_has_ended(
     monkeypatch.setattr(gpu_check, "bench", interrupted)
     with pytest.raises(KeyboardInterrupt):
         gpu_check.run_all(check, smoke=False, without=[])
-    assert {*json.loads(check.path.read_text())["steps"]} == {*BEFORE, *TOGETHER, "ranks"}
+    assert {*json.loads(check.path.read_text())["steps"]} == {*BEFORE, *TOGETHER, *AFTER[:2]}
 
 
 def test_a_missing_sanitizer_is_an_error_unless_it_is_named(
