@@ -39,6 +39,10 @@ MUTANTS = {
         "const int next = step + Shape::kStepsAhead;",
         "const int next = step + Shape::kStepsAhead + 1;",
     ),
+    "products begun before the step is there": (
+        "    ptx::async_wait<Shape::kStepsAhead - 1>();",
+        "    tile.begin(step, sums);\n    ptx::async_wait<Shape::kStepsAhead - 1>();",
+    ),
     "copies that are not fenced for products of warpgroups": (
         "{ ptx::fence_for_products(); }",
         "{}",
@@ -56,19 +60,19 @@ MUTANTS = {
         "kStepsAhead = kStages_ - 1;",
     ),
     "warpgroups that take the same features": (
-        "/ kWarpSize / kWarps * kFeatures;",
-        "/ kWarpSize / kWarps * 0 * kFeatures;",
+        "stage + group_ * kGroupFeatures",
+        "stage + 0 * kGroupFeatures",
     ),
     "the same elements of x in each product": (
-        "ptx::describe_rows(x + k)",
-        "ptx::describe_rows(x)",
+        "ptx::matrix_behind(x, k)",
+        "ptx::matrix_behind(x, 0)",
     ),
     "a misaligned copy": (
-        "source + k, is_valid);",
-        "source + k + 1, is_valid);",
+        "ptx::async_copy_16(place, source,",
+        "ptx::async_copy_16(place, source + 1,",
     ),
-    "what is beyond a row is read": ("exists && k < part_end_", "exists"),
-    "what is beyond an unaligned row is read": ("exists && k + i < part_end_", "exists"),
+    "what is beyond a row is read": ("exists && num_left > 0", "exists"),
+    "what is beyond an unaligned row is read": ("exists && i < num_left", "exists"),
     "what is beyond the last row is written": ("if (row + i / kPacks >= p.num_rows) break;", ""),
     "chunks change places": (
         "load_matrices(a, weight + Shape::offset(f * 16 + lane_ % 16, chunk + lane_ / 16))",
@@ -80,8 +84,8 @@ MUTANTS = {
         "place[0] = four.y;\n  place[Shape::kResultStride] = four.x;",
     ),
     "sections not begun at zero": (
-        "    LinearSums<Shape> sums;\n    for",
-        "    static thread_local LinearSums<Shape> sums;\n    for",
+        "    LinearSums<Shape> sums;\n    add",
+        "    static thread_local LinearSums<Shape> sums;\n    add",
     ),
     "a section is the sum so far": ("total.add(sums);", "total = sums;"),
     "sections added in another order": (
@@ -97,9 +101,11 @@ MUTANTS = {
         "",
     ),
     "parts copied as if they were one": (
-        "      next_k_ = part_end_;\n",
+        "      passed = part_end_ - next_k_;\n",
         "",
     ),
+    "the same elements of x in each step": ("    x_.next += passed;\n", ""),
+    "rows copied from where others lie": (": first) * from.stride;", ": 0) * from.stride;"),
     "parts added one after the other": (
         "for (; part % 2 == 1; part /= 2, ++level) {",
         "if (part > 0) {",

@@ -98,24 +98,30 @@ __device__ void write_tile(const LinearParams& p, int64_t feature, int64_t row,
   }
 }
 
-// Adds steps up to `part_end` of a part, a section of `section_steps` after the other. Copies run
-// ahead, up to step `end`.
+// Adds the products of steps up to `last`. Copies run ahead, up to step `end`.
+template <typename Shape, typename Tile>
+__device__ __forceinline__ void add_steps(Tile& tile, int& step, int last, int end,
+                                          LinearSums<Shape>& sums) {
+  for (; step < last; ++step) {
+    ptx::async_wait<Shape::kStepsAhead - 1>();
+    Shape::pass_copies();
+    __syncthreads();  // the step is there, and what the next one overwrites has been read
+    tile.begin(step, sums);
+    const int next = step + Shape::kStepsAhead;
+    if (next < end) tile.copy(next);
+    ptx::async_commit();
+    tile.multiply(step, sums);
+  }
+  Shape::wait(sums);
+}
+
+// Adds steps up to `part_end` of a part, a section of `section_steps` after the other.
 template <typename Shape, typename Tile>
 __device__ __forceinline__ void add_sections(Tile& tile, int& step, int part_end, int end,
                                              int section_steps, LinearSums<Shape>& total) {
   while (step < part_end) {
-    const int section_end = min(step + section_steps, part_end);
     LinearSums<Shape> sums;
-    for (; step < section_end; ++step) {
-      ptx::async_wait<Shape::kStepsAhead - 1>();
-      Shape::pass_copies();
-      __syncthreads();  // the step is there, and what the next one overwrites has been read
-      const int next = step + Shape::kStepsAhead;
-      if (next < end) tile.copy(next);
-      ptx::async_commit();
-      tile.multiply(step, sums);
-    }
-    Shape::wait(sums);
+    add_steps<Shape>(tile, step, min(step + section_steps, part_end), end, sums);
     total.add(sums);
   }
 }

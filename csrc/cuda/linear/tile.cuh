@@ -99,37 +99,42 @@ class LinearTile {
   // Of rows from `feature` and `row` on, to be copied from step `first` of a part of K on.
   __device__ LinearTile(const LinearParams& p, int64_t feature, int64_t row, char* stages, int part,
                         int first, const int32_t* gathered_rows = nullptr)
-      : weight_{static_cast<const T*>(p.weight) + feature * p.weight_stride, p.weight_stride,
-                p.out_features - feature},
-        x_{static_cast<const T*>(p.x) + (kGathers ? 0 : row * p.x_stride), p.x_stride,
-           p.num_rows - row},
-        part_length_(static_cast<int>(p.in_features) / static_cast<int>(p.num_parts)),
+      : part_length_(static_cast<int>(p.in_features) / static_cast<int>(p.num_parts)),
         next_k_(part * part_length_ + first * Shape::kStep),
         part_end_((part + 1) * part_length_),
         stages_(stages),
         lane_(static_cast<int>(threadIdx.x) % kWarpSize),
-        warp_(static_cast<int>(threadIdx.x) / kWarpSize) {
+        warp_(static_cast<int>(threadIdx.x) / kWarpSize),
+        own_row_(static_cast<int>(threadIdx.x) / kChunks),
+        own_chunk_(static_cast<int>(threadIdx.x) % kChunks) {
+    weight_ = operand(p.weight, p.weight_stride, feature, p.out_features, false);
+    x_ = operand(p.x, p.x_stride, row, p.num_rows, kGathers);
     if constexpr (kGathers) {
 #pragma unroll
-      for (int i = 0; i < kNumGathered; ++i) {
-        const int64_t at = i * kRowsAtOnce + static_cast<int>(threadIdx.x) / kChunks;
-        gathered_[i] = at < x_.num_rows ? gathered_rows[row + at] : 0;
-      }
+      for (int i = 0; i < kNumGathered; ++i)
+        gathered_[i] =
+            i * kRowsAtOnce < x_.num_rows ? gathered_rows[row + own_row_ + i * kRowsAtOnce] : 0;
     }
   }
 
   // Begins to copy the next step of both operands into the stage of `step`; zeros beyond the end of
   // its part.
-  __device__ void copy(int step) {
-    char* stage = stage_of(step);
-    copy_rows<Shape::kFeatures, false>(weight_, next_k_, stage);
-    copy_rows<Shape::kRows, kGathers>(x_, next_k_, stage + Shape::kFeatures * Shape::kStepBytes);
-    next_k_ += Shape::kStep;
-    if (kIsCut && next_k_ >= part_end_) {
-      next_k_ = part_end_;
+  __device__ __forceinline__ void copy(int step) {
+    char* stage = stage_of(step) + Shape::offset(own_row_, own_chunk_);
+    copy_rows<Shape::kFeatures, false>(weight_, stage);
+    copy_rows<Shape::kRows, kGathers>(x_, stage + Shape::kFeatures * Shape::kStepBytes);
+    int passed = Shape::kStep;
+    if (kIsCut && next_k_ + passed >= part_end_) {
+      passed = part_end_ - next_k_;
       part_end_ += part_length_;
     }
+    next_k_ += passed;
+    weight_.next += passed;
+    x_.next += passed;
   }
+
+  // Begins products of a step that go on by themselves: there are none.
+  __device__ void begin(int, LinearSums<Shape>&) const {}
 
   // Adds the products of a step, k by k.
   __device__ void multiply(int step, LinearSums<Shape>& sums) const {
@@ -159,36 +164,41 @@ class LinearTile {
   static constexpr int kRowsAtOnce = Shape::kThreads / kChunks;
   static constexpr int kNumGathered = kGathers ? (Shape::kRows + kRowsAtOnce - 1) / kRowsAtOnce : 1;
 
+  static_assert(kRowsAtOnce % 8 == 0, "chunks of all rows of a thread change places alike");
+
+  // What a thread copies of an operand: a chunk of every so many rows.
   struct Operand {
-    const T* rows;
-    int64_t stride;
-    int64_t num_rows;  // that exist, from the tile's first
+    const T* next;   // that of its first row, in the next step; of gathered rows, of row 0
+    int64_t stride;  // from a row to the next
+    int num_rows;    // that exist, from its first on
   };
 
+  __device__ Operand operand(const void* data, int64_t stride, int64_t first, int64_t end,
+                             bool is_gathered) const {
+    const int64_t row = first + own_row_;
+    return {static_cast<const T*>(data) + (is_gathered ? 0 : row * stride) + next_k_ +
+                own_chunk_ * Pack<T>::kSize,
+            stride, static_cast<int>(min(end - row, int64_t{INT32_MAX}))};
+  }
+
   template <int kCount, bool kAreGathered>
-  __device__ void copy_rows(const Operand& from, int k, char* stage) const {
-    const int thread = static_cast<int>(threadIdx.x);
-    const int chunk = thread % kChunks;
-    k += chunk * Pack<T>::kSize;
+  __device__ __forceinline__ void copy_rows(const Operand& from, char* to) const {
+    const int num_left = part_end_ - next_k_ - own_chunk_ * Pack<T>::kSize;  // elements of the part
 #pragma unroll
     for (int first = 0; first < kCount; first += kRowsAtOnce) {
-      const int row = first + thread / kChunks;
-      if (kCount % kRowsAtOnce != 0 && row >= kCount) break;
-      char* to = stage + Shape::offset(row, chunk);
-      const bool exists = row < from.num_rows;
+      if (kCount % kRowsAtOnce != 0 && own_row_ + first >= kCount) break;
+      const bool exists = first < from.num_rows;
       const T* source =
-          from.rows + (kAreGathered ? gathered_[first / kRowsAtOnce] : row) * from.stride;
+          from.next + (kAreGathered ? gathered_[first / kRowsAtOnce] : first) * from.stride;
+      char* place = to + first * Shape::kStepBytes;
       if constexpr (kIsAligned) {
-        const bool is_valid = exists && k < part_end_;
-        ptx::async_copy_16(to, source + k, is_valid);
+        ptx::async_copy_16(place, source, exists && num_left > 0);
       } else {
         Pack<T> pack;
 #pragma unroll
-        for (int i = 0; i < Pack<T>::kSize; ++i) {
-          const bool is_valid = exists && k + i < part_end_;
-          pack.values[i] = is_valid ? source[k + i] : from_float<T>(0.f);
-        }
-        *reinterpret_cast<Pack<T>*>(to) = pack;
+        for (int i = 0; i < Pack<T>::kSize; ++i)
+          pack.values[i] = exists && i < num_left ? source[i] : from_float<T>(0.f);
+        *reinterpret_cast<Pack<T>*>(place) = pack;
       }
     }
   }
@@ -253,8 +263,6 @@ class LinearTile {
     }
   }
 
-  Operand weight_;
-  Operand x_;
   int part_length_;
   int next_k_;
   int part_end_;
@@ -262,6 +270,10 @@ class LinearTile {
   char* stages_;
   int lane_;
   int warp_;
+  int own_row_;    // of what the thread copies, its first in the tile
+  int own_chunk_;  // of these rows
+  Operand weight_;
+  Operand x_;
 };
 
 }  // namespace quire::cuda

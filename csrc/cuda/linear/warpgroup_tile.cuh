@@ -23,7 +23,8 @@ struct WarpgroupShape : LinearShape<T, kFeatures_, kRows_, kFeatures_ / 16, 1, k
   static constexpr int kSharedBytes = Base::kSharedBytes + kSharedLevels * kFeatures_ * kRows_ * 4;
 
   static __device__ __forceinline__ void pass_copies() { ptx::fence_for_products(); }
-  static __device__ __forceinline__ void wait(LinearSums<WarpgroupShape>& sums) {
+  template <typename Sums>
+  static __device__ __forceinline__ void wait(Sums& sums) {
     if constexpr (kInFlight > 0) ptx::wait_for_products<0>();
     ptx::hold_sums(sums.of[0]);
   }
@@ -41,7 +42,7 @@ template <typename T>
 using DeepRowsOf64 = WarpgroupShape<T, 64, 64, 9, 1, 0, kTreeLevels>;
 template <typename T>
 using WideRowsOf128 = WarpgroupShape<T, 128, 128, 6, 1, 1>;
-// The same for layers of several parts, whose sums would go to memory and back with each of them.
+// For layers of several parts, whose sums would go to memory and back with each of them.
 template <typename T>
 using PartsOfRowsOf128 = WarpgroupShape<T, 128, 128, 4, 1, 1, 1>;
 
@@ -52,22 +53,33 @@ class WarpgroupTile : public LinearTile<Shape_, true, kIsCut> {
   using Base = LinearTile<Shape, true, kIsCut>;
   using Base::Base;
 
-  // Begins the products of a step, and waits for those that are not to go on beside the next one.
-  __device__ __forceinline__ void multiply(int step, LinearSums<Shape>& sums) const {
-    constexpr int kWarps = 4, kFeatures = 64, kElementsBytes = 16 * 2;
+  // Begins the products of a step, beside which copies of a later one are begun.
+  __device__ __forceinline__ void begin(int step, LinearSums<Shape>& sums) const {
+    constexpr int kElementsBytes = 16 * 2;
     const char* stage = Base::stage_of(step);
-    const int first = static_cast<int>(threadIdx.x) / kWarpSize / kWarps * kFeatures;
-    const char* weight = stage + first * Shape::kStepBytes;
-    const char* x = stage + Shape::kFeatures * Shape::kStepBytes;
+    const uint64_t weight = ptx::describe_rows(stage + group_ * kGroupFeatures * Shape::kStepBytes);
+    const uint64_t x = ptx::describe_rows(stage + Shape::kFeatures * Shape::kStepBytes);
     ptx::hold_sums(sums.of[0]);
     ptx::begin_products();
 #pragma unroll
     for (int k = 0; k < Shape::kStepBytes; k += kElementsBytes)
       ptx::WarpgroupProduct<typename Shape::Element, Shape::kRowTiles>::begin(
-          sums.of[0], ptx::describe_rows(weight + k), ptx::describe_rows(x + k));
+          sums.of[0], ptx::matrix_behind(weight, k), ptx::matrix_behind(x, k));
     ptx::commit_products();
+  }
+
+  // Waits for the products that are not to go on beside those of the next step.
+  __device__ __forceinline__ void multiply(int, LinearSums<Shape>&) const {
     ptx::wait_for_products<Shape::kInFlight>();
   }
+
+ private:
+  static constexpr int kGroupThreads = 128, kGroupFeatures = 64;
+
+  // The same in all lanes, which the compiler is to know.
+  int group_ = Shape::kFeatures == kGroupFeatures
+                   ? 0
+                   : __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
 };
 
 template <typename Shape, bool kIsCut>

@@ -97,6 +97,9 @@ class WeightOnlyTile {
     }
   }
 
+  // As of LinearTile.
+  __device__ void begin(int, LinearSums<Shape>&) const {}
+
   // Adds the products of a step, k by k.
   __device__ void multiply(int step, LinearSums<Shape>& sums) const {
     static_assert(Shape::kFeatureTiles == 1, "a warp has 16 features");
