@@ -23,7 +23,6 @@ from quire.contract.workers import (
 )
 from quire.observe.log import get_logger
 from quire.version import __version__
-from worker_svc import ops
 from worker_svc.cache.profile import choose_swap_space_bytes, profile_cache, warm_up
 from worker_svc.device.base import Device
 from worker_svc.device.cpu import CpuDevice
@@ -169,9 +168,6 @@ class Worker:
         self._runner = None
         self._loaded = None
         adds_in_order = spec.options.invariant or self._device.torch_device.type == "cpu"
-        # A GPU has shown of layers that products of warpgroups add as those of single warps do, and
-        # of attention not yet: whether a prompt has the bits of decoding depends on it.
-        ops.allow_prompt_warpgroups(not spec.options.invariant)
         parallel = ParallelGroup(rank, size, self._communicator, adds_in_order)
         loaded = self._loaded = load_model(spec, name, parallel, self._device)
         info = loaded.info

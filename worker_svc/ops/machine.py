@@ -1,13 +1,8 @@
 """The instruction set, threads and streams of the kernels, and measurements of the machine."""
 
-import os
-
 from torch import Tensor
 
 from worker_svc.ops import compiled
-
-_PROMPT_WARPGROUPS = "QUIRE_PROMPT_WARPGROUPS"
-_asked_prompt_warpgroups = os.environ.get(_PROMPT_WARPGROUPS)
 
 Recording = compiled._C.Recording
 """Keeps the CPU operations of the thread between `start()` and `stop()`; `replay()` runs them again
@@ -33,15 +28,6 @@ def launch_problem(device: int) -> str:
     Only in builds with kernels for GPUs.
     """
     return compiled._C.launch_problem(device)
-
-
-def allow_prompt_warpgroups(allowed: bool) -> None:
-    """Let prompts be taken by warpgroups on GPUs that have them, or by single warps alone.
-
-    QUIRE_PROMPT_WARPGROUPS, 0 or 1 in the environment, goes before this.
-    """
-    if _asked_prompt_warpgroups is None:
-        os.environ[_PROMPT_WARPGROUPS] = str(int(allowed))
 
 
 def pin_host_memory(tensor: Tensor) -> str:

@@ -23,7 +23,7 @@ void run(const PagedAttentionParams& p, const DeviceWork& work, cudaStream_t str
   run<T, 128>(p, work, stream);
 }
 
-// QUIRE_PROMPT_WARPGROUPS=0 leaves prompts to single warps; a worker sets it for some models.
+// QUIRE_PROMPT_WARPGROUPS=0 leaves prompts to single warps, to find which of the two is at fault.
 bool are_wanted() {
   const char* asked = std::getenv("QUIRE_PROMPT_WARPGROUPS");
   return asked == nullptr || std::string_view(asked) != "0";
