@@ -1,11 +1,17 @@
 """Sequences that decode behind the same blocks have the bits that each has alone."""
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
+from tests.emu.launches import launched
 from tests.kernels.oracle import DTYPES
 from tests.kernels.paged import History, Span, attend
 from worker_svc import ops
+
+if TYPE_CHECKING:
+    from worker_svc._C import AttentionPlan
 
 HEADS, KV_HEADS = 8, 2
 # Two whole partitions and a part of the third; sequences end in it and in the one behind.
@@ -37,6 +43,36 @@ def test_in_company(
     for span, rows in zip(spans, together, strict=True):
         if span.end > span.begin:
             assert torch.equal(attend([span], **options)[0], rows)
+
+
+def test_a_call_without_a_plan_shares_nothing(cuda_isa: str) -> None:
+    """Its tables lie on the device, where the host does not read."""
+    num_seqs, length, block_size = 16, 600, 16
+    query = torch.randn(num_seqs, 4, 64).bfloat16()
+    cache = torch.randn(-(-length // block_size), 1, block_size, 64).bfloat16()
+    tables = torch.arange(len(cache)).int().expand(num_seqs, -1).contiguous()
+    sequences = torch.full((num_seqs,), length).int(), torch.arange(num_seqs + 1).int()
+    of_plan = query, cache, cache, *sequences
+    rows = torch.arange(num_seqs)
+    apart = ops.plan_attention(*of_plan)
+    shared = ops.plan_attention(*of_plan, block_tables=tables, table_rows=rows)
+
+    def run(plan: "AttentionPlan | None") -> tuple[torch.Tensor, int]:
+        out = torch.empty_like(query)
+        before = blocks_of(cuda_isa)
+        ops.paged_attention(out, query, cache, cache, tables, *sequences, 0.125, plan=plan)
+        return out, blocks_of(cuda_isa) - before
+
+    found = [run(plan) for plan in (None, apart, shared)]
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][0], found[2][0])
+    if cuda_isa != "gpu":
+        assert found[0][1] == found[1][1] != found[2][1]
+
+
+def blocks_of(isa: str) -> int:
+    """Return how many blocks the emulator has run; 0 on a GPU."""
+    return 0 if isa == "gpu" else launched()["blocks"]
 
 
 def test_tables_of_a_plan_are_checked(isa: str) -> None:

@@ -58,7 +58,9 @@ void paged_attention(const PagedAttentionParams& p, cudaStream_t stream) {
     const std::vector<int32_t> seq_lens = fetch(p.seq_lens, p.num_seqs, stream);
     const std::vector<int32_t> query_start_loc = fetch(p.query_start_loc, p.num_seqs + 1, stream);
     DevicePlan& plan = of_stream<DevicePlan>(stream);
-    plan.make(p, seq_lens.data(), query_start_loc.data(), stream);
+    PagedAttentionParams of_plan = p;
+    of_plan.block_tables = nullptr;  // a plan's are in host memory
+    plan.make(of_plan, seq_lens.data(), query_start_loc.data(), stream);
     run_plan(p, plan, stream);
   }
 }
