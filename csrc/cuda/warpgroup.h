@@ -121,12 +121,19 @@ struct RegisterProduct;
   QUIRE_REGISTERS_31                                                 \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
   ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define QUIRE_REGISTERS_127                                                                    \
+  QUIRE_REGISTERS_63                                                                           \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85"   \
+  ",%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105"     \
+  ",%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123" \
+  ",%124,%125,%126,%127"
 
 #define QUIRE_SUMS_1(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define QUIRE_SUMS_2(i) QUIRE_SUMS_1(i), QUIRE_SUMS_1(i + 1)
 #define QUIRE_SUMS_4(i) QUIRE_SUMS_2(i), QUIRE_SUMS_2(i + 2)
 #define QUIRE_SUMS_8(i) QUIRE_SUMS_4(i), QUIRE_SUMS_4(i + 4)
 #define QUIRE_SUMS_16(i) QUIRE_SUMS_8(i), QUIRE_SUMS_8(i + 8)
+#define QUIRE_SUMS_32(i) QUIRE_SUMS_16(i), QUIRE_SUMS_16(i + 16)
 
 #define QUIRE_WARPGROUP_PRODUCT(T, name, shape, tiles, registers, a_operand, b_operand)          \
   template <>                                                                                    \
@@ -146,6 +153,7 @@ struct RegisterProduct;
 QUIRE_WARPGROUP_PRODUCTS("m64n32k16", 4, QUIRE_REGISTERS_15, "%16", "%17")
 QUIRE_WARPGROUP_PRODUCTS("m64n64k16", 8, QUIRE_REGISTERS_31, "%32", "%33")
 QUIRE_WARPGROUP_PRODUCTS("m64n128k16", 16, QUIRE_REGISTERS_63, "%64", "%65")
+QUIRE_WARPGROUP_PRODUCTS("m64n256k16", 32, QUIRE_REGISTERS_127, "%128", "%129")
 
 #define QUIRE_REGISTER_PRODUCT(T, name, shape, tiles, registers, a_operand, b_operand)         \
   template <>                                                                                  \
@@ -175,11 +183,13 @@ QUIRE_REGISTER_PRODUCTS("m64n128k16", 16, QUIRE_REGISTERS_63, "%64,%65,%66,%67",
 #undef QUIRE_REGISTERS_15
 #undef QUIRE_REGISTERS_31
 #undef QUIRE_REGISTERS_63
+#undef QUIRE_REGISTERS_127
 #undef QUIRE_SUMS_1
 #undef QUIRE_SUMS_2
 #undef QUIRE_SUMS_4
 #undef QUIRE_SUMS_8
 #undef QUIRE_SUMS_16
+#undef QUIRE_SUMS_32
 #undef QUIRE_WARPGROUP_ASM
 
 }  // namespace quire::cuda::ptx

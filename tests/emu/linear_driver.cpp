@@ -19,6 +19,7 @@ constexpr int kRows = 21;
 // Each part has several sections, the last of them short, which ends within a step.
 constexpr int kPartLengths[] = {584, 296};
 constexpr int kNumParts[] = {1, 4};
+constexpr int kOneSection = 200;
 constexpr int kOutFeatures = 136;
 constexpr int kOutStride = kOutFeatures + 8;
 
@@ -102,6 +103,17 @@ class Driver {
   Driver(int part_length, int num_parts)
       : problem_(part_length, num_parts), arrivals_(64), sums_(256 * SplitMemory::kTileElements) {}
 
+  // Layers of one section: the last step is short, as above.
+  int run_one_section() {
+    for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {
+      emu::Machine::order = order;
+      check<RowsOf64<T>, true>("64", false);
+      check_warpgroups<WideRowsOf128<T>>("128, warpgroups", false);
+      check<WidestRowsOf256<T>>("256, warpgroups", false, launch_whole<WidestRowsOf256<T>>);
+    }
+    return failed_ ? 1 : 0;
+  }
+
   int run() {
     for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {
       emu::Machine::order = order;
@@ -130,6 +142,7 @@ class Driver {
     }
     check_warpgroups<SmallRowsOf64<T>>("64, warpgroups", false);
     check_warpgroups<DeepRowsOf64<T>>("64, deep", false);
+    check_warpgroups<PartsOfRowsOf64<T>>("64, all levels near", false);
     check_warpgroups<WideRowsOf128<T>>("128, warpgroups", false);
     check_warpgroups<PartsOfRowsOf128<T>>("128, a level near", false);
   }
@@ -178,6 +191,7 @@ int main() {
       failed |= Driver<bf16>(kPartLengths[i], kNumParts[i]).run();
       failed |= Driver<float>(kPartLengths[i], kNumParts[i]).run();
     }
+    failed |= Driver<bf16>(kOneSection, 1).run_one_section();
     return failed;
   } catch (const emu::KernelError& error) {
     std::fprintf(stderr, "%s\n", error.what());

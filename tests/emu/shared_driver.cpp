@@ -91,6 +91,8 @@ void print_warpgroups(const char* type) {
   print_warpgroups(DeepRowsOf64<T>(), type);
   print_warpgroups(WideRowsOf128<T>(), type);
   print_warpgroups(PartsOfRowsOf128<T>(), type);
+  print_warpgroups(PartsOfRowsOf64<T>(), type);
+  std::printf("WidestRowsOf256<%s>\t%d\n", type, WidestRowsOf256<T>::kSharedBytes);
 }
 
 template <typename T>

@@ -84,8 +84,8 @@ MUTANTS = {
         "place[0] = four.y;\n  place[Shape::kResultStride] = four.x;",
     ),
     "sections not begun at zero": (
-        "    LinearSums<Shape> sums;\n    add",
-        "    static thread_local LinearSums<Shape> sums;\n    add",
+        "      LinearSums<Shape> sums;\n      add",
+        "      static thread_local LinearSums<Shape> sums;\n      add",
     ),
     "a section is the sum so far": ("total.add(sums);", "total = sums;"),
     "sections added in another order": (

@@ -119,10 +119,15 @@ __device__ __forceinline__ void add_steps(Tile& tile, int& step, int last, int e
 template <typename Shape, typename Tile>
 __device__ __forceinline__ void add_sections(Tile& tile, int& step, int part_end, int end,
                                              int section_steps, LinearSums<Shape>& total) {
-  while (step < part_end) {
-    LinearSums<Shape> sums;
-    add_steps<Shape>(tile, step, min(step + section_steps, part_end), end, sums);
-    total.add(sums);
+  if constexpr (Shape::kIsOneSection) {
+    add_steps<Shape>(tile, step, part_end, end, total);
+    total.add({});  // as a sum is added to what is zero: no zero has a sign
+  } else {
+    while (step < part_end) {
+      LinearSums<Shape> sums;
+      add_steps<Shape>(tile, step, min(step + section_steps, part_end), end, sums);
+      total.add(sums);
+    }
   }
 }
 

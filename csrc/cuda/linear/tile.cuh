@@ -35,6 +35,8 @@ struct LinearShape {
   static constexpr int kSharedBytes =
       kStages * kStageBytes > kResultBytes ? kStages * kStageBytes : kResultBytes;
 
+  // Whether it is for layers of one section alone, whose sum needs no other beside it.
+  static constexpr bool kIsOneSection = false;
   // Levels of the tree of parts whose sums wait behind the stages, and not in the device's memory.
   static constexpr int kSharedLevels = 0;
 

@@ -1,7 +1,7 @@
 // Which tiles of a linear layer suit an H100 or H200, by what bounds them.
 //
-// Measured on an H200, over the layers of Llama-3-8B and 33 to 2,048 rows (docs/gpu.md): for layers
-// of one part the choice is what was fastest there of all that was tried, or takes a tenth longer.
+// Measured on an H100, over the layers of Llama-3-8B, of one part and of eight, and 48 to 2,048
+// rows (docs/gpu.md): the choice is what was fastest there, or takes a twentieth longer.
 #pragma once
 
 #include <algorithm>
@@ -12,16 +12,14 @@
 namespace quire::cuda {
 
 // Bytes of a cycle that come from the L2 cache: to all multiprocessors, and to one.
-constexpr double kCacheBytes = 4700, kOwnCacheBytes = 64;
+constexpr double kCacheBytes = 4600, kOwnCacheBytes = 64;
 // Products of a cycle that a multiprocessor makes, of what copies bring.
-constexpr double kProductsOfCycle = 1200;
+constexpr double kProductsOfCycle = 1360;
 // Cycles from where a copy begins to where it has come, and those of a step whose products are
 // waited for.
 constexpr double kCopyLatency = 1900, kStepLatency = 480;
 // Bytes of a cycle that sums of parts take on their way to memory and back.
 constexpr double kFarBytes = 1800;
-// Cycles of the last block of a tile, which adds up what the others left.
-constexpr double kMergeCycles = 24e3;
 
 // Bytes of the sums of parts that wait in memory for their neighbours, written and read.
 template <typename Shape>
@@ -47,14 +45,6 @@ double cycles_of_whole(const LinearParams& p) {
       rounds * std::max(kCopyLatency / Shape::kStepsAhead, own_latency),
   });
   return step * static_cast<double>(p.in_features) / Shape::kStep + far_bytes<Shape>(p) / kFarBytes;
-}
-
-// Cycles of a layer whose sections are spread over blocks.
-template <typename Shape>
-double cycles_of_split(const LinearParams& p) {
-  const double bytes = static_cast<double>(num_tiles<Shape>(p)) * Shape::kStageBytes;
-  const double steps = static_cast<double>(p.in_features) / Shape::kStep;
-  return kMergeCycles + steps * bytes / kCacheBytes;
 }
 
 }  // namespace quire::cuda

@@ -1,6 +1,5 @@
 // Chooses the tiles of a linear layer that warpgroups multiply. A source of its own: what aligns
 // their shared memory would align that of other kernels, too.
-#include <algorithm>
 #include <type_traits>
 
 #include "core/dispatch.h"
@@ -13,29 +12,50 @@ namespace {
 
 constexpr int64_t kMostRowsOfWarps = 16;
 
+// The launch that takes fewest cycles of those offered.
+class Choice {
+ public:
+  using Launch = void (*)(const LinearParams&, bool, const SplitResults&, cudaStream_t);
+
+  explicit Choice(const LinearParams& p) : p_(p) {}
+
+  template <typename Shape>
+  void offer(Launch launch) {
+    const double cycles = cycles_of_whole<Shape>(p_);
+    if (best_ != nullptr && cycles >= least_) return;
+    least_ = cycles;
+    best_ = launch;
+  }
+
+  void run(const SplitResults& results, cudaStream_t stream) const {
+    best_(p_, false, results, stream);
+  }
+
+ private:
+  const LinearParams& p_;
+  double least_ = 0;
+  Launch best_ = nullptr;
+};
+
 template <typename T>
 void run(const LinearParams& p, const SplitResults& results, cudaStream_t stream) {
   if (p.num_rows <= 32) {
     launch_warpgroups<SmallRowsOf32<T>>(p, is_split_well<SmallRowsOf32<T>>(p), results, stream);
     return;
   }
-  const double small = cycles_of_whole<SmallRowsOf64<T>>(p);
-  const double deep = cycles_of_whole<DeepRowsOf64<T>>(p);
-  const double wide = cycles_of_whole<WideRowsOf64<T>>(p);
-  const double widest = p.num_parts > 1 ? cycles_of_whole<PartsOfRowsOf128<T>>(p)
-                                        : cycles_of_whole<WideRowsOf128<T>>(p);
-  const double split =
-      is_split_well<WideRowsOf64<T>>(p) ? cycles_of_split<WideRowsOf64<T>>(p) : wide;
-  const double least = std::min({small, deep, wide, widest, split});
-  if (split == least || wide == least) {
-    launch_warpgroups<WideRowsOf64<T>>(p, split < wide, results, stream);
-  } else if (widest == least) {
-    launch_warpgroups<WideRowsOf128<T>, PartsOfRowsOf128<T>>(p, false, results, stream);
-  } else if (deep == least) {
-    launch_warpgroups<DeepRowsOf64<T>>(p, false, results, stream);
+  Choice choice(p);
+  choice.offer<SmallRowsOf64<T>>(launch_warpgroups<SmallRowsOf64<T>>);
+  choice.offer<DeepRowsOf64<T>>(launch_warpgroups<DeepRowsOf64<T>>);
+  choice.offer<WideRowsOf64<T>>(launch_warpgroups<WideRowsOf64<T>>);
+  if (p.num_parts > 1) {
+    choice.offer<PartsOfRowsOf128<T>>(launch_cut<PartsOfRowsOf128<T>>);
+    choice.offer<PartsOfRowsOf64<T>>(launch_cut<PartsOfRowsOf64<T>>);
   } else {
-    launch_warpgroups<SmallRowsOf64<T>>(p, false, results, stream);
+    choice.offer<WideRowsOf128<T>>(launch_whole<WideRowsOf128<T>>);
+    if (linear_sections(p.total_features, p.total_parts, p.in_features).count == 1)
+      choice.offer<WidestRowsOf256<T>>(launch_whole<WidestRowsOf256<T>>);
   }
+  choice.run(results, stream);
 }
 
 }  // namespace

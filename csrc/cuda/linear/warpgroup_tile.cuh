@@ -42,9 +42,16 @@ template <typename T>
 using DeepRowsOf64 = WarpgroupShape<T, 64, 64, 9, 1, 0, kTreeLevels>;
 template <typename T>
 using WideRowsOf128 = WarpgroupShape<T, 128, 128, 6, 1, 1>;
+// For layers of one section: there are registers for twice as many sums.
+template <typename T>
+struct WidestRowsOf256 : WarpgroupShape<T, 128, 256, 4, 1, 1> {
+  static constexpr bool kIsOneSection = true;
+};
 // For layers of several parts, whose sums would go to memory and back with each of them.
 template <typename T>
-using PartsOfRowsOf128 = WarpgroupShape<T, 128, 128, 4, 1, 1, 1>;
+using PartsOfRowsOf64 = WarpgroupShape<T, 64, 64, 4, 2, 0, kTreeLevels>;
+template <typename T>
+using PartsOfRowsOf128 = WarpgroupShape<T, 128, 128, 5, 1, 1, 1>;
 
 template <typename Shape_, bool kIsCut>
 class WarpgroupTile : public LinearTile<Shape_, true, kIsCut> {
@@ -95,15 +102,25 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 #endif
 }
 
-// `Cut` is for layers of several parts.
-template <typename Whole, typename Cut = Whole>
+// Of layers of one part.
+template <typename Shape>
+void launch_whole(const LinearParams& p, bool is_split, const SplitResults& results,
+                  cudaStream_t stream) {
+  launch_tiles<Shape>(warpgroup_linear_kernel<Shape, false>, p, is_split, results, stream);
+}
+
+// Of layers of several.
+template <typename Shape>
+void launch_cut(const LinearParams& p, bool is_split, const SplitResults& results,
+                cudaStream_t stream) {
+  launch_tiles<Shape>(warpgroup_linear_kernel<Shape, true>, p, is_split, results, stream);
+}
+
+template <typename Shape>
 void launch_warpgroups(const LinearParams& p, bool is_split, const SplitResults& results,
                        cudaStream_t stream) {
-  if (p.num_parts > 1) {
-    launch_tiles<Cut>(warpgroup_linear_kernel<Cut, true>, p, is_split, results, stream);
-  } else {
-    launch_tiles<Whole>(warpgroup_linear_kernel<Whole, false>, p, is_split, results, stream);
-  }
+  const auto launch = p.num_parts > 1 ? launch_cut<Shape> : launch_whole<Shape>;
+  launch(p, is_split, results, stream);
 }
 
 }  // namespace quire::cuda
