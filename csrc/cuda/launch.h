@@ -55,10 +55,11 @@ inline bool has_warpgroups() {
 #endif
 }
 
-// Lets a kernel ask for so much dynamic shared memory.
+// Lets a kernel ask for so much dynamic shared memory. 48 KB are there without asking, of which a
+// kernel may have up to 16 itself.
 template <typename... Params>
 void allow_shared(void (*kernel)(Params...), size_t shared_bytes) {
-  constexpr size_t kSharedWithoutAsking = 48 << 10;
+  constexpr size_t kSharedWithoutAsking = 32 << 10;
   if (shared_bytes <= kSharedWithoutAsking) return;
   check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                              cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -115,6 +115,12 @@ def test_flags_of_peers_are_ordered_for_all_devices(kernels: dict[str, list[Kern
         assert kernel.opcodes["LDG.E.STRONG.SYS"] >= 3, kernel.name
 
 
+def test_shared_memory_that_nothing_asks_for_is_there(kernels: dict[str, list[Kernel]]) -> None:
+    """What a kernel has itself counts with what its launch takes without asking (launch.h)."""
+    for kernel in each_of(kernels, "cuda"):
+        assert kernel.shared_bytes <= (48 - 32) << 10, kernel.name
+
+
 def test_tiles_are_copied_16_bytes_at_a_time(
     architecture: int, kernels: dict[str, list[Kernel]]
 ) -> None:
