@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention_problem.h"
+#include "cuda/attention/merge.cuh"
 #include "cuda/attention/mma.cuh"
 #include "cuda/launch.h"
 
@@ -29,8 +30,8 @@ void run_mma(const PagedAttentionParams& p, int blocks_at_once) {
          unsigned(plan.items.size()), kMmaThreads, Shape::kSharedBytes, nullptr, p,
          plan.items.data(), partials);
   launch(attention_merge_kernel<bf16, kHeadSize, Shape::kColumns>,
-         dim3(unsigned(plan.merges.size()), Shape::kColumns), kMmaThreads, 0, nullptr, p,
-         plan.merges.data(), partials);
+         merge_grid(kHeadSize, Shape::kColumns, unsigned(plan.merges.size())), kMmaThreads, 0,
+         nullptr, p, plan.merges.data(), partials);
 }
 
 // Row by row, relative to the row's size; probabilities and results are rounded to bfloat16.

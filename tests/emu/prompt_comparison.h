@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention_problem.h"
+#include "cuda/attention/merge.cuh"
 #include "cuda/attention/mma.cuh"
 #include "cuda/launch.h"
 
@@ -33,7 +34,7 @@ Partials run(Kernel kernel, int threads, int shared_bytes, const PagedAttentionP
   launch(kernel, unsigned(plan.items.size()), unsigned(threads), size_t(shared_bytes), nullptr, p,
          plan.items.data(), partials);
   launch(attention_merge_kernel<bf16, kHeadSize, kColumns>,
-         dim3(unsigned(plan.merges.size()), kColumns), kMmaThreads, 0, nullptr, p,
+         merge_grid(kHeadSize, kColumns, unsigned(plan.merges.size())), kMmaThreads, 0, nullptr, p,
          plan.merges.data(), partials);
   Partials found;
   for (const AttentionMerge& merge : plan.merges) {

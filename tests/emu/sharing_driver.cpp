@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention_problem.h"
+#include "cuda/attention/merge.cuh"
 #include "cuda/attention/mma.cuh"
 #include "cuda/attention/shared.cuh"
 #include "cuda/launch.h"
@@ -38,8 +39,8 @@ void run_rest(const PagedAttentionParams& p, const SharedPlan& shared, WorkPlan&
   launch(attention_mma_kernel<bf16, bf16, kHeadSize, kColumnTiles, 2>, unsigned(plan.items.size()),
          kMmaThreads, Shape::kSharedBytes, nullptr, p, plan.items.data(), partials);
   launch(attention_merge_kernel<bf16, kHeadSize, Shape::kColumns>,
-         dim3(unsigned(plan.merges.size()), Shape::kColumns), kMmaThreads, 0, nullptr, p,
-         plan.merges.data(), partials);
+         merge_grid(kHeadSize, Shape::kColumns, unsigned(plan.merges.size())), kMmaThreads, 0,
+         nullptr, p, plan.merges.data(), partials);
 }
 
 template <int kHeadSize, int kColumnTiles>

@@ -18,8 +18,9 @@ class LatentLauncher {
     const Variant& variant = chosen();
     launch(variant.kernel, work.num_items, kGroups * kLatentQuarters * kWarpSize,
            variant.shared_bytes, stream, p, work.items, work.partials);
-    launch(attention_merge_kernel<T, kLatentValueSize, kColumns>, dim3(work.num_merges, kColumns),
-           kMmaThreads, 0, stream, p, work.merges, work.partials);
+    launch(attention_merge_kernel<T, kLatentValueSize, kColumns>,
+           merge_grid(kLatentValueSize, kColumns, work.num_merges), kMmaThreads, 0, stream, p,
+           work.merges, work.partials);
   }
 
   struct Variant {

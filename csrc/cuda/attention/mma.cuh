@@ -77,11 +77,11 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const int thread = static_cast<int>(threadIdx.x);
   // Whether partitions are merged here, or by the merge.
   const bool merges = item.slot < 0 || item.is_prefix != 0;
+  const int num_columns = min(Shape::kColumns, bounds.num_columns - item.column);  // that there are
   ColumnState total;  // of column `thread`
   float acc[Shape::kElements] = {};
   if constexpr (kCanShare<T, Cached, kHeadSize>) {
     if (item.num_shared > 0) {
-      const int num_columns = min(Shape::kColumns, bounds.num_columns - item.column);
       begin_behind<kHeadSize, Shape::kColumns>(
           item, num_columns, partials, reinterpret_cast<MergeFactors*>(warps_acc), total, acc);
     }
@@ -106,6 +106,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 #pragma unroll
     for (int e = 0; e < Shape::kElements; ++e) {
       const int column = (thread + e * kMmaThreads) / kHeadSize;
+      if (column >= num_columns) continue;
       const int d = (thread + e * kMmaThreads) % kHeadSize;
       float part = 0.f;
 #pragma unroll
@@ -130,8 +131,10 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
       partials.sum[row + thread] = total.sum;
     }
 #pragma unroll
-    for (int e = 0; e < Shape::kElements; ++e)
-      partials.acc[row * kHeadSize + thread + e * kMmaThreads] = acc[e];
+    for (int e = 0; e < Shape::kElements; ++e) {
+      const int element = thread + e * kMmaThreads;
+      if (element / kHeadSize < num_columns) partials.acc[row * kHeadSize + element] = acc[e];
+    }
     return;
   }
   if (thread < Shape::kColumns) {
@@ -143,61 +146,11 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 #pragma unroll
   for (int e = 0; e < Shape::kElements; ++e) {
     const int column = (thread + e * kMmaThreads) / kHeadSize;
-    if (item.column + column < bounds.num_columns) {
+    if (column < num_columns) {
       bounds.address<T>(p.out, item.kv_head,
                         item.column + column)[(thread + e * kMmaThreads) % kHeadSize] =
           from_float<T>(acc[e] * columns.factor[column] / columns.total[column] * value_scale);
     }
-  }
-}
-
-// Loads of the merge that are on their way together: each is a trip to the L2 cache, and a long
-// sequence has hundreds.
-constexpr int kSlotsAtOnce = 16;
-
-// Merges the partitions of columns that several blocks have computed: a block for each tile of
-// columns, threads along the head.
-template <typename T, int kHeadSize, int kColumns>
-__global__ void __launch_bounds__(kMmaThreads, 4)
-    attention_merge_kernel(const PagedAttentionParams p, const AttentionMerge* merges,
-                           PartialResults partials) {
-  begin_kernel();
-  const AttentionMerge work = merges[blockIdx.x];
-  if (work.seq == kNoWork) return;
-  AttentionItem item{};
-  item.seq = work.seq;
-  item.kv_head = work.kv_head;
-  item.column = work.column;
-  const ItemBounds bounds(p, item, kColumns);
-  const int column = static_cast<int>(blockIdx.y);
-  if (work.column + column >= bounds.num_columns) return;
-  T* out = bounds.address<T>(p.out, work.kv_head, work.column + column);
-  const float value_scale = head_scale(p.value_scales, work.kv_head);
-  for (int d = static_cast<int>(threadIdx.x); d < kHeadSize; d += kMmaThreads) {
-    const int64_t prefix = int64_t{work.slot} * kColumns + column;
-    ColumnState total{partials.max[prefix], partials.sum[prefix]};
-    float acc = partials.acc[prefix * kHeadSize + d];
-    for (int first = 1; first < work.num_slots; first += kSlotsAtOnce) {
-      float max[kSlotsAtOnce];
-      float sum[kSlotsAtOnce];
-      float part[kSlotsAtOnce];
-#pragma unroll
-      for (int i = 0; i < kSlotsAtOnce; ++i) {
-        // Those beyond the last load it again, and are left out below.
-        const int slot = work.slot + min(first + i, work.num_slots - 1);
-        const int64_t row = int64_t{slot} * kColumns + column;
-        max[i] = partials.max[row];
-        sum[i] = partials.sum[row];
-        part[i] = partials.acc[row * kHeadSize + d];
-      }
-#pragma unroll
-      for (int i = 0; i < kSlotsAtOnce; ++i) {
-        if (first + i < work.num_slots)
-          acc = merge_values(acc, part[i], total.merge(max[i], sum[i]));
-      }
-    }
-    const float factor = total.add_sink(p, bounds.head(work.kv_head, work.column + column));
-    out[d] = from_float<T>(acc * factor / total.sum * value_scale);
   }
 }
 

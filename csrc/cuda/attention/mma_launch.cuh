@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/dispatch.h"
+#include "cuda/attention/merge.cuh"
 #include "cuda/attention/mma.cuh"
 #include "cuda/launch.h"
 
@@ -33,8 +34,9 @@ class MmaLauncher {
     const Variant& variant = chosen();
     launch(variant.kernel, work.num_items, kMmaThreads, variant.shared_bytes, stream, p, work.items,
            work.partials);
-    launch(attention_merge_kernel<T, kHeadSize, kColumns>, dim3(work.num_merges, kColumns),
-           kMmaThreads, 0, stream, p, work.merges, work.partials);
+    launch(attention_merge_kernel<T, kHeadSize, kColumns>,
+           merge_grid(kHeadSize, kColumns, work.num_merges), kMmaThreads, 0, stream, p, work.merges,
+           work.partials);
   }
 
   // The one with most bytes in flight, and then that with the deeper pipeline.

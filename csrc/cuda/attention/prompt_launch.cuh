@@ -20,8 +20,8 @@ class PromptLauncher {
       launch(variant.kernel, work.num_items, variant.threads, variant.shared_bytes, stream, p,
              work.items, work.partials);
     }
-    launch(variant.merge, dim3(work.num_merges, variant.columns), kMmaThreads, 0, stream, p,
-           work.merges, work.partials);
+    launch(variant.merge, merge_grid(kHeadSize, variant.columns, work.num_merges), kMmaThreads, 0,
+           stream, p, work.merges, work.partials);
   }
 
   static void run_shared(const PagedAttentionParams& p, const SharedWork& work,
