@@ -26,10 +26,9 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 // Merges of sequences with `num_rows` each, of so many slots: less and more than a batch, those
 // that are copied ahead, and those that factors are made for at once.
 struct Problem {
-  std::vector<int32_t> num_slots{1,  2,  7,  8,  9,   15,  16,  17,  24,  33,
-                                 48, 49, 64, 65, 127, 128, 129, 144, 257, 300};
+  std::vector<int32_t> num_slots{1, 2, 7, 8, 9, 16, 17, 48, 49, 65, 127, 128, 129, 300};
   std::vector<int32_t> num_rows{4, 1, 3};
-  std::vector<int32_t> query_start_loc{0};
+  std::vector<int32_t> query_start_loc{-1, 0};  // behind a row that is nobody's
   std::vector<int32_t> seq_lens;
   std::vector<AttentionMerge> merges;
   std::vector<float> acc, max, sum;
@@ -53,7 +52,7 @@ struct Problem {
         merges.push_back({static_cast<int32_t>(seq), kv_head, column, slot, num_slots[seq]});
         slot += num_slots[seq] + 1;  // one between them is nobody's
       }
-      if (seq % 5 == 2) merges.push_back({kNoWork, 0, 0, 0, 0});
+      if (seq % 5 == 2) merges.push_back({kNoWork, 0, 0, 1, 1});
     }
     // What is nobody's makes a result nan.
     const size_t rows = size_t(slot) * columns;
@@ -87,9 +86,10 @@ struct Problem {
 
   PagedAttentionParams params(std::vector<float>& out, bool has_sinks) {
     PagedAttentionParams p{};
-    p.out = {out.data(), int64_t{kHeads} * head_size, head_size};
+    const int64_t row = int64_t{kHeads} * head_size;
+    p.out = {out.data() + row, row, head_size};
     p.seq_lens = seq_lens.data();
-    p.query_start_loc = query_start_loc.data();
+    p.query_start_loc = query_start_loc.data() + 1;
     p.num_tokens = query_start_loc.back();
     p.num_seqs = static_cast<int64_t>(seq_lens.size());
     p.num_heads = kHeads;
@@ -108,7 +108,7 @@ struct Problem {
       if (each.seq == kNoWork) continue;
       const int left = num_rows[each.seq % num_rows.size()] * kGroup - each.column;
       for (int column = 0; column < std::min(columns, left); ++column) {
-        const int row = query_start_loc[each.seq] + (each.column + column) / kGroup;
+        const int row = p.query_start_loc[each.seq] + (each.column + column) / kGroup;
         const int head = each.kv_head * kGroup + (each.column + column) % kGroup;
         float* out =
             static_cast<float*>(p.out.data) + row * p.out.token_stride + head * p.out.head_stride;
@@ -141,7 +141,7 @@ bool are_same(const std::vector<float>& a, const std::vector<float>& b) {
 template <int kHeadSize, int kColumns>
 int compare() {
   Problem problem(kHeadSize, kColumns);
-  const size_t size = size_t(problem.query_start_loc.back()) * kHeads * kHeadSize;
+  const size_t size = size_t(problem.query_start_loc.back() + 1) * kHeads * kHeadSize;
   for (const bool has_sinks : {false, true}) {
     std::vector<float> expected(size, 7.f);
     problem.merge_in_order(problem.params(expected, has_sinks));
@@ -170,8 +170,8 @@ int compare() {
 }  // namespace
 
 int main() {
-  for (const auto each : {compare<64, 8>, compare<80, 8>, compare<128, 16>, compare<192, 8>,
-                          compare<256, 8>, compare<512, 16>, compare<128, 128>}) {
+  for (const auto each :
+       {compare<64, 8>, compare<80, 8>, compare<128, 16>, compare<192, 8>, compare<512, 16>}) {
     if (const int result = each()) return result;
   }
   return 0;

@@ -78,9 +78,7 @@ MUTANTS = {
     "no new beginning after a partition": ("    Base::reset();\n", ""),
     "a warp's state left out": ("w < kMmaWarps; ++w) columns", "w < kMmaWarps - 1; ++w) columns"),
     "a prefix's partitions apart": ("item.slot < 0 || item.is_prefix != 0", "item.slot < 0"),
-    "a prefix left out": ("acc = partials.acc[prefix * kHeadSize + d]", "acc = 0.f"),
     "partitions in one slot": ("partition - item.partition_begin) * Shape", "0) * Shape"),
-    "the last slot left out": ("i < work.num_slots)", "i < work.num_slots - 1)"),
     "not normalised": ("factor[column] / columns.total[column]", "factor[column]"),
     "scaled in another base": ("p.scale * kLog2E", "p.scale"),
     "capped in another base": ("p.soft_cap * kLog2E", "p.soft_cap"),
@@ -105,20 +103,11 @@ MUTANTS = {
     ),
     "no scale of keys": ("= of_column * key_scale", "= of_column"),
     "no scale of values": ("columns.total[column] * value_scale", "columns.total[column]"),
-    "no scale of merged values": (
-        "acc * factor / total.sum * value_scale",
-        "acc * factor / total.sum",
-    ),
     "no sink": (
         "total.add_sink(p, bounds.head(item.kv_head, item.column + thread))",
         "1.f",
     ),
-    "no sink behind merged partitions": (
-        "total.add_sink(p, bounds.head(work.kv_head, work.column + column))",
-        "1.f",
-    ),
     "a sink that leaves values as they were": ("acc[e] * columns.factor[column]", "acc[e]"),
-    "a sink that leaves merged values as they were": ("acc * factor / total", "acc / total"),
     "a sink in another base": ("p.sinks[head] * kLog2E", "p.sinks[head]"),
     "a sink of half the weight": ("merge(sink_of(p, head), 1.f)", "merge(sink_of(p, head), 0.5f)"),
     "another head's sink": (

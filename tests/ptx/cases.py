@@ -76,6 +76,17 @@ def sharing(head_size: int, dtype: torch.dtype, group: int) -> Run:
     return run
 
 
+def merges(num_partitions: int) -> Run:
+    """Decode with so many partitions, and with few, whose results are merged."""
+
+    def run() -> None:
+        for length in (512 * num_partitions - 100, 1100):
+            history = History.random(length, 2, 1, 64, BF16, length)
+            test_attention.check([Span(history, length - 1, length)], BF16, PLAIN)
+
+    return run
+
+
 def prompt(head_size: int, dtype: torch.dtype) -> Run:
     """Compute rows of partitions that are split and merged, and a short prompt, by single warps."""
 
@@ -264,6 +275,7 @@ CASES = {
     "attention, heads of 256": Case(
         "attention_mma_kernelI13__nv_bfloat16S2_Li256ELi1E", attention(256, BF16)
     ),
+    "merges of partitions": Case("attention_merge_kernelI13__nv_bfloat16Li64ELi8E", merges(150)),
     "attention of prompts": Case(
         "attention_prompt_kernelI13__nv_bfloat16Li128E", prompt(128, BF16)
     ),

@@ -118,9 +118,7 @@ class SlotStates {
     const float earlier = lane == 0 ? before : fmaxf(before, last);
     const float larger = fmaxf(before, largest);
     float4 shown{ptx::exp2(earlier - larger), ptx::exp2(max_ - larger), sum_, 0.f};
-    const int slot = first + thread;
-    if (slot == 0) shown.x = shown.y = 1.f;
-    if (slot >= num_slots_) shown = {1.f, -0.f, 0.f, 0.f};
+    if (first + thread >= num_slots_) shown = {1.f, -0.f, 0.f, 0.f};
     slots[thread] = shown;
     __syncthreads();  // factors are there
   }
@@ -139,7 +137,7 @@ class SlotStates {
 };
 
 template <typename T, int kHeadSize, int kColumns>
-__global__ void __launch_bounds__(kMmaThreads, 8)
+__global__ void __launch_bounds__(kMmaThreads, 10)
     attention_merge_kernel(const PagedAttentionParams p, const AttentionMerge* merges,
                            PartialResults partials) {
   begin_kernel();
@@ -173,7 +171,7 @@ __global__ void __launch_bounds__(kMmaThreads, 8)
   }
   const float value_scale = head_scale(p.value_scales, work.kv_head);
 
-  // The first slot is added to them, and is all that there is then: -0 + x is x.
+  // What is merged with the first slot: nothing, -0 times 0. -0 + x is x.
   float acc = -0.f;
   float sum = -0.f;
   for (int first = 0; first < work.num_slots; first += kMmaThreads) {
