@@ -35,25 +35,34 @@ MUTANTS = {
         "item.partition_end * kPartitionTokens - 1)",
     ),
     "results in the first slot": ("int64_t{item.slot} * Shape::kColumns);\n  });", "0);\n  });"),
-    "nothing to begin with": ("if (item.num_shared > 0) {", "if (false) {"),
-    "only the first slot": ("first < item.num_shared; first", "first < 1; first"),
-    "the last slot left out": ("item.num_shared - first);", "item.num_shared - first - 1);"),
+    "nothing to begin with": ("&& item.num_shared > 0;", "&& false;"),
+    "only the first slots": ("first < num_slots_; first", "first < 1; first"),
+    "the last slot left out": (
+        "num_slots_ = item.num_shared;",
+        "num_slots_ = item.num_shared - 1;",
+    ),
     "the first slot twice": (
-        "first_row + int64_t{first} * item.shared_columns",
-        "first_row + int64_t{first - 1} * item.shared_columns",
+        "int64_t{slot} * columns_of_slot_",
+        "int64_t{max(slot - 1, 0)} * columns_of_slot_",
     ),
     "no barrier before factors are read": (
-        "    __syncthreads();\n    const float* part",
-        "    const float* part",
+        "      __syncthreads();\n#pragma unroll\n",
+        "#pragma unroll\n",
     ),
     "no barrier before factors are those of others": (
-        "    __syncthreads();  // all have read before the factors of others are shown\n",
+        "      __syncthreads();  // all have read before other factors, "
+        "or values of warps, are shown\n",
         "",
     ),
-    "values of one slot": ("      part += int64_t{item.shared_columns} * kHeadSize;\n", ""),
+    "the first slots again": ("load(partials, first + kAtOnce);", "load(partials, first);"),
+    "slots that nobody loads": (
+        "      if (first + kAtOnce < num_slots_) load(partials, first + kAtOnce);\n",
+        "",
+    ),
+    "values of one slot": ("part_[i][e], factors", "part_[0][e], factors"),
     "a state that forgets": (
-        "total = {partials.max[first_row + thread], partials.sum[first_row + thread]};",
-        "total = {};",
+        "= total.merge(max_[i], sum_[i]);",
+        "= ColumnState{}.merge(max_[i], sum_[i]);",
     ),
     "another column's factors": ("kColumns + element / kHeadSize]", "kColumns]"),
 }

@@ -19,47 +19,83 @@
 
 namespace quire::cuda {
 
-// Slots that a block begins with and takes together.
-constexpr int kSharedSlotsAtOnce = 16;
+// What an earlier launch has computed of a block's columns (sharing.h), in slots that it begins
+// with.
+template <int kHeadSize, int kColumns>
+class EarlierSlots {
+ public:
+  static constexpr int kElements = kColumns * kHeadSize / kMmaThreads;
+  static constexpr int kAtOnce = kElements <= 8 ? 4 : 2;  // slots whose loads are on their way
 
-// Merges what an earlier launch has computed of the columns (sharing.h) into a state that has seen
-// nothing. `factors` is the block's memory, [kSharedSlotsAtOnce, columns].
-template <int kHeadSize, int kColumns, int kElements>
-__device__ __forceinline__ void begin_behind(const AttentionItem& item, int num_columns,
-                                             const PartialResults& partials, MergeFactors* factors,
-                                             ColumnState& total, float (&acc)[kElements]) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int64_t first_row = item.shared_row;
-  if (thread < num_columns)
-    total = {partials.max[first_row + thread], partials.sum[first_row + thread]};
-#pragma unroll
-  for (int e = 0; e < kElements; ++e) {
-    const int element = thread + e * kMmaThreads;
-    if (element < num_columns * kHeadSize) acc[e] = partials.acc[first_row * kHeadSize + element];
+  // Begins to load the first slots.
+  __device__ __forceinline__ void begin(const AttentionItem& item, int num_columns,
+                                        const PartialResults& partials) {
+    first_row_ = item.shared_row;
+    columns_of_slot_ = item.shared_columns;
+    num_slots_ = item.num_shared;
+    num_columns_ = num_columns;
+    load(partials, 0);
   }
-  for (int first = 1; first < item.num_shared; first += kSharedSlotsAtOnce) {
-    const int64_t row = first_row + int64_t{first} * item.shared_columns;
-    const int count = min(kSharedSlotsAtOnce, item.num_shared - first);
-    if (thread < num_columns) {
-      for (int i = 0; i < count; ++i) {
-        const int64_t own = row + int64_t{i} * item.shared_columns + thread;
-        factors[i * kColumns + thread] = total.merge(partials.max[own], partials.sum[own]);
+
+  // Merges all of them into a state that has seen nothing. `factors` is the block's memory,
+  // [kAtOnce, columns].
+  __device__ __forceinline__ void merge(const PartialResults& partials, MergeFactors* factors,
+                                        ColumnState& total, float (&acc)[kElements]) {
+    const int thread = static_cast<int>(threadIdx.x);
+    for (int first = 0; first < num_slots_; first += kAtOnce) {
+      if (thread < num_columns_) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (first + i < num_slots_)
+            factors[i * kColumns + thread] = total.merge(max_[i], sum_[i]);
+        }
       }
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i >= num_slots_) break;
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) {
+          const int element = thread + e * kMmaThreads;
+          if (element < num_columns_ * kHeadSize) {
+            acc[e] = merge_values(acc[e], part_[i][e], factors[i * kColumns + element / kHeadSize]);
+          }
+        }
+      }
+      if (first + kAtOnce < num_slots_) load(partials, first + kAtOnce);
+      __syncthreads();  // all have read before other factors, or values of warps, are shown
     }
-    __syncthreads();
-    const float* part = partials.acc + row * kHeadSize;
-    for (int i = 0; i < count; ++i) {
+  }
+
+ private:
+  __device__ __forceinline__ void load(const PartialResults& partials, int first) {
+    const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      // Those beyond the last load it again, and are left out.
+      const int slot = min(first + i, num_slots_ - 1);
+      const int64_t row = first_row_ + int64_t{slot} * columns_of_slot_;
+      if (thread < num_columns_) {
+        max_[i] = partials.max[row + thread];
+        sum_[i] = partials.sum[row + thread];
+      }
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
         const int element = thread + e * kMmaThreads;
-        if (element < num_columns * kHeadSize)
-          acc[e] = merge_values(acc[e], part[element], factors[i * kColumns + element / kHeadSize]);
+        if (element < num_columns_ * kHeadSize)
+          part_[i][e] = partials.acc[row * kHeadSize + element];
       }
-      part += int64_t{item.shared_columns} * kHeadSize;
     }
-    __syncthreads();  // all have read before the factors of others are shown
   }
-}
+
+  int64_t first_row_;
+  int columns_of_slot_;
+  int num_slots_;
+  int num_columns_;
+  float max_[kAtOnce];  // of column `thread`
+  float sum_[kAtOnce];
+  float part_[kAtOnce][kElements];
+};
 
 template <typename T, typename Cached, int kHeadSize, int kColumnTiles, int kStages>
 __global__ void __launch_bounds__(kMmaThreads, 2)
@@ -80,13 +116,14 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const int num_columns = min(Shape::kColumns, bounds.num_columns - item.column);  // that there are
   ColumnState total;  // of column `thread`
   float acc[Shape::kElements] = {};
-  if constexpr (kCanShare<T, Cached, kHeadSize>) {
-    if (item.num_shared > 0) {
-      begin_behind<kHeadSize, Shape::kColumns>(
-          item, num_columns, partials, reinterpret_cast<MergeFactors*>(warps_acc), total, acc);
-    }
+  const bool is_behind = kCanShare<T, Cached, kHeadSize> && item.num_shared > 0;
+  EarlierSlots<kHeadSize, Shape::kColumns> earlier;
+  // Before the copies, behind which loads wait for memory, and merged while those are on their way.
+  if (is_behind) {
+    earlier.begin(item, num_columns, partials);
   }
   WarpAttention<T, Cached, kHeadSize, kColumnTiles, kStages> warp(p, item, bounds, shared);
+  if (is_behind) earlier.merge(partials, reinterpret_cast<MergeFactors*>(warps_acc), total, acc);
 
   for (int partition = item.partition_begin; partition < item.partition_end; ++partition) {
     warp.walk(partition);
