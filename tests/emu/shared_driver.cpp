@@ -54,9 +54,12 @@ void print_latent() {
 
 template <int kHeadSize>
 void print_warpgroup_prompt() {
-  for (const char* type : {"bf16", "f16"})
-    std::printf("warpgroup_prompt_kernel<%s, %d>\t%d\n", type, kHeadSize,
-                WarpgroupPromptShape<bf16, kHeadSize>::kSharedBytes);
+  for (const char* type : {"bf16", "f16"}) {
+    for (const char* kernel : {"prompt", "shared"}) {
+      std::printf("warpgroup_%s_kernel<%s, %d>\t%d\n", kernel, type, kHeadSize,
+                  WarpgroupPromptShape<bf16, kHeadSize>::kSharedBytes);
+    }
+  }
 }
 
 template <typename T, int kFeatures, int kRows, int kFeatureWarps, int kRowWarps, int kStages>

@@ -11,6 +11,7 @@
 #include "cuda/attention/merge.cuh"
 #include "cuda/attention/mma.cuh"
 #include "cuda/attention/shared.cuh"
+#include "cuda/attention/shared_warpgroup.cuh"
 #include "cuda/launch.h"
 
 namespace {
@@ -52,10 +53,10 @@ void run_apart(const PagedAttentionParams& p) {
                                     memory.reserve(plan.num_slots * kColumns, kHeadSize));
 }
 
-// Returns the partitions that were shared.
-template <int kHeadSize, int kWarps, int kTiles, int kColumnTiles>
-int64_t run_shared(const PagedAttentionParams& p, int blocks_at_once) {
-  using Shape = PromptShape<bf16, kHeadSize, kWarps, kTiles>;
+// Computes what sequences share by a kernel, then the rest. Returns the partitions that were
+// shared.
+template <int kHeadSize, int kColumnTiles, typename Shape, typename Kernel>
+int64_t run_behind(Kernel kernel, const PagedAttentionParams& p, int blocks_at_once) {
   constexpr int kColumns = 8 * kColumnTiles;
   const SharedPlan shared = plan_shared(p, find_sharing(p, p.seq_lens, p.query_start_loc),
                                         {Shape::kColumns, blocks_at_once, 1 << 20}, 1);
@@ -65,13 +66,24 @@ int64_t run_shared(const PagedAttentionParams& p, int blocks_at_once) {
   WorkPlan plan = plan_work(p, p.seq_lens, p.query_start_loc, limits, shared.num_shared);
   Memory memory;
   const PartialResults partials = memory.reserve(plan.num_slots * kColumns, kHeadSize);
-  launch(attention_shared_kernel<bf16, kHeadSize, kWarps, kTiles>, unsigned(shared.items.size()),
-         Shape::kThreads, Shape::kSharedBytes, nullptr, p, shared.items.data(),
-         shared.members.data(), partials);
+  launch(kernel, unsigned(shared.items.size()), Shape::kThreads, Shape::kSharedBytes, nullptr, p,
+         shared.items.data(), shared.members.data(), partials);
   run_rest<kHeadSize, kColumnTiles>(p, shared, plan, partials);
   int64_t partitions = 0;
   for (const int32_t each : shared.num_shared) partitions += each;
   return partitions;
+}
+
+template <int kHeadSize, int kWarps, int kTiles, int kColumnTiles>
+int64_t run_shared(const PagedAttentionParams& p, int blocks_at_once) {
+  return run_behind<kHeadSize, kColumnTiles, PromptShape<bf16, kHeadSize, kWarps, kTiles>>(
+      attention_shared_kernel<bf16, kHeadSize, kWarps, kTiles>, p, blocks_at_once);
+}
+
+template <int kHeadSize, int kColumnTiles>
+int64_t run_warpgroups(const PagedAttentionParams& p, int blocks_at_once) {
+  return run_behind<kHeadSize, kColumnTiles, WarpgroupPromptShape<bf16, kHeadSize>>(
+      warpgroup_shared_kernel<bf16, kHeadSize>, p, blocks_at_once);
 }
 
 // Few blocks at once leave what is shared whole, more cut it into pairs of partitions, many into
@@ -181,9 +193,10 @@ int compare(Runs... runs) {
 }  // namespace
 
 int main() {
-  const int of_64 =
-      compare<64, 1>(run_shared<64, 8, 4, 1>, run_shared<64, 8, 4, 1>, run_shared<64, 8, 4, 1>);
+  const int of_64 = compare<64, 1>(run_shared<64, 8, 4, 1>, run_shared<64, 8, 4, 1>,
+                                   run_shared<64, 8, 4, 1>, run_warpgroups<64, 1>);
   if (of_64 != 0) return of_64;
   return compare<128, 2>(run_shared<128, 8, 4, 2>, run_shared<128, 8, 2, 2>,
-                         run_shared<128, 4, 2, 2>);
+                         run_shared<128, 4, 2, 2>, run_warpgroups<128, 2>, run_warpgroups<128, 2>,
+                         run_warpgroups<128, 2>);
 }

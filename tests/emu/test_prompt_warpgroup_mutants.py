@@ -157,8 +157,12 @@ MUTANTS = {
         "bounds_.head(item_.kv_head, column_));\n#pragma unroll 1",
     ),
     "a query of another column": (
-        "p_.query, item_.kv_head, first + row)",
-        "p_.query, item_.kv_head, first)",
+        "p_.query, item_.kv_head, column)",
+        "p_.query, item_.kv_head, min(first, bounds_.num_columns - 1))",
+    ),
+    "queries in the place of no column": (
+        "const bool exists = first + row < bounds_.num_columns;",
+        "const bool exists = true;",
     ),
     "queries whose chunks lie as they are": (
         "queries_ + Shape::offset(row, chunk % 8)",

@@ -4,7 +4,10 @@ import pytest
 
 from tests.emu.planted_bugs import PlantedBugs
 
-KERNEL = ("attention/shared.cuh", "attention/mma.cuh")
+KERNEL = (
+    *("attention/shared.cuh", "attention/mma.cuh"),
+    *("attention/shared_warpgroup.cuh", "attention/warpgroup_columns.cuh"),
+)
 SOURCES = (
     "core/check.cpp",
     "cuda/attention/plan.cu",
@@ -19,7 +22,7 @@ MUTANTS = {
         "query_start_loc[seqs[column / group]] * rows",
         "(query_start_loc[seqs[0]] + column / group) * rows",
     ),
-    "another head's query": ("kv_head * group + column % group) * rows", "kv_head * group) * rows"),
+    "another head's query": ("head(kv_head, column) * rows", "kv_head * group * rows"),
     "the position of the first sequence": (
         "seq_lens[seqs[column / group]] - 1",
         "seq_lens[seqs[0]] - 1",
@@ -34,7 +37,19 @@ MUTANTS = {
         "item.partition_end * kPartitionTokens)",
         "item.partition_end * kPartitionTokens - 1)",
     ),
-    "results in the first slot": ("int64_t{item.slot} * Shape::kColumns);\n  });", "0);\n  });"),
+    "results in the first slot": (
+        "{\n    columns.store_total(partials, int64_t{item.slot} * Shape::kColumns);\n  });\n}",
+        "{\n    columns.store_total(partials, 0);\n  });\n}",
+    ),
+    "results of warpgroups in the first slot": (
+        "columns.store_total(partials, int64_t{item.slot} * Shape::kColumns);\n  });\n#else",
+        "columns.store_total(partials, 0);\n  });\n#else",
+    ),
+    "warpgroups that store nothing": ("if (seen_end_ == 0) return;", "if (seen_end_ != 0) return;"),
+    "queries of warpgroups of one column": (
+        "p_.query, item_.kv_head, column)",
+        "p_.query, item_.kv_head, min(first, bounds_.num_columns - 1))",
+    ),
     "nothing to begin with": ("&& item.num_shared > 0;", "&& false;"),
     "only the first slots": ("first < num_slots_; first", "first < 1; first"),
     "the last slot left out": (

@@ -29,6 +29,8 @@ STATED = (
     "attention_shared_kernel<bf16, 128, 8, 4>",
     "attention_shared_kernel<bf16, 128, 8, 2>",
     "attention_shared_kernel<bf16, 128, 4, 2>",
+    "warpgroup_shared_kernel<bf16, 64>",
+    "warpgroup_shared_kernel<bf16, 128>",
     "attention_latent_kernel<bf16, 1, 2>",
     "attention_latent_kernel<bf16, 1, 4>",
     "attention_latent_kernel<bf16, 2, 2>",

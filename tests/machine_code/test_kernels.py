@@ -138,7 +138,7 @@ def test_tiles_are_copied_16_bytes_at_a_time(
             )
         ):
             assert copies, kernel.name
-        if kernel.name.startswith(("warpgroup_linear_kernel", "warpgroup_prompt_kernel")):
+        if kernel.name.startswith("warpgroup_"):
             assert bool(copies) == (architecture == 90), kernel.name
         if kernel.name.startswith("linear_kernel"):
             is_aligned = ">, true" in kernel.name
@@ -174,9 +174,9 @@ def test_prompts_on_warpgroups_multiply_side_by_side(
     found = [
         each
         for each in each_of(kernels, "cuda/attention")
-        if each.name.startswith("warpgroup_prompt_kernel")
+        if each.name.startswith(("warpgroup_prompt_kernel", "warpgroup_shared_kernel"))
     ]
-    assert len(found) == 4
+    assert len(found) == 8
     for kernel in found:
         if architecture != 90:
             assert statements.is_empty(kernel), kernel.name
@@ -267,6 +267,7 @@ def test_memory_of_launches_is_known(
         "head_linear_kernel",
         "warpgroup_linear_kernel",
         "warpgroup_prompt_kernel",
+        "warpgroup_shared_kernel",
         "int8_linear_kernel",
         "weight_only_kernel",
         "weight_only_experts_kernel",

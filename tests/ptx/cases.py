@@ -29,6 +29,7 @@ Run = Callable[[], None]
 ISA = "cuda"
 WARPGROUPS = "warpgroup_linear_kernel"
 PROMPTS_ON_WARPGROUPS = "warpgroup_prompt_kernel"
+SHARING_ON_WARPGROUPS = "warpgroup_shared_kernel"
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -64,14 +65,11 @@ def attention(head_size: int, dtype: torch.dtype, cache: PlainCache = PLAIN, gro
 
 
 def sharing(head_size: int, dtype: torch.dtype, group: int) -> Run:
-    """Decode behind two partitions, which two blocks compute for all sequences."""
+    """Decode behind two partitions, which two blocks of single warps compute for all sequences."""
 
     def run() -> None:
-        history = History.random(1100, 2 * group, 2, head_size, dtype, 0)
-        spans = [Span(history, end - 1, end) for end in (1030, 1100, 1040, 1025, 1060)]
-        together = attend(spans, shared_tokens=1024)
-        for span, rows in zip(spans, together, strict=True):
-            assert torch.equal(attend([span])[0], rows)
+        with interpreter.single_warps():
+            decode_behind(head_size, dtype, group)
 
     return run
 
@@ -85,6 +83,24 @@ def merges(num_partitions: int) -> Run:
             test_attention.check([Span(history, length - 1, length)], BF16, PLAIN)
 
     return run
+
+
+def sharing_on_warpgroups(head_size: int, dtype: torch.dtype, group: int) -> Run:
+    """The same by products of warpgroups."""
+
+    def run() -> None:
+        decode_behind(head_size, dtype, group)
+
+    return run
+
+
+def decode_behind(head_size: int, dtype: torch.dtype, group: int) -> None:
+    """Decode rows of sequences that share two partitions, with the bits that each has alone."""
+    history = History.random(1100, 2 * group, 2, head_size, dtype, 0)
+    spans = [Span(history, end - 1, end) for end in (1030, 1100, 1040, 1025, 1060)]
+    together = attend(spans, shared_tokens=1024)
+    for span, rows in zip(spans, together, strict=True):
+        assert torch.equal(attend([span])[0], rows)
 
 
 def prompt(head_size: int, dtype: torch.dtype) -> Run:
@@ -287,6 +303,12 @@ CASES = {
     ),
     "attention of what is shared": Case(
         "attention_shared_kernelI13__nv_bfloat16Li128E", sharing(128, BF16, 4)
+    ),
+    "attention of what is shared on warpgroups, heads of 128": Case(
+        f"{SHARING_ON_WARPGROUPS}I13__nv_bfloat16Li128E", sharing_on_warpgroups(128, BF16, 4)
+    ),
+    "attention of what is shared on warpgroups, heads of 64": Case(
+        f"{SHARING_ON_WARPGROUPS}I6__halfLi64E", sharing_on_warpgroups(64, F16, 4)
     ),
     "latent attention, 16 columns": Case(
         "attention_latent_kernelI13__nv_bfloat16Li1E", latent(5, BF16)

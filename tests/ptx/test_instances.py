@@ -62,6 +62,9 @@ def test_sharing_of_every_shape(cuda_isa: str, head_size: int, dtype: torch.dtyp
     together = attend(spans, shared_tokens=512)
     for place in (0, 13):
         assert torch.equal(attend([spans[place]])[0], together[place])
+    with interpreter.single_warps():
+        for each, same in zip(together, attend(spans, shared_tokens=512), strict=True):
+            assert torch.equal(each, same)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)

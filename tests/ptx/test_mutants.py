@@ -12,7 +12,13 @@ import pytest
 
 from tests.kernels.conftest import EMULATED, forced
 from tests.ptx import interpreter
-from tests.ptx.cases import CASES, PROMPTS_ON_WARPGROUPS, WARPGROUPS, Case
+from tests.ptx.cases import (
+    CASES,
+    PROMPTS_ON_WARPGROUPS,
+    SHARING_ON_WARPGROUPS,
+    WARPGROUPS,
+    Case,
+)
 from tests.ptx.interpreter import Instruction
 from worker_svc.ops import compiled
 
@@ -110,7 +116,7 @@ def is_known(name: str, kernel: str, instruction: Instruction) -> bool:
 def test_every_barrier_is_missed(name: str) -> None:
     case = CASES[name]
     if (
-        case.kernel.startswith((WARPGROUPS, PROMPTS_ON_WARPGROUPS))
+        case.kernel.startswith((WARPGROUPS, PROMPTS_ON_WARPGROUPS, SHARING_ON_WARPGROUPS))
         and not interpreter.has_warpgroups()
     ):
         pytest.skip("kernels of warpgroups are empty but for compute_90a")

@@ -27,6 +27,7 @@ class PromptLauncher {
   static void run_shared(const PagedAttentionParams& p, const SharedWork& work,
                          cudaStream_t stream) {
     const Variant& variant = chosen();
+    if (run_shared_warpgroups(p, work, variant.columns, stream)) return;
     launch(variant.shared, work.num_items, variant.threads, variant.shared_bytes, stream, p,
            work.items, work.members, work.partials);
   }

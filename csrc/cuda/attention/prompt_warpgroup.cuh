@@ -21,7 +21,8 @@ class WarpgroupStages {
   static constexpr int kStagesOfClass = kTilesOfPartition / kClasses / Shape::kTilesOfStage;
   static constexpr int kStagesOfPartition = kClasses * kStagesOfClass;
 
-  __device__ WarpgroupStages(const AttentionItem& item, const ItemBounds& bounds)
+  template <typename Bounds>
+  __device__ WarpgroupStages(const AttentionItem& item, const Bounds& bounds)
       : first_tile_(max(item.partition_begin * kTilesOfPartition, bounds.keys_begin / kTileTokens)),
         end_tile_(min(item.partition_end * kTilesOfPartition,
                       (bounds.keys_end + kTileTokens - 1) / kTileTokens)),
@@ -70,9 +71,9 @@ class WarpgroupStages {
 // zeros. When the others pass a barrier, the stage that some begin with is there, and that which
 // some have taken up to here is free behind it: so of four stages one is being read, one may be,
 // and two are on their way.
-template <typename T, int kHeadSize>
+template <typename T, int kHeadSize, typename Bounds>
 __device__ __forceinline__ void copy_stages(const PagedAttentionParams& p,
-                                            const AttentionItem& item, const ItemBounds& bounds,
+                                            const AttentionItem& item, const Bounds& bounds,
                                             char* shared) {
   using Shape = WarpgroupPromptShape<T, kHeadSize>;
   const int thread = static_cast<int>(threadIdx.x);
@@ -98,16 +99,17 @@ __device__ __forceinline__ void copy_stages(const PagedAttentionParams& p,
   }
 }
 
-template <typename T, int kHeadSize>
+template <typename T, int kHeadSize, typename Bounds, typename Finish>
 __device__ __forceinline__ void attend_columns(const PagedAttentionParams& p,
-                                               const AttentionItem& item, const ItemBounds& bounds,
-                                               const PartialResults& partials, char* shared) {
+                                               const AttentionItem& item, const Bounds& bounds,
+                                               const PartialResults& partials, char* shared,
+                                               const Finish& finish) {
   using Stages = WarpgroupStages<T, kHeadSize>;
   using Shape = typename Stages::Shape;
   char* const queries = shared + Shape::kStages * Shape::kStageBytes;
   // The same in all lanes, which the compiler is to know.
   const int group = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
-  WarpgroupColumns<T, kHeadSize> columns(
+  WarpgroupColumns<T, kHeadSize, Bounds> columns(
       p, item, bounds, item.column + group * Shape::kGroupColumns,
       queries + group * Shape::kQueryBytes,
       reinterpret_cast<float4*>(queries + Shape::kGroups * Shape::kQueryBytes) + threadIdx.x);
@@ -133,11 +135,24 @@ __device__ __forceinline__ void attend_columns(const PagedAttentionParams& p,
     const int64_t row = (int64_t{item.slot} + partition - item.partition_begin) * Shape::kColumns;
     columns.merge_class(number % Stages::kClasses == Stages::kClasses - 1, merges, partials, row);
   }
-  if (!merges) return;
-  if (item.slot >= 0) {
-    columns.store_total(partials, int64_t{item.slot} * Shape::kColumns);
+  if (merges) finish(columns);
+}
+
+// Takes the partitions of an item. What they come to is stored, or left to `finish` where
+// partitions are merged here and not by the merge.
+template <typename T, int kHeadSize, typename Bounds, typename Finish>
+__device__ __forceinline__ void attend_by_warpgroups(const PagedAttentionParams& p,
+                                                     const AttentionItem& item,
+                                                     const Bounds& bounds,
+                                                     const PartialResults& partials, char* shared,
+                                                     const Finish& finish) {
+  using Shape = WarpgroupPromptShape<T, kHeadSize>;
+  if (static_cast<int>(threadIdx.x) >= Shape::kMultiplyingThreads) {
+    ptx::give_registers<Shape::kCopyingRegisters>();
+    copy_stages<T, kHeadSize>(p, item, bounds, shared);
   } else {
-    columns.write();
+    ptx::take_registers<Shape::kMultiplyingRegisters>();
+    attend_columns<T, kHeadSize>(p, item, bounds, partials, shared, finish);
   }
 }
 
@@ -152,13 +167,13 @@ __global__ void __launch_bounds__(WarpgroupPromptShape<T, kHeadSize>::kThreads, 
   const AttentionItem item = items[blockIdx.x];
   if (item.seq == kNoWork) return;
   const ItemBounds bounds(p, item, Shape::kColumns);
-  if (static_cast<int>(threadIdx.x) >= Shape::kMultiplyingThreads) {
-    ptx::give_registers<Shape::kCopyingRegisters>();
-    copy_stages<T, kHeadSize>(p, item, bounds, shared);
-  } else {
-    ptx::take_registers<Shape::kMultiplyingRegisters>();
-    attend_columns<T, kHeadSize>(p, item, bounds, partials, shared);
-  }
+  attend_by_warpgroups<T, kHeadSize>(p, item, bounds, partials, shared, [&](const auto& columns) {
+    if (item.slot >= 0) {
+      columns.store_total(partials, int64_t{item.slot} * Shape::kColumns);
+    } else {
+      columns.write();
+    }
+  });
 #else
   __trap();  // launched by a driver that was made to take other code than the device's
 #endif

@@ -1,4 +1,4 @@
-// Attention of prompts on products of warpgroups, which an H100 has.
+// Attention of prompts, and of what sequences share, on products of warpgroups, which an H100 has.
 #pragma once
 
 #include "cuda/attention/device_plan.h"
@@ -10,6 +10,10 @@ namespace quire::cuda {
 // the device has no such products, nor for blocks of another number of columns.
 // `attention_prompt_serves` must have returned true.
 bool run_prompt_warpgroups(const PagedAttentionParams& p, const DeviceWork& work,
+                           cudaStream_t stream);
+
+// The same of what sequences share, for blocks of `columns` columns.
+bool run_shared_warpgroups(const PagedAttentionParams& p, const SharedWork& work, int columns,
                            cudaStream_t stream);
 
 }  // namespace quire::cuda

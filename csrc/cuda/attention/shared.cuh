@@ -34,11 +34,13 @@ struct SharedBounds {
   __device__ int end_of_keys(int) const { return keys_end; }
   __device__ int position(int column) const { return seq_lens[seqs[column / group]] - 1; }
 
+  __device__ int head(int kv_head, int column) const { return kv_head * group + column % group; }
+
   // The offset of a column's query among rows.
   template <typename T>
   __device__ T* address(const RowsView& rows, int kv_head, int column) const {
     return static_cast<T*>(rows.data) + query_start_loc[seqs[column / group]] * rows.token_stride +
-           (kv_head * group + column % group) * rows.head_stride;
+           head(kv_head, column) * rows.head_stride;
   }
 };
 

@@ -11,7 +11,7 @@
 
 namespace quire::cuda {
 
-template <typename T, int kHeadSize>
+template <typename T, int kHeadSize, typename Bounds>
 class WarpgroupColumns {
  public:
   using Shape = WarpgroupPromptShape<T, kHeadSize>;
@@ -21,7 +21,7 @@ class WarpgroupColumns {
   // `first` is the warpgroup's first column; its queries are stored in `queries`, for products
   // behind a barrier, and what all partitions come to in `total`, both of its own.
   __device__ WarpgroupColumns(const PagedAttentionParams& p, const AttentionItem& item,
-                              const ItemBounds& bounds, int first, char* queries, float4* total)
+                              const Bounds& bounds, int first, char* queries, float4* total)
       : p_(p),
         item_(item),
         bounds_(bounds),
@@ -150,8 +150,9 @@ class WarpgroupColumns {
     reset();
   }
 
-  // Stores what all partitions came to in rows of `partials`.
+  // Stores what all partitions came to in rows of `partials`, unless the warpgroup has no column.
   __device__ __forceinline__ void store_total(const PartialResults& partials, int64_t row) const {
+    if (seen_end_ == 0) return;
 #pragma unroll
     for (int j = 0; j < 2; ++j) store_state(partials, row, j, total_state_[j]);
 #pragma unroll 1
@@ -194,25 +195,34 @@ class WarpgroupColumns {
 
   __device__ float4 held_of(int g) const { return total_[g * Shape::kMultiplyingThreads]; }
 
-  // Queries as they are to lie for products, zeros for columns that are not there.
+  // Queries as they are to lie for products, zeros for columns that are not there. All are on their
+  // way together: a column's address may be read from memory, too.
   __device__ void store_queries(int first) {
     constexpr int kChunkElements = 16 / Shape::kBytes;
-    constexpr int kNumChunks = Shape::kGroupColumns * Shape::kChunks;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x) % Shape::kGroupThreads; i < kNumChunks;
-         i += Shape::kGroupThreads) {
-      const int row = i / Shape::kChunks;
-      const int chunk = i % Shape::kChunks;
-      uint32_t pairs[4] = {};
-      if (first + row < bounds_.num_columns) {
-        const T* query = bounds_.template address<const T>(p_.query, item_.kv_head, first + row) +
-                         chunk * kChunkElements;
+    constexpr int kNumChunks = Shape::kGroupColumns * Shape::kChunks / Shape::kGroupThreads;
+    const int thread = static_cast<int>(threadIdx.x) % Shape::kGroupThreads;
+    const T* from[kNumChunks];
 #pragma unroll
-        for (int pair = 0; pair < 4; ++pair)
-          pairs[pair] = *reinterpret_cast<const uint32_t*>(query + pair * 2);
-      }
+    for (int i = 0; i < kNumChunks; ++i) {
+      const int chunk = thread + i * Shape::kGroupThreads;
+      const int column = min(first + chunk / Shape::kChunks, bounds_.num_columns - 1);
+      from[i] = bounds_.template address<const T>(p_.query, item_.kv_head, column) +
+                chunk % Shape::kChunks * kChunkElements;
+    }
+    uint32_t pairs[kNumChunks][4];
+#pragma unroll
+    for (int i = 0; i < kNumChunks; ++i)
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair)
+        pairs[i][pair] = *reinterpret_cast<const uint32_t*>(from[i] + pair * 2);
+#pragma unroll
+    for (int i = 0; i < kNumChunks; ++i) {
+      const int row = (thread + i * Shape::kGroupThreads) / Shape::kChunks;
+      const int chunk = thread % Shape::kChunks;
+      const bool exists = first + row < bounds_.num_columns;
       char* to = queries_ + Shape::offset(row, chunk % 8) + Shape::behind(chunk);
-      *reinterpret_cast<uint4*>(to) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+      *reinterpret_cast<uint4*>(to) = {exists ? pairs[i][0] : 0u, exists ? pairs[i][1] : 0u,
+                                       exists ? pairs[i][2] : 0u, exists ? pairs[i][3] : 0u};
     }
   }
 
@@ -364,7 +374,7 @@ class WarpgroupColumns {
 
   const PagedAttentionParams& p_;
   const AttentionItem& item_;
-  const ItemBounds& bounds_;
+  const Bounds& bounds_;
   int lane_;
   int column_;       // the first of the lane's two; the other is the eighth behind it
   float factor_;     // of scores
