@@ -222,7 +222,7 @@ def bytes_read(step: Step, plan: Plan) -> float:
     return partitions * step.partition_bytes + results
 
 
-def test_a_system_prompt_is_read_twice_and_not_64_times(planner) -> None:
+def test_a_system_prompt_is_read_four_times_and_not_64(planner) -> None:
     rng = random.Random(0)
     step = Step(tuple(sequences(rng, 64, blocks(rng, 2048), 256)))
     plan, apart = plans(planner, [step, replace(step, max_slots=0)])
@@ -231,9 +231,17 @@ def test_a_system_prompt_is_read_twice_and_not_64_times(planner) -> None:
     assert [(each, len(members)) for each, members in plan.groups] == [(4, 64)]
     before, after = bytes_read(step, apart), bytes_read(step, plan)
     print(f"{before / 1e6:.0f} MB of a layer apart, {after / 1e6:.0f} shared")
-    assert (round(before / 1e6), round(after / 1e6)) == (604, 88)
-    # A block of the first launch has one partition.
-    assert [len(each.partitions) for each in plan.shared] == [1] * 64
+    assert (round(before / 1e6), round(after / 1e6)) == (604, 105)
+    # A block of the first launch has one partition, and half of its columns, since they all run at
+    # once.
+    assert [len(each.partitions) for each in plan.shared] == [1] * 128
+    assert {len(each.members) for each in plan.shared} == {16}
+    # So four blocks read what two would.
+    wide = replace(step, shared_blocks=127)
+    [plan] = plans(planner, [wide])
+    check(wide, plan)
+    assert round(bytes_read(wide, plan) / 1e6) == 88
+    assert {len(each.members) for each in plan.shared} == {32}
 
 
 def test_sharing_is_found_in_little_time(planner) -> None:

@@ -90,6 +90,21 @@ class Candidates {
   std::vector<int64_t> common_;
 };
 
+// The sequences of a tile: as many as its columns take, or half of that if all partitions of those
+// tiles run at once; blocks with half of their columns are sooner done.
+int64_t sequences_of_tile(const std::vector<SharingGroup>& groups, int64_t group,
+                          int64_t num_kv_heads, const WorkLimits& limits) {
+  const int64_t half = limits.columns / 2 / group;
+  if (half < kLeastSequences) return limits.columns / group;
+  int64_t blocks = 0;
+  for (const SharingGroup& each : groups) {
+    blocks +=
+        each.num_partitions * ceil_div(static_cast<int64_t>(each.seqs.size()), half) * num_kv_heads;
+  }
+  const bool run_at_once = blocks <= std::min<int64_t>(limits.blocks_at_once, limits.max_slots);
+  return run_at_once ? half : limits.columns / group;
+}
+
 }  // namespace
 
 std::vector<SharingGroup> find_sharing(const PagedAttentionParams& p, const int32_t* seq_lens,
@@ -105,8 +120,8 @@ SharedPlan plan_shared(const PagedAttentionParams& p, const std::vector<SharingG
                        const WorkLimits& limits, int other_blocks) {
   SharedPlan plan;
   const int64_t group = p.num_heads / p.num_kv_heads;
-  const int64_t seqs_of_tile = limits.columns / group;
-  if (seqs_of_tile < kLeastSequences) return plan;
+  if (limits.columns / group < kLeastSequences) return plan;
+  const int64_t seqs_of_tile = sequences_of_tile(groups, group, p.num_kv_heads, limits);
   plan.columns = limits.columns;
   plan.num_kv_heads = p.num_kv_heads;
   plan.places.resize(p.num_seqs);
