@@ -39,7 +39,7 @@ struct Problem {
   std::vector<float> value_scales{3.f, 0.3f};
   int64_t table_width = 0;
 
-  explicit Problem(std::vector<int32_t> lens = {1, 700, 46, 1700, 33},
+  explicit Problem(std::vector<int32_t> lens = {1, 700, 46, 2100, 33},
                    std::vector<int32_t> start_loc = {0, 1, 2, 22, 23, 56})
       : seq_lens(std::move(lens)), query_start_loc(std::move(start_loc)) {
     std::mt19937 random(1);

@@ -58,6 +58,17 @@ MUTANTS = {
         "true;",
     ),
     "another block's tokens": ("(known) >> block_shift_", "(known) >> block_shift_ + 1"),
+    "the next tile's block": ("place * 2 + half)", "(place * 2 + half) ^ 2)"),
+    "blocks of the first warp's tiles": ("* kMmaWarps + warp_, lane_", "* kMmaWarps, lane_"),
+    "blocks of the tiles before": ("        blocks_ = later_blocks_;\n", ""),
+    "blocks of the first tiles again": (
+        "look_up(next_ + kTilesOfLookup * kMmaWarps);",
+        "look_up(next_);",
+    ),
+    "later blocks once": (
+        "        later_blocks_ = look_up(tile + (1 + kTilesOfLookup) * kMmaWarps);\n",
+        "",
+    ),
     "another slot's token": ("static_cast<uint32_t>(token) &", "~static_cast<uint32_t>(token) &"),
     "columns change places": (
         "const int column = g * 8 + lane_ % 4 * 2 + j;",

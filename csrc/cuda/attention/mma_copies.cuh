@@ -37,14 +37,24 @@ class TileCopies {
     for (int half = 0; half < 2; ++half) begin_half(tile, half, stage);
   }
 
-  // Begins to copy half of a tile: a block has whole halves.
-  __device__ void begin_half(int tile, int half, int stage) {
+  // Looks up the block of half of a tile: a block has whole halves.
+  __device__ uint32_t block_of(int tile, int half) const {
     const int token = tile * kTileTokens + half * kHalf;
-    // The block of those of the half that exist, which is looked up only if there are any.
+    // Of those of the half that exist; if there are none, that of one that does.
     const int known = min(max(token, keys_begin_), keys_begin_ + num_keys_ - 1);
     // Unsigned, so that nothing is extended by its sign.
     const uint32_t place = static_cast<uint32_t>(known) >> block_shift_;
-    const int64_t block = static_cast<uint32_t>(__ldg(table_ + place));
+    return static_cast<uint32_t>(__ldg(table_ + place));
+  }
+
+  __device__ void begin_half(int tile, int half, int stage) {
+    begin_half(tile, half, stage, block_of(tile, half));
+  }
+
+  // The same where its block is known.
+  __device__ void begin_half(int tile, int half, int stage, uint32_t block_number) {
+    const int token = tile * kTileTokens + half * kHalf;
+    const int64_t block = block_number;
     const int64_t slot = static_cast<uint32_t>(token) & (block_size_ - 1);
     const Cached* key =
         keys_ + block * p_.key_cache.block_stride + slot * p_.key_cache.token_stride;

@@ -28,6 +28,8 @@ class WarpAttention : private WarpColumns<T, Cached, kHeadSize, kColumnTiles> {
                         (bounds.keys_end + kTileTokens - 1) / kTileTokens);
     next_ = first + ((warp_ - first) & (kMmaWarps - 1));
     tiles_end_ = end;
+    blocks_ = look_up(next_);
+    later_blocks_ = look_up(next_ + kTilesOfLookup * kMmaWarps);
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage)
       copy(next_ + stage * kMmaWarps, stage * Copies::kTilesBytes);
@@ -78,16 +80,39 @@ class WarpAttention : private WarpColumns<T, Cached, kHeadSize, kColumnTiles> {
 
   // Begins to copy a tile, if there is one, into a stage.
   __device__ void copy(int tile, int stage) {
-    if (tile < tiles_end_) copies_.begin(tile, stage);
+    if (tile < tiles_end_) {
+      const int place = tile / kMmaWarps % kTilesOfLookup;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t block = __shfl_sync(kFullMask, blocks_, place * 2 + half);
+        copies_.begin_half(tile, half, stage, block);
+      }
+      if (place == kTilesOfLookup - 1) {
+        blocks_ = later_blocks_;
+        later_blocks_ = look_up(tile + (1 + kTilesOfLookup) * kMmaWarps);
+      }
+    }
     ptx::async_commit();
   }
+
+  // Looks up the block of a half of a tile in each lane, for those of the warp's tiles that are cut
+  // where `tile` is. Long before they are copied: a load that begins behind copies ends behind
+  // them.
+  __device__ uint32_t look_up(int tile) const {
+    const int first = tile / kMmaWarps / kTilesOfLookup * kTilesOfLookup;
+    return copies_.block_of((first + lane_ / 2) * kMmaWarps + warp_, lane_ % 2);
+  }
+
+  static constexpr int kTilesOfLookup = kWarpSize / 2;
 
   char* stages_;
   int warp_;
   Copies copies_;
   int stage_ = 0;  // of the tile to take: its first byte
   int free_stage_ = (kStages - 1) * Copies::kTilesBytes;
-  int next_;  // tile to take
+  uint32_t blocks_;        // of the tiles that are copied now, a half in each lane
+  uint32_t later_blocks_;  // of as many behind them
+  int next_;               // tile to take
   int tiles_end_;
 };
 
