@@ -43,6 +43,18 @@ MUTANTS = {
         "copied.tile() + own * kMmaWarps",
         "copied.tile() + own",
     ),
+    "blocks of the next stage": (
+        "% kStagesOfLookup * 2 + half)",
+        "% kStagesOfLookup * 2 + half ^ 2)",
+    ),
+    "blocks of the first warp's tiles": (
+        "taken.tile_of(stage + lane / 2) + own * kMmaWarps",
+        "taken.tile_of(stage + lane / 2)",
+    ),
+    "blocks of the stages before": (
+        "!= stage / kStagesOfLookup) blocks",
+        "!= stage / kStagesOfLookup && false) blocks",
+    ),
     "stages that all lie in one place": (
         "? 0 : place_ + Shape::kStageBytes;",
         "? 0 : place_;",

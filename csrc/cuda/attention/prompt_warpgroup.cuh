@@ -34,8 +34,18 @@ class WarpgroupStages {
   // Whether there is a stage before another one.
   __device__ __forceinline__ bool is_before(int stage) const { return stage_ < stage; }
   __device__ __forceinline__ bool has_any() const { return stage_ < end_; }
+  __device__ __forceinline__ int stage() const { return stage_; }
   __device__ __forceinline__ int tile() const { return tile_; }
   __device__ __forceinline__ int place() const { return place_; }
+
+  // The first tile of a stage; the others are of the same class, which is every fourth tile of a
+  // partition.
+  static __device__ __forceinline__ int tile_of(uint32_t stage) {
+    const uint32_t within = stage % kStagesOfPartition;  // unsigned, so that shifts do
+    return static_cast<int>(stage / kStagesOfPartition * kTilesOfPartition +
+                            within / kStagesOfClass +
+                            within % kStagesOfClass * kClasses * Shape::kTilesOfStage);
+  }
 
   __device__ __forceinline__ void go_on() {
     ++stage_;
@@ -47,12 +57,7 @@ class WarpgroupStages {
   // Passes over stages that have no tile of the item.
   __device__ __forceinline__ void find() {
     for (; stage_ < end_; ++stage_) {
-      // A class is every fourth tile of a partition. Unsigned, so that shifts do.
-      const auto stage = static_cast<uint32_t>(stage_);
-      const uint32_t within = stage % kStagesOfPartition;
-      tile_ = static_cast<int>(stage / kStagesOfPartition * kTilesOfPartition +
-                               within / kStagesOfClass +
-                               within % kStagesOfClass * kClasses * Shape::kTilesOfStage);
+      tile_ = tile_of(static_cast<uint32_t>(stage_));
       const int behind = max(first_tile_ - tile_, 0);
       const int known = tile_ + (behind + kClasses - 1) / kClasses * kClasses;
       if (known < end_tile_ && known < tile_ + kClasses * Shape::kTilesOfStage) return;
@@ -81,11 +86,26 @@ __device__ __forceinline__ void copy_stages(const PagedAttentionParams& p,
   TileCopies<T, Shape> copies(p, item, bounds, shared, thread % kWarpSize);
   WarpgroupStages<T, kHeadSize> taken(item, bounds);
   WarpgroupStages<T, kHeadSize> copied = taken;
+  // The blocks of the warp's halves of tiles, one in each lane, of 16 stages: a load that begins
+  // behind copies ends behind them.
+  constexpr int kStagesOfLookup = kWarpSize / 2;
+  const auto look_up = [&] {
+    const int lane = thread % kWarpSize;
+    const auto stage = static_cast<uint32_t>(copied.stage()) / kStagesOfLookup * kStagesOfLookup;
+    return copies.block_of(taken.tile_of(stage + lane / 2) + own * kMmaWarps, lane % 2);
+  };
+  uint32_t blocks = look_up();
   const auto copy_next = [&] {
     if (copied.has_any()) {
-      copies.begin(copied.tile() + own * kMmaWarps,
-                   copied.place() + own * kTileTokens * Shape::kRowBytes);
+      const int stage = copied.stage();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t block = __shfl_sync(kFullMask, blocks, stage % kStagesOfLookup * 2 + half);
+        copies.begin_half(copied.tile() + own * kMmaWarps, half,
+                          copied.place() + own * kTileTokens * Shape::kRowBytes, block);
+      }
       copied.go_on();
+      if (copied.stage() / kStagesOfLookup != stage / kStagesOfLookup) blocks = look_up();
     }
     ptx::async_commit();
   };
