@@ -172,10 +172,6 @@ MUTANTS = {
         "p_.query, item_.kv_head, column)",
         "p_.query, item_.kv_head, min(first, bounds_.num_columns - 1))",
     ),
-    "queries in the place of no column": (
-        "const bool exists = first + row < bounds_.num_columns;",
-        "const bool exists = true;",
-    ),
     "queries whose chunks lie as they are": (
         "queries_ + Shape::offset(row, chunk % 8)",
         "queries_ + row * 128 + chunk % 8 * 16",
