@@ -86,7 +86,7 @@ def merges(num_partitions: int) -> Run:
 
 
 def sharing_on_warpgroups(head_size: int, dtype: torch.dtype, group: int) -> Run:
-    """The same by products of warpgroups."""
+    """The same by products of warpgroups, of which both have columns if there are 16 of a row."""
 
     def run() -> None:
         decode_behind(head_size, dtype, group)
@@ -305,10 +305,10 @@ CASES = {
         "attention_shared_kernelI13__nv_bfloat16Li128E", sharing(128, BF16, 4)
     ),
     "attention of what is shared on warpgroups, heads of 128": Case(
-        f"{SHARING_ON_WARPGROUPS}I13__nv_bfloat16Li128E", sharing_on_warpgroups(128, BF16, 4)
+        f"{SHARING_ON_WARPGROUPS}I13__nv_bfloat16Li128E", sharing_on_warpgroups(128, BF16, 16)
     ),
     "attention of what is shared on warpgroups, heads of 64": Case(
-        f"{SHARING_ON_WARPGROUPS}I6__halfLi64E", sharing_on_warpgroups(64, F16, 4)
+        f"{SHARING_ON_WARPGROUPS}I6__halfLi64E", sharing_on_warpgroups(64, F16, 16)
     ),
     "latent attention, 16 columns": Case(
         "attention_latent_kernelI13__nv_bfloat16Li1E", latent(5, BF16)
