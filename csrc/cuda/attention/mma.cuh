@@ -168,10 +168,8 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
       partials.sum[row + thread] = total.sum;
     }
 #pragma unroll
-    for (int e = 0; e < Shape::kElements; ++e) {
-      const int element = thread + e * kMmaThreads;
-      if (element / kHeadSize < num_columns) partials.acc[row * kHeadSize + element] = acc[e];
-    }
+    for (int e = 0; e < Shape::kElements; ++e)
+      partials.acc[row * kHeadSize + thread + e * kMmaThreads] = acc[e];
     return;
   }
   if (thread < Shape::kColumns) {
