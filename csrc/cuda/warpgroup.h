@@ -71,7 +71,8 @@ __device__ __forceinline__ void hold_sums(float (&c)[kTiles][4]) {
     for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(c[i][j])::"memory");
 }
 
-// An operand in registers stays what it is until here, behind the wait for its product.
+// An operand in registers has here what was computed before, in front of begin_products, or stays
+// what it is until here, behind the wait for its product.
 __device__ __forceinline__ void hold_operand(uint32_t (&a)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[i])::"memory");
@@ -106,6 +107,10 @@ struct WarpgroupProduct;
 // the warp's 16 rows as those of multiply_add do.
 template <typename T, int kColumnTiles>
 struct RegisterProduct;
+
+// The same of c += a b^T, with b [8 kColumnTiles, 16] by describe_rows.
+template <typename T, int kColumnTiles>
+struct RegisterRowsProduct;
 
 #define QUIRE_REGISTERS_3 "%0,%1,%2,%3"
 #define QUIRE_REGISTERS_7 \
@@ -155,29 +160,36 @@ QUIRE_WARPGROUP_PRODUCTS("m64n64k16", 8, QUIRE_REGISTERS_31, "%32", "%33")
 QUIRE_WARPGROUP_PRODUCTS("m64n128k16", 16, QUIRE_REGISTERS_63, "%64", "%65")
 QUIRE_WARPGROUP_PRODUCTS("m64n256k16", 32, QUIRE_REGISTERS_127, "%128", "%129")
 
-#define QUIRE_REGISTER_PRODUCT(T, name, shape, tiles, registers, a_operand, b_operand)         \
-  template <>                                                                                  \
-  struct RegisterProduct<T, tiles> {                                                           \
-    static __device__ __forceinline__ void begin(float (&c)[tiles][4], const uint32_t (&a)[4], \
-                                                 uint64_t b) {                                 \
-      QUIRE_WARPGROUP_ASM(                                                                     \
-          "{.reg .pred adds; setp.eq.b32 adds, 0, 0; wgmma.mma_async.sync.aligned." shape      \
-          ".f32." name "." name " {" registers "}, {" a_operand "}, " b_operand                \
-          ", adds, 1, 1, 1;}" : QUIRE_SUMS_##tiles(0) : "r"(a[0]),                             \
-          "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
-    }                                                                                          \
+#define QUIRE_REGISTER_PRODUCT(Product, by_columns, T, name, shape, tiles, registers, a_operand, \
+                               b_operand)                                                        \
+  template <>                                                                                    \
+  struct Product<T, tiles> {                                                                     \
+    static __device__ __forceinline__ void begin(float (&c)[tiles][4], const uint32_t (&a)[4],   \
+                                                 uint64_t b) {                                   \
+      QUIRE_WARPGROUP_ASM(                                                                       \
+          "{.reg .pred adds; setp.eq.b32 adds, 0, 0; wgmma.mma_async.sync.aligned." shape        \
+          ".f32." name "." name " {" registers "}, {" a_operand "}, " b_operand                  \
+          ", adds, 1, 1, " by_columns ";}" : QUIRE_SUMS_##tiles(0) : "r"(a[0]),                  \
+          "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                              \
+    }                                                                                            \
   };
-#define QUIRE_REGISTER_PRODUCTS(shape, tiles, registers, a_operand, b_operand)        \
-  QUIRE_REGISTER_PRODUCT(bf16, "bf16", shape, tiles, registers, a_operand, b_operand) \
-  QUIRE_REGISTER_PRODUCT(f16, "f16", shape, tiles, registers, a_operand, b_operand)
+#define QUIRE_REGISTER_PRODUCTS(Product, by_columns, ...)                \
+  QUIRE_REGISTER_PRODUCT(Product, by_columns, bf16, "bf16", __VA_ARGS__) \
+  QUIRE_REGISTER_PRODUCT(Product, by_columns, f16, "f16", __VA_ARGS__)
+#define QUIRE_PRODUCTS_OF_64 "m64n64k16", 8, QUIRE_REGISTERS_31, "%32,%33,%34,%35", "%36"
+#define QUIRE_PRODUCTS_OF_128 "m64n128k16", 16, QUIRE_REGISTERS_63, "%64,%65,%66,%67", "%68"
 
-QUIRE_REGISTER_PRODUCTS("m64n64k16", 8, QUIRE_REGISTERS_31, "%32,%33,%34,%35", "%36")
-QUIRE_REGISTER_PRODUCTS("m64n128k16", 16, QUIRE_REGISTERS_63, "%64,%65,%66,%67", "%68")
+QUIRE_REGISTER_PRODUCTS(RegisterProduct, "1", QUIRE_PRODUCTS_OF_64)
+QUIRE_REGISTER_PRODUCTS(RegisterProduct, "1", QUIRE_PRODUCTS_OF_128)
+QUIRE_REGISTER_PRODUCTS(RegisterRowsProduct, "0", QUIRE_PRODUCTS_OF_64)
+QUIRE_REGISTER_PRODUCTS(RegisterRowsProduct, "0", QUIRE_PRODUCTS_OF_128)
 
 #undef QUIRE_WARPGROUP_PRODUCTS
 #undef QUIRE_WARPGROUP_PRODUCT
 #undef QUIRE_REGISTER_PRODUCTS
 #undef QUIRE_REGISTER_PRODUCT
+#undef QUIRE_PRODUCTS_OF_64
+#undef QUIRE_PRODUCTS_OF_128
 #undef QUIRE_REGISTERS_3
 #undef QUIRE_REGISTERS_7
 #undef QUIRE_REGISTERS_15

@@ -1,6 +1,6 @@
 // Products of warpgroups: wgmma.mma_async of 16-bit operands in shared memory, of which the first
-// may be in registers and the second by columns; its fences and its groups. Each warp computes its
-// 16 rows of the result when it begins a product or when it waits for it, as mma does
+// may be in registers, and then the second by columns; its fences and its groups. Each warp
+// computes its 16 rows of the result when it begins a product or when it waits for it, as mma does
 // (matrices.cpp): one by one in float32, in ascending order of k.
 #include "products.h"
 
@@ -25,10 +25,15 @@ constexpr int kPieceColumns = kRowBytes / 2;  // of an operand by columns
 // Of an instruction's `detail`.
 constexpr int kIsF16 = 1;
 constexpr int kHasRegisters = 2;
-constexpr int kRegisters = 4;  // of an operand
+constexpr int kIsByColumns = 4;  // the second operand
+constexpr int kRegisters = 4;    // of an operand
 
 bool has_registers(const Instruction& product) {
   return (product.detail & kHasRegisters) != 0;
+}
+
+bool is_by_columns(const Instruction& product) {
+  return (product.detail & kIsByColumns) != 0;
 }
 
 // Four registers of a lane for 8 columns.
@@ -82,18 +87,18 @@ uint32_t chunk_of(const Columns& matrix, int row, int column) {
 template <typename F>
 void visit_operands(const Warp& warp, const Product& product, F&& visit) {
   const int columns = num_columns(*product.instruction);
-  if (has_registers(*product.instruction)) {
+  if (is_by_columns(*product.instruction)) {
     const Columns b = columns_of(warp, product.b, columns);
     for (int row = 0; row < kDepth; ++row)
       for (int column = 0; column < columns; column += 8) visit(chunk_of(b, row, column));
     return;
   }
-  const uint32_t a = begin_of(warp, product.a);
-  const uint32_t b = begin_of(warp, product.b);
-  for (int row = 0; row < kRows; ++row)
-    for (int chunk = 0; chunk < kChunks; ++chunk) visit(chunk_of(a, row, chunk));
-  for (int row = 0; row < columns; ++row)
-    for (int chunk = 0; chunk < kChunks; ++chunk) visit(chunk_of(b, row, chunk));
+  const auto visit_rows = [&](uint32_t begin, int rows) {
+    for (int row = 0; row < rows; ++row)
+      for (int chunk = 0; chunk < kChunks; ++chunk) visit(chunk_of(begin, row, chunk));
+  };
+  if (!has_registers(*product.instruction)) visit_rows(begin_of(warp, product.a), kRows);
+  visit_rows(begin_of(warp, product.b), columns);
 }
 
 struct Bf16 {
@@ -150,11 +155,14 @@ void multiply(Warp& warp, const Product& product) {
   const int columns = num_columns(instruction);
   if (has_registers(instruction)) {
     load_registers<Half>(warp, instruction, a);
-    load_columns<Half>(warp, columns_of(warp, product.b, columns), columns, b);
   } else {
     const int first_row = warp.number() % kWarpsOfGroup * 16;
     load_rows<Half>(warp, begin_of(warp, product.a), first_row, 16,
                     [](int row, int k) { return &a[row][k]; });
+  }
+  if (is_by_columns(instruction)) {
+    load_columns<Half>(warp, columns_of(warp, product.b, columns), columns, b);
+  } else {
     load_rows<Half>(warp, begin_of(warp, product.b), 0, columns,
                     [](int row, int k) { return &b[k][row]; });
   }
@@ -311,13 +319,15 @@ Simple find_product(const Operation& operation, Instruction* instruction) {
   const std::vector<std::string>& operands = operation.operands;
   // Signs of both operands; then, of an operand in shared memory, whether it is by columns.
   const bool registers = operands.size() > 1 && operands[1][0] == '{';
-  const std::vector<std::string> numbers = registers ? std::vector<std::string>{"1", "1", "1"}
-                                                     : std::vector<std::string>{"1", "1", "0", "0"};
+  const bool by_columns = registers && operands.back() == "1";
+  const std::vector<std::string> numbers =
+      registers ? std::vector<std::string>{"1", "1", by_columns ? "1" : "0"}
+                : std::vector<std::string>{"1", "1", "0", "0"};
   if (operation.parts[1] != "mma_async" || columns == 0 || operands.size() != 4 + numbers.size() ||
       !std::equal(numbers.begin(), numbers.end(), operands.begin() + 4))
     throw DecodeError("a product of a warpgroup that is not understood here");
-  instruction->detail =
-      (operation.parts[6] == "f16" ? kIsF16 : 0) | (registers ? kHasRegisters : 0);
+  instruction->detail = (operation.parts[6] == "f16" ? kIsF16 : 0) |
+                        (registers ? kHasRegisters : 0) | (by_columns ? kIsByColumns : 0);
   if (registers && std::count(operands[1].begin(), operands[1].end(), ',') != kRegisters - 1)
     throw DecodeError("a number of operands");
   const Type first = registers ? Type::kU32 : Type::kU64;

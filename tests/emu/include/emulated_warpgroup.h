@@ -162,15 +162,33 @@ struct WarpgroupProduct {
   }
 };
 
+// A second operand by columns: its number k of a column.
+struct ByColumns {
+  static void mark(uint64_t b, int columns) { mark_columns(b, columns); }
+  static void require(uint64_t b) { require_matrix(piece_of(b, 0)); }
+  static const char* place(uint64_t b, int column, int k) {
+    return chunk_of(piece_of(b, column), k, column % 64 / 8) + column % 8 * 2;
+  }
+};
+
+// By rows.
+struct ByRows {
+  static void mark(uint64_t b, int columns) { mark_rows(b, columns); }
+  static void require(uint64_t b) { require_matrix(b); }
+  static const char* place(uint64_t b, int column, int k) {
+    return chunk_of(b, column, k / 8) + k % 8 * 2;
+  }
+};
+
 // The operand in registers must be the same from where the product begins to the wait for it.
-template <typename T, int kColumnTiles>
-struct RegisterProduct {
+template <typename T, int kColumnTiles, typename Operand>
+struct ProductOfRegisters {
   static void begin(float (&c)[kColumnTiles][4], const uint32_t (&a)[4], uint64_t b) {
     auto& machine = emu::Machine::current();
     const Rows rows = rows_of(a);
-    require_matrix(piece_of(b, 0));
+    Operand::require(b);
     const uint32_t* held = a;
-    begin_product([b] { mark_columns(b, kColumnTiles * 8); },
+    begin_product([b] { Operand::mark(b, kColumnTiles * 8); },
                   [&c, rows, b] { multiply(c, rows, b); });
     machine.thread().open_products.push_back([held, own = std::array{a[0], a[1], a[2], a[3]}] {
       if (memcmp(held, own.data(), sizeof own) != 0)
@@ -207,8 +225,7 @@ struct RegisterProduct {
         const int column = g * 8 + lane % 4 * 2 + j;
         for (int k = 0; k < 16; ++k) {
           uint16_t bits;
-          memcpy(&bits, chunk_of(piece_of(b, column), k, column % 64 / 8) + column % 8 * 2,
-                 sizeof bits);
+          memcpy(&bits, Operand::place(b, column, k), sizeof bits);
           const float y = to_float(T{bits});
           for (int i = 0; i < 2; ++i) c[g][i * 2 + j] += rows.x[i][k] * y;
         }
@@ -216,5 +233,10 @@ struct RegisterProduct {
     }
   }
 };
+
+template <typename T, int kColumnTiles>
+using RegisterProduct = ProductOfRegisters<T, kColumnTiles, ByColumns>;
+template <typename T, int kColumnTiles>
+using RegisterRowsProduct = ProductOfRegisters<T, kColumnTiles, ByRows>;
 
 }  // namespace quire::cuda::ptx
