@@ -14,6 +14,15 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// The compiler no longer knows what a number was made of: it is kept, or what follows from it is
+// computed anew.
+__device__ __forceinline__ void forget(int& number) {
+  asm volatile("" : "+r"(number));
+}
+__device__ __forceinline__ void forget(const char*& address) {
+  asm volatile("" : "+l"(address));
+}
+
 // Begins to copy 16 bytes from global to shared memory, or to fill them with zeros.
 __device__ __forceinline__ void async_copy_16(void* shared, const void* global, bool is_valid) {
   const int bytes = is_valid ? 16 : 0;

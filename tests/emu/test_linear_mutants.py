@@ -12,7 +12,7 @@ KERNEL = (
 # runs blocks one after the other.
 MUTANTS = {
     "no barrier before a step is taken": (
-        "__syncthreads();  // the step is there, and what the next one overwrites has been read",
+        "__syncthreads();  // the steps are there, and what the next ones overwrite has been read",
         "",
     ),
     "no barrier before the result takes the stages' place": (
@@ -32,7 +32,7 @@ MUTANTS = {
         "if (threadIdx.x < 64) __syncthreads();",
     ),
     "too few copies waited for": (
-        "ptx::async_wait<Shape::kStepsAhead - 1>();",
+        "ptx::async_wait<Shape::kStepsAhead - kCount>();",
         "ptx::async_wait<Shape::kStepsAhead>();",
     ),
     "copies into the stage in use": (

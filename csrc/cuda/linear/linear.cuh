@@ -32,6 +32,18 @@ struct LinearGrid {
   bool is_split;  // a block for each section
 };
 
+// A tile of the result, or one section of its sums.
+struct TilePlace {
+  int row_tile;
+  int section;
+  int feature_tile;
+
+  __device__ TilePlace(const LinearGrid& grid, int num_sections, int work)
+      : row_tile(work % grid.row_tiles),
+        section(work / grid.row_tiles % num_sections),
+        feature_tile(work / grid.row_tiles / num_sections) {}
+};
+
 template <typename T>
 bool is_aligned_operand(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % Pack<T>::kSize == 0;
@@ -98,20 +110,43 @@ __device__ void write_tile(const LinearParams& p, int64_t feature, int64_t row,
   }
 }
 
-// Adds the products of steps up to `last`. Copies run ahead, up to step `end`.
+// Adds steps behind one barrier. Copies run ahead, up to step `end`.
+template <typename Shape, int kCount, typename Tile>
+__device__ __forceinline__ void add_at_once(Tile& tile, int& step, int end,
+                                            LinearSums<Shape>& sums) {
+  ptx::async_wait<Shape::kStepsAhead - kCount>();
+  Shape::pass_copies();
+  __syncthreads();  // the steps are there, and what the next ones overwrite has been read
+  tile.begin(step, sums);
+  const int next = step + Shape::kStepsAhead;
+  const bool are_all = kCount > 1 && next + kCount <= end;
+  if (are_all) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      tile.copy(next + i);
+      ptx::async_commit();
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (next + i < end) tile.copy(next + i);
+      ptx::async_commit();
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) tile.multiply(step + i, sums);
+  step += kCount;
+}
+
+// Adds the products of steps up to `last`.
 template <typename Shape, typename Tile>
 __device__ __forceinline__ void add_steps(Tile& tile, int& step, int last, int end,
                                           LinearSums<Shape>& sums) {
-  for (; step < last; ++step) {
-    ptx::async_wait<Shape::kStepsAhead - 1>();
-    Shape::pass_copies();
-    __syncthreads();  // the step is there, and what the next one overwrites has been read
-    tile.begin(step, sums);
-    const int next = step + Shape::kStepsAhead;
-    if (next < end) tile.copy(next);
-    ptx::async_commit();
-    tile.multiply(step, sums);
+  if constexpr (Shape::kStepsAtOnce > 1) {
+    while (step + Shape::kStepsAtOnce <= last)
+      add_at_once<Shape, Shape::kStepsAtOnce>(tile, step, end, sums);
   }
+  while (step < last) add_at_once<Shape, 1>(tile, step, end, sums);
   Shape::wait(sums);
 }
 
@@ -166,19 +201,16 @@ __device__ __forceinline__ void compute_tile(const typename Tile::Params& p, con
   using Shape = typename Tile::Shape;
   const int num_parts = kIsCut ? grid.num_parts : 1;
   const int num_sections = grid.is_split ? num_parts * grid.part_sections : 1;
-  const int row_tile = work % grid.row_tiles;
-  const int section = work / grid.row_tiles % num_sections;
-  const int feature_tile = work / grid.row_tiles / num_sections;
-  const int64_t row = int64_t{row_tile} * Shape::kRows;
-  const int64_t feature = int64_t{feature_tile} * Shape::kFeatures;
-  int part = kIsCut ? section / grid.part_sections : 0;
-  const int first = (section - part * grid.part_sections) * grid.section_steps;
+  const TilePlace place(grid, num_sections, work);
+  int part = kIsCut ? place.section / grid.part_sections : 0;
+  const int first = (place.section - part * grid.part_sections) * grid.section_steps;
   const int begin = part * grid.part_steps + first;
   const int end = grid.is_split
                       ? part * grid.part_steps + min(first + grid.section_steps, grid.part_steps)
                       : num_parts * grid.part_steps;
 
-  Tile tile(p, feature, row, shared, part, first);
+  Tile tile(p, int64_t{place.feature_tile} * Shape::kFeatures,
+            int64_t{place.row_tile} * Shape::kRows, shared, part, first);
   LinearSums<Shape> total;
   begin_copies<Shape>(tile, begin, end);
   for (int step = begin; step < end; ++part) {
@@ -190,12 +222,15 @@ __device__ __forceinline__ void compute_tile(const typename Tile::Params& p, con
                   reinterpret_cast<float*>(shared + Shape::kStages * Shape::kStageBytes),
                   results.sums + blockIdx.x * kTreeElements<Shape>);
   }
+  // Found again: kept meanwhile it would take registers of the sums.
+  ptx::forget(work);
+  const TilePlace own(grid, num_sections, work);
   auto* result = reinterpret_cast<float*>(shared);
   const int first_feature = tile.first_feature();
   const int first_row = tile.first_row();
   if (grid.is_split) {
-    const int index = feature_tile * grid.row_tiles + row_tile;
-    if (!leave_section(total, index, section, num_sections, results)) return;
+    const int index = own.feature_tile * grid.row_tiles + own.row_tile;
+    if (!leave_section(total, index, own.section, num_sections, results)) return;
 #pragma unroll 1
     for (int i = 0; i < Shape::kProducts; ++i)
       put_result<Shape>(
@@ -208,7 +243,8 @@ __device__ __forceinline__ void compute_tile(const typename Tile::Params& p, con
       put_result<Shape>(total.get(i), i, first_feature, first_row, result);
   }
   __syncthreads();  // the result is there
-  write_tile<Shape>(p, feature, row, result);
+  write_tile<Shape>(p, int64_t{own.feature_tile} * Shape::kFeatures,
+                    int64_t{own.row_tile} * Shape::kRows, result);
 }
 
 // Computes the tiles of the calling block.

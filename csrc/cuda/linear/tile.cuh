@@ -29,6 +29,7 @@ struct LinearShape {
   static constexpr int kStepBytes = 128;  // of a row in a stage: eight chunks of 16
   static constexpr int kStep = kStepBytes / static_cast<int>(sizeof(T));
   static constexpr int kStageBytes = (kFeatures + kRows) * kStepBytes;
+  static constexpr int kStepsAtOnce = 1;               // behind a barrier
   static constexpr int kStepsAhead = kStages - 1;      // that copies run
   static constexpr int kResultStride = kFeatures + 4;  // floats; columns fall into other banks
   static constexpr int kResultBytes = kRows * kResultStride * 4;

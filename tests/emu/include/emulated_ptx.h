@@ -9,6 +9,9 @@
 
 namespace quire::cuda::ptx {
 
+inline void forget(int&) {}
+inline void forget(const char*&) {}
+
 // Lands at once or with the wait that cannot do without it: a kernel that reads early reads what
 // was there, and one that copies early takes away what others read.
 inline void async_copy_16(void* shared, const void* global, bool is_valid) {
