@@ -1,6 +1,8 @@
 // Prints what kernels ask for when they are launched: a part of a kernel's name, as it is written,
 // and bytes of shared memory.
 #include <cstdio>
+#include <initializer_list>
+#include <string>
 
 #include "cuda/attention/latent.cuh"
 #include "cuda/attention/mma_launch.cuh"
@@ -9,6 +11,7 @@
 #include "cuda/linear/int8_tile.cuh"
 #include "cuda/linear/warpgroup_tile.cuh"
 #include "cuda/linear/weight_only_tile.cuh"
+#include "cuda/linear/weight_only_warpgroups.cuh"
 
 namespace {
 
@@ -69,12 +72,6 @@ void print_linear(LinearShape<T, kFeatures, kRows, kFeatureWarps, kRowWarps, kSt
   std::snprintf(name, sizeof name, "LinearShape<%s, %d, %d, %d, %d, %d>", type, kFeatures, kRows,
                 kFeatureWarps, kRowWarps, kStages);
   std::printf("kernel<%s\t%d\n", name, shape.kSharedBytes);
-  if constexpr (sizeof(T) == 2) {
-    using Shape = decltype(shape);
-    std::printf("WeightOnlyShape<%s, 8>\t%d\n", name, WeightOnlyShape<Shape, 8>::kSharedBytes);
-    std::printf("WeightOnlyShape<%s, 4>\t%d\n", name, WeightOnlyShape<Shape, 4>::kSharedBytes);
-    std::printf("Float8Shape<%s>\t%d\n", name, Float8Shape<Shape>::kSharedBytes);
-  }
 }
 
 template <typename T, int kFeatures, int kRows, int kStages, int kBlocks, int kInFlight,
@@ -84,6 +81,29 @@ void print_warpgroups(
     const char* type) {
   std::printf("WarpgroupShape<%s, %d, %d, %d, %d, %d, %d>\t%d\n", type, kFeatures, kRows, kStages,
               kBlocks, kInFlight, kLevels, shape.kSharedBytes);
+}
+
+// Of a layer over weights of 8 or 4 bits with tiles of a shape.
+template <typename Shape>
+void print_weight_only(const char* shape, const char* type, std::initializer_list<int> numbers) {
+  std::string name = std::string(shape) + "<" + type;
+  for (const int number : numbers) name += ", " + std::to_string(number);
+  name += ">";
+  std::printf("WeightOnlyShape<%s, 8>\t%d\n", name.c_str(),
+              WeightOnlyShape<Shape, 8>::kSharedBytes);
+  std::printf("WeightOnlyShape<%s, 4>\t%d\n", name.c_str(),
+              WeightOnlyShape<Shape, 4>::kSharedBytes);
+  std::printf("Float8Shape<%s>\t%d\n", name.c_str(), Float8Shape<Shape>::kSharedBytes);
+}
+
+template <typename T>
+void print_weight_only(const char* type) {
+  print_weight_only<StreamedRowsOf8<T>>("StreamedShape", type, {8, 8});
+  print_weight_only<StreamedRowsOf32<T>>("StreamedShape", type, {32, 6});
+  print_weight_only<WholeRowsOf64<T>>("LinearShape", type, {64, 64, 4, 1, 4});
+  print_weight_only<DequantisedRowsOf64<T>>("WarpgroupShape", type, {128, 64, 6, 2, 1, 0});
+  print_weight_only<DequantisedRowsOf128<T>>("WarpgroupShape", type, {128, 128, 8, 1, 1, 0});
+  print_weight_only<DequantisedPartsOf128<T>>("WarpgroupShape", type, {128, 128, 6, 1, 1, 1});
 }
 
 template <typename T>
@@ -105,7 +125,6 @@ void print_linear(const char* type) {
   print_linear(RowsOf32<T>(), type);
   print_linear(RowsOf64<T>(), type);
   print_linear(RowsOf128<T>(), type);
-  if constexpr (sizeof(T) == 2) print_linear(WholeRowsOf64<T>(), type);
 }
 
 template <int kPanels, int kRowTiles>
@@ -134,6 +153,8 @@ int main() {
   print_linear<float>("float");
   print_warpgroups<bf16>("bf16");
   print_warpgroups<f16>("f16");
+  print_weight_only<bf16>("bf16");
+  print_weight_only<f16>("f16");
   print_int8<1, 1>();
   print_int8<1, 2>();
   print_int8<1, 4>();

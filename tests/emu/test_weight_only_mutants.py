@@ -2,7 +2,7 @@
 
 from tests.emu.planted_bugs import PlantedBugs
 
-KERNEL = ("linear/weight_only_tile.cuh", "e4m3.h")
+KERNEL = ("linear/weight_only_tile.cuh", "linear/weight_only_warpgroups.cuh", "e4m3.h")
 
 # What is wrong: the text of the kernel that is replaced, and by what. What linear.cuh has is
 # altered in test_linear_mutants.py.
@@ -30,25 +30,50 @@ MUTANTS = {
         "words[0][0] = four.x, words[0][1] = four.y, words[1][0] = four.z, words[1][1] = four.w",
         "words[1][0] = four.x, words[1][1] = four.y, words[0][0] = four.z, words[0][1] = four.w",
     ),
-    "the first group's scales for both": ("(log2_group_ == 5 ? half : 0)", "0"),
-    "scales of a group that is not there": ("(log2_group_ == 5 ? half : 0)", "half"),
-    "scales of the next step": ("min(next_k_ + which", "min(next_k_ + Shape::kStep + which"),
+    "the first group's scales for both": ("(has_two_groups() ? half : 0)", "0"),
+    "scales of a group that is not there": ("(has_two_groups() ? half : 0)", "half"),
+    "scales of the next step": (
+        "min(next_k_ + own_group_k_",
+        "min(next_k_ + Shape::kStep + own_group_k_",
+    ),
     "scales beyond the last": (
-        "min(next_k_ + which * 32, part_end_ - 1)",
-        "(next_k_ + which * 32)",
+        "min(next_k_ + own_group_k_, part_end_ - 1)",
+        "(next_k_ + own_group_k_)",
     ),
     "what is beyond a part is multiplied": (
-        "row < num_rows_ && k < part_end_",
-        "row < num_rows_",
+        "first < num_rows_ && is_in_part",
+        "first < num_rows_",
     ),
-    "parts copied as if they were one": ("    next_k_ = part_end_;\n", ""),
-    "weights of the first step": ("num_steps_ + step)", "num_steps_)"),
-    "chunks change places": ("half * 4 + lane_ / 8", "half * 4 + 3 - lane_ / 8"),
-    "rows of x in one place": ("place + g * 8 * Shape::kStepBytes", "place"),
+    "parts copied as if they were one": ("      passed = part_end_ - next_k_;\n", ""),
+    "weights of the first step": ("    next_fragment_ += Shape::kFragmentBytes;\n", ""),
+    "weights of the first tile": ("next_fragment_ + tile * tile_bytes_", "next_fragment_"),
+    "x of the first step": ("    next_x_ += passed;\n", ""),
+    "rows of x copied from one place": ("next_x_ + from * x_stride_", "next_x_"),
+    "chunks change places": (
+        "offset(lane() % 8, lane() / 8)",
+        "offset(lane() % 8, 3 - lane() / 8)",
+    ),
+    "rows of x in one place": ("x + g * 8 * Shape::kStepBytes", "x"),
     "a misaligned copy": (
-        "Shape::kFragmentBytes + at,\n          tile",
-        "Shape::kFragmentBytes + at + 4,\n          tile",
+        "next_fragment_ + tile * tile_bytes_",
+        "next_fragment_ + 4 + tile * tile_bytes_",
     ),
+    "copies into a stage that is multiplied": (
+        "kStepsAhead = kStages_ - kStepsAtOnce;",
+        "kStepsAhead = kStages_ - 1;",
+    ),
+    "weights change while warpgroups multiply them": (
+        "ptx::wait_for_products<kGroups>();",
+        "ptx::wait_for_products<kGroups + 1>();",
+    ),
+    "both halves in the same registers": ("weights_[kHalf]", "weights_[0]"),
+    "the first half of a step twice": ("load_packed(step, kHalf)", "load_packed(step, 0)"),
+    "weights of the first 16 in both products": (
+        "Base::dequantise(packed, i, ",
+        "Base::dequantise(packed, 0, ",
+    ),
+    "x of the first half in both": ("(kHalf * 2 + i)", "i"),
+    "x of the first 16 in both products": ("(kHalf * 2 + i)", "kHalf * 2"),
 }
 
 

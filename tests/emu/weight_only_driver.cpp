@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "cuda/linear/weight_only_warpgroups.cuh"
 #include "weight_only_problem.h"
 
 namespace {
@@ -27,10 +28,13 @@ class Driver {
     for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {
       emu::Machine::order = order;
       for (const bool is_split : {false, true}) {
-        is_right &= check<ShapeOf<RowsOf8<T>>>(is_split);
-        is_right &= check<ShapeOf<RowsOf32<T>>>(is_split);
-        is_right &= check<ShapeOf<WholeRowsOf64<T>>>(is_split);
+        is_right &= check_warps<ShapeOf<StreamedRowsOf8<T>>>(is_split);
+        is_right &= check_warps<ShapeOf<StreamedRowsOf32<T>>>(is_split);
+        is_right &= check_warps<ShapeOf<WholeRowsOf64<T>>>(is_split);
+        is_right &= check_warpgroups<ShapeOf<DequantisedRowsOf64<T>>>(is_split);
       }
+      is_right &= check_warpgroups<ShapeOf<DequantisedRowsOf128<T>>>(false);
+      is_right &= check_warpgroups<ShapeOf<DequantisedPartsOf128<T>>>(false);
     }
     return is_right;
   }
@@ -43,12 +47,25 @@ class Driver {
   }
 
   template <typename Shape>
-  bool check(bool is_split) {
+  bool check_warps(bool is_split) {
+    return check<Shape>(is_split, weight_only_kernel<Shape, true>,
+                        weight_only_kernel<Shape, false>);
+  }
+
+  template <typename Shape>
+  bool check_warpgroups(bool is_split) {
+    return check<Shape>(is_split, warpgroup_weight_only_kernel<Shape, true>,
+                        warpgroup_weight_only_kernel<Shape, false>);
+  }
+
+  using Kernel = void (*)(WeightOnlyLinearParams, LinearGrid, SplitResults);
+
+  template <typename Shape>
+  bool check(bool is_split, Kernel of_parts, Kernel of_one_part) {
     std::vector<T> out(expected_.size(), from_float<T>(kNan));
     const auto params = problem_.params(out);
-    const auto kernel =
-        params.num_parts > 1 ? weight_only_kernel<Shape, true> : weight_only_kernel<Shape, false>;
-    launch_tiles<Shape>(kernel, params, is_split, results<Shape>(), nullptr);
+    launch_tiles<Shape>(params.num_parts > 1 ? of_parts : of_one_part, params, is_split,
+                        results<Shape>(), nullptr);
     if (memcmp(out.data(), expected_.data(), out.size() * sizeof(T)) == 0) return true;
     std::fprintf(stderr, "differs: %d bits, float %d, rows of %d, split %d, order %d\n",
                  Shape::kBits, Shape::kIsFloat, Shape::kRows, is_split, int(emu::Machine::order));

@@ -19,6 +19,8 @@ FLOAT8 = torch.float8_e4m3fn
 # Integers by their bits.
 FORMS = [8, 4, FLOAT8]
 Form = int | torch.dtype
+# Features of a layer whose sections have five steps where K has ten.
+FIVE_STEPS = 1 << 14
 PACKED_FLOAT8 = torch.zeros(3, 2, 1024).to(FLOAT8)
 # (in_features, parts, group size): whole steps and not, groups that end within a step and not.
 CUTS = [(256, 1, 64), (320, 2, 32), (384, 1, 128), (1024, 8, 128)]
@@ -45,15 +47,25 @@ def dequantised(
 
 
 def check(
-    rows: int, cut: tuple[int, int, int], out_features: int, dtype: torch.dtype, form: Form
+    rows: int,
+    cut: tuple[int, int, int],
+    out_features: int,
+    dtype: torch.dtype,
+    form: Form,
+    total_features: int | None = None,
 ) -> None:
-    """Compare a layer with that of the dequantised weights."""
+    """Compare a layer with that of the dequantised weights.
+
+    Args:
+        total_features: of the whole layer; None for `out_features`.
+    """
     in_features, num_parts, group_size = cut
+    total = total_features or out_features
     weight = weight_of(form, out_features, in_features, group_size)
     x, _, bias = operands(rows, in_features, out_features, dtype)
-    layer = WeightOnlyLinear(weight, bias.to(dtype), out_features, num_parts)
+    layer = WeightOnlyLinear(weight, bias.to(dtype), total, num_parts)
     parts = Parts(num_parts, num_parts)
-    expected = dequantised(x, weight, bias.to(dtype), out_features, num_parts)
+    expected = dequantised(x, weight, bias.to(dtype), total, num_parts)
     assert_same_bits(layer(x, parts, torch.float32), expected)
     assert_same_bits(layer(x, parts), expected.to(dtype))
 
@@ -67,6 +79,14 @@ def test_bits_are_those_of_the_dequantised_weights(
 ) -> None:
     """In each tile, of one part and of several."""
     check(rows, cut, 330, dtype, form)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("rows", [3, 20, 60, 70])
+def test_sections_of_an_odd_number_of_steps(cuda_isa: str, rows: int, form: Form) -> None:
+    """Two of five each, and what is left of three."""
+    for in_features in (640, 832):
+        check(rows, (in_features, 1, 32), 72, torch.bfloat16, form, total_features=FIVE_STEPS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

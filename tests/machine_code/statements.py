@@ -45,12 +45,22 @@ STATED = (
     "warpgroup_linear_kernel<WarpgroupShape<bf16, 128, 64, 4, 2, 1, 0>, false>",
     "warpgroup_linear_kernel<WarpgroupShape<bf16, 128, 128, 6, 1, 1, 0>, false>",
     "warpgroup_linear_kernel<WarpgroupShape<bf16, 128, 128, 4, 1, 1, 1>, true>",
-    "weight_only_kernel<WeightOnlyShape<LinearShape<bf16, 64, 8, 4, 1, 6>, 8>, false>",
-    "weight_only_kernel<WeightOnlyShape<LinearShape<bf16, 64, 8, 4, 1, 6>, 4>, false>",
+    "weight_only_kernel<WeightOnlyShape<StreamedShape<bf16, 8, 8>, 8>, false>",
+    "weight_only_kernel<WeightOnlyShape<StreamedShape<bf16, 8, 8>, 4>, false>",
+    "weight_only_kernel<WeightOnlyShape<StreamedShape<bf16, 32, 6>, 4>, false>",
     "weight_only_kernel<WeightOnlyShape<LinearShape<bf16, 64, 64, 4, 1, 4>, 4>, false>",
-    "weight_only_kernel<Float8Shape<LinearShape<bf16, 64, 8, 4, 1, 6>>, false>",
+    "weight_only_kernel<Float8Shape<StreamedShape<bf16, 8, 8>>, false>",
     "weight_only_kernel<Float8Shape<LinearShape<bf16, 64, 64, 4, 1, 4>>, false>",
-    "weight_only_experts_kernel<WeightOnlyShape<LinearShape<bf16, 64, 8, 4, 1, 6>, 4>>",
+    "warpgroup_weight_only_kernel"
+    "<WeightOnlyShape<WarpgroupShape<bf16, 128, 64, 6, 2, 1, 0>, 4>, false>",
+    "warpgroup_weight_only_kernel"
+    "<WeightOnlyShape<WarpgroupShape<bf16, 128, 128, 8, 1, 1, 0>, 8>, false>",
+    "warpgroup_weight_only_kernel"
+    "<WeightOnlyShape<WarpgroupShape<bf16, 128, 128, 8, 1, 1, 0>, 4>, false>",
+    "warpgroup_weight_only_kernel"
+    "<WeightOnlyShape<WarpgroupShape<bf16, 128, 128, 6, 1, 1, 1>, 4>, true>",
+    "warpgroup_weight_only_kernel<Float8Shape<WarpgroupShape<bf16, 128, 128, 8, 1, 1, 0>>, false>",
+    "weight_only_experts_kernel<WeightOnlyShape<StreamedShape<bf16, 8, 8>, 4>>",
     "weight_only_experts_kernel<WeightOnlyShape<LinearShape<bf16, 64, 64, 4, 1, 4>, 4>>",
     "int8_linear_kernel<Int8Shape<1, 1>, bf16>",
     "int8_linear_kernel<Int8Shape<2, 8>, bf16>",

@@ -167,6 +167,26 @@ def test_warpgroups_multiply_side_by_side(
         assert loop["WARPGROUP"] == 2, kernel.name  # where they begin, and the wait
 
 
+def test_dequantised_weights_are_multiplied_side_by_side(
+    architecture: int, kernels: dict[str, list[Kernel]]
+) -> None:
+    """A step is four products from registers, which are waited for twice."""
+    found = [
+        each
+        for each in each_of(kernels, "cuda/linear")
+        if each.name.startswith("warpgroup_weight_only_kernel")
+    ]
+    assert len(found) == 24
+    for kernel in found:
+        if architecture != 90:
+            assert statements.is_empty(kernel), kernel.name
+            continue
+        loop = kernel.hot_loop
+        assert sum(n for each, n in loop.items() if each.startswith("HGMMA")) == 4, kernel.name
+        assert sum(n for each, n in loop.items() if each.startswith("WARPGROUP.DEPBAR")) == 2
+        assert sum(n for each, n in loop.items() if each.startswith("WARPGROUP.ARRIVE")) <= 4
+
+
 def test_prompts_on_warpgroups_multiply_side_by_side(
     architecture: int, kernels: dict[str, list[Kernel]]
 ) -> None:
@@ -270,6 +290,7 @@ def test_memory_of_launches_is_known(
         "warpgroup_shared_kernel",
         "int8_linear_kernel",
         "weight_only_kernel",
+        "warpgroup_weight_only_kernel",
         "weight_only_experts_kernel",
     )
     found = [each for each in each_of(kernels, "cuda/") if each.name.startswith(asking)]

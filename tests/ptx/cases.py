@@ -28,6 +28,7 @@ from worker_svc.layers.int8_linear import Int8Linear
 Run = Callable[[], None]
 ISA = "cuda"
 WARPGROUPS = "warpgroup_linear_kernel"
+WEIGHT_ONLY_WARPGROUPS = "warpgroup_weight_only_kernel"
 PROMPTS_ON_WARPGROUPS = "warpgroup_prompt_kernel"
 SHARING_ON_WARPGROUPS = "warpgroup_shared_kernel"
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -196,7 +197,29 @@ def weight_only_linear(rows: int, form: test_weight_only_linear.Form) -> Run:
     """Compute layers of 8 or 4 bits whose sections blocks share, and one of a single step."""
 
     def run() -> None:
-        for cut, out_features in (((640, 1, 32), 330), ((640, 1, 64), 72), ((64, 1, 64), 64)):
+        five_steps = test_weight_only_linear.FIVE_STEPS
+        with interpreter.single_warps():
+            for cut, out_features in (((640, 1, 32), 330), ((640, 1, 64), 72), ((64, 1, 64), 64)):
+                for total in (out_features, five_steps):
+                    test_weight_only_linear.check(rows, cut, out_features, BF16, form, total)
+
+    return run
+
+
+def weight_only_warpgroups(
+    form: test_weight_only_linear.Form, *shapes: tuple[int, int, int], num_parts: int = 1
+) -> Run:
+    """Compute layers of 8 or 4 bits whose tiles the emulated device gives to warpgroups.
+
+    Args:
+        form: of the weights.
+        shapes: rows, features of a row of x, and those of the result.
+        num_parts: that K has.
+    """
+
+    def run() -> None:
+        for rows, in_features, out_features in shapes:
+            cut = (in_features, num_parts, 64)
             test_weight_only_linear.check(rows, cut, out_features, BF16, form)
 
     return run
@@ -347,21 +370,33 @@ CASES = {
     "int8 linear, 16 rows": Case("int8_linear_kernel.*Li1ELi2E", int8_linear(13)),
     "int8 linear, 32 rows": Case("int8_linear_kernel.*Li1ELi4E", int8_linear(30)),
     "weights of 8 bits, 8 rows": Case(
-        "weight_only_kernel.*Li64ELi8E.*ELi8EEELb0E", weight_only_linear(3, 8)
+        "[0-9]weight_only_kernel.*StreamedShape.*Li8ELi8E.*ELi8EEELb0E", weight_only_linear(3, 8)
     ),
     "weights of 4 bits, 64 rows": Case(
-        "weight_only_kernel.*Li64ELi64E.*ELi4EEELb0E", weight_only_linear(60, 4)
+        "[0-9]weight_only_kernel.*Li64ELi64E.*ELi4EEELb0E", weight_only_linear(60, 4)
     ),
     "weights of float8, 8 rows": Case(
-        "weight_only_kernel.*Float8Shape.*Li64ELi8E.*EEELb0E",
+        "[0-9]weight_only_kernel.*Float8Shape.*StreamedShape.*Li8ELi8E.*EEELb0E",
         weight_only_linear(3, torch.float8_e4m3fn),
+    ),
+    "weights of 4 bits on warpgroups, 64 rows": Case(
+        f"{WEIGHT_ONLY_WARPGROUPS}.*bfloat16Li128ELi64E.*ELi4EEELb0E",
+        weight_only_warpgroups(4, (60, 640, 330), (40, 8192, 72), (60, 64, 330)),
+    ),
+    "weights of 8 bits on warpgroups, 128 rows": Case(
+        f"{WEIGHT_ONLY_WARPGROUPS}.*bfloat16Li128ELi128ELi8E.*ELi8EEELb0E",
+        weight_only_warpgroups(8, (70, 768, 392), (70, 64, 392)),
+    ),
+    "weights of float8 on warpgroups, 128 rows of several parts": Case(
+        f"{WEIGHT_ONLY_WARPGROUPS}.*Float8Shape.*bfloat16Li128ELi128ELi6E",
+        weight_only_warpgroups(torch.float8_e4m3fn, (70, 512, 392), num_parts=2),
     ),
     "layers of heads, 8 rows": Case("head_linear_kernel.*Li64ELi8E", head_linear(3, BF16)),
     "layers of heads, 64 rows": Case("head_linear_kernel.*Li64ELi64E.*Lb1E", head_linear(40, F16)),
     "experts, 8 rows": Case("expert_linear_kernel.*Li64ELi8E", experts(8)),
     "experts, 64 rows": Case("expert_linear_kernel.*Li64ELi64E.*Lb1ELb", experts(64)),
     "experts of 4 bits, 8 rows": Case(
-        "weight_only_experts_kernel.*Li64ELi8E.*ELi4EEE", weight_only_experts(8, 4)
+        "weight_only_experts_kernel.*StreamedShape.*Li8ELi8E.*ELi4EEE", weight_only_experts(8, 4)
     ),
     "order of experts": Case("order_experts_kernel", order_experts),
     "sampler": Case("sample_.*_kernel", sample),

@@ -28,7 +28,12 @@ NOT_RUN = {
 }
 # The same of families, where their kernels have no instruction.
 NOT_RUN_EMPTY = dict.fromkeys(
-    ("warpgroup_linear_kernel", "warpgroup_prompt_kernel", "warpgroup_shared_kernel"),
+    (
+        "warpgroup_linear_kernel",
+        "warpgroup_weight_only_kernel",
+        "warpgroup_prompt_kernel",
+        "warpgroup_shared_kernel",
+    ),
     "it is empty, but for compute_90a",
 )
 

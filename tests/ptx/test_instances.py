@@ -115,7 +115,7 @@ def test_int8_layers_of_every_shape(cuda_isa: str, dtype: torch.dtype, rows: int
 @pytest.mark.parametrize("form", test_weight_only_linear.FORMS, ids=str)
 @pytest.mark.parametrize("dtype", test_weight_only_linear.DTYPES, ids=str)
 @pytest.mark.parametrize("cut", [(64, 1, 64), (128, 2, 32)], ids=str)
-@pytest.mark.parametrize("rows", [3, 13, 60, 260])
+@pytest.mark.parametrize("rows", [3, 13, 60, 70, 260])
 def test_layers_of_few_bits_of_every_shape(
     cuda_isa: str,
     rows: int,
@@ -124,6 +124,9 @@ def test_layers_of_few_bits_of_every_shape(
     form: test_weight_only_linear.Form,
 ) -> None:
     test_weight_only_linear.check(rows, cut, 330, dtype, form)
+    if rows == 60:
+        with interpreter.single_warps():
+            test_weight_only_linear.check(rows, cut, 330, dtype, form)
 
 
 @pytest.mark.parametrize("form", test_weight_only_linear.FORMS, ids=str)

@@ -17,6 +17,7 @@ from tests.ptx.cases import (
     PROMPTS_ON_WARPGROUPS,
     SHARING_ON_WARPGROUPS,
     WARPGROUPS,
+    WEIGHT_ONLY_WARPGROUPS,
     Case,
 )
 from tests.ptx.interpreter import Instruction
@@ -26,6 +27,10 @@ CSRC = Path(__file__).resolve().parents[2] / "csrc"
 ORDERS = (
     "bar.sync|bar.warp.sync|cp.async.commit_group|cp.async.wait_group|membar.gl|griddepcontrol.wait"
     "|fence.proxy.async|wgmma.fence|wgmma.commit_group|wgmma.wait_group"
+)
+ON_WARPGROUPS = (
+    *(WARPGROUPS, WEIGHT_ONLY_WARPGROUPS),
+    *(PROMPTS_ON_WARPGROUPS, SHARING_ON_WARPGROUPS),
 )
 
 # Lines of the source, and why their instruction may be left out.
@@ -66,6 +71,8 @@ NOT_REACHED = {
     "warpgroups, 64 rows of one block": "sections are never shared in tiles of this shape",
     "warpgroups, 128 rows": "sections are never shared in tiles of this shape",
     "warpgroups, 128 rows of several parts": "nor has a block several tiles of so few",
+    "weights of 8 bits on warpgroups, 128 rows": "sections are never shared in tiles of this shape",
+    "weights of float8 on warpgroups, 128 rows of several parts": "nor has a block several tiles",
     "linear, unaligned": "the next lines of its shapes are those of the aligned ones",
 }
 
@@ -115,10 +122,7 @@ def is_known(name: str, kernel: str, instruction: Instruction) -> bool:
 @pytest.mark.parametrize("name", CASES)
 def test_every_barrier_is_missed(name: str) -> None:
     case = CASES[name]
-    if (
-        case.kernel.startswith((WARPGROUPS, PROMPTS_ON_WARPGROUPS, SHARING_ON_WARPGROUPS))
-        and not interpreter.has_warpgroups()
-    ):
+    if case.kernel.startswith(ON_WARPGROUPS) and not interpreter.has_warpgroups():
         pytest.skip("kernels of warpgroups are empty but for compute_90a")
     candidates = interpreter.kernels(case.kernel)
     before = {each: synchronising(each) for each in candidates}

@@ -10,4 +10,8 @@ namespace quire::cuda {
 // where single warps are as good, since few rows wait for memory.
 bool run_warpgroups(const LinearParams& p, const SplitResults& results, cudaStream_t stream);
 
+// The same of weights of 8 or 4 bits.
+bool run_warpgroups(const WeightOnlyLinearParams& p, const SplitResults& results,
+                    cudaStream_t stream);
+
 }  // namespace quire::cuda

@@ -14,52 +14,58 @@ using IntegersOf8 = WeightOnlyShape<Base, 8>;
 template <typename Base>
 using IntegersOf4 = WeightOnlyShape<Base, 4>;
 
-// The shapes of a format, for x of `T`.
-template <template <typename> typename ShapeOf, typename T>
+// A format, for x of `T`.
+template <template <typename> typename ShapeOf_, typename T>
 struct WeightOnlyFormat {
-  using OfFewRows = ShapeOf<RowsOf8<T>>;
-  using OfSomeRows = ShapeOf<RowsOf32<T>>;
+  using Element = T;
+  template <typename Base>
+  using ShapeOf = ShapeOf_<Base>;
+  using OfFewRows = ShapeOf<StreamedRowsOf8<T>>;
+  using OfSomeRows = ShapeOf<StreamedRowsOf32<T>>;
   using OfManyRows = ShapeOf<WholeRowsOf64<T>>;
 };
 
-// Calls `run` with a shape for tiles of so many rows.
-template <typename Format, typename Run>
-void dispatch_rows(int64_t num_rows, const Run& run) {
-  if (num_rows <= 8) {
-    run(typename Format::OfFewRows());
-  } else if (num_rows <= 32) {
-    run(typename Format::OfSomeRows());
-  } else {
-    run(typename Format::OfManyRows());
-  }
-}
-
 template <typename T, typename Run>
-void dispatch_format(const WeightOnlyLinearParams& p, int64_t num_rows, const Run& run) {
+void dispatch_format(const WeightOnlyLinearParams& p, const Run& run) {
   if (!is_aligned_operand<T>(p.x, p.x_stride))
     fail("x: rows must begin at multiples of 16 bytes on a GPU");
   if (p.is_float) {
-    dispatch_rows<WeightOnlyFormat<Float8Shape, T>>(num_rows, run);
+    run(WeightOnlyFormat<Float8Shape, T>());
   } else if (p.bits == 8) {
-    dispatch_rows<WeightOnlyFormat<IntegersOf8, T>>(num_rows, run);
+    run(WeightOnlyFormat<IntegersOf8, T>());
   } else {
-    dispatch_rows<WeightOnlyFormat<IntegersOf4, T>>(num_rows, run);
+    run(WeightOnlyFormat<IntegersOf4, T>());
   }
 }
 
-// Calls `run` with the shape of a layer for tiles of so many rows.
+// Calls `run` with the format of a layer.
 template <typename Run>
-void dispatch_weight_only(const WeightOnlyLinearParams& p, int64_t num_rows, const Run& run) {
+void dispatch_weight_only(const WeightOnlyLinearParams& p, const Run& run) {
   for (const auto& [name, data] :
        {std::pair<const char*, const void*>{"packed", p.weight}, {"scales", p.scales}}) {
     if (reinterpret_cast<uintptr_t>(data) % 16 != 0)
       fail(std::string(name) + ": must begin at a multiple of 16 bytes on a GPU");
   }
   if (p.dtype == DType::kBFloat16) {
-    dispatch_format<bf16>(p, num_rows, run);
+    dispatch_format<bf16>(p, run);
   } else {
-    dispatch_format<f16>(p, num_rows, run);
+    dispatch_format<f16>(p, run);
   }
+}
+
+// Calls `run` with the shape of a layer for tiles of so many rows.
+template <typename Run>
+void dispatch_weight_only(const WeightOnlyLinearParams& p, int64_t num_rows, const Run& run) {
+  dispatch_weight_only(p, [&](auto format) {
+    using Format = decltype(format);
+    if (num_rows <= 8) {
+      run(typename Format::OfFewRows());
+    } else if (num_rows <= 32) {
+      run(typename Format::OfSomeRows());
+    } else {
+      run(typename Format::OfManyRows());
+    }
+  });
 }
 
 }  // namespace quire::cuda

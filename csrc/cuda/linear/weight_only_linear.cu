@@ -1,6 +1,7 @@
 // Chooses the tiles of a layer with weights of 8 or 4 bits and launches them. The choice changes no
 // bit.
 #include "cuda/cuda_ops.h"
+#include "cuda/linear/warpgroup_linear.h"
 #include "cuda/linear/weight_only_formats.cuh"
 
 namespace quire::cuda {
@@ -8,6 +9,7 @@ namespace quire::cuda {
 void weight_only_linear(const WeightOnlyLinearParams& p, cudaStream_t stream) {
   if (p.num_rows == 0 || p.out_features == 0) return;
   const SplitResults& results = of_stream<SplitMemory>(stream).get(stream);
+  if (run_warpgroups(p, results, stream)) return;
   dispatch_weight_only(p, p.num_rows, [&](auto shape) {
     using Shape = decltype(shape);
     const auto kernel =
