@@ -2,7 +2,7 @@
 
 Shares are of the bandwidth of a copy on the same device, so that they hold for every card; rates
 are of cards with an H100's multiprocessors. They were predicted by bytes and instructions
-(docs/gpu.md); where an H200 gave something else, it is that, with room for noise.
+(docs/gpu.md); where an H100 or H200 gave something else, it is that, with room for noise.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ PREDICTIONS = (
     ),
     Prediction(KERNELS, "layer 4096 x 28672, 1 row, of a copy", _linear(1), 0.8, 1.05),
     Prediction(KERNELS, "layer 4096 x 28672, 64 rows, of a copy", _linear(64), 0.75, 0.95, HOPPER),
-    Prediction(KERNELS, "prompt of 8k, TFLOP/s", _prompt(8192, 8192), 260, 380, HOPPER),
-    Prediction(KERNELS, "chunk of 2k behind 32k, TFLOP/s", _prompt(2048, 34816), 280, 400, HOPPER),
+    Prediction(KERNELS, "prompt of 8k, TFLOP/s", _prompt(8192, 8192), 210, 260, HOPPER),
+    Prediction(KERNELS, "chunk of 2k behind 32k, TFLOP/s", _prompt(2048, 34816), 240, 300, HOPPER),
     Prediction(
         KINDS,
         "latent decode, 64 x 4k, 16 heads, of a copy",
         _kind("latent", "share_of_copy", heads=16, rows=1),
-        0.8,
-        1.0,
+        0.74,
+        0.9,
     ),
     Prediction(
         KINDS,
@@ -132,22 +132,22 @@ PREDICTIONS = (
         HOPPER,
     ),
     Prediction(
-        KINDS, "64 behind 2k with 256 of their own, shared to apart", _shared_to_apart, 0.15, 0.3
+        KINDS, "64 behind 2k with 256 of their own, shared to apart", _shared_to_apart, 0.55, 0.75
     ),
     Prediction(
         KINDS,
         "layer of 4 bits, 1 row, of a copy",
         _kind("weight_only", "share_of_copy", kind="int4", rows=1),
-        0.5,
-        0.9,
+        0.38,
+        0.6,
     ),
-    Prediction(ENGINE, "decode step, 1 stream, of the roof", _roof(1), 0.65, 0.75, HOPPER),
-    Prediction(ENGINE, "decode step, 64 streams, of the roof", _roof(64), 0.60, 0.72, HOPPER),
+    Prediction(ENGINE, "decode step, 1 stream, of the roof", _roof(1), 0.65, 0.78, HOPPER),
+    Prediction(ENGINE, "decode step, 64 streams, of the roof", _roof(64), 0.60, 0.75, HOPPER),
     # A router takes 70 to 90 us of its core for a token: less for 64 than the step takes.
     Prediction(ENGINE, "64 streams over gRPC, of one process", _over_grpc(64), 0.85, 1.02),
     # Of a small model the host takes longer to start a step's kernels than a GPU to run them.
     Prediction(
-        MIXED, "mixed step, 0.6B, 64 rows, graph to kernels", _replayed("0.6B", 64), 0.1, 0.6
+        MIXED, "mixed step, 0.6B, 64 rows, graph to kernels", _replayed("0.6B", 64), 0.2, 0.7
     ),
     Prediction(MIXED, "mixed step, 8B, 64 rows, graph to kernels", _replayed("8B", 64), 0.7, 1.05),
 )

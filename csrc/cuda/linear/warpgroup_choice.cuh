@@ -1,7 +1,7 @@
 // Which tiles of a linear layer suit an H100 or H200, by what bounds them.
 //
 // Measured on an H100, over the layers of Llama-3-8B, of one part and of eight, and 48 to 2,048
-// rows (docs/gpu.md): the choice is what was fastest there, or takes a twentieth longer.
+// rows (docs/gpu-measured.md): the choice is what was fastest there, or takes a twentieth longer.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // Tiles of a linear layer that warpgroups multiply, on an H100: each takes 64 features and all rows
 // of the tile. Sums are those of the tile of single warps bit for bit: the instruction adds the
-// products of 16 elements of K as theirs does, which an H200 has shown (docs/gpu.md).
+// products of 16 elements of K as theirs does, which an H100 has shown (docs/gpu-measured.md).
 #pragma once
 
 #include "cuda/linear/linear.cuh"
