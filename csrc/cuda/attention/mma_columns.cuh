@@ -2,10 +2,21 @@
 // item covers, and how softmax states are merged.
 #pragma once
 
+#include <cstring>
+
 #include "cuda/attention/common.h"
 #include "cuda/ptx.h"
 
 namespace quire::cuda {
+
+// Two numbers, each rounded, as an operand of tensor cores has them.
+template <typename T>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  const T pair[2] = {from_float<T>(low), from_float<T>(high)};
+  uint32_t bits;
+  memcpy(&bits, pair, sizeof bits);
+  return bits;
+}
 
 constexpr int kTileTokens = 16;
 constexpr int kMmaWarps = 4;

@@ -173,7 +173,7 @@ class WarpColumns {
         for (int i = 0; i < 2; ++i) {
           const uint32_t pair = query_[g][step][i];
           query_[g][step][i] =
-              pack<Element>(unpack(pair, 0) * scale.factor, unpack(pair, 1) * scale.factor);
+              pack_pair<Element>(unpack(pair, 0) * scale.factor, unpack(pair, 1) * scale.factor);
         }
       return scale.inverse;
     }
@@ -321,16 +321,8 @@ class WarpColumns {
       s[i] = ptx::exp2(s[i] - max_[g][i % 2]);
       sum_[g][i % 2] += s[i];
     }
-    probabilities[0] = ptx::transpose(pack<Element>(s[0], s[1]));
-    probabilities[1] = ptx::transpose(pack<Element>(s[2], s[3]));
-  }
-
-  template <typename U>
-  static __device__ uint32_t pack(float low, float high) {
-    const U pair[2] = {from_float<U>(low), from_float<U>(high)};
-    uint32_t bits;
-    memcpy(&bits, pair, sizeof bits);
-    return bits;
+    probabilities[0] = ptx::transpose(pack_pair<Element>(s[0], s[1]));
+    probabilities[1] = ptx::transpose(pack_pair<Element>(s[2], s[3]));
   }
 
   const PagedAttentionParams& p_;

@@ -313,7 +313,8 @@ class WarpgroupColumns {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
-      for (int j = 0; j < 2; ++j) weights[half * 2 + j] = pack(w[half][2 * j], w[half][2 * j + 1]);
+      for (int j = 0; j < 2; ++j)
+        weights[half * 2 + j] = pack_pair<T>(w[half][2 * j], w[half][2 * j + 1]);
     return moves;
   }
 
@@ -323,13 +324,6 @@ class WarpgroupColumns {
     ptx::hold_sums(acc_);
 #pragma unroll
     for (int i = 0; i < 2; ++i) ptx::hold_operand(weights[i]);
-  }
-
-  static __device__ uint32_t pack(float low, float high) {
-    const T pair[2] = {from_float<T>(low), from_float<T>(high)};
-    uint32_t bits;
-    memcpy(&bits, pair, sizeof bits);
-    return bits;
   }
 
   // The sum of a column's weights, of all lanes, as that of mma_tile.cuh: a lane has what two have
