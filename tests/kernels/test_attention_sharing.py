@@ -1,5 +1,6 @@
 """Sequences that decode behind the same blocks have the bits that each has alone."""
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,12 +67,12 @@ def test_a_call_without_a_plan_shares_nothing(cuda_isa: str) -> None:
     found = [run(plan) for plan in (None, apart, shared)]
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][0], found[2][0])
-    if cuda_isa != "gpu":
+    if cuda_isa != "gpu" and not os.environ.get("QUIRE_PTX"):
         assert found[0][1] == found[1][1] != found[2][1]
 
 
 def blocks_of(isa: str) -> int:
-    """Return how many blocks the emulator has run; 0 on a GPU."""
+    """Return how many blocks the emulator has run; 0 on a GPU. The interpreter counts none."""
     return 0 if isa == "gpu" else launched()["blocks"]
 
 

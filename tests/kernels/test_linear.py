@@ -32,9 +32,15 @@ def operands(
     )
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, num_parts: int = 1) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    num_parts: int = 1,
+    total_features: int | None = None,
+) -> Tensor:
     out = torch.full((len(x), len(weight)), torch.nan, dtype=x.dtype)
-    ops.linear(out, x, weight, bias, None, num_parts)
+    ops.linear(out, x, weight, bias, total_features, num_parts)
     return out
 
 

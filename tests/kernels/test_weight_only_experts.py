@@ -30,8 +30,18 @@ def expected_sums(
     return sums
 
 
+# Features of a layer whose sums are cut in other places than those of so few.
+MANY_FEATURES = 1 << 16
+
+
 def check(
-    tile_rows: int, cut: tuple[int, int, int], dtype: torch.dtype, form: Form, *, gathers: bool
+    tile_rows: int,
+    cut: tuple[int, int, int],
+    dtype: torch.dtype,
+    form: Form,
+    *,
+    gathers: bool,
+    total: int = MANY_FEATURES,
 ) -> None:
     """Rows of one tile and of several, an expert without any, features of no whole tile."""
     in_features, num_parts, group_size = cut
@@ -54,7 +64,6 @@ def check(
         torch.stack(each)
         for each in zip(*(pack_for_tensor_cores(each, num_parts) for each in weights), strict=True)
     )
-    total = 1 << 16  # whose sums are cut in other places than those of so few features
     out_dtype = dtype if num_parts == 1 else torch.float32
     out = torch.full((num_parts, len(rows), out_features), torch.nan, dtype=out_dtype)
     order = offsets, tiles, tile_rows

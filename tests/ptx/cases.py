@@ -65,21 +65,27 @@ def linear(rows: int, in_features: int, out_features: int, dtype: torch.dtype) -
     return run
 
 
-def warpgroups(dtype: torch.dtype, *shapes: tuple[int, int, int], num_parts: int = 1) -> Run:
+def warpgroups(
+    dtype: torch.dtype,
+    *shapes: tuple[int, int, int],
+    num_parts: int = 1,
+    total_features: int | None = None,
+) -> Run:
     """Compute layers whose tiles the emulated device gives to warpgroups.
 
     Args:
         dtype: of all operands.
         shapes: rows, features of a row of x, and those of the result.
         num_parts: that K has.
+        total_features: of the whole layer, which decide where its sums are cut; None for its own.
     """
 
     def run() -> None:
         for shape in shapes:
-            x, weight, bias = test_linear.operands(*shape, dtype)
-            actual = test_linear.linear(x, weight, bias, num_parts)
+            operands = *test_linear.operands(*shape, dtype), num_parts, total_features
+            actual = test_linear.linear(*operands)
             with interpreter.single_warps():
-                expected = test_linear.linear(x, weight, bias, num_parts)
+                expected = test_linear.linear(*operands)
             assert torch.equal(actual, expected)
 
     return run
@@ -156,8 +162,12 @@ def weight_only_experts(tile_rows: int, form: test_weight_only_linear.Form) -> R
     """Compute layers of several experts, and of a single step, gathering rows and not."""
 
     def run() -> None:
+        five_steps = test_weight_only_linear.FIVE_STEPS
         for cut, gathers in (((640, 1, 32), True), ((64, 1, 64), True), ((64, 1, 64), False)):
-            test_weight_only_experts.check(tile_rows, cut, BF16, form, gathers=gathers)
+            for total in (test_weight_only_experts.MANY_FEATURES, five_steps):
+                test_weight_only_experts.check(
+                    tile_rows, cut, BF16, form, gathers=gathers, total=total
+                )
 
     return run
 
@@ -262,14 +272,22 @@ CASES = {
     ),
     "warpgroups, 64 rows and 128 features": Case(
         f"{WARPGROUPS}.*Li128ELi64E.*Lb0E",
-        warpgroups(BF16, (260, 320, 264), (40, 4096, 72), (260, 64, 264)),
+        warpgroups(BF16, (40, 600, 776), (33, 64, 776)),
     ),
     "warpgroups, 128 rows": Case(
         f"{WARPGROUPS}.*Li128ELi128ELi6E", warpgroups(BF16, (70, 600, 392), (70, 64, 392))
     ),
+    "warpgroups, 256 rows": Case(
+        f"{WARPGROUPS}.*WidestRowsOf256",
+        warpgroups(BF16, (200, 600, 392), (200, 64, 392), total_features=1 << 16),
+    ),
+    "warpgroups, 64 rows of several parts": Case(
+        f"{WARPGROUPS}.*Li64ELi64ELi4ELi2E",
+        warpgroups(BF16, (60, 592, 264), num_parts=2),
+    ),
     "warpgroups, 128 rows of several parts": Case(
-        f"{WARPGROUPS}.*Li128ELi128ELi4E",
-        warpgroups(BF16, (70, 592, 392), num_parts=2),
+        f"{WARPGROUPS}.*Li128ELi128ELi5E",
+        warpgroups(BF16, (70, 752, 392), num_parts=2),
     ),
     "int8 linear, 8 rows": Case("int8_linear_kernel.*Li1ELi1E", int8_linear(5)),
     "int8 linear, 16 rows": Case("int8_linear_kernel.*Li1ELi2E", int8_linear(13)),

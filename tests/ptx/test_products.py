@@ -205,7 +205,7 @@ def test_columns_lie_where_they_may(message: str, b: int) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (", 1, 1, 1;", ", 1, 1, 0;"),
+        (", 1, 1, 1;", ", 1, 1, 2;"),
         (", 1, 1, 1;", ", -1, 1, 1;"),
         (", 1, 1, 1;", ", 1, 1, 0, 1;"),
         ("%r12, %r13}", "%r12}"),

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMostRowsOfWarps = 16;
 
-// The launch that takes fewest cycles of those offered.
+// The launch that takes fewest cycles of those offered, and of equal ones the first.
 class Choice {
  public:
   using Launch = void (*)(const LinearParams&, bool, const SplitResults&, cudaStream_t);
@@ -51,9 +51,9 @@ void run(const LinearParams& p, const SplitResults& results, cudaStream_t stream
     choice.offer<PartsOfRowsOf128<T>>(launch_cut<PartsOfRowsOf128<T>>);
     choice.offer<PartsOfRowsOf64<T>>(launch_cut<PartsOfRowsOf64<T>>);
   } else {
-    choice.offer<WideRowsOf128<T>>(launch_whole<WideRowsOf128<T>>);
     if (linear_sections(p.total_features, p.total_parts, p.in_features).count == 1)
       choice.offer<WidestRowsOf256<T>>(launch_whole<WidestRowsOf256<T>>);
+    choice.offer<WideRowsOf128<T>>(launch_whole<WideRowsOf128<T>>);
   }
   choice.run(results, stream);
 }
