@@ -30,6 +30,9 @@ MOST_OF_DECODE = 420
 TILES_OF_STAGE = 4
 SHARED_REGISTERS = 24 + 2 * 240
 
+# Bytes of shared memory that launch.h takes without asking, and that there are.
+WITHOUT_ASKING, MOST_WITHOUT_ASKING = 32 << 10, 48 << 10
+
 pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.parametrize(
@@ -115,10 +118,13 @@ def test_flags_of_peers_are_ordered_for_all_devices(kernels: dict[str, list[Kern
         assert kernel.opcodes["LDG.E.STRONG.SYS"] >= 3, kernel.name
 
 
-def test_shared_memory_that_nothing_asks_for_is_there(kernels: dict[str, list[Kernel]]) -> None:
+def test_shared_memory_that_nothing_asks_for_is_there(
+    kernels: dict[str, list[Kernel]], shared_bytes: SharedBytes
+) -> None:
     """What a kernel has itself counts with what its launch takes without asking (launch.h)."""
     for kernel in each_of(kernels, "cuda"):
-        assert kernel.shared_bytes <= (48 - 32) << 10, kernel.name
+        if 0 < shared_bytes.of(kernel) <= WITHOUT_ASKING:
+            assert kernel.shared_bytes <= MOST_WITHOUT_ASKING - WITHOUT_ASKING, kernel.name
 
 
 def test_tiles_are_copied_16_bytes_at_a_time(
@@ -155,7 +161,7 @@ def test_warpgroups_multiply_side_by_side(
         for each in each_of(kernels, "cuda/linear")
         if each.name.startswith("warpgroup_linear_kernel")
     ]
-    assert len(multiplying) == 20
+    assert len(multiplying) == 24
     for kernel in multiplying:
         if architecture != 90:
             assert statements.is_empty(kernel), kernel.name
