@@ -40,8 +40,8 @@ MUTANTS = {
         "const int next = step + Shape::kStepsAhead + 1;",
     ),
     "products begun before the step is there": (
-        "    ptx::async_wait<Shape::kStepsAhead - 1>();",
-        "    tile.begin(step, sums);\n    ptx::async_wait<Shape::kStepsAhead - 1>();",
+        "  ptx::async_wait<Shape::kStepsAhead - kCount>();",
+        "  tile.begin(step, sums);\n  ptx::async_wait<Shape::kStepsAhead - kCount>();",
     ),
     "copies that are not fenced for products of warpgroups": (
         "{ ptx::fence_for_products(); }",
