@@ -281,6 +281,10 @@ CASES = {
         f"{WARPGROUPS}.*WidestRowsOf256",
         warpgroups(BF16, (200, 600, 392), (200, 64, 392), total_features=1 << 16),
     ),
+    "warpgroups, 256 rows of float16": Case(
+        f"{WARPGROUPS}.*WidestRowsOf256",
+        warpgroups(F16, (200, 600, 392), (200, 64, 392), total_features=1 << 16),
+    ),
     "warpgroups, 64 rows of several parts": Case(
         f"{WARPGROUPS}.*Li64ELi64ELi4ELi2E",
         warpgroups(BF16, (60, 592, 264), num_parts=2),

@@ -72,6 +72,7 @@ NOT_REACHED = {
     "warpgroups, 64 rows and 128 features": "sections are never shared in tiles of this shape",
     "warpgroups, 128 rows": "sections are never shared in tiles of this shape",
     "warpgroups, 256 rows": "sections are never shared in tiles of this shape",
+    "warpgroups, 256 rows of float16": "sections are never shared in tiles of this shape",
     "warpgroups, 64 rows of several parts": "nor has a block several tiles of so few",
     "warpgroups, 128 rows of several parts": "nor has a block several tiles of so few",
     "weights of 8 bits on warpgroups, 128 rows": "sections are never shared in tiles of this shape",
