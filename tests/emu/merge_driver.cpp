@@ -28,7 +28,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 struct Problem {
   std::vector<int32_t> num_slots{1, 2, 7, 8, 9, 16, 17, 48, 49, 65, 127, 128, 129, 300};
   std::vector<int32_t> num_rows{4, 1, 3};
-  std::vector<int32_t> query_start_loc{-1, 0};  // behind a row that is nobody's
+  std::vector<int32_t> query_start_loc{-1, 0};  // behind a row of no sequence
   std::vector<int32_t> seq_lens;
   std::vector<AttentionMerge> merges;
   std::vector<float> acc, max, sum;
@@ -50,11 +50,11 @@ struct Problem {
       const auto kv_head = static_cast<int32_t>(seq % kKvHeads);
       for (int column = 0; column < num_columns; column += columns) {
         merges.push_back({static_cast<int32_t>(seq), kv_head, column, slot, num_slots[seq]});
-        slot += num_slots[seq] + 1;  // one between them is nobody's
+        slot += num_slots[seq] + 1;  // and one that no merge has
       }
       if (seq % 5 == 2) merges.push_back({kNoWork, 0, 0, 1, 1});
     }
-    // What is nobody's makes a result nan.
+    // Rows and slots that no merge has are NaN, so that a result that reads them is.
     const size_t rows = size_t(slot) * columns;
     acc.assign(rows * head_size, kNan);
     max.assign(rows, kNan);

@@ -152,20 +152,21 @@ def test_tiles_are_copied_16_bytes_at_a_time(
     assert copying > 50
 
 
+def multiplying(architecture: int, kernels: dict[str, list[Kernel]], name: str) -> list[Kernel]:
+    """Linear layers by warpgroups, for which only sm_90 has code."""
+    found = [each for each in each_of(kernels, "cuda/linear") if each.name.startswith(name)]
+    assert len(found) == 24
+    if architecture == 90:
+        return found
+    assert all(statements.is_empty(each) for each in found)
+    return []
+
+
 def test_warpgroups_multiply_side_by_side(
     architecture: int, kernels: dict[str, list[Kernel]]
 ) -> None:
     """A step is four products, which the assembler waits for no more often than we do."""
-    multiplying = [
-        each
-        for each in each_of(kernels, "cuda/linear")
-        if each.name.startswith("warpgroup_linear_kernel")
-    ]
-    assert len(multiplying) == 24
-    for kernel in multiplying:
-        if architecture != 90:
-            assert statements.is_empty(kernel), kernel.name
-            continue
+    for kernel in multiplying(architecture, kernels, "warpgroup_linear_kernel"):
         loop: Counter[str] = Counter()
         for opcode, number in kernel.hot_loop.items():
             loop[opcode.partition(".")[0]] += number
@@ -177,16 +178,7 @@ def test_dequantised_weights_are_multiplied_side_by_side(
     architecture: int, kernels: dict[str, list[Kernel]]
 ) -> None:
     """A step is four products from registers, which are waited for twice."""
-    found = [
-        each
-        for each in each_of(kernels, "cuda/linear")
-        if each.name.startswith("warpgroup_weight_only_kernel")
-    ]
-    assert len(found) == 24
-    for kernel in found:
-        if architecture != 90:
-            assert statements.is_empty(kernel), kernel.name
-            continue
+    for kernel in multiplying(architecture, kernels, "warpgroup_weight_only_kernel"):
         loop = kernel.hot_loop
         assert sum(n for each, n in loop.items() if each.startswith("HGMMA")) == 4, kernel.name
         assert sum(n for each, n in loop.items() if each.startswith("WARPGROUP.DEPBAR")) == 2

@@ -110,7 +110,8 @@ __device__ void write_tile(const LinearParams& p, int64_t feature, int64_t row,
   }
 }
 
-// Adds steps behind one barrier. Copies run ahead, up to step `end`.
+// Adds steps behind one barrier. Copies run ahead, up to step `end`. Of several steps none has
+// products that go on by themselves.
 template <typename Shape, int kCount, typename Tile>
 __device__ __forceinline__ void add_at_once(Tile& tile, int& step, int end,
                                             LinearSums<Shape>& sums) {
@@ -119,7 +120,7 @@ __device__ __forceinline__ void add_at_once(Tile& tile, int& step, int end,
   __syncthreads();  // the steps are there, and what the next ones overwrite has been read
   tile.begin(step, sums);
   const int next = step + Shape::kStepsAhead;
-  const bool are_all = kCount > 1 && next + kCount <= end;
+  const bool are_all = kCount > 1 && next + kCount <= end;  // then nothing is asked for each
   if (are_all) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
