@@ -28,7 +28,10 @@ inline cudaError_t allocate(const char* call, void** pointer, size_t bytes,
     made = is_shareable ? SharedMemory::get().allocate(bytes) : std::malloc(bytes);
     if (made == nullptr) return cudaErrorMemoryAllocation;
     RuntimeMemory::get().add(made, bytes, kind);
-    if (other_machine != nullptr) other_machine->allocated(made, bytes);
+    // Kernels are handed no pinned memory: one that touches some is out of bounds, and what a
+    // stopped one has left behind is not put back there.
+    const bool is_kernels = kind == RuntimeMemory::Kind::kDevice;
+    if (is_kernels && other_machine != nullptr) other_machine->allocated(made, bytes);
   }
   *pointer = made;
   return cudaSuccess;
