@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from http.client import HTTPConnection
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from launch.cluster.supervisor import Cluster
 from quire import AsyncClient, SamplingParams
 from quire.contract.errors import QuireError, RequestExistsError
-from quire.contract.outputs import Delta
+from quire.contract.outputs import Delta, Event
 from quire.observe.tracing import TraceContext
 from quire.rpc import open_channel
 from quire.v1 import inference_pb2
@@ -55,7 +55,7 @@ async def test_one_trace_id_is_in_the_logs_and_spans_of_all_services(
             for parent in (sampled, silent):
                 await client.generate(PROMPT, PARAMS, traceparent=parent.traceparent)
             await client.generate(PROMPT, PARAMS, request_id="without a trace")
-            await cancel_one(client)
+            await cancel_one(client, cluster)
         # Stopped, the services have sent all they had.
         spans = collector.spans
     lines = log_lines(capfd.readouterr().err)
@@ -74,18 +74,33 @@ async def test_one_trace_id_is_in_the_logs_and_spans_of_all_services(
     assert cancelled[0].attributes["gen_ai.response.finish_reasons"] == ["client_gone"]
 
 
-async def cancel_one(client: AsyncClient) -> None:
+async def cancel_one(client: AsyncClient, cluster: Cluster) -> None:
+    """Cancel a request that cannot end before: its workers stand still until the router knows."""
     endless = SamplingParams(seed=1, max_tokens=900, ignore_eos=True)
     stream = client.stream(PROMPT, endless, request_id="cancelled")
+    workers = [each.pid for each in cluster.services if each.name.startswith("worker")]
     async for event in stream:
         if isinstance(event, Delta):
             break
-    await stream.aclose()
-    # Until the router has noticed: then the name may be used again.
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        await stream.aclose()
+        following = await until_id_is_free(client)
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+    async for _ in following:
+        pass
+
+
+async def until_id_is_free(client: AsyncClient) -> AsyncIterator[Event]:
+    """Return a stream of the cancelled request's id, which the router has begun."""
     while True:
+        stream = client.stream(PROMPT, PARAMS, request_id="cancelled")
         try:
-            await client.generate(PROMPT, PARAMS, request_id="cancelled")
-            return
+            await anext(stream)
+            return stream
         except RequestExistsError:
             await asyncio.sleep(0.01)
 
