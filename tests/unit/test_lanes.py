@@ -187,6 +187,52 @@ def test_the_table_counts_tests_and_names_reasons(output: Path) -> None:
     assert counts.failed == 1
 
 
+def skipping_lane(output: Path, name: str, *others: str) -> Lane:
+    """Return a lane of two tests that are skipped, and of these others."""
+    own = ("-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(output))
+    test = output / f"test_{name}.py"
+    test.write_text(
+        "import pytest\n"
+        "@pytest.mark.skip('no engine')\n"
+        "def test_skips(): pass\n"
+        "@pytest.mark.skip('no engine')\n"
+        "def test_skips_too(): pass\n"
+        f"{''.join(others)}"
+    )
+    return pytest_lane(name, *own, str(test))
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [("", "skipped"), ("def test_passes(): pass\n", "ok"), ("def test_f(): 1 / 0\n", "FAILED")],
+    ids=["all", "all-but-one", "all-but-a-failure"],
+)
+def test_a_lane_all_of_whose_tests_were_skipped_is_not_ok(
+    output: Path, capsys: pytest.CaptureFixture[str], other: str, word: str
+) -> None:
+    outcomes = Runner([skipping_lane(output, "few", other)], cores=1).run()
+
+    assert [each.word for each in outcomes] == [word]
+    assert f"few: {word}, " in capsys.readouterr().out
+    _, _, few, total = report.table(outcomes, 1.0)
+    assert [cell.strip() for cell in few.split("|")[1:3]] == ["few", word]
+    assert [cell.strip() for cell in total.split("|")[1:3]] == [
+        *("in all", "FAILED" if word == "FAILED" else "ok"),
+    ]
+    assert report.skips(outcomes) == ["skipped: 2 in few: no engine"]
+
+
+def test_what_waits_for_a_lane_that_was_skipped_runs(output: Path) -> None:
+    later = shell("later", "exit 0", after=("few",))
+    outcomes = Runner([skipping_lane(output, "few"), later], cores=1).run()
+    assert [each.word for each in outcomes] == ["skipped", "ok"]
+
+
+def test_results_without_a_test_are_not_skipped(output: Path) -> None:
+    lane = shell("few", f"echo '<testsuite/>' > {output}/few.xml")
+    assert [each.word for each in Runner([lane], cores=1).run()] == ["ok"]
+
+
 @pytest.mark.parametrize(
     ("log", "progress"),
     [
@@ -290,6 +336,9 @@ def test_a_record_keeps_the_sections_of_lanes_that_did_not_run(
     assert f", commit {commit}, changed, " in section
     assert "cases" not in section
     assert "never" not in second
+    third = run(skipping_lane(output, "long"))
+    assert "## long\n\n**skipped**, 2 tests, 2 skipped, " in third
+    assert "\n- skipped: 2 in long: no engine\n" in third
 
 
 def test_chosen_lanes_bring_those_that_they_wait_for() -> None:

@@ -56,6 +56,7 @@ class Outcome:
         unsteady: tests that failed beside other lanes, and passed when they ran alone.
         out_of_time: it did not start or was stopped since the time of the whole run was over, and
             none of its tests had failed.
+        skipped: it has tests, and every one of them was skipped.
     """
 
     lane: Lane
@@ -64,6 +65,7 @@ class Outcome:
     cpu_s: float = 0.0
     unsteady: tuple[str, ...] = ()
     out_of_time: bool = False
+    skipped: bool = False
 
     @property
     def passed(self) -> bool:
@@ -84,7 +86,9 @@ class Outcome:
             return "not run"
         if not self.passed:
             return "FAILED"
-        return "unsteady" if self.unsteady else "ok"
+        if self.unsteady:
+            return "unsteady"
+        return "skipped" if self.skipped else "ok"
 
 
 def pytest_lane(name: str, *arguments: str, waits: bool = False, **environment: str) -> Lane:

@@ -69,7 +69,13 @@ CONTAINERS = (
         after=("images",),
         again=(*PYTEST, "-m", "compose"),
     ),
-    Lane("manifests", ("make", "test-manifests"), waits=True, after=("images",)),
+    Lane(
+        "manifests",
+        ("make", "test-manifests"),
+        {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'manifests.xml'}"},
+        waits=True,
+        after=("images",),
+    ),
 )
 COMPOSE_GPU = Lane(
     "compose-gpu",

@@ -28,6 +28,11 @@ class Counts:
     failed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def all_skipped(self) -> bool:
+        """Return whether there are tests, and none of them ran."""
+        return 0 < self.tests == self.skipped.total()
+
 
 def counts_of(results: Path) -> Counts | None:
     """Return what pytest wrote, or None if it wrote nothing."""

@@ -98,7 +98,10 @@ class Runner:
 
     def _end(self, outcome: Outcome) -> None:
         del self._running[outcome.lane]
-        if outcome.lane in self._stopped and not outcome.passed:
+        if outcome.passed:
+            counts = counts_of(outcome.lane.results)
+            outcome = replace(outcome, skipped=counts is not None and counts.all_skipped)
+        elif outcome.lane in self._stopped:
             counts = counts_of(outcome.lane.results)
             outcome = replace(outcome, out_of_time=counts is None or not counts.failed)
         self._add(outcome)
