@@ -49,9 +49,10 @@ test-nightly: .venv/.dev ## Run the kernels in every order of threads, as PTX, w
 test-compose: images ## Run the containers of deploy/compose.yaml on this machine's engine, and disturb them
 	@$(BIN)/python -m pytest -m compose --durations=15 tests/compose
 
-test-compose-gpu: images ## Run deploy/compose.gpu.yaml on an engine that has a stand-in for NVIDIA's hook; workers emulate their GPUs
+WORKER ?= worker
+test-compose-gpu: images ## Run deploy/compose.gpu.yaml on an engine that has a stand-in for NVIDIA's hook; workers emulate their GPUs, in the image WORKER=worker|worker-cuda
 	@csrc/emulated_build.sh
-	@$(BIN)/python -m pytest -m compose_gpu --durations=15 tests/compose_gpu
+	@WORKER='$(WORKER)' $(BIN)/python -m pytest -m compose_gpu --durations=15 tests/compose_gpu
 
 test-compat: .venv/.dev ## Point stock clients of other projects at a cluster: the same text through every front
 	@tests/compat/setup.sh

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the images of the services: images.sh [TARGET ...], by default all that need no CUDA. Does again only what
-# changed. IMAGE_TAG (dev) and IMAGE_REGISTRY say what they are called, BASE_IMAGE what they are built on.
+# changed. IMAGE_TAG (dev) and IMAGE_REGISTRY say what they are called, BASE_IMAGE what they are built on; CUDAARCHS which
+# cards worker-cuda has kernels for, if not those of cmake/cuda.cmake (90a-real: an H100 alone, in a fraction of the time).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -11,6 +11,8 @@ from tests.compose.stack import IMAGE_TAG, ROOT, docker, why_not
 
 HERE = Path(__file__).parent
 EMULATED = ROOT / "build/emulated/csrc"
+# The images that workers may run in: that for CPUs, and that with CUDA's torch.
+WORKERS = ("worker", "worker-cuda")
 # Of an engine that found no command nvidia-container-runtime-hook when it started.
 NO_DRIVER = "could not select device driver"
 
@@ -40,9 +42,7 @@ def image_tag(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "tests/compose_gpu/nvidia on its PATH)"
         )
     tag = f"emulated-{os.getpid()}"
-    # With CUDA's torch where that image has been built (make images TARGETS=worker-cuda).
-    built = docker("image", "ls", "--quiet", f"quire-worker-cuda:{IMAGE_TAG}")
-    worker = f"quire-worker-cuda:{IMAGE_TAG}" if built else f"quire-worker:{IMAGE_TAG}"
+    worker = worker_image(os.environ.get("WORKER") or "worker", IMAGE_TAG)
     print(f"workers: {worker}, with an emulated GPU")
     _build(tmp_path_factory.mktemp("image"), kernels, worker, f"quire-worker-cuda:{tag}")
     images = [f"quire-worker-cuda:{tag}"]
@@ -53,6 +53,23 @@ def image_tag(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield tag
     finally:
         docker("rmi", "--force", *images)
+
+
+def worker_image(name: str, tag: str) -> str:
+    """Return the image that workers run in; the test fails without it.
+
+    Args:
+        name: of `WORKERS`.
+        tag: of the images.
+    """
+    if name not in WORKERS:
+        pytest.fail(f"WORKER: must be {' or '.join(WORKERS)}, got {name}", pytrace=False)
+    image = f"quire-{name}:{tag}"
+    if not docker("image", "ls", "--quiet", image):
+        pytest.fail(
+            f"WORKER={name}: there is no image {image} (make images TARGETS={name})", pytrace=False
+        )
+    return image
 
 
 def _build(directory: Path, kernels: Path, worker: str, image: str) -> None:

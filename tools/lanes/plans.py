@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tools.lanes.lane import OUTPUT, PYTEST, PYTHON, Lane, pytest_lane, script_lane
+from tools.lanes.lane import OUTPUT, PYTEST, PYTHON, ROOT, Lane, pytest_lane, script_lane
 
 # Tests of services wait for processes, most of the time, and for deadlines: three files at a time.
 SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile")
@@ -39,6 +39,13 @@ DEEP = (
     Lane("chaos", (PYTHON, "-m", "tests.chaos", "cells", "--seconds", "120"), waits=True),
     Lane("soak", (PYTHON, "-m", "tests.chaos", "soak", "--requests", "2000"), waits=True),
 )
+# The image with CUDA's torch and kernels: gigabytes to fetch, and every kernel to compile.
+CONTAINERS_CUDA = Lane(
+    "containers-cuda",
+    (str(ROOT / "tests/compose_gpu/nightly.sh"),),
+    {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'containers-cuda.xml'}"},
+    waits=True,
+)
 NIGHTLY = (
     script_lane(
         "every-order", "csrc/emulated_tests.sh", QUIRE_ALL_ORDERS="1", QUIRE_TEST_DEPTH="all"
@@ -58,6 +65,7 @@ NIGHTLY = (
     ),
     PLANTED_BUGS,
     replace(MACHINE_CODE, environment={"QUIRE_TEST_DEPTH": "all"}),
+    CONTAINERS_CUDA,
 )
 CONTAINERS = (
     Lane("images", ("make", "images")),
