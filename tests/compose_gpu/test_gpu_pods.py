@@ -1,46 +1,42 @@
-"""The pods of overlay cpu with component gpu: each worker has a GPU of its own, emulated."""
+"""The pods of overlay gpu: workers have an emulated GPU each, all pods the model of the claim."""
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from quire import AsyncClient
-from tests.compose_gpu.test_gpus import SCRAPE, tokens_of
-from tests.e2e.conftest import running_cluster
+from tests.compose_gpu.test_gpus import SCRAPE
 from tests.manifests.conftest import Deployment, deployed
 from tests.manifests.kubelet import Pod
-
-OPTIONS = {
-    "QUIRE_SCHEDULER_DTYPE": "float32",
-    "QUIRE_SCHEDULER_INVARIANT": "1",
-    "QUIRE_SCHEDULER_MAX_NUM_SEQS": "4",
-    "QUIRE_SCHEDULER_MAX_MODEL_LEN": "64",
-    "QUIRE_SCHEDULER_KV_CACHE_GIB": "0.01",
-}
+from tests.manifests.tiny_model import (
+    OPTIONS,
+    make_model_claim,
+    tokens_of,
+    tokens_of_processes,
+)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, image_tag: str) -> Iterator[Deployment]:
-    directory = tmp_path_factory.mktemp("pods")
-    with deployed(directory, "cpu", "gpu", tag=image_tag, options=OPTIONS) as deployment:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pods")
+
+
+@pytest.fixture(scope="module")
+def claim(directory: Path) -> Path:
+    return make_model_claim(directory)
+
+
+@pytest.fixture(scope="module")
+def cluster(image_tag: str, directory: Path, claim: Path) -> Iterator[Deployment]:
+    with deployed(directory, "gpu", tag=image_tag, options=OPTIONS) as deployment:
         yield deployment
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[tuple[int, ...]]:
+def expected(cluster: Deployment, claim: Path) -> list[tuple[int, ...]]:
     """The tokens of a cluster of plain processes on the CPU."""
-
-    async def run() -> list[tuple[int, ...]]:
-        async with (
-            running_cluster(
-                dtype="float32", invariant=True, device="cpu", tensor_parallel_size=2
-            ) as cluster,
-            AsyncClient(cluster.router.address) as client,
-        ):
-            return await tokens_of(client)
-
-    return asyncio.run(run())
+    return asyncio.run(tokens_of_processes(claim))
 
 
 def gpu_of(pod: Pod) -> str:

@@ -1,6 +1,5 @@
 """deploy/compose.gpu.yaml on an engine that gives containers GPUs, to workers that emulate them."""
 
-import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,17 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from quire import AsyncClient, SamplingParams
 from tests.compose.stack import CONTAINER_USER, DEPLOY, Stack, docker
-from tests.e2e.conftest import running_cluster
 from tests.e2e.served_model import save_served_model
+from tests.manifests.tiny_model import tokens_of, tokens_of_processes
 
 WORKERS = ("worker-0", "worker-1")
-PROMPTS = [list(range(5, 25)), list(range(45, 65))]
-PARAMS = [
-    SamplingParams(temperature=0.0, seed=0, max_tokens=24, ignore_eos=True),
-    SamplingParams(temperature=0.9, seed=1, max_tokens=24, ignore_eos=True),
-]
 OPTIONS = "--dtype float32 --invariant --max-num-seqs 4 --max-model-len 64 --kv-cache-gib 0.01"
 
 
@@ -30,13 +23,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for each in (directory, *directory.iterdir()):
         os.chown(each, CONTAINER_USER, CONTAINER_USER)
     return directory
-
-
-async def tokens_of(client: AsyncClient) -> list[tuple[int, ...]]:
-    """Return what the prompts get."""
-    pairs = zip(PROMPTS, PARAMS, strict=True)
-    outputs = await asyncio.gather(*(client.generate(*each) for each in pairs))
-    return [output.token_ids for output in outputs]
 
 
 @contextmanager
@@ -93,13 +79,7 @@ print(urlopen("http://127.0.0.1:9090/metrics").read().decode())
 async def test_each_worker_has_its_gpu_and_computes_the_tokens_of_a_cpu(
     model: Path, image_tag: str, tmp_path: Path
 ) -> None:
-    async with (
-        running_cluster(
-            model, dtype="float32", invariant=True, device="cpu", tensor_parallel_size=2
-        ) as cluster,
-        AsyncClient(cluster.router.address) as client,
-    ):
-        expected = await tokens_of(client)
+    expected = await tokens_of_processes(model)
     with running_stack(model, image_tag, tmp_path, "compose.gpu.yaml") as stack:
         assert devices_of(stack) == ["cuda:0", "cuda:0"], "the first that each of them sees"
         for number, name in enumerate(WORKERS):

@@ -68,7 +68,7 @@ def deployed(
     """Run the pods of an overlay with these components until the end of the block.
 
     Args:
-        directory: for certificates and keys.
+        directory: for certificates and keys; has `claims/NAME` of each claim that the pods mount.
         overlay: its name.
         components: their names.
         tag: of the images.

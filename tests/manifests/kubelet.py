@@ -111,7 +111,8 @@ class Kubelet:
     Args:
         manifests: rendered.
         name: of the network, and first part of all containers' names.
-        directory: for the files of Secrets; each is a directory `secrets/NAME`, made beforehand.
+        directory: for the files of Secrets and of PersistentVolumeClaims; each is a directory
+            `secrets/NAME` or `claims/NAME`, made beforehand.
     """
 
     def __init__(self, manifests: Manifests, name: str, directory: Path) -> None:
@@ -232,6 +233,12 @@ class Kubelet:
                 assert source.is_dir() or volume["secret"].get("optional"), source
                 source.mkdir(parents=True, exist_ok=True)
                 options += ["--volume", f"{source}:{path}:ro"]
+            elif "persistentVolumeClaim" in volume:
+                claim = volume["persistentVolumeClaim"]
+                source = self._directory / "claims" / claim["claimName"]
+                assert source.is_dir(), source
+                read_only = claim.get("readOnly") or mount.get("readOnly")
+                options += ["--volume", f"{source}:{path}{':ro' if read_only else ''}"]
             else:
                 raise AssertionError(f"no way to mount {volume}")
         return options
