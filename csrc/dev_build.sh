@@ -10,7 +10,8 @@ shift || true
 python=${PYTHON:-$root/.venv/bin/python}
 export PATH="$(dirname "$python"):$PATH"
 
-cmake -S . -B "$build" -G Ninja -Wno-author -DCMAKE_BUILD_TYPE=Release -DSKBUILD_STATE=editable \
+# Architectures of an earlier build in this folder, which CMake keeps, would stand before CUDAARCHS and its default.
+cmake -S . -B "$build" -G Ninja -Wno-author -UCMAKE_CUDA_ARCHITECTURES -DCMAKE_BUILD_TYPE=Release -DSKBUILD_STATE=editable \
   -DPython_EXECUTABLE="$python" \
   -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" "$@" >"$build.log" 2>&1 ||
   { cat "$build.log" >&2; exit 1; }
