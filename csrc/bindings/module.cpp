@@ -16,6 +16,9 @@
 #include "seed/bindings.h"
 #endif
 #if defined(QUIRE_EMULATED_CUDA)
+#include <tuple>
+
+#include "device_profile.h"
 #include "machine.h"
 #endif
 
@@ -49,6 +52,13 @@ void set_emulator_order(int order, unsigned seed) {
   quire::check_range("order", order, 0, 3);
   emu::Machine::order = static_cast<emu::Order>(order);
   emu::Machine::seed = seed;
+}
+
+// The name, capability (major and minor) and multiprocessors of the card that the emulator plays.
+std::tuple<std::string, int, int, int> emulated_card() {
+  const emu::DeviceProfile& device = emu::device();
+  return {device.name, device.capability_major, device.capability_minor,
+          device.num_multiprocessors};
 }
 #endif
 
@@ -233,5 +243,6 @@ PYBIND11_MODULE(_C, module) {
 #endif
 #if defined(QUIRE_EMULATED_CUDA)
   module.def("set_emulator_order", set_emulator_order);
+  module.def("emulated_card", emulated_card);
 #endif
 }

@@ -44,14 +44,14 @@ inline int num_blocks_at_once() {
 
 // Whether this build has code for the device's products of warpgroups.
 inline bool has_warpgroups() {
-#if !defined(__CUDACC__)
-  return emu::device().has_warpgroups &&
-         (emu::other_machine == nullptr || emu::other_machine->has_warpgroups());
-#elif defined(QUIRE_SM90A)
-  static const bool has = device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
-  return has;
-#else
+#if defined(__CUDACC__) && !defined(QUIRE_SM90A)
   return false;
+#else
+  static const bool has = device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
+#if !defined(__CUDACC__)
+  if (emu::other_machine != nullptr && !emu::other_machine->has_warpgroups()) return false;
+#endif
+  return has;
 #endif
 }
 

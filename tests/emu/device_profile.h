@@ -10,12 +10,13 @@ namespace emu {
 
 struct DeviceProfile {
   const char* name;
+  int capability_major;
+  int capability_minor;
   int num_multiprocessors;
   int shared_bytes_of_block;           // that a kernel may ask for
   int shared_bytes_of_multiprocessor;  // of which a block takes 1 KB beside what it asks for
   int threads_of_multiprocessor;
   int blocks_of_any;  // that a multiprocessor runs, however small
-  bool has_warpgroups;
 
   int blocks_of_multiprocessor(int threads, size_t shared_bytes) const {
     const int by_memory =
@@ -31,12 +32,12 @@ struct DeviceProfile {
 // From the tables of the CUDA C++ Programming Guide (Compute Capabilities) and the data sheets. The
 // first is an H100 with so few multiprocessors that tests see work both split and not.
 constexpr DeviceProfile kDeviceProfiles[] = {
-    {"small", 4, 227 << 10, 228 << 10, 2048, 32, true},    // 9.0
-    {"A100", 108, 163 << 10, 164 << 10, 2048, 32, false},  // 8.0
-    {"L4", 58, 99 << 10, 100 << 10, 1536, 24, false},      // 8.9
-    {"4090", 128, 99 << 10, 100 << 10, 1536, 24, false},   // 8.9
-    {"H100", 132, 227 << 10, 228 << 10, 2048, 32, true},   // 9.0
-    {"B200", 148, 227 << 10, 228 << 10, 2048, 32, false},  // 10.0
+    {"small", 9, 0, 4, 227 << 10, 228 << 10, 2048, 32},
+    {"A100", 8, 0, 108, 163 << 10, 164 << 10, 2048, 32},
+    {"L4", 8, 9, 58, 99 << 10, 100 << 10, 1536, 24},
+    {"4090", 8, 9, 128, 99 << 10, 100 << 10, 1536, 24},
+    {"H100", 9, 0, 132, 227 << 10, 228 << 10, 2048, 32},
+    {"B200", 10, 0, 148, 227 << 10, 228 << 10, 2048, 32},
 };
 
 // The profile that QUIRE_EMULATED_DEVICE names when it is first asked for, or the first.

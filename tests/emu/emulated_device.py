@@ -73,19 +73,16 @@ class EmulatedDevice(CudaDevice):
         return torch.device(DEVICE_TYPE, index)
 
     @property
-    def kv_cache_dtypes(self) -> tuple[torch.dtype, ...]:
+    def capability(self) -> tuple[int, int]:
         """See CudaDevice."""
-        return (torch.float8_e4m3fn,)
+        _, major, minor, _ = compiled._C.emulated_card()  # type: ignore[attr-defined]
+        return major, minor
 
     @property
-    def isa(self) -> str:
-        """See Device."""
-        return "emulated"
-
-    @property
-    def gpu(self) -> str:
+    def card(self) -> tuple[str, int]:
         """See CudaDevice."""
-        return "emulated"
+        name, _, _, num_multiprocessors = compiled._C.emulated_card()  # type: ignore[attr-defined]
+        return f"emulated {name}", num_multiprocessors
 
     def new_stream(self) -> Any:
         """See CudaDevice."""

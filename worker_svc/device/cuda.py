@@ -106,22 +106,31 @@ class CudaDevice:
         return torch.device("cuda", index)
 
     @property
+    def capability(self) -> tuple[int, int]:
+        """Return the compute capability, major and minor."""
+        return torch.cuda.get_device_capability(self.torch_device)
+
+    @property
+    def card(self) -> tuple[str, int]:
+        """Return the name, and the number of multiprocessors."""
+        properties = torch.cuda.get_device_properties(self.torch_device)
+        return properties.name, properties.multi_processor_count
+
+    @property
     def kv_cache_dtypes(self) -> tuple[torch.dtype, ...]:
         """See Device."""
-        capability = torch.cuda.get_device_capability(self.torch_device)
-        return (torch.float8_e4m3fn,) if capability >= FLOAT8_CAPABILITY else ()
+        return (torch.float8_e4m3fn,) if self.capability >= FLOAT8_CAPABILITY else ()
 
     @property
     def isa(self) -> str:
         """See Device."""
-        major, minor = torch.cuda.get_device_capability(self.torch_device)
+        major, minor = self.capability
         return f"sm_{major}{minor}"
 
     @property
     def gpu(self) -> str:
         """See Device; a part of a GPU has fewer multiprocessors under the same name."""
-        properties = torch.cuda.get_device_properties(self.torch_device)
-        return f"{properties.name}, {properties.multi_processor_count} multiprocessors"
+        return "{}, {} multiprocessors".format(*self.card)
 
     def new_stream(self) -> Any:
         """Return a new stream."""

@@ -36,7 +36,12 @@ constexpr cudaError_t cudaErrorMemoryAllocation = 2;
 constexpr cudaError_t cudaErrorInvalidDevice = 101;
 constexpr cudaError_t cudaErrorStreamCaptureUnsupported = 900;
 
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrComputeCapabilityMinor,
+};
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 
 inline cudaError_t cudaGetDevice(int* device) {
@@ -46,8 +51,20 @@ inline cudaError_t cudaGetDevice(int* device) {
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   const emu::DeviceProfile& device = emu::device();
-  *value = attribute == cudaDevAttrMultiProcessorCount ? device.num_multiprocessors
-                                                       : device.shared_bytes_of_block;
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = device.num_multiprocessors;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = device.shared_bytes_of_block;
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = device.capability_major;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = device.capability_minor;
+      break;
+  }
   return cudaSuccess;
 }
 
