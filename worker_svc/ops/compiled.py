@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from worker_svc.ops.current_stream import stream_source
+
 if TYPE_CHECKING:
     from worker_svc import _C as _C
 else:
@@ -28,13 +30,7 @@ else:
         spec.loader.exec_module(module)
         return module
 
-    def _current_stream() -> int:
-        """Return the stream of torch's work of this thread on its device, a cudaStream_t."""
-        if not torch.cuda.is_initialized():
-            return 0  # torch has begun no work, as where kernels are emulated
-        return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-
     _C = _load_kernels()
-    # Torch alone knows on which stream a thread works.
-    if hasattr(_C, "follow_streams") and hasattr(torch._C, "_cuda_getCurrentRawStream"):
-        _C.follow_streams(_current_stream)
+    # A torch without CUDA has no streams.
+    if hasattr(_C, "follow_streams") and torch.version.cuda is not None:
+        _C.follow_streams(stream_source())
