@@ -82,6 +82,7 @@ def describe() -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(0)
     return {
         "device": properties.name,
+        "gpus": torch.cuda.device_count(),
         "capability": f"{properties.major}{properties.minor}",
         "memory_gib": round(properties.total_memory / 2**30, 1),
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
@@ -202,6 +203,7 @@ def check_all(check: Check, env: dict[str, str], without: list[str]) -> None:
     bench(check, "bench", "bench.kernels_gpu", compared, *left_out)
     bench(check, "bench-kinds", "bench.gpu_kinds", env)
     if has_stubs:
+        bench_sums(check, env)
         bench(check, "bench-mixed", "bench.gpu_mixed", env)
         bench(check, "bench-gpu", "bench.gpu", env)
 
@@ -262,6 +264,15 @@ def prepare_flashinfer(check: Check, env: dict[str, str]) -> None:
         compile_it = (sys.executable, "-m", "bench.flashinfer_decode")
         env = env | flashinfer_environment()
         check.run("flashinfer-compile", *compile_it, env=env, timeout_s=150)
+
+
+def bench_sums(check: Check, env: dict[str, str]) -> None:
+    """Time sums over two GPUs, in memory of peers and by NCCL, where there are two."""
+    num_gpus = check.about["gpus"]
+    if num_gpus < 2:
+        check.skip("bench-sums", f"sums over ranks need two GPUs, got {num_gpus}")
+    else:
+        bench(check, "bench-sums", "bench.gpu_sums", env, "--size", "2")
 
 
 def bench(check: Check, name: str, module: str, env: dict[str, str], *options: str) -> None:

@@ -2,13 +2,15 @@
 
 Shares are of the bandwidth of a copy on the same device, so that they hold for every card; rates
 are of cards with an H100's multiprocessors. They were predicted by bytes and instructions
-(docs/gpu.md); where an H100 or H200 gave something else, it is that, with room for noise.
+(docs/gpu.md); where an H100 or H200 gave something else, it is that, with room for noise. Those
+that are called modelled nothing has tested.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 Figures = dict[str, Any]
@@ -90,6 +92,51 @@ def _shared_to_apart(found: Figures) -> float:
 
 
 KERNELS, ENGINE, MIXED, KINDS = "bench", "bench-gpu", "bench-mixed", "bench-kinds"
+SUMS = "bench-sums"
+# Microseconds of a sum over two that brings no bytes, from and to: of one kernel two are the fence
+# of the system and the flag's way.
+SUM_US = {"peer memory": (3.0, 4.0), "nccl": (8.0, 12.0)}
+# Bytes in a microsecond that NVLink brings each way, at most and at least.
+LINK_RATES = (450e3, 225e3)
+# Of csrc/cuda/peers, for each of two ranks.
+MOST_BYTES_OF_PEER = 512 << 10
+
+
+def sum_model(library: str, num_bytes: int) -> tuple[float, float] | None:
+    """Return from and to what a sum over two GPUs with NVLink should take, in microseconds.
+
+    That is a model, which no machine with two GPUs has tested yet: each sends its summand once.
+
+    Args:
+        library: of SUM_US.
+        num_bytes: of a summand.
+
+    Returns:
+        None where the library does not take so many bytes.
+    """
+    if library == "peer memory" and num_bytes > MOST_BYTES_OF_PEER:
+        return None
+    low, high = (
+        us + num_bytes / rate for us, rate in zip(SUM_US[library], LINK_RATES, strict=True)
+    )
+    return round(low, 1), round(high, 1)
+
+
+def _sums() -> Iterator[Prediction]:
+    """Yield what sums of decode steps in bfloat16 should take."""
+    for library, features, rows in product(SUM_US, (4096, 8192), (1, 8, 16, 32, 64)):
+        modelled = sum_model(library, 2 * rows * features)
+        if modelled is not None:
+            case = {"library": library, "dtype": "bfloat16", "features": features, "rows": rows}
+            yield Prediction(
+                SUMS,
+                f"sum of {rows} x {features} over two, {library}, us, modelled",
+                _kind("sums", "us", **case),
+                *modelled,
+                HOPPER,
+            )
+
+
 PREDICTIONS = (
     Prediction(
         KERNELS, "decode attention, 64 x 4k, G=4, of a copy", _attention("64 x 4k", 4), 0.85, 1.05
@@ -150,6 +197,7 @@ PREDICTIONS = (
         MIXED, "mixed step, 0.6B, 64 rows, graph to kernels", _replayed("0.6B", 64), 0.2, 0.7
     ),
     Prediction(MIXED, "mixed step, 8B, 64 rows, graph to kernels", _replayed("8B", 64), 0.7, 1.05),
+    *_sums(),
 )
 
 

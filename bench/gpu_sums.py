@@ -1,16 +1,20 @@
 """Sums over ranks on the GPUs of a machine, each a process: `python -m bench.gpu_sums --size 2`.
 
-They are made in memory of peers, and by NCCL. What is timed is a graph of sums that depend on each
+They are made in memory of peers, as far as that takes them, by NCCL in a fixed order, which is a
+gather and a sum, and by NCCL's all-reduce. What is timed is a graph of sums that depend on each
 other, as those of a decode step do.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import product
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,11 +27,13 @@ from worker_svc.parallel.peer_sums import SETTING
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 60.0
-FEATURES = 4096
+FEATURES = (4096, 8192)
 ROWS = (1, 8, 16, 32, 64)
 NUM_SUMS, NUM_REPLAYS = 64, 20
 # With `--invariant` summands are float32.
 DTYPES = (torch.bfloat16, torch.float32)
+# Each with what the setting is for it, and whether it adds in order.
+LIBRARIES = {"peer memory": ("1", True), "nccl in order": ("0", True), "nccl": ("0", False)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +41,32 @@ class Timed:
     """A kind of sums.
 
     Attributes:
-        library: "peer memory" or "nccl".
-        dtype: of the summands.
-        rows: of the summands, each of the features asked for.
+        library: one of LIBRARIES.
+        dtype: of the summands, e.g. "bfloat16".
+        features: of a row.
+        rows: of the summands.
         us: microseconds of a sum.
     """
 
     library: str
-    dtype: torch.dtype
+    dtype: str
+    features: int
     rows: int
     us: float
 
 
 def measure(
     size: int,
-    features: int = FEATURES,
+    features: Sequence[int] = FEATURES,
     rows: Sequence[int] = ROWS,
     num_sums: int = NUM_SUMS,
     make_device: Callable[[int], CudaDevice] = CudaDevice.open,
 ) -> list[Timed]:
-    """Time sums of each kind.
+    """Time sums of each kind, but for those that memory of peers does not take.
 
     Args:
         size: number of ranks.
-        features: of a row.
+        features: of rows.
         rows: of summands.
         num_sums: of a graph.
         make_device: returns the device of a rank, in its process.
@@ -79,7 +87,7 @@ def measure(
             if rank == 0:
                 address = _receive(own)
         of_ranks = [_receive(own) for _, own in ranks]
-        return [Timed(*each) for each in of_ranks[0]]
+        return list(of_ranks[0])
     finally:
         for process, _ in ranks:
             process.join(TIMEOUT_S)
@@ -98,7 +106,7 @@ def _run_rank(
     rank: int,
     size: int,
     address: str,
-    features: int,
+    features: Sequence[int],
     rows: Sequence[int],
     num_sums: int,
     make_device: Callable[[int], CudaDevice],
@@ -111,14 +119,17 @@ def _run_rank(
         address = communicator.open_meeting_place(HOST)
         connection.send(address)
     found = []
-    for epoch, library in enumerate(("peer memory", "nccl"), 1):
-        os.environ[SETTING] = "1" if library == "peer memory" else "0"
+    for epoch, (library, (setting, in_order)) in enumerate(LIBRARIES.items(), 1):
+        os.environ[SETTING] = setting
         communicator.join(rank, size, Meeting(address, HOST, epoch, TIMEOUT_S, bytes(32)))
-        group = ParallelGroup(rank, size, communicator, adds_in_order=True)
-        for dtype in DTYPES:
-            for num_rows in rows:
-                own = torch.ones(num_rows, features, dtype=dtype, device=device.torch_device)
-                found.append((library, dtype, num_rows, _time(device, group, own, num_sums)))
+        group = ParallelGroup(rank, size, communicator, adds_in_order=in_order)
+        for dtype, width, height in product(DTYPES, features, rows):
+            # An all-reduce overwrites its summand: zeros stay what they are.
+            own = torch.zeros(height, width, dtype=dtype, device=device.torch_device)
+            if library == "peer memory" and communicator.sum_in_order(own) is None:
+                continue
+            us = _time(device, group, own, num_sums)
+            found.append(Timed(library, str(dtype).removeprefix("torch."), width, height, us))
     communicator.leave()
     connection.send(found)
 
@@ -142,23 +153,31 @@ def _time(device: CudaDevice, group: ParallelGroup, own: torch.Tensor, num_sums:
     return 1e6 * (time.perf_counter() - begun) / (NUM_REPLAYS * num_sums)
 
 
+def table(found: Sequence[Timed]) -> str:
+    """Return a table in Markdown: a dash is a sum that memory of peers does not take."""
+    us = {(each.dtype, each.features, each.rows, each.library): each.us for each in found}
+    lines = [f"| summand | {', us | '.join(LIBRARIES)}, us |", "|---" * (1 + len(LIBRARIES)) + "|"]
+    for dtype, features, rows in dict.fromkeys(key[:3] for key in us):
+        times = [us.get((dtype, features, rows, library)) for library in LIBRARIES]
+        cells = " | ".join("-" if each is None else f"{each:.1f}" for each in times)
+        lines.append(f"| {rows} x {features}, {dtype} | {cells} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Print a table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print a table in Markdown, and all of it as JSON where --json says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=int, default=2, help="number of ranks, and of GPUs")
-    parser.add_argument("--features", type=int, default=FEATURES)
+    parser.add_argument("--features", type=int, nargs="+", default=FEATURES)
+    parser.add_argument("--json", type=Path, help="file that gets the figures")
     arguments = parser.parse_args()
     found = measure(arguments.size, arguments.features)
-    us = {(each.library, each.dtype, each.rows): each.us for each in found}
-    print(
-        f"| sum of {arguments.features} over {arguments.size} ranks | peer memory, us | NCCL, us |"
-    )
-    print("|---|---|---|")
-    for dtype in DTYPES:
-        for rows in ROWS:
-            times = [us[library, dtype, rows] for library in ("peer memory", "nccl")]
-            cells = " | ".join(f"{each:.1f}" for each in times)
-            print(f"| {rows} rows, {str(dtype).removeprefix('torch.')} | {cells} |")
+    print(table(found))
+    if arguments.json is not None:
+        figures = {"size": arguments.size, "sums": [asdict(each) for each in found]}
+        arguments.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -47,13 +47,19 @@ class Check:
             self.steps[name] = result
             self.path.parent.mkdir(exist_ok=True)
             self.path.write_text(json.dumps({**self.about, "steps": self.steps}, indent=1) + "\n")
-        print(f"{name:>10}  {'ok' if result['ok'] else 'FAILED'}  {result['s']} s", flush=True)
+        verdict = "skipped" if "skipped" in result else "ok" if result["ok"] else "FAILED"
+        print(f"{name:>10}  {verdict}  {result['s']} s", flush=True)
         return bool(result["ok"])
 
     def not_run(self, name: str, reason: str) -> None:
         """Record a step that cannot be run as failed."""
         self.record(name, {"ok": False, "s": 0.0, "output": f"not run: {reason}"})
         print(f"not run: {reason}")
+
+    def skip(self, name: str, reason: str) -> None:
+        """Record a step that this machine is not meant for."""
+        self.record(name, {"ok": True, "s": 0.0, "output": "", "skipped": reason})
+        print(f"skipped: {reason}")
 
     def run(
         self,

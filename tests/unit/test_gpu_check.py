@@ -1,6 +1,8 @@
 """What `make gpu-check` does in which order, and what is left of a run that is cut short."""
 
 import json
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +10,15 @@ import pytest
 
 from bench import gpu_check, recorded_steps
 from bench.gpu_predictions import compared
+from bench.gpu_sums import FEATURES, ROWS, Timed, table
 
-ABOUT = {"device": "NVIDIA H100 80GB HBM3", "capability": "90"}
+ABOUT: dict[str, Any] = {"device": "NVIDIA H100 80GB HBM3", "capability": "90", "gpus": 2}
 SOON_KNOWN = ["build", "first", "bits", "protos", "graphs"]
 # Side by side: they end in any order.
 TOGETHER = {"tests", "worker", "memcheck", "racecheck", "flashinfer", "flashinfer-compile"}
 COMPARED = {"flashinfer", "flashinfer-compile"}
 BEFORE = ["build", "bits", "protos"]
-AFTER = ["ranks", "cluster", "bench", "bench-kinds", "bench-mixed", "bench-gpu"]
+AFTER = ["ranks", "cluster", "bench", "bench-kinds", "bench-sums", "bench-mixed", "bench-gpu"]
 KERNEL_FIGURES: dict[str, Any] = {
     "cases": [
         {"case": "64 x 4k", "group": 4, "share_of_copy": {"ours": 0.9}},
@@ -24,6 +27,11 @@ KERNEL_FIGURES: dict[str, Any] = {
     "linear": [],
     "prompts": [{"rows": 8192, "length": 8192, "tflops": {"ours": 240.0, "torch": 500.0}}],
 }
+SUMS = [
+    Timed("peer memory", "bfloat16", 4096, 64, 4.5),
+    Timed("nccl", "bfloat16", 4096, 64, 30.0),
+    Timed("nccl", "float32", 4096, 64, 31.0),
+]
 
 
 @pytest.fixture
@@ -106,6 +114,25 @@ def test_an_old_transformers_is_not_compared_with(
 def test_smoke_stops_there(check: recorded_steps.Check) -> None:
     assert gpu_check.run_all(check, smoke=True, without=[]) == 0
     assert [*check.steps] == SOON_KNOWN
+
+
+def test_sums_over_two_gpus_are_skipped_with_the_reason_on_one(
+    check: recorded_steps.Check, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check.about = ABOUT | {"gpus": 1}
+    assert gpu_check.run_all(check, smoke=False, without=[]) == 0
+    reason = "sums over ranks need two GPUs, got 1"
+    assert json.loads(check.path.read_text())["steps"]["bench-sums"]["skipped"] == reason
+    printed = capsys.readouterr().out
+    assert "bench-sums  skipped" in printed
+    assert f"skipped: {reason}" in printed
+
+
+def test_sums_are_measured_over_two_of_the_gpus(check: recorded_steps.Check) -> None:
+    check.about = ABOUT | {"gpus": 8}
+    assert gpu_check.run_all(check, smoke=False, without=[]) == 0
+    assert "bench.gpu_sums --size 2 --json" in check.steps["bench-sums"]["output"]
+    assert "skipped" not in check.steps["bench-sums"]
 
 
 def test_what_does_not_build_is_not_run(
@@ -193,3 +220,42 @@ def test_rates_are_predicted_for_some_cards_and_shares_for_all(device: str, coun
     names = {each["name"] for each in compared("bench", device, KERNEL_FIGURES)}
     assert ("prompt of 8k, TFLOP/s" in names) == (count == 3)
     assert len(names) == count
+
+
+def test_a_sum_of_each_size_is_predicted_for_cards_with_nvlink() -> None:
+    libraries = ("peer memory", "nccl")
+    figures = {
+        "sums": [
+            asdict(Timed(library, "bfloat16", features, rows, 10.0))
+            for library, features, rows in product(libraries, FEATURES, ROWS)
+        ]
+    }
+    found = {each["name"]: each["predicted"] for each in compared("bench-sums", "H200", figures)}
+    assert all(name.endswith("us, modelled") for name in found)
+    sums = product(libraries, FEATURES, ROWS)
+    taken = [each for each in sums if each[0] == "nccl" or 2 * each[1] * each[2] <= 512 << 10]
+    assert len(found) == len(taken) == 2 * len(FEATURES) * len(ROWS) - 1
+    assert found["sum of 1 x 4096 over two, peer memory, us, modelled"] == [3.0, 4.0]
+    assert found["sum of 64 x 4096 over two, peer memory, us, modelled"] == [4.2, 6.3]
+    assert not [*compared("bench-sums", "NVIDIA L4", figures)]
+
+
+def test_sums_stand_beside_what_was_predicted() -> None:
+    figures = {"sums": [asdict(each) for each in SUMS]}
+    found = {
+        each["name"]: each["as_predicted"]
+        for each in compared("bench-sums", ABOUT["device"], figures)
+    }
+    assert found == {
+        "sum of 64 x 4096 over two, peer memory, us, modelled": True,
+        "sum of 64 x 4096 over two, nccl, us, modelled": False,
+    }
+
+
+def test_a_sum_that_peers_do_not_take_has_a_dash() -> None:
+    assert table(SUMS).splitlines() == [
+        "| summand | peer memory, us | nccl in order, us | nccl, us |",
+        "|---|---|---|---|",
+        "| 64 x 4096, bfloat16 | 4.5 | - | 30.0 |",
+        "| 64 x 4096, float32 | - | - | 31.0 |",
+    ]
