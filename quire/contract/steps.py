@@ -7,6 +7,18 @@ from quire.contract.outputs import TokenLogprobs
 from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import SamplingParams
 
+LEAST_SAMPLED_ROWS = 128
+"""So many rows can sample in any step: those of few sequences, and of their drafts."""
+
+
+def max_sampled_rows(max_num_seqs: int) -> int:
+    """Return how many rows of a step sample at most, those of drafts among them.
+
+    Args:
+        max_num_seqs: limit on the sequences of a step.
+    """
+    return max(max_num_seqs, LEAST_SAMPLED_ROWS)
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Container
+from itertools import islice
 
-from quire.contract.steps import StepResult
+from quire.contract.steps import StepResult, max_sampled_rows
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.queues import Queues
 from scheduler_svc.policy.speculation import Speculation
@@ -18,6 +19,7 @@ class DraftSlots:
         block_manager: of the workers' cache.
         queues: the groups.
         max_num_batched_tokens: tokens of one step, over all sequences.
+        max_num_seqs: sequences that run at once.
         max_draft_tokens: the most slots of a sequence in a step; 0 for no speculation.
 
     Attributes:
@@ -30,11 +32,13 @@ class DraftSlots:
         block_manager: BlockSpaceManager,
         queues: Queues,
         max_num_batched_tokens: int,
+        max_num_seqs: int,
         max_draft_tokens: int,
     ) -> None:
         self._blocks = block_manager
         self._queues = queues
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_num_seqs = max_num_seqs
         self.speculation = Speculation(max_draft_tokens)
         self.in_flight: dict[int, int] = {}
         self._num_reserved = 0
@@ -43,6 +47,7 @@ class DraftSlots:
         """Return the slots that sequences should have in the next step."""
         if not self.speculation.is_on:
             return {}
+        num_running = self._queues.num_running_seqs
         planned = self.speculation.plan(
             [
                 sequence_id
@@ -50,11 +55,24 @@ class DraftSlots:
                 if group.beam_search is None
                 for sequence_id in group.sequences
             ],
-            max(0, self._max_num_batched_tokens - self._queues.num_running_seqs),
+            max(0, min(self._max_num_batched_tokens - num_running, self.num_rows)),
         )
         if planned:
             self._num_reserved = self._num_blocks_to_come()
         return planned
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of the next step that may sample beside those of sequences.
+
+        Each that runs has one, and each that may start.
+        """
+        if not self.speculation.is_on:
+            return 0
+        num_seqs, waiting = self._queues.num_running_seqs, self._queues.waiting
+        for group in islice(waiting, self._max_num_seqs - num_seqs):
+            num_seqs += group.num_seqs
+        return max_sampled_rows(self._max_num_seqs) - min(num_seqs, self._max_num_seqs)
 
     def _num_blocks_to_come(self) -> int:
         """Return the most blocks that running groups can need in this step and the next.
@@ -91,6 +109,7 @@ class DraftSlots:
             num_planned,
             group.max_num_tokens - 1 - end,
             step.token_budget - num_left,
+            step.draft_budget,
         )
         num_blocks = self._blocks.num_blocks_for(end + num_slots)
         num_more = num_blocks - len(self._blocks.block_table(sequence.sequence_id))

@@ -110,7 +110,7 @@ class Scheduler:
             self.counters,
         )
         self._draft_slots = DraftSlots(
-            block_manager, self.queues, max_num_batched_tokens, max_draft_tokens
+            block_manager, self.queues, max_num_batched_tokens, max_num_seqs, max_draft_tokens
         )
         self.speculation = self._draft_slots.speculation
         self._ends = Ends(self.queues, self.residency, self.speculation)
@@ -136,7 +136,8 @@ class Scheduler:
         self.queues.advance(now)
         if self._draft_slots.in_flight or self._trials.must_wait:
             return None
-        step = StepBuilder(self._max_num_batched_tokens, self._draft_slots.plan())
+        drafts = self._draft_slots
+        step = StepBuilder(self._max_num_batched_tokens, drafts.plan(), drafts.num_rows)
         outputs = step.outputs
         if self._trials.take_turn():
             self._schedule_suspect(step)

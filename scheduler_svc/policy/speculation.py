@@ -92,8 +92,11 @@ class Speculation:
         if not self._plain.is_measured:
             return {}
         decoding = list(sequence_ids)
-        slots, num_expected = self._promising(decoding)
-        num_slots = sum(slots.values())
+        for length in range(len(self._ladder) if self._drafting.is_measured else 1, 0, -1):
+            slots, num_expected = self._promising(decoding, self._ladder[:length])
+            num_slots = sum(slots.values())
+            if num_slots <= max_slots:
+                break
         if slots and num_slots <= max_slots and self._pays(len(decoding), num_slots, num_expected):
             return slots
         self._steps_to_trial -= 1
@@ -106,13 +109,14 @@ class Speculation:
         tried = [*decoding[first:], *decoding[:first]][:num_tried]
         return dict.fromkeys(tried, self._ladder[0])
 
-    def _promising(self, sequence_ids: list[int]) -> tuple[dict[int, int], float]:
-        """Return the best number of slots of each sequence that should have any.
+    def _promising(
+        self, sequence_ids: list[int], ladder: list[int]
+    ) -> tuple[dict[int, int], float]:
+        """Return the best number of slots, of those of a ladder, of each sequence to have any.
 
         Also the tokens to expect of all of them, beside the one that each gets in any case.
         """
         price = self._row_price(len(sequence_ids))
-        ladder = self._ladder if self._drafting.is_measured else self._ladder[:1]
         least = max(price, LEAST_ACCEPTANCE)
         slots, num_expected = {}, 0.0
         for sequence_id in sequence_ids:

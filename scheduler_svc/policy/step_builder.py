@@ -17,6 +17,7 @@ class StepBuilder:
     Attributes:
         token_budget: tokens that the step may still take.
         planned_slots: slots for drafts, by sequence, that the step should have.
+        draft_budget: slots for drafts that the step may still have.
         outputs: orders so far; releases, forks and chosen tokens are added at the end.
         draft_slots: slots for drafts that it has so far, by sequence.
         has_preempted: whether a group had to give up its blocks for one that goes on.
@@ -24,6 +25,7 @@ class StepBuilder:
 
     token_budget: int
     planned_slots: Mapping[int, int]
+    draft_budget: int
     outputs: SchedulerOutputs = field(default_factory=SchedulerOutputs)
     draft_slots: dict[int, int] = field(default_factory=dict)
     has_preempted: bool = False
@@ -53,6 +55,7 @@ class StepBuilder:
         if num_draft_slots:
             self.draft_slots[sequence.sequence_id] = num_draft_slots
             self.token_budget -= num_draft_slots
+            self.draft_budget -= num_draft_slots
         self.token_budget -= num_tokens
         sequence.num_computed_tokens += num_tokens
         outputs = self.outputs

@@ -3,6 +3,7 @@
 import pytest
 
 from quire.contract.outputs import FinishReason
+from quire.contract.steps import LEAST_SAMPLED_ROWS
 from scheduler_svc.policy.speculation import (
     FIRST_INTERVAL,
     LONGEST_INTERVAL,
@@ -274,6 +275,32 @@ def test_workers_or_requests_lost_with_drafts_in_flight(is_aborted: bool) -> Non
     assert cell.tokens[other] == reference(make_prompt(5), max_tokens=30)
     if not is_aborted:
         assert cell.tokens[group_id] == reference(make_prompt(6), max_tokens=30)
+
+
+def test_no_more_rows_sample_than_may() -> None:
+    """Drafts get what sequences leave, those that wait among them; memory is there for so many."""
+    cell = Cell(max_num_seqs=40, max_num_batched_tokens=500, num_blocks=900, max_draft_tokens=8)
+    counts = []
+    for first in range(1, 60):
+        cell.add(make_prompt(6, first), make_params(max_tokens=30))
+        if first % 10 == 0:
+            cell.scheduler.speculation.plan = (  # type: ignore[method-assign]
+                lambda sequence_ids, _: dict.fromkeys(sequence_ids, 8)
+            )
+            outputs = cell.step()
+            slots = outputs.num_draft_slots
+            counts.append(len(outputs.sequence_ids) + sum(slots) if slots else 0)
+    cell.run()
+    assert max(counts) == LEAST_SAMPLED_ROWS
+
+
+def test_fewer_slots_of_each_where_rows_are_few() -> None:
+    policy = speculation()
+    sequence_ids = list(range(1, 9))
+    for each in sequence_ids:
+        learn(policy, each, 8, 8)
+    for room, expected in ((64, 8), (63, 4), (31, 2)):
+        assert policy.plan(sequence_ids, room) == dict.fromkeys(sequence_ids, expected)
 
 
 def test_beams_have_no_drafts() -> None:
