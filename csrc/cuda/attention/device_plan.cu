@@ -23,15 +23,17 @@ WorkLimits limits_of_latent(const PagedAttentionParams& p, int columns) {
           PartialMemory::max_columns(p.value_size) / columns};
 }
 
-// For sequences with so many rows in all. One tile of columns for decode; two, if registers allow
-// it, when the heads of a group do not fit one or there are rows to fill two.
-WorkLimits limits_of_few(const PagedAttentionParams& p, int64_t num_rows, int64_t num_seqs) {
+// One tile of columns for decode; two, if registers allow it, when the heads of a group do not fit
+// one or there are rows to fill two.
+WorkLimits limits_of_few(const PagedAttentionParams& p, bool is_wide) {
   if (attention_latent_serves(p)) return limits_of_latent(p, kLatentFew);
-  const int64_t group = group_of(p);
-  const bool has_more = group > 8 || group * num_rows > 8 * num_seqs;
-  const int columns = p.head_size <= 128 && has_more ? 16 : 8;
+  const int columns = is_wide ? 16 : 8;
   return {columns, attention_mma_blocks(p, columns),
           PartialMemory::max_columns(p.value_size) / columns};
+}
+
+bool may_be_wide(const PagedAttentionParams& p) {
+  return p.head_size <= 128 && !attention_latent_serves(p);
 }
 
 bool has_many(const PagedAttentionParams& p) {
@@ -61,10 +63,14 @@ WorkLimits limits_of_shared(const PagedAttentionParams& p) {
   return limits;
 }
 
+bool may_share(const PagedAttentionParams& p) {
+  return attention_prompt_serves(p) && group_of(p) < kManyColumns;
+}
+
 // What sequences share of a step, if anything; sets where the slots of the rest begin.
 SharedPlan share(const PagedAttentionParams& p, const int32_t* seq_lens,
                  const int32_t* query_start_loc, WorkLimits& rest) {
-  if (!attention_prompt_serves(p) || group_of(p) >= kManyColumns) return {};
+  if (!may_share(p)) return {};
   const WorkLimits limits = limits_of_shared(p);
   SharedPlan plan =
       plan_shared(p, find_sharing(p, seq_lens, query_start_loc), limits, rest.blocks_at_once);
@@ -83,9 +89,26 @@ WorkLimits limits_of_rest(const PagedAttentionParams& p, const int32_t* query_st
     num_rows += rows;
     ++num_seqs;
   }
-  WorkLimits limits = limits_of_few(p, num_rows, num_seqs);
+  const int64_t group = group_of(p);
+  const bool has_more = group > 8 || group * num_rows > 8 * num_seqs;
+  WorkLimits limits = limits_of_few(p, has_more && may_be_wide(p));
   limits.until = until;
   return limits;
+}
+
+size_t bytes_of(const WorkBounds& each) {
+  return Workspace::piece_bytes<AttentionItem>(each.num_items) +
+         Workspace::piece_bytes<AttentionMerge>(each.num_merges);
+}
+
+size_t bytes_of_shared(const PagedAttentionParams& p, int64_t num_items) {
+  return Workspace::piece_bytes<int32_t>(p.num_seqs) +
+         Workspace::piece_bytes<SharedItem>(num_items);
+}
+
+int64_t most_shared_items(const PagedAttentionParams& p) {
+  const WorkLimits limits = limits_of_shared(p);
+  return size_of_launch(bound_shared(p, limits), limits.blocks_at_once);
 }
 
 }  // namespace
@@ -128,6 +151,17 @@ void DevicePlan::make_launches(const PagedAttentionParams& p, const int32_t* seq
   // Then sequences have one row, and are few or many alike.
   const bool are_many = is_decode && attention_latent_serves(p) && group_of(p) >= least_of_many(p);
   const bool may_be_many = is_decode ? are_many : has_many(p);
+  const int64_t until = may_be_many ? least_of_many(p) : INT64_MAX;
+  PagedAttentionParams most_rows = p;
+  if (!is_fixed) most_rows.max_query_len = p.num_tokens;
+  if (may_be_many) many_.reserve(bound_work(most_rows, limits_of_many(p)), stream);
+  for (const bool is_wide : {false, true}) {
+    if (are_many || (is_wide && !may_be_wide(p))) continue;
+    WorkLimits limits = limits_of_few(p, is_wide);
+    limits.until = until;
+    few_[limits.columns > 8].reserve(bound_work(most_rows, limits), stream);
+  }
+  if (may_share(p)) shared_.memory.begin(bytes_of_shared(p, most_shared_items(p)), stream);
   SharedPlan shared;
   const auto plan = [&](const WorkLimits& limits, Launch& launch) {
     WorkPlan work = plan_work(p, seq_lens, query_start_loc, limits, shared.num_shared);
@@ -146,15 +180,12 @@ void DevicePlan::make_launches(const PagedAttentionParams& p, const int32_t* seq
   };
   many_.work = {};
   if (may_be_many) plan(limits_of_many(p), many_);
-  WorkLimits rest = limits_of_rest(p, query_start_loc, may_be_many ? least_of_many(p) : INT64_MAX);
+  WorkLimits rest = limits_of_rest(p, query_start_loc, until);
   shared = share(p, seq_lens, query_start_loc, rest);
   const auto num_shared = static_cast<int64_t>(shared.items.size());
   if (is_fixed && num_shared != 0) {
-    const WorkLimits of_shared = limits_of_shared(p);
-    const auto size = [&](int64_t num_items) {
-      return size_of_launch(num_items, of_shared.blocks_at_once);
-    };
-    shared_.send(shared, size(num_shared), size(bound_shared(p, of_shared)), p, stream);
+    const int64_t size = size_of_launch(num_shared, limits_of_shared(p).blocks_at_once);
+    shared_.send(shared, size, most_shared_items(p), p, stream);
   } else {
     shared_.send(shared, num_shared, num_shared, p, stream);
   }
@@ -163,16 +194,16 @@ void DevicePlan::make_launches(const PagedAttentionParams& p, const int32_t* seq
   if (!are_many) plan(rest, few_[is_wide_]);
 }
 
+void DevicePlan::Launch::reserve(const WorkBounds& most, cudaStream_t stream) {
+  memory.begin(bytes_of(most), stream);
+}
+
 void DevicePlan::Launch::send(const WorkPlan& plan, const WorkBounds& size, const WorkBounds& most,
                               int columns, const PagedAttentionParams& p, cudaStream_t stream) {
   work.columns = columns;
   work.num_items = grid_size(size.num_items);
   work.num_merges = grid_size(size.num_merges);
   if (work.num_items == 0) return;
-  const auto bytes_of = [](const WorkBounds& each) {
-    return Workspace::piece_bytes<AttentionItem>(each.num_items) +
-           Workspace::piece_bytes<AttentionMerge>(each.num_merges);
-  };
   const size_t items_bytes = Workspace::piece_bytes<AttentionItem>(size.num_items);
   const size_t bytes = bytes_of(size);
   char* host = buffer.begin(bytes_of(most));
@@ -196,7 +227,7 @@ void DevicePlan::SharedLaunch::send(const SharedPlan& plan, int64_t num_items, i
   if (work.num_items == 0) return;
   const size_t members_bytes = Workspace::piece_bytes<int32_t>(p.num_seqs);
   const size_t bytes = members_bytes + num_items * sizeof(SharedItem);
-  const size_t most_bytes = members_bytes + Workspace::piece_bytes<SharedItem>(most_items);
+  const size_t most_bytes = bytes_of_shared(p, most_items);
   char* host = buffer.begin(most_bytes);
   auto* items = reinterpret_cast<SharedItem*>(host + members_bytes);
   std::copy(plan.members.begin(), plan.members.end(), reinterpret_cast<int32_t*>(host));

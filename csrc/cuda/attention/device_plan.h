@@ -78,6 +78,10 @@ class DevicePlan final : public AttentionPlan {
 
  private:
   struct Launch {
+    // Takes memory for the most that steps of as many sequences and rows can send, so that it is
+    // held before such a step comes.
+    void reserve(const WorkBounds& most, cudaStream_t stream);
+
     // Sends a plan, filled up to a size with blocks that find no work. Addresses stay as long as
     // `most`, which no size exceeds, does not change.
     void send(const WorkPlan& plan, const WorkBounds& size, const WorkBounds& most, int columns,
