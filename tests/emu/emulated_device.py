@@ -3,6 +3,7 @@
 Needs kernels built with the emulator.
 """
 
+import gc
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.emu.device_memory import Pool
 from tests.emu.emulated_nccl import EmulatedNccl
 from tests.emu.emulated_peers import HeldByGraphs, watched_memory
 from tests.emu.emulated_torch import (
@@ -41,6 +43,7 @@ class _KernelsOfDevice:
         operation = getattr(self._kernels, name)
 
         def run(*args: Any) -> Any:
+            Machine.current.memory.collect()
             if name in _NOT_OF_DEVICE or not any(_is_on_device(each) for each in args):
                 return operation(*args)
             result = Machine.current.kernel(operation, args)
@@ -61,12 +64,17 @@ def _is_on_device(value: Any) -> bool:
     return isinstance(first, EmulatedTensor)
 
 
+DEFAULT_MEMORY_BYTES = 1 << 30
+
+
 class EmulatedDevice(CudaDevice):
     """A CudaDevice whose GPU is the emulator. Only inside `emulated_gpu`."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.compute_stream, self.copy_stream = Machine.current.compute, Machine.current.copy
+        self._total_bytes = DEFAULT_MEMORY_BYTES
+        self._held_before = Machine.current.memory.held
 
     def make_torch_device(self, index: int) -> torch.device:
         """See CudaDevice."""
@@ -107,16 +115,20 @@ class EmulatedDevice(CudaDevice):
     def record(self, work: Callable[[], None], pool: Any) -> Any:
         """See CudaDevice."""
         thread = Machine.current.thread
-        thread.captured = captured = []
-        try:
-            with capturing():
-                work()
-        finally:
-            thread.captured = None
-        return EmulatedGraph(captured)
+        with (pool or self.new_pool()).capturing() as keep:
+            thread.captured = captured = []
+            try:
+                with capturing():
+                    work()
+            finally:
+                thread.captured = None
+            graph = EmulatedGraph(captured)
+            keep(graph)
+        return graph
 
-    def new_pool(self) -> Any:
+    def new_pool(self) -> Pool:
         """See CudaDevice."""
+        return Pool(Machine.current.memory)
 
     def synchronize(self) -> None:
         """See CudaDevice."""
@@ -126,14 +138,40 @@ class EmulatedDevice(CudaDevice):
             order = Machine.current.order
             order.waited |= order.moment(stream.number)
 
+    def count_memory(self) -> None:
+        """Count memory from here on: what is held now is another's."""
+        gc.collect()
+        self._held_before = Machine.current.memory.held
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that is held."""
+        return max(0, Machine.current.memory.held - self._held_before)
+
+    @contextmanager
+    def limited(self, num_bytes: int) -> Iterator[None]:
+        """Have so much memory for the length of a block, beside another's."""
+        before, self._total_bytes = self._total_bytes, num_bytes
+        try:
+            with Machine.current.memory.limited(self._held_before + num_bytes):
+                yield
+        finally:
+            self._total_bytes = before
+
     def memory_bytes(self) -> tuple[int, int]:
         """See CudaDevice."""
-        return 900 << 20, 1 << 30
+        return self._total_bytes - self.held_bytes, self._total_bytes
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """See CudaDevice."""
-        work()
-        return 1 << 20
+        """See CudaDevice; memory that kernels' host code allocates counts as well."""
+
+        def to_its_end() -> None:
+            work()
+            self.synchronize()
+
+        memory = Machine.current.memory
+        held = memory.held
+        return memory.most(to_its_end) - held
 
     def start_thread(self, num_threads: int | None) -> None:
         """See CudaDevice; modes of torch are each thread's own."""

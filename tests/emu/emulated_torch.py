@@ -26,6 +26,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.emu.device_memory import memory_of_process
 from tests.emu.emulated_operations import ALLOCATIONS, of_a_gpu
 from tests.emu.launches import capture
 from tests.emu.stream_order import Clock, StreamOrder
@@ -43,8 +44,12 @@ class EmulatedTensor(torch.Tensor):
     inner: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> EmulatedTensor:
-        """Wrap a tensor of the CPU."""
+    def __new__(cls, inner: torch.Tensor, *, is_counted: bool = True) -> EmulatedTensor:
+        """Wrap a tensor of the CPU, whose memory counts as the device's unless a graph reuses it.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no memory left for it.
+        """
         wrapper: EmulatedTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
@@ -54,6 +59,8 @@ class EmulatedTensor(torch.Tensor):
             device=Machine.current.device,
         )
         wrapper.inner = inner
+        if is_counted:
+            Machine.current.memory.add(wrapper, inner)
         return wrapper
 
     def data_ptr(self) -> int:
@@ -100,6 +107,7 @@ class Machine(TorchDispatchMode):
         launches: kernels of torch so far, by name; an operation counts as one.
         thread: what holds for the calling thread.
         order: of the work of `compute` and of `copy`, the streams of the device.
+        memory: what it holds.
     """
 
     current: Machine
@@ -110,6 +118,7 @@ class Machine(TorchDispatchMode):
         self.launches: Counter[str] = Counter()
         self.thread = _OfThread()
         self.order = StreamOrder()
+        self.memory = memory_of_process()
         self.compute, self.copy = EmulatedStream(), EmulatedStream()
 
     def __torch_dispatch__(
@@ -172,7 +181,8 @@ class Machine(TorchDispatchMode):
                 self.order.start(stream.number, operation.__name__, addresses)
 
         if self.thread.captured is not None:
-            result, again = capture(operation, args)
+            # Not the tensors themselves: their memory is free again for what is captured next.
+            result, again = capture(operation, args, tree_map(_at_its_address, args))
             self.thread.captured.append(lambda: (start(), again()))
             return result
         start()
@@ -229,7 +239,15 @@ class Machine(TorchDispatchMode):
 def _unwrap(value: Any) -> Any:
     if isinstance(value, torch.device):
         return torch.device("cpu")
-    return value.inner if isinstance(value, EmulatedTensor) else value
+    return value.inner if _is_on_device(value) else value
+
+
+def _at_its_address(value: Any) -> Any:
+    return EmulatedTensor(value.inner, is_counted=False) if _is_on_device(value) else value
+
+
+def _is_on_device(value: Any) -> bool:
+    return isinstance(value, EmulatedTensor)
 
 
 def _has_elements(result: Any) -> bool:

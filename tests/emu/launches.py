@@ -39,8 +39,10 @@ def capturing() -> Iterator[None]:
         raise RuntimeError(f"{refused.decode()} was called while a graph is captured")
 
 
-def capture(operation: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Callable[[], None]]:
-    """Run an operation; return its result, and what runs it again.
+def capture(
+    operation: Callable[..., Any], args: Sequence[Any], again_args: Sequence[Any] | None = None
+) -> tuple[Any, Callable[[], None]]:
+    """Run an operation; return its result, and what runs it again, with these arguments or others.
 
     That raises RuntimeError if it starts other launches than before: a graph's are fixed. Nor may
     it allocate, free or wait: a graph runs none of the operation's host code.
@@ -48,11 +50,12 @@ def capture(operation: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Ca
     before = launched()
     result = operation(*args)
     size = launched() - before
+    args_of_graph = args if again_args is None else again_args
 
     def again() -> None:
         before = launched()
         with capturing():
-            operation(*args)
+            operation(*args_of_graph)
         if (found := launched() - before) != size:
             raise RuntimeError(
                 f"{operation.__name__}: must start what was captured, {dict(size)}, "

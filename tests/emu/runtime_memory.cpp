@@ -19,6 +19,39 @@ RuntimeMemory& RuntimeMemory::get() {
   return memory;
 }
 
+bool RuntimeMemory::hold(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (held_ + bytes > limit_) return false;
+  held_ += bytes;
+  most_ = std::max(most_, held_);
+  return true;
+}
+
+void RuntimeMemory::release(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  held_ -= bytes;
+}
+
+size_t RuntimeMemory::held() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return held_;
+}
+
+size_t RuntimeMemory::held_at_most() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return most_;
+}
+
+void RuntimeMemory::forget_most() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  most_ = held_;
+}
+
+void RuntimeMemory::limit(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  limit_ = bytes;
+}
+
 void RuntimeMemory::add(const void* begin, size_t bytes, Kind kind) {
   if (bytes == 0) return;
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -37,6 +70,7 @@ void RuntimeMemory::remove(const void* begin, Kind kind) {
            overlap(address, bytes, copy.destination, copy.copied.size());
   });
   if (any) throw KernelError("memory is freed before a copy from or to it was waited for");
+  if (kind == Kind::kDevice) held_ -= bytes;
   pieces_.erase(found);
 }
 
@@ -122,3 +156,29 @@ void RuntimeMemory::finish(const std::function<bool(const StreamMoment&)>& is_do
 }
 
 }  // namespace emu
+
+// For tests in Python: of tensors, and of all that is held.
+extern "C" __attribute__((visibility("default"))) bool quire_emulated_hold_memory(uint64_t bytes) {
+  return emu::RuntimeMemory::get().hold(bytes);
+}
+
+extern "C" __attribute__((visibility("default"))) void quire_emulated_release_memory(
+    uint64_t bytes) {
+  emu::RuntimeMemory::get().release(bytes);
+}
+
+extern "C" __attribute__((visibility("default"))) uint64_t quire_emulated_held_memory() {
+  return emu::RuntimeMemory::get().held();
+}
+
+extern "C" __attribute__((visibility("default"))) uint64_t quire_emulated_most_memory() {
+  return emu::RuntimeMemory::get().held_at_most();
+}
+
+extern "C" __attribute__((visibility("default"))) void quire_emulated_forget_most_memory() {
+  emu::RuntimeMemory::get().forget_most();
+}
+
+extern "C" __attribute__((visibility("default"))) void quire_emulated_limit_memory(uint64_t bytes) {
+  emu::RuntimeMemory::get().limit(bytes);
+}

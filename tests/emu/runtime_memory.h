@@ -27,6 +27,19 @@ class RuntimeMemory {
 
   static RuntimeMemory& get();
 
+  // Counts memory of the device that is held from now on, also that of others than the runtime.
+  // Returns false, and counts nothing, where the device has not so much left.
+  bool hold(size_t bytes);
+  void release(size_t bytes);
+
+  // Of the device: what is held, and what was held at most since `forget_most`.
+  size_t held();
+  size_t held_at_most();
+  void forget_most();
+
+  // What the device has.
+  void limit(size_t bytes);
+
   void add(const void* begin, size_t bytes, Kind kind);
 
   // Throws KernelError: there is no such memory, or a pending copy has an end in it.
@@ -71,6 +84,9 @@ class RuntimeMemory {
   bool forget(const std::function<bool(const PendingCopy&)>& is_meant);
 
   std::mutex mutex_;
+  size_t held_ = 0;
+  size_t most_ = 0;
+  size_t limit_ = SIZE_MAX;
   std::map<const char*, Piece> pieces_;
   std::vector<PendingCopy> pending_;
   uint64_t num_copies_ = 0;

@@ -24,9 +24,14 @@ inline cudaError_t allocate(const char* call, void** pointer, size_t bytes,
   if (StreamCapture::refuses(call)) return cudaErrorStreamCaptureUnsupported;
   void* made = nullptr;
   if (bytes > 0) {
+    const bool is_device = kind == RuntimeMemory::Kind::kDevice;
+    if (is_device && !RuntimeMemory::get().hold(bytes)) return cudaErrorMemoryAllocation;
     const bool is_shareable = bytes % SharedMemory::kUnit == 0;
     made = is_shareable ? SharedMemory::get().allocate(bytes) : std::malloc(bytes);
-    if (made == nullptr) return cudaErrorMemoryAllocation;
+    if (made == nullptr) {
+      if (is_device) RuntimeMemory::get().release(bytes);
+      return cudaErrorMemoryAllocation;
+    }
     RuntimeMemory::get().add(made, bytes, kind);
     // Kernels are handed no pinned memory: one that touches some is out of bounds, and what a
     // stopped one has left behind is not put back there.
