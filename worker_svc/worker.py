@@ -215,7 +215,8 @@ class Worker:
             options.max_num_seqs,
             enforce_eager=options.enforce_eager,
         )
-        warm_up(loaded, runner.cache_engine.caches, options.block_size)
+        most_decoding = min(options.max_num_seqs, options.max_num_batched_tokens)
+        warm_up(loaded, runner.cache_engine.caches, options.block_size, most_decoding)
         runner.capture_graphs(options.max_num_batched_tokens)
         self._runner, self._cache = runner, spec
         # All objects of now live as long as the process: collections need not visit them.

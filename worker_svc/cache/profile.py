@@ -1,60 +1,48 @@
 """How much cache fits: the memory that the largest step leaves."""
 
+import gc
 import time
+from collections import deque
+from functools import partial
 
 import numpy as np
 import torch
 
 from quire.contract.engine_options import CacheOptions
 from quire.contract.errors import ConfigError
+from quire.contract.steps import max_sampled_rows
 from quire.contract.workers import CacheProfile
-from worker_svc.cache.engine import allocate_caches, check_block_size, device_block_bytes
+from worker_svc.cache.engine import check_block_size, device_block_bytes
+from worker_svc.device.base import MemoryProfile
 from worker_svc.device.host_memory import available_memory_bytes
 from worker_svc.layers.attention import KVCaches
 from worker_svc.loading.loader import LoadedModel
+from worker_svc.sampling.largest import largest_batch
 from worker_svc.steps.mixed_graphs import most_rows
+from worker_svc.steps.pending import PendingStep
 from worker_svc.steps.prompt_step import run_prompts
+from worker_svc.steps.runner import ModelRunner
 
 SWAP_SHARE_OF_FREE_MEMORY = 0.125
 MAX_DEFAULT_SWAP_BYTES = 2 * 2**30
+MAX_PROFILE_CACHE_BYTES = 2**28
 WARM_UP_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 WARM_UP_MAX_S = 1.0
 
 
 def profile_cache(loaded: LoadedModel, options: CacheOptions) -> CacheProfile:
-    """Return the number of blocks that fit beside the largest step, which a GPU runs for it.
+    """Return the number of blocks that fit beside all else that is held, and the largest step.
 
-    Never more than the sequences of a step fill at the model's full length.
+    A GPU makes all that and runs the step. Never more than the sequences of a step fill at the
+    model's full length.
 
     Raises:
         ConfigError: the kernels do not serve the block size, not one block fits, or the size asked
             for is not free.
     """
     check_block_size(options.block_size)
-
-    def largest_step() -> None:
-        for each in (loaded, loaded.draft):
-            if each is not None:
-                _run_dummy_step(
-                    each,
-                    allocate_caches(each, options.block_size, 1),
-                    options.block_size,
-                    options.max_num_batched_tokens,
-                    options.max_num_seqs,
-                )
-
-    def largest_graph() -> None:
-        rows = max(most_rows(options.max_num_batched_tokens), options.max_num_seqs)
-        # Of few sequences: logits are in no graph.
-        num_seqs = -(-rows // loaded.info.max_model_len)
-        caches = allocate_caches(loaded, options.block_size, 1)
-        _run_dummy_step(loaded, caches, options.block_size, rows, num_seqs)
-
-    has_graphs = not options.enforce_eager and loaded.model.is_capturable
     bytes_per_block = device_block_bytes(loaded, options.block_size)
-    memory = loaded.device.profile_memory(
-        largest_step, options.gpu_memory_utilization, largest_graph if has_graphs else None
-    )
+    memory = _profile_memory(loaded, options)
     if options.kv_cache_memory_bytes is None:
         budget = memory.default_bytes
     else:
@@ -71,6 +59,98 @@ def profile_cache(loaded: LoadedModel, options: CacheOptions) -> CacheProfile:
     blocks_per_sequence = -(-loaded.info.max_model_len // options.block_size)
     most_useful = options.max_num_seqs * blocks_per_sequence
     return CacheProfile(min(budget // bytes_per_block, most_useful), bytes_per_block)
+
+
+class LargestStep:
+    """All that a worker on a GPU holds beside its cache, and the step that takes most beyond that.
+
+    Args:
+        loaded: the model.
+        options: of the cache.
+        num_blocks: of the cache that the step has, which it does not write.
+
+    Raises:
+        ConfigError: there is not enough memory for the cache.
+    """
+
+    def __init__(self, loaded: LoadedModel, options: CacheOptions, num_blocks: int) -> None:
+        self._runner = runner = ModelRunner(
+            loaded,
+            options.block_size,
+            num_blocks,
+            max_num_seqs=options.max_num_seqs,
+            enforce_eager=options.enforce_eager,
+        )
+        runner.capture_graphs(options.max_num_batched_tokens)
+        self._has_draft_model = bool(loaded.spec.options.draft_model)
+        self._batch = largest_batch(
+            runner.mirror.held,
+            _most_rows(loaded, options),
+            options.max_num_seqs,
+            min(max_sampled_rows(options.max_num_seqs), options.max_num_batched_tokens),
+            loaded.info.max_model_len,
+            loaded.info.vocab_size,
+        )
+        # The next step starts before the results of the one before are taken.
+        self._results: deque[PendingStep] = deque(maxlen=2)
+
+    @torch.inference_mode()
+    def __call__(self) -> None:
+        """Run the step, and what drafts for it."""
+        if self._has_draft_model:
+            held, rows = self._runner.mirror.held, self._batch.rows
+            for num_missing in (held.num_tokens[rows], 1):  # reads texts, then drafts
+                held.num_draft_computed[rows] = held.num_tokens[rows] - num_missing
+                self._runner.mirror.drafter(held, rows, np.ones_like(rows))
+        # Not as a graph, which a step is not where blocks move.
+        self._results.append(self._runner.compute(self._batch, layer_by_layer=True))
+
+
+def _most_rows(loaded: LoadedModel, options: CacheOptions) -> int:
+    """Return the rows of the largest step, or of the largest graph if that has more."""
+    rows = options.max_num_batched_tokens
+    if options.enforce_eager or not loaded.model.is_capturable:
+        return rows
+    return max(rows, most_rows(rows), options.max_num_seqs)
+
+
+def _blocks_of_profile(loaded: LoadedModel, options: CacheOptions) -> int:
+    """Return of how many blocks a cache is to be for the profile.
+
+    Plans keep the queries of a step where the memory of a layer's keys is smaller.
+    """
+    heads = loaded.model.heads
+    num_heads = len(heads.heads) + 2 * heads.num_kv_heads
+    row_bytes = num_heads * heads.head_dim * loaded.dtype.itemsize
+    key_bytes = heads.num_kv_heads * heads.head_dim * loaded.kv_cache_dtype.itemsize
+    enough = -(-_most_rows(loaded, options) * row_bytes // (options.block_size * key_bytes)) + 1
+    bytes_per_block = device_block_bytes(loaded, options.block_size)
+    return max(1, min(enough, MAX_PROFILE_CACHE_BYTES // bytes_per_block))
+
+
+def _profile_memory(loaded: LoadedModel, options: CacheOptions) -> MemoryProfile:
+    """Return the memory that is left for the cache.
+
+    Raises:
+        ConfigError: a GPU has none left.
+    """
+    num_blocks = _blocks_of_profile(loaded, options)
+    try:
+        return loaded.device.profile_memory(
+            partial(LargestStep, loaded, options, num_blocks),
+            options.gpu_memory_utilization,
+            num_blocks * device_block_bytes(loaded, options.block_size),
+        )
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        raise ConfigError(
+            "max_num_batched_tokens: must leave memory for a cache, got "
+            f"{options.max_num_batched_tokens} with max_num_seqs {options.max_num_seqs} and "
+            f"gpu_memory_utilization {options.gpu_memory_utilization}: out of memory"
+        ) from error
+    finally:
+        gc.collect()
 
 
 def choose_swap_space_bytes(asked: int | None) -> int:
@@ -94,14 +174,25 @@ def choose_swap_space_bytes(asked: int | None) -> int:
     return asked
 
 
-def warm_up(loaded: LoadedModel, caches: KVCaches, block_size: int) -> None:
+def warm_up(
+    loaded: LoadedModel,
+    caches: KVCaches,
+    block_size: int,
+    max_num_seqs: int = WARM_UP_TOKENS[-1],
+) -> None:
     """Run decode steps of the usual sizes, so that libraries prepare every code path.
 
     Writes nothing to the caches.
+
+    Args:
+        loaded: the model.
+        caches: of the model.
+        block_size: tokens of a block.
+        max_num_seqs: limit on the sequences of a step.
     """
     deadline = time.monotonic() + WARM_UP_MAX_S
     device = loaded.device.torch_device
-    for num_tokens in WARM_UP_TOKENS:
+    for num_tokens in [each for each in WARM_UP_TOKENS if each <= max_num_seqs]:
         _run_dummy_step(loaded, caches, block_size, num_tokens, num_tokens)
         is_late = torch.tensor([time.monotonic() > deadline], dtype=torch.int32).to(device)
         # By rank 0's clock: a rank that went on alone would wait for the others for ever.

@@ -87,17 +87,14 @@ class Device(Protocol):
         """Return the microseconds between two moments that have passed."""
 
     def profile_memory(
-        self,
-        largest_step: Callable[[], None],
-        utilization: float,
-        largest_graph: Callable[[], None] | None = None,
+        self, prepare: Callable[[], Callable[[], None]], utilization: float, lent_bytes: int
     ) -> MemoryProfile:
-        """Return the memory that the largest step leaves for the cache.
+        """Return the memory that is left for the cache beside all else that is held, and a step.
 
         Args:
-            largest_step: runs the step, where that shows what it takes.
+            prepare: makes what is held beside the cache, where that shows what it takes; returns
+                what runs the largest step and, as long as it lives, holds all that was made.
             utilization: share of a GPU's memory for weights, activations and cache together, in
                 (0, 1].
-            largest_graph: runs the largest step of those that are captured as graphs, which have
-                memory of their own; None where there are none.
+            lent_bytes: of what `prepare` makes, what is not held beside the cache later.
         """

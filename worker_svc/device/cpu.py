@@ -74,14 +74,11 @@ class CpuDevice:
         return (end - start) // 1000
 
     def profile_memory(
-        self,
-        largest_step: Callable[[], None],
-        utilization: float,
-        largest_graph: Callable[[], None] | None = None,
+        self, prepare: Callable[[], Callable[[], None]], utilization: float, lent_bytes: int
     ) -> MemoryProfile:
         """See Device; the default is a share of the free memory, which other programs use as well.
 
-        The step is not run: its memory goes back to the system, and the share leaves room for it.
+        Nothing is made or run: a step's memory goes back to the system, and the share leaves room.
 
         Raises:
             ConfigError: the machine does not report its free memory.

@@ -274,18 +274,14 @@ class CudaDevice:
         return round(1000 * start.elapsed_time(end))
 
     def profile_memory(
-        self,
-        largest_step: Callable[[], None],
-        utilization: float,
-        largest_graph: Callable[[], None] | None = None,
+        self, prepare: Callable[[], Callable[[], None]], utilization: float, lent_bytes: int
     ) -> MemoryProfile:
         """See Device."""
+        largest_step = prepare()
         largest_step()  # libraries take their memory at their first call
         peak = self.peak_bytes(largest_step)
-        if largest_graph is not None:
-            peak += self.peak_bytes(largest_graph)
         free, total = self.memory_bytes()
-        free -= peak
+        free += lent_bytes - peak
         taken = total - free
         return MemoryProfile(max(free, 0), max(int(total * utilization) - taken, 0))
 

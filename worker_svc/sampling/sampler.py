@@ -175,12 +175,16 @@ class Sampler:
         logprobs: list[TokenLogprobs] = []
         for start in range(0, len(rows), PROMPT_LOGITS_ROWS):
             piece = slice(start, start + PROMPT_LOGITS_ROWS)
-            placed = self._device.place(
-                {"rows": rows[piece], "ids": token_ids[piece].astype(np.int64)}
-            )
-            logits = self._compute_logits(hidden.index_select(0, placed["rows"]))
-            logprobs += token_logprobs(logits, placed["ids"], num_top)
+            logprobs += self._logprobs_of_piece(hidden, rows[piece], token_ids[piece], num_top)
         return tuple(logprobs)
+
+    def _logprobs_of_piece(
+        self, hidden: torch.Tensor, rows: IntArray, token_ids: TokenArray, num_top: int
+    ) -> list[TokenLogprobs]:
+        """See `_logprobs_of`; a call of its own, so that no other piece's logits are held."""
+        placed = self._device.place({"rows": rows, "ids": token_ids.astype(np.int64)})
+        logits = self._compute_logits(hidden.index_select(0, placed["rows"]))
+        return token_logprobs(logits, placed["ids"], num_top)
 
     def _options(self, batch: Batch) -> list[tuple[int, RowOptions]]:
         """Return (index among the sampling sequences, options) of the sequences that have any."""

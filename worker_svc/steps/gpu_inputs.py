@@ -67,6 +67,9 @@ class GpuInputs:
         if max_num_batched_tokens is not None:
             self.mixed_graphs.reserve(max_num_batched_tokens)
         self.graphs.capture()
+        # Again, since results of decode steps lie in the same pool by now.
+        self.mixed_graphs.reserve_again()
+        self.graphs.reserve_again()
 
     def place(self, batch: Batch, *, layer_by_layer: bool) -> DeviceBatch:
         """See Inputs."""

@@ -10,7 +10,7 @@ of its own, which is captured when the first such step comes: so a worker whose 
 nothing has none of it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -85,6 +85,13 @@ class _Size:
     plans: AttentionPlans
     captured: dict[tuple[int, ...], _Captured | None]
 
+    @property
+    def first(self) -> _Captured:
+        """The graph of steps that share nothing."""
+        captured = next(iter(self.captured.values()))
+        assert captured is not None, "it was captured before any step"
+        return captured
+
 
 class DecodeGraphs:
     """The decode steps of a model, graphs of each size.
@@ -129,6 +136,14 @@ class DecodeGraphs:
         for size in reversed(self._sizes):
             self._of_size[size] = self._prepare(size)
 
+    def reserve_again(self) -> None:
+        """Have the pool hold what the largest size takes beside the results of all sizes.
+
+        Graphs that are captured later, of steps that share, find that there.
+        """
+        of_size = self._of_size[self._sizes[-1]]
+        self._device.capture(lambda: self._leave(of_size), self.pool)
+
     def fits(self, batch: Batch) -> bool:
         """Return whether there is a graph for a batch."""
         return batch.is_decode and batch.num_tokens <= self._sizes[-1]
@@ -158,8 +173,7 @@ class DecodeGraphs:
         of_size.plans.make_again()
         shared_blocks = of_size.plans.shared_blocks
         if shared_blocks not in of_size.captured:
-            capture = partial(self._late.capture, num_rows=size)
-            of_size.captured[shared_blocks] = self._capture(of_size, capture)
+            of_size.captured[shared_blocks] = self._capture_late(of_size)
         captured = of_size.captured[shared_blocks]
         start = partial(self._compute, of_size) if captured is None else captured.replay
         placed = of_size.inputs.tensors
@@ -186,26 +200,31 @@ class DecodeGraphs:
             torch.from_numpy(arrays["seq_lens"]), torch.from_numpy(arrays["query_start_loc"])
         )
         of_size = _Size(size, inputs, plans, {})
-        captured = self._capture(of_size, partial(self._device.capture, pool=self.pool))
-        of_size.captured[plans.shared_blocks] = captured
-        return of_size
-
-    def _capture(
-        self, of_size: _Size, capture: Callable[[Callable[[], None]], Graph | None]
-    ) -> _Captured | None:
-        """Capture the step that was placed last; return None where `capture` does.
-
-        Mutates: the caches.
-        """
         hidden = torch.empty(0)
 
         def work() -> None:
             nonlocal hidden
-            hidden = self._compute(of_size, of_size.size)
+            hidden = self._compute(of_size, size)
 
-        work()  # makes plans that are not there, and what libraries make at their first call
-        graph = capture(work)
-        return None if graph is None else _Captured(graph, hidden)
+        work()  # makes plans, and what libraries make at their first call
+        graph = self._device.capture(work, self.pool)
+        of_size.captured[plans.shared_blocks] = _Captured(graph, hidden)
+        return of_size
+
+    def _capture_late(self, of_size: _Size) -> _Captured | None:
+        """Capture the step that was placed last; return None where that cannot be.
+
+        It leaves its result where the first graph of the size does.
+
+        Mutates: the caches.
+        """
+        self._leave(of_size)  # makes what libraries make at their first call
+        graph = self._late.capture(partial(self._leave, of_size), of_size.size)
+        return None if graph is None else _Captured(graph, of_size.first.hidden)
+
+    def _leave(self, of_size: _Size) -> None:
+        """Compute the step that was placed last into the result of the first graph of its size."""
+        of_size.first.hidden.copy_(self._compute(of_size, of_size.size))
 
     def _compute(self, of_size: _Size, num_sequences: int) -> torch.Tensor:
         """Compute the step that was placed last, kernel by kernel; see _Captured.replay."""

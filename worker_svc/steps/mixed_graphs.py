@@ -106,6 +106,7 @@ class MixedGraphs:
         self._came_once: dict[Kind, None] = {}  # the last one comes last
         self._failed: set[Kind] = set()
         self._reserve: Graph | None = None
+        self._reserved: int | None = None
         self._generation = rows.generation
         # [most rows, hidden_size], where all graphs leave what they compute.
         self._hidden = torch.empty(0)
@@ -115,24 +116,33 @@ class MixedGraphs:
 
         Captured in the order in which they come, graphs of more and more rows would each add to a
         pool whose pieces are too small for them. Where decode steps have as many rows their first
-        graph does the same. Writes nothing to the caches.
+        graph does the same. Makes all that graphs of any number of rows read. Writes nothing to the
+        caches.
 
         Args:
             max_num_batched_tokens: limit on the tokens of a step.
         """
-        size = most_rows(max_num_batched_tokens)
-        if size <= self._max_num_seqs:
-            return
-        of_size = self._of_size[size] = self._prepare(size)
-        arrays = of_size.inputs.begin()
-        _fill(arrays)
-        of_size.inputs.send()
-        of_size.plans.begin(
-            torch.from_numpy(arrays["seq_lens"]), torch.from_numpy(arrays["query_start_loc"])
-        )
-        self._run(of_size)
-        # Never replayed; while it lives, torch keeps its memory in the pool.
-        self._reserve = self._device.capture(partial(self._run, of_size), self._pool)
+        largest = most_rows(max_num_batched_tokens)
+        for size in [each for each in SIZES if each <= largest]:
+            of_size = self._of_size[size] = self._prepare(size)
+            arrays = of_size.inputs.begin()
+            _fill(arrays)
+            of_size.inputs.send()
+            of_size.plans.begin(
+                torch.from_numpy(arrays["seq_lens"]), torch.from_numpy(arrays["query_start_loc"])
+            )
+            self._run(of_size)  # makes plans
+        if largest > self._max_num_seqs:
+            self._reserved = largest
+            self.reserve_again()
+
+    def reserve_again(self) -> None:
+        """Have the pool hold as much beside what it has come to hold since `reserve`."""
+        if self._reserved is not None:
+            # Never replayed; while it lives, torch keeps its memory in the pool.
+            self._reserve = self._device.capture(
+                partial(self._run, self._of_size[self._reserved]), self._pool
+            )
 
     def fits(self, batch: Batch) -> bool:
         """Return whether a batch may be a graph."""

@@ -145,7 +145,12 @@ class ModelRunner:
             self._pending.settle(leave=0 if self._device.is_immediate or reads_tokens else 1)
             batch = self.mirror.apply(outputs)
             self.sampler.start_masks(batch)
-            step = self._start(outputs, batch)
+            self.cache_engine.move(
+                _pairs(outputs.blocks_to_swap_out),
+                _pairs(outputs.blocks_to_swap_in),
+                _pairs(outputs.blocks_to_copy),
+            )
+            step = self.compute(batch)
         except InvalidRequestError:
             self.mirror.clear()
             self.mirror.contents.clear()
@@ -157,15 +162,17 @@ class ModelRunner:
         self.last_step_id = outputs.step_id
         return step
 
-    def _start(self, outputs: SchedulerOutputs, batch: Batch) -> PendingStep:
-        """Start a batch and sample."""
-        self.cache_engine.move(
-            _pairs(outputs.blocks_to_swap_out),
-            _pairs(outputs.blocks_to_swap_in),
-            _pairs(outputs.blocks_to_copy),
-        )
+    def compute(self, batch: Batch, *, layer_by_layer: bool = False) -> PendingStep:
+        """Start a batch and sample, once the blocks that move are in place.
+
+        Mutates: the cache.
+
+        Args:
+            batch: the batch.
+            layer_by_layer: whether not to take a graph, as where blocks move.
+        """
         mover = self.cache_engine.mover
-        placed = self.inputs.place(batch, layer_by_layer=mover.is_moving)
+        placed = self.inputs.place(batch, layer_by_layer=layer_by_layer or mover.is_moving)
 
         started = self._device.mark()
         hidden = logits = torch.empty(0, 0, device=self._device.torch_device)
