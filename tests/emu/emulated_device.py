@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.emu.device_memory import Pool
+from tests.emu.emulated_backend import register
 from tests.emu.emulated_nccl import EmulatedNccl
 from tests.emu.emulated_peers import HeldByGraphs, watched_memory
 from tests.emu.emulated_torch import (
@@ -23,7 +24,6 @@ from tests.emu.emulated_torch import (
     EmulatedTensor,
     Machine,
     check_may_wait,
-    register,
 )
 from tests.emu.launches import capturing
 from worker_svc.device.cuda import CudaDevice

@@ -220,10 +220,13 @@ def test_graphs_captured_late_find_their_memory(counted: EmulatedDevice, tmp_pat
         assert pool.bytes == num_bytes
 
 
-def test_a_profile_that_runs_out_names_the_options(counted: EmulatedDevice, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_bytes", [1 << 10, 1 << 20])
+def test_a_profile_that_runs_out_names_the_options(
+    counted: EmulatedDevice, tmp_path: Path, num_bytes: int
+) -> None:
     served = Served(counted, tmp_path, KINDS["eager"])
     with (
-        counted.limited(counted.held_bytes + (1 << 20)),
+        counted.limited(counted.held_bytes + num_bytes),
         pytest.raises(ConfigError, match=r"^max_num_batched_tokens: .* max_num_seqs .*memory"),
     ):
         served.worker.profile_cache(served.options)

@@ -80,6 +80,7 @@ class LargestStep:
             num_blocks,
             max_num_seqs=options.max_num_seqs,
             enforce_eager=options.enforce_eager,
+            takes_grammars=False,  # masks of allowed tokens are as large as a grammar's
         )
         runner.capture_graphs(options.max_num_batched_tokens)
         self._has_draft_model = bool(loaded.spec.options.draft_model)
@@ -141,8 +142,9 @@ def _profile_memory(loaded: LoadedModel, options: CacheOptions) -> MemoryProfile
             options.gpu_memory_utilization,
             num_blocks * device_block_bytes(loaded, options.block_size),
         )
-    except RuntimeError as error:
-        if "out of memory" not in str(error):
+    except (RuntimeError, ConfigError) as error:
+        # The profile's own cache may be what there is no memory for.
+        if "out of memory" not in f"{error} {error.__cause__}":
             raise
         raise ConfigError(
             "max_num_batched_tokens: must leave memory for a cache, got "

@@ -42,12 +42,14 @@ class ModelRunner:
         max_num_seqs: limit on the sequences of a step; None if it is not known, then there are no
             graphs on a GPU.
         enforce_eager: whether to do without graphs.
+        takes_grammars: whether sequences may have grammars, for which the tokenizer is read.
 
     Attributes:
         cache_engine: the paged cache.
         mirror: the sequences held.
         inputs: brings batches to the device.
-        grammars: of the sequences; None on ranks above 0, which sample nothing.
+        grammars: of the sequences; None where there are none, and on ranks above 0, which sample
+            nothing.
         sampler: chooses tokens.
         pooler: makes vectors.
         last_step_id: the last step that was started without an error since sequences were
@@ -63,6 +65,7 @@ class ModelRunner:
         max_num_seqs: int | None = None,
         *,
         enforce_eager: bool = False,
+        takes_grammars: bool = True,
     ) -> None:
         self._model = model = loaded.model
         self._communicator = loaded.parallel.communicator
@@ -90,7 +93,7 @@ class ModelRunner:
             self.mirror.drafter = self._draft_model(loaded, enforce_eager=enforce_eager)
         self.last_step_id = 0
         self._pending = PendingSteps(self.mirror)
-        self.grammars = grammars_of(loaded)
+        self.grammars = grammars_of(loaded) if takes_grammars else None
         held.sampling.grammars = self.grammars
         self.sampler = Sampler(
             loaded.parallel,
