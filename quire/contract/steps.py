@@ -7,8 +7,8 @@ from quire.contract.outputs import TokenLogprobs
 from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import SamplingParams
 
-LEAST_SAMPLED_ROWS = 128
-"""So many rows can sample in any step: those of few sequences, and of their drafts."""
+LEAST_ROW_LIMIT = 128
+"""So many rows may sample in any step: those of few sequences leave room for their drafts."""
 
 
 def max_sampled_rows(max_num_seqs: int) -> int:
@@ -17,7 +17,7 @@ def max_sampled_rows(max_num_seqs: int) -> int:
     Args:
         max_num_seqs: limit on the sequences of a step.
     """
-    return max(max_num_seqs, LEAST_SAMPLED_ROWS)
+    return max(max_num_seqs, LEAST_ROW_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class DraftSlots:
     Attributes:
         speculation: decides which sequences should have slots.
         in_flight: slots by sequence, in batch order, of the step in flight that has any.
+        nothing_starts: whether the first waiting group found no place when it was last looked for.
     """
 
     def __init__(
@@ -41,13 +42,35 @@ class DraftSlots:
         self._max_num_seqs = max_num_seqs
         self.speculation = Speculation(max_draft_tokens)
         self.in_flight: dict[int, int] = {}
+        self.nothing_starts = False
         self._num_reserved = 0
 
-    def plan(self) -> dict[int, int]:
-        """Return the slots that sequences should have in the next step."""
+    def begin_step(self) -> StepBuilder:
+        """Return the next step, without orders yet, with the slots that sequences should have."""
         if not self.speculation.is_on:
-            return {}
-        num_running = self._queues.num_running_seqs
+            return StepBuilder(self._max_num_batched_tokens, {}, 0)
+        budget = self._draft_budget()
+        return StepBuilder(self._max_num_batched_tokens, self._plan(budget), budget)
+
+    def leave_room_for(self, group: SequenceGroup, step: StepBuilder) -> bool:
+        """Return whether rows are left for a waiting group to sample, beside drafts of the step."""
+        num_rows = self._queues.num_running_seqs + sum(step.draft_slots.values())
+        return num_rows + group.num_seqs <= max_sampled_rows(self._max_num_seqs)
+
+    def _draft_budget(self) -> int:
+        """Return the rows of the next step that may sample drafts.
+
+        Each sequence that runs has a row, and each that may start; none may while the first of
+        those that wait finds no place.
+        """
+        num_seqs = self._queues.num_running_seqs
+        if not self.nothing_starts:
+            for group in islice(self._queues.waiting, self._max_num_seqs - num_seqs):
+                num_seqs += group.num_seqs
+        return max_sampled_rows(self._max_num_seqs) - min(num_seqs, self._max_num_seqs)
+
+    def _plan(self, budget: int) -> dict[int, int]:
+        """Return the slots that sequences should have in the next step, at most so many in all."""
         planned = self.speculation.plan(
             [
                 sequence_id
@@ -55,24 +78,11 @@ class DraftSlots:
                 if group.beam_search is None
                 for sequence_id in group.sequences
             ],
-            max(0, min(self._max_num_batched_tokens - num_running, self.num_rows)),
+            max(0, min(self._max_num_batched_tokens - self._queues.num_running_seqs, budget)),
         )
         if planned:
             self._num_reserved = self._num_blocks_to_come()
         return planned
-
-    @property
-    def num_rows(self) -> int:
-        """The rows of the next step that may sample beside those of sequences.
-
-        Each that runs has one, and each that may start.
-        """
-        if not self.speculation.is_on:
-            return 0
-        num_seqs, waiting = self._queues.num_running_seqs, self._queues.waiting
-        for group in islice(waiting, self._max_num_seqs - num_seqs):
-            num_seqs += group.num_seqs
-        return max_sampled_rows(self._max_num_seqs) - min(num_seqs, self._max_num_seqs)
 
     def _num_blocks_to_come(self) -> int:
         """Return the most blocks that running groups can need in this step and the next.

@@ -86,7 +86,6 @@ class Scheduler:
         max_draft_tokens: int = 0,
     ) -> None:
         self._blocks = block_manager
-        self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
         self._admission = Admission(
             block_manager,
@@ -136,8 +135,7 @@ class Scheduler:
         self.queues.advance(now)
         if self._draft_slots.in_flight or self._trials.must_wait:
             return None
-        drafts = self._draft_slots
-        step = StepBuilder(self._max_num_batched_tokens, drafts.plan(), drafts.num_rows)
+        step = self._draft_slots.begin_step()
         outputs = step.outputs
         if self._trials.take_turn():
             self._schedule_suspect(step)
@@ -238,7 +236,10 @@ class Scheduler:
         while waiting and step.token_budget:
             group = waiting.first
             prefix = self._find_place(group)
+            self._draft_slots.nothing_starts = prefix is None
             if prefix is None or not self._trials.may_start(group, step.outputs):
+                return
+            if not self._draft_slots.leave_room_for(group, step):
                 return
             self.queues.start(group)
             self.residency.start(group, prefix)

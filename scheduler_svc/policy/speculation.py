@@ -89,15 +89,11 @@ class Speculation:
             sequence_ids: those that decode.
             max_slots: the most of all together.
         """
-        if not self._plain.is_measured:
+        if not self._plain.is_measured or max_slots < self._ladder[0]:
             return {}
         decoding = list(sequence_ids)
-        for length in range(len(self._ladder) if self._drafting.is_measured else 1, 0, -1):
-            slots, num_expected = self._promising(decoding, self._ladder[:length])
-            num_slots = sum(slots.values())
-            if num_slots <= max_slots:
-                break
-        if slots and num_slots <= max_slots and self._pays(len(decoding), num_slots, num_expected):
+        slots, num_expected = self._promising(decoding, max_slots)
+        if slots and self._pays(len(decoding), sum(slots.values()), num_expected):
             return slots
         self._steps_to_trial -= 1
         if self._steps_to_trial > 0:
@@ -109,23 +105,31 @@ class Speculation:
         tried = [*decoding[first:], *decoding[:first]][:num_tried]
         return dict.fromkeys(tried, self._ladder[0])
 
-    def _promising(
-        self, sequence_ids: list[int], ladder: list[int]
-    ) -> tuple[dict[int, int], float]:
-        """Return the best number of slots, of those of a ladder, of each sequence to have any.
+    def _promising(self, sequence_ids: list[int], max_slots: int) -> tuple[dict[int, int], float]:
+        """Return the best number of slots of each sequence that should have any.
 
-        Also the tokens to expect of all of them, beside the one that each gets in any case.
+        Where those are too many in all, none has more than fits, nor any but the most promising
+        where the fewest are too many. Also returns the tokens to expect of all of them, beside the
+        one that each gets in any case.
         """
         price = self._row_price(len(sequence_ids))
+        ladder = self._ladder if self._drafting.is_measured else self._ladder[:1]
         least = max(price, LEAST_ACCEPTANCE)
-        slots, num_expected = {}, 0.0
-        for sequence_id in sequence_ids:
-            acceptance = self._acceptance.get(sequence_id, self._acceptance_of_all)
-            if acceptance > least:
-                gains = [_expected(acceptance, each) - price * each for each in ladder]
-                best = slots[sequence_id] = ladder[gains.index(max(gains))]
-                num_expected += _expected(acceptance, best)
-        return slots, num_expected
+        acceptances = {
+            sequence_id: acceptance
+            for sequence_id in sequence_ids
+            if (acceptance := self._acceptance.get(sequence_id, self._acceptance_of_all)) > least
+        }
+        if len(acceptances) * ladder[0] > max_slots:
+            best = sorted(acceptances, key=acceptances.__getitem__, reverse=True)
+            acceptances = {each: acceptances[each] for each in best[: max_slots // ladder[0]]}
+        slots = {each: _best(ladder, acceptance, price) for each, acceptance in acceptances.items()}
+        for most in reversed(ladder):
+            if sum(slots.values()) <= max_slots:
+                break
+            # Fewer of a sequence are the best again where it may not have as many.
+            slots = {each: min(number, most) for each, number in slots.items()}
+        return slots, sum(_expected(acceptances[each], slots[each]) for each in slots)
 
     def _row_price(self, num_sequences: int) -> float:
         """Return how many tokens steps without drafts bring in the time that one more row takes."""
@@ -186,6 +190,12 @@ class Speculation:
             if times.is_measured:
                 step_us = min(step_us, _OUTLIER * times.step_us(num_tokens))
             times.observe_step(num_tokens, step_us)
+
+
+def _best(ladder: list[int], acceptance: float, price: float) -> int:
+    """Return of which number of slots most is expected, beyond what their rows cost."""
+    gains = [_expected(acceptance, each) - price * each for each in ladder]
+    return ladder[gains.index(max(gains))]
 
 
 def _expected(acceptance: float, num_slots: int) -> float:

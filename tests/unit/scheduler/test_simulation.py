@@ -101,12 +101,13 @@ def test_random_workload_equals_an_unconstrained_run(
     mode: PreemptionMode,
 ) -> None:
     rng = random.Random(seed)
+    watermark, most_tokens = rng.choice([0.0, 0.05]), rng.choice([5, 16, 64])
     cell = Cell(
         # 3 sequences of the greatest length fit.
         num_blocks=36,
         block_size=4,
-        watermark=rng.choice([0.0, 0.05]),
-        max_num_batched_tokens=rng.choice([5, 16, 64]),
+        watermark=watermark,
+        max_num_batched_tokens=most_tokens,
         max_num_seqs=rng.choice([6, 8, 12]),
         max_model_len=MAX_MODEL_LEN,
         max_steps_in_flight=max_steps_in_flight,
@@ -143,7 +144,7 @@ def test_random_workload_equals_an_unconstrained_run(
         if cell.scheduler.has_unfinished:
             outputs = cell.step()
             assert cell.scheduler.residency.num_idle_slots == count_idle_slots(cell)
-            assert sum(outputs.num_scheduled_tokens) <= cell.scheduler._max_num_batched_tokens
+            assert sum(outputs.num_scheduled_tokens) <= most_tokens
     cell.run()  # what is still in flight
     counters = cell.scheduler.counters
     assert counters.preemptions > 5

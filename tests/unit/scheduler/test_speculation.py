@@ -3,7 +3,7 @@
 import pytest
 
 from quire.contract.outputs import FinishReason
-from quire.contract.steps import LEAST_SAMPLED_ROWS
+from quire.contract.steps import LEAST_ROW_LIMIT
 from scheduler_svc.policy.speculation import (
     FIRST_INTERVAL,
     LONGEST_INTERVAL,
@@ -291,7 +291,7 @@ def test_no_more_rows_sample_than_may() -> None:
             slots = outputs.num_draft_slots
             counts.append(len(outputs.sequence_ids) + sum(slots) if slots else 0)
     cell.run()
-    assert max(counts) == LEAST_SAMPLED_ROWS
+    assert max(counts) == LEAST_ROW_LIMIT
 
 
 def test_fewer_slots_of_each_where_rows_are_few() -> None:
@@ -299,8 +299,51 @@ def test_fewer_slots_of_each_where_rows_are_few() -> None:
     sequence_ids = list(range(1, 9))
     for each in sequence_ids:
         learn(policy, each, 8, 8)
-    for room, expected in ((64, 8), (63, 4), (31, 2)):
+    for room, expected in ((64, 8), (63, 4), (31, 2), (16, 2)):
         assert policy.plan(sequence_ids, room) == dict.fromkeys(sequence_ids, expected)
+
+
+def test_the_most_promising_have_slots_where_not_all_can() -> None:
+    policy = speculation()
+    sequence_ids = list(range(1, 9))
+    for each in sequence_ids:
+        learn(policy, each, 8, each)
+    for room in (15, 7, 2):
+        best = sequence_ids[-(room // 2) :]
+        assert policy.plan(sequence_ids, room) == dict.fromkeys(best, 2)
+    assert policy.plan(sequence_ids, 1) == {}
+
+
+def drafting_cell(num_running: int, **options: int) -> Cell:
+    """Requests that decode, each of which should have as many slots as it may."""
+    cell = Cell(**{"max_num_batched_tokens": 900, "max_draft_tokens": 8, **options})
+    for first in range(num_running):
+        cell.add(make_prompt(6, first), make_params(max_tokens=30))
+    cell.step()
+    cell.scheduler.speculation.plan = (  # type: ignore[method-assign]
+        lambda sequence_ids, room: dict.fromkeys(list(sequence_ids)[: room // 8], 8)
+    )
+    return cell
+
+
+def test_groups_that_find_no_place_take_no_rows_from_drafts() -> None:
+    # Blocks for those that run and for their drafts, and not for a prompt of 32 blocks.
+    cell = drafting_cell(8, max_num_seqs=128, num_blocks=52, block_size=4)
+    for first in range(120):
+        cell.add(make_prompt(127, 100 + first), make_params(max_tokens=30))
+    assert not cell.step().num_draft_slots, "they might have found one"
+    outputs = cell.step()
+    assert len(outputs.sequence_ids) == 8
+    assert sum(outputs.num_draft_slots) == 64
+
+
+def test_a_group_starts_although_drafts_would_take_all_rows() -> None:
+    cell = drafting_cell(16, max_num_seqs=40, num_blocks=900)
+    assert sum(cell.step().num_draft_slots) == 112, "with 16 others, all that may sample"
+    cell.add(make_prompt(6, 90), make_params(max_tokens=30))
+    outputs = cell.step()
+    assert len(outputs.sequence_ids) == 17
+    assert sum(outputs.num_draft_slots) == 104
 
 
 def test_beams_have_no_drafts() -> None:
