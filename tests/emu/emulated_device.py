@@ -140,6 +140,7 @@ class EmulatedDevice(CudaDevice):
 
     def count_memory(self) -> None:
         """Count memory from here on: what is held now is another's."""
+        gc.unfreeze()  # a worker that is gone has had what it held left out of collections
         gc.collect()
         self._held_before = Machine.current.memory.held
 

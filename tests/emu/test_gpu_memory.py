@@ -65,6 +65,9 @@ KINDS = {
     "eager": Kind(serve={"enforce_eager": True}),
     "invariant": Kind(load={"invariant": True}),
     "a draft model": Kind(has_draft_model=True),
+    "a draft model, and no row for drafts": Kind(
+        serve={"max_num_batched_tokens": 12, "max_num_seqs": 20}, has_draft_model=True
+    ),
     "more sequences than a graph has rows": Kind(
         serve={"max_num_batched_tokens": 12, "max_num_seqs": 20}
     ),

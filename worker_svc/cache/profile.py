@@ -116,17 +116,21 @@ def _most_rows(loaded: LoadedModel, options: CacheOptions) -> int:
 
 
 def _blocks_of_profile(loaded: LoadedModel, options: CacheOptions) -> int:
-    """Return of how many blocks a cache is to be for the profile.
+    """Return of how many blocks a cache is to be for the profile, within what is asked for.
 
-    Plans keep the queries of a step where the memory of a layer's keys is smaller.
+    Plans keep the queries of a step where the memory of a layer's keys is smaller, as it is not
+    with most caches: with enough blocks they do not. Where the limit leaves fewer, the queries
+    count as held, which is too much.
     """
     heads = loaded.model.heads
     num_heads = len(heads.heads) + 2 * heads.num_kv_heads
     row_bytes = num_heads * heads.head_dim * loaded.dtype.itemsize
     key_bytes = heads.num_kv_heads * heads.head_dim * loaded.kv_cache_dtype.itemsize
     enough = -(-_most_rows(loaded, options) * row_bytes // (options.block_size * key_bytes)) + 1
-    bytes_per_block = device_block_bytes(loaded, options.block_size)
-    return max(1, min(enough, MAX_PROFILE_CACHE_BYTES // bytes_per_block))
+    limit = MAX_PROFILE_CACHE_BYTES
+    if options.kv_cache_memory_bytes is not None:
+        limit = min(limit, options.kv_cache_memory_bytes)
+    return max(1, min(enough, limit // device_block_bytes(loaded, options.block_size)))
 
 
 def _profile_memory(loaded: LoadedModel, options: CacheOptions) -> MemoryProfile:
@@ -144,7 +148,7 @@ def _profile_memory(loaded: LoadedModel, options: CacheOptions) -> MemoryProfile
         )
     except (RuntimeError, ConfigError) as error:
         # The profile's own cache may be what there is no memory for.
-        if "out of memory" not in f"{error} {error.__cause__}":
+        if not _is_out_of_memory(error):
             raise
         raise ConfigError(
             "max_num_batched_tokens: must leave memory for a cache, got "
@@ -153,6 +157,12 @@ def _profile_memory(loaded: LoadedModel, options: CacheOptions) -> MemoryProfile
         ) from error
     finally:
         gc.collect()
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error is for want of a device's memory: torch's, cuBLAS's or a kernel's."""
+    text = f"{error} {error.__cause__}"
+    return "out of memory" in text or "ALLOC_FAILED" in text
 
 
 def choose_swap_space_bytes(asked: int | None) -> int:
@@ -177,55 +187,30 @@ def choose_swap_space_bytes(asked: int | None) -> int:
 
 
 def warm_up(
-    loaded: LoadedModel,
-    caches: KVCaches,
-    block_size: int,
-    max_num_seqs: int = WARM_UP_TOKENS[-1],
+    loaded: LoadedModel, caches: KVCaches, block_size: int, most_decoding: int = WARM_UP_TOKENS[-1]
 ) -> None:
     """Run decode steps of the usual sizes, so that libraries prepare every code path.
 
-    Writes nothing to the caches.
-
-    Args:
-        loaded: the model.
-        caches: of the model.
-        block_size: tokens of a block.
-        max_num_seqs: limit on the sequences of a step.
-    """
-    deadline = time.monotonic() + WARM_UP_MAX_S
-    device = loaded.device.torch_device
-    for num_tokens in [each for each in WARM_UP_TOKENS if each <= max_num_seqs]:
-        _run_dummy_step(loaded, caches, block_size, num_tokens, num_tokens)
-        is_late = torch.tensor([time.monotonic() > deadline], dtype=torch.int32).to(device)
-        # By rank 0's clock: a rank that went on alone would wait for the others for ever.
-        if loaded.parallel.broadcast(is_late).item():
-            break
-
-
-def _run_dummy_step(
-    loaded: LoadedModel, caches: KVCaches, block_size: int, num_tokens: int, num_seqs: int
-) -> None:
-    """Run a step that reads block 0 for every context and writes to no block.
+    They read block 0 for every context, and write to no block.
 
     Args:
         loaded: the model.
         caches: caches of at least one block.
         block_size: tokens of a block.
-        num_tokens: tokens, shared evenly by the sequences; each is cut at the model's length.
-        num_seqs: limit on the sequences.
+        most_decoding: the most sequences that a step decodes.
     """
-    num_seqs = min(num_seqs, num_tokens)
-    share, rest = divmod(num_tokens, num_seqs)
-    lengths = np.full(num_seqs, share, np.int32)
-    lengths[:rest] += 1
-    lengths = lengths.clip(max=loaded.info.max_model_len)
-    num_tokens = int(lengths.sum())
-    longest = -(-int(lengths.max()) // block_size)
-    run_prompts(
-        loaded,
-        caches,
-        lengths,
-        np.zeros(num_tokens, np.int64),
-        np.full(num_tokens, -1, np.int64),
-        np.zeros((num_seqs, longest), np.int32),
-    )
+    deadline = time.monotonic() + WARM_UP_MAX_S
+    device = loaded.device.torch_device
+    for num_tokens in [each for each in WARM_UP_TOKENS if each <= most_decoding]:
+        run_prompts(
+            loaded,
+            caches,
+            np.ones(num_tokens, np.int32),
+            np.zeros(num_tokens, np.int64),
+            np.full(num_tokens, -1, np.int64),
+            np.zeros((num_tokens, 1), np.int32),
+        )
+        is_late = torch.tensor([time.monotonic() > deadline], dtype=torch.int32).to(device)
+        # By rank 0's clock: a rank that went on alone would wait for the others for ever.
+        if loaded.parallel.broadcast(is_late).item():
+            break

@@ -142,7 +142,8 @@ class DecodeGraphs:
         Graphs that are captured later, of steps that share, find that there.
         """
         of_size = self._of_size[self._sizes[-1]]
-        self._device.capture(lambda: self._leave(of_size), self.pool)
+        # The graph goes at once; the pool keeps its memory for as long as it has any graph.
+        self._device.capture(partial(self._leave, of_size), self.pool)
 
     def fits(self, batch: Batch) -> bool:
         """Return whether there is a graph for a batch."""
@@ -157,6 +158,7 @@ class DecodeGraphs:
             # The tables have moved, and the graphs would read them at their old place.
             self._of_size.clear()
             self.capture()
+            self.reserve_again()
             self._generation = self._rows.generation
         size = next(size for size in self._sizes if size >= batch.num_tokens)
         of_size, count = self._of_size[size], len(batch.sampling_rows)

@@ -105,8 +105,8 @@ class MixedGraphs:
         self.captured: dict[Kind, Graph] = {}
         self._came_once: dict[Kind, None] = {}  # the last one comes last
         self._failed: set[Kind] = set()
-        self._reserve: Graph | None = None
-        self._reserved: int | None = None
+        self._reserve_graph: Graph | None = None
+        self._rows_reserved: int | None = None
         self._generation = rows.generation
         # [most rows, hidden_size], where all graphs leave what they compute.
         self._hidden = torch.empty(0)
@@ -133,15 +133,15 @@ class MixedGraphs:
             )
             self._run(of_size)  # makes plans
         if largest > self._max_num_seqs:
-            self._reserved = largest
+            self._rows_reserved = largest
             self.reserve_again()
 
     def reserve_again(self) -> None:
         """Have the pool hold as much beside what it has come to hold since `reserve`."""
-        if self._reserved is not None:
+        if self._rows_reserved is not None:
             # Never replayed; while it lives, torch keeps its memory in the pool.
-            self._reserve = self._device.capture(
-                partial(self._run, self._of_size[self._reserved]), self._pool
+            self._reserve_graph = self._device.capture(
+                partial(self._run, self._of_size[self._rows_reserved]), self._pool
             )
 
     def fits(self, batch: Batch) -> bool:
