@@ -33,10 +33,7 @@ inline cudaError_t allocate(const char* call, void** pointer, size_t bytes,
       return cudaErrorMemoryAllocation;
     }
     RuntimeMemory::get().add(made, bytes, kind);
-    // Kernels are handed no pinned memory: one that touches some is out of bounds, and what a
-    // stopped one has left behind is not put back there.
-    const bool is_kernels = kind == RuntimeMemory::Kind::kDevice;
-    if (is_kernels && other_machine != nullptr) other_machine->allocated(made, bytes);
+    if (other_machine != nullptr) other_machine->allocated(made, bytes);
   }
   *pointer = made;
   return cudaSuccess;
