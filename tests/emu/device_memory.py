@@ -187,7 +187,7 @@ class DeviceMemory:
 
 @cache
 def memory_of_process() -> DeviceMemory:
-    """Return the memory of the one device that a process has, whoever plugs it in."""
+    """Return the memory of the emulated GPU, which is one for all tests of a process."""
     return DeviceMemory()
 
 
