@@ -18,8 +18,9 @@ class OtherMachine {
   // Whether its kernels are compiled for products of warpgroups (csrc/cuda/warpgroup.h).
   virtual bool has_warpgroups() = 0;
 
-  // The host has allocated device memory, freed it, and written to it.
-  virtual void allocated(void* begin, size_t bytes) = 0;
+  // The host has allocated memory of the device, or its own that kernels may touch, which is
+  // pinned; has freed it, and written to it.
+  virtual void allocated(void* begin, size_t bytes, bool is_pinned) = 0;
   virtual void freed(void* begin) = 0;
   virtual void written(const void* begin, size_t bytes) = 0;
 };

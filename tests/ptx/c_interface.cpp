@@ -41,7 +41,7 @@ QUIRE_EXPORTED void quire_ptx_set_tensors(const uint64_t* begins, const uint64_t
 
 // Device memory of which nothing is written.
 QUIRE_EXPORTED void quire_ptx_allocated(void* begin, uint64_t bytes) {
-  ptx::global_memory().allocated(begin, bytes);
+  ptx::global_memory().allocated(begin, bytes, /*is_pinned=*/false);
 }
 
 QUIRE_EXPORTED void quire_ptx_freed(void* begin) {

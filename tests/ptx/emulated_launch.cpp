@@ -33,8 +33,8 @@ class Interpreter : public emu::OtherMachine {
 
   bool has_warpgroups() override { return uses_warpgroups && machine().has_warpgroups(); }
 
-  void allocated(void* begin, size_t bytes) override {
-    ptx::global_memory().allocated(begin, bytes);
+  void allocated(void* begin, size_t bytes, bool is_pinned) override {
+    ptx::global_memory().allocated(begin, bytes, is_pinned);
   }
   void freed(void* begin) override { ptx::global_memory().freed(begin); }
   void written(const void* begin, size_t bytes) override {

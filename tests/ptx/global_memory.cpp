@@ -10,9 +10,9 @@ GlobalMemory& global_memory() {
   return memory;
 }
 
-void GlobalMemory::allocated(void* begin, size_t bytes) {
-  allocations_[reinterpret_cast<uint64_t>(begin)] = {bytes, std::vector<bool>(bytes),
-                                                     std::vector<WordWriter>((bytes + 3) / 4)};
+void GlobalMemory::allocated(void* begin, size_t bytes, bool is_pinned) {
+  allocations_[reinterpret_cast<uint64_t>(begin)] = {
+      bytes, std::vector<bool>(bytes), std::vector<WordWriter>((bytes + 3) / 4), is_pinned};
 }
 
 void GlobalMemory::freed(void* begin) {
@@ -40,8 +40,18 @@ void GlobalMemory::keep() {
 void GlobalMemory::put_back() {
   for (const auto& [begin, bytes] : kept_) {
     const auto found = allocations_.find(begin);
-    if (found != allocations_.end() && found->second.bytes == bytes.size())
-      std::memcpy(reinterpret_cast<void*>(begin), bytes.data(), bytes.size());
+    if (found == allocations_.end() || found->second.bytes != bytes.size()) continue;
+    auto* const memory = reinterpret_cast<std::byte*>(begin);
+    const Allocation& allocation = found->second;
+    if (!allocation.is_pinned) {
+      std::memcpy(memory, bytes.data(), bytes.size());
+      continue;
+    }
+    for (size_t word = 0; word < allocation.writers.size(); ++word) {
+      if (allocation.writers[word].launch == 0) continue;
+      const size_t from = 4 * word;
+      std::memcpy(memory + from, &bytes[from], std::min<size_t>(4, bytes.size() - from));
+    }
   }
   kept_.clear();
 }

@@ -23,18 +23,20 @@ struct Allocation {
   // of each word by whom. Of tensors, which tests fill, neither is known.
   std::vector<bool> is_written;
   std::vector<WordWriter> writers;
+  bool is_pinned;  // the host's
 };
 
 // All of it. Kernels run one at a time.
 class GlobalMemory {
  public:
   // Memory that the host code of kernels allocates, frees, and copies to or sets.
-  void allocated(void* begin, size_t bytes);
+  void allocated(void* begin, size_t bytes, bool is_pinned);
   void freed(void* begin);
   void written(const void* begin, size_t bytes);
 
   // Keeps what is in allocated memory, and puts it back where it is still allocated: a kernel that
-  // was stopped leaves counters behind that the next launch counts on.
+  // was stopped leaves counters behind that the next launch counts on. Of pinned memory only what
+  // kernels have written: the host writes the rest meanwhile, and copies under way still read it.
   void keep();
   void put_back();
 

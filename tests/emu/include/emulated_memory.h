@@ -33,7 +33,8 @@ inline cudaError_t allocate(const char* call, void** pointer, size_t bytes,
       return cudaErrorMemoryAllocation;
     }
     RuntimeMemory::get().add(made, bytes, kind);
-    if (other_machine != nullptr) other_machine->allocated(made, bytes);
+    const bool is_pinned = kind == RuntimeMemory::Kind::kPinned;
+    if (other_machine != nullptr) other_machine->allocated(made, bytes, is_pinned);
   }
   *pointer = made;
   return cudaSuccess;
