@@ -42,7 +42,7 @@ class Checkpoint:
         dtype_name: type of activations.
         kv_cache_dtype: type of the paged cache's elements.
         max_model_len: most tokens of one sequence.
-        eos_token_ids: of the generation config.
+        eos_token_ids: of the generation config; those that the vocabulary lacks are left out.
         reader: of its tensors.
         tensors: where each tensor is, by its name; none where weights are made up.
     """
@@ -91,7 +91,7 @@ def open_checkpoint(path: Path, options: LoadOptions, device: Device) -> Checkpo
     max_model_len = _resolve_max_model_len(
         options.max_model_len, config.max_position_embeddings, config.max_context
     )
-    eos_token_ids = _eos_token_ids(path, hf)
+    eos_token_ids = _eos_token_ids(path, hf, config.vocab_size)
     _check_quantization(options.quantization, architecture)
     if config.value_size is not None and options.kv_cache_dtype != "auto":
         raise ModelLoadError(
@@ -170,10 +170,10 @@ def _resolve_max_model_len(asked: int | None, default: int, longest: int) -> int
     return asked
 
 
-def _eos_token_ids(directory: Path, hf: HfConfig) -> tuple[int, ...]:
+def _eos_token_ids(directory: Path, hf: HfConfig, vocab_size: int) -> tuple[int, ...]:
     generation_config = directory / "generation_config.json"
+    ids: tuple[int, ...] = ()
     if generation_config.is_file():
         ids = HfConfig.read(generation_config).token_ids("eos_token_id")
-        if ids:
-            return ids
-    return hf.token_ids("eos_token_id")
+    # No logit belongs to an id beyond the vocabulary, as some configurations have.
+    return tuple(each for each in ids or hf.token_ids("eos_token_id") if 0 <= each < vocab_size)

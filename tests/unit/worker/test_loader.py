@@ -83,6 +83,13 @@ def test_generation_config_names_the_end_tokens_before_config(tmp_path: Path) ->
     assert load(tmp_path).info.eos_token_ids == (5,)
 
 
+@pytest.mark.parametrize("outside", [-1, VOCAB_SIZE])
+def test_end_tokens_that_the_vocabulary_lacks_are_left_out(tmp_path: Path, outside: int) -> None:
+    save_model(tmp_path, llama_config())
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [{outside}, 5]}}')
+    assert load(tmp_path).info.eos_token_ids == (5,)
+
+
 def test_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
     save_model(tmp_path / "one", llama_config())
     save_model(tmp_path / "many", llama_config(), max_shard_size="40KB")
