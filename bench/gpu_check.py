@@ -203,6 +203,7 @@ def check_all(check: Check, env: dict[str, str], without: list[str]) -> None:
     bench(check, "bench", "bench.kernels_gpu", compared, *left_out)
     bench(check, "bench-kinds", "bench.gpu_kinds", env)
     if has_stubs:
+        bench(check, "start", "bench.gpu_start", env)
         bench_sums(check, env)
         bench(check, "bench-mixed", "bench.gpu_mixed", env)
         bench(check, "bench-gpu", "bench.gpu", env)

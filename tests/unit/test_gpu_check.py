@@ -18,7 +18,16 @@ SOON_KNOWN = ["build", "first", "bits", "protos", "graphs"]
 TOGETHER = {"tests", "worker", "memcheck", "racecheck", "flashinfer", "flashinfer-compile"}
 COMPARED = {"flashinfer", "flashinfer-compile"}
 BEFORE = ["build", "bits", "protos"]
-AFTER = ["ranks", "cluster", "bench", "bench-kinds", "bench-sums", "bench-mixed", "bench-gpu"]
+AFTER = [
+    "ranks",
+    "cluster",
+    "bench",
+    "bench-kinds",
+    "start",
+    "bench-sums",
+    "bench-mixed",
+    "bench-gpu",
+]
 KERNEL_FIGURES: dict[str, Any] = {
     "cases": [
         {"case": "64 x 4k", "group": 4, "share_of_copy": {"ours": 0.9}},

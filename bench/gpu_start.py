@@ -1,0 +1,172 @@
+"""How a worker starts on a GPU, and whether its cache leaves enough memory: `bench.gpu_start`.
+
+The worker of a Llama-3-8B with made-up weights loads it, profiles its cache, and makes cache and
+graphs. Then steps with as many tokens as one may have run, of requests that ask for all that takes
+memory, while torch may take no more than the share of the GPU that the worker was given: they end
+if the profile has counted too little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from bench.dummy_model import write_model
+from bench.gpu import LLAMA_3_8B
+from quire.contract.engine_options import CacheOptions, LoadOptions
+from quire.contract.sampling_params import MAX_LOGIT_BIAS_TOKENS, MAX_LOGPROBS, SamplingParams
+from quire.contract.sessions import Submission
+from quire.contract.workers import CacheSpec, LoadSpec
+from scheduler_svc.blocks.manager import BlockSpaceManager
+from scheduler_svc.policy.scheduler import Scheduler
+from worker_svc.device.open import open_device
+from worker_svc.steps.pending import PendingStep
+from worker_svc.worker import Worker
+
+NUM_TOKENS = 8
+NUM_LONG = 8
+EVERYTHING = SamplingParams(
+    seed=1,
+    presence_penalty=0.5,
+    frequency_penalty=0.5,
+    repetition_penalty=1.1,
+    logit_bias=dict.fromkeys(range(MAX_LOGIT_BIAS_TOKENS), 0.5),
+    allowed_token_ids=tuple(range(1000)),
+    max_tokens=NUM_TOKENS,
+    min_tokens=NUM_TOKENS,
+    logprobs=MAX_LOGPROBS,
+)
+
+
+class Start:
+    """A worker that starts, and what that takes.
+
+    Args:
+        directory: of the model.
+        device: name of the GPU.
+        options: of the cache.
+        load: of the model.
+
+    Attributes:
+        seconds: of each part.
+        num_blocks: of the cache.
+    """
+
+    def __init__(
+        self, directory: Path, device: str, options: CacheOptions, load: LoadOptions
+    ) -> None:
+        self.seconds: dict[str, float] = {}
+        self._options = options
+        self._began = time.perf_counter()
+        self.worker = Worker(open_device(device))
+        self.worker.start_thread()
+        self._end("open")
+        self._info = self.worker.load_model(LoadSpec(str(directory), load), "bench").info
+        self._end("load")
+        self.num_blocks = self.worker.profile_cache(options).num_blocks
+        self._end("profile")
+        self.worker.init_cache(CacheSpec(self.num_blocks, options))
+        self._end("cache and graphs")
+
+    def _end(self, part: str) -> None:
+        torch.cuda.synchronize()
+        self.seconds[part] = round(time.perf_counter() - self._began, 3)
+        self._began = time.perf_counter()
+
+    def serve(self) -> int:
+        """Run the largest steps, each started before the one before it has ended; count them."""
+        options = self._options
+        scheduler = Scheduler(
+            BlockSpaceManager(options.block_size, self.num_blocks, 0.0, 0),
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_seqs=options.max_num_seqs,
+            max_model_len=self._info.max_model_len,
+            eos_token_ids=self._info.eos_token_ids,
+            enable_prefix_caching=False,
+        )
+        # Prompts of which every token is reported, as long as the model allows; then all sequences.
+        longest = self._info.max_model_len - NUM_TOKENS
+        reported = replace(EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
+        requests = [Submission([1] * longest, reported)] * min(NUM_LONG, options.max_num_seqs)
+        num_short = options.max_num_seqs - len(requests)
+        requests += [Submission([2] * 64, EVERYTHING)] * num_short
+        for each in requests:
+            scheduler.add(replace(each))
+        num_steps = 0
+        under_way: deque[PendingStep] = deque()
+        while scheduler.has_unfinished or under_way:
+            while len(under_way) < 2 and (orders := scheduler.schedule()) is not None:
+                num_steps += 1
+                orders.epoch, orders.step_id = 1, num_steps
+                under_way.append(self.worker.execute(orders))
+            scheduler.update(under_way.popleft().result())
+        return num_steps
+
+
+def used_bytes() -> int:
+    """Return the bytes of the GPU that are taken, by whomever."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def limit_torch(utilization: float) -> int:
+    """Let torch take what the share of the GPU leaves beside what others hold; return the share."""
+    total = torch.cuda.mem_get_info()[1]
+    others = used_bytes() - torch.cuda.memory_reserved()
+    torch.cuda.set_per_process_memory_fraction((int(total * utilization) - others) / total)
+    return int(total * utilization)
+
+
+def measure(device: str, options: CacheOptions, load: LoadOptions) -> dict[str, object]:
+    """Return the figures of a start, and of the memory that the largest steps take."""
+    with tempfile.TemporaryDirectory() as directory:
+        write_model(Path(directory), LLAMA_3_8B)
+        start = Start(Path(directory), device, options, load)
+    share = limit_torch(options.gpu_memory_utilization)
+    held = used_bytes()
+    torch.cuda.reset_peak_memory_stats()
+    allocated = torch.cuda.memory_allocated()
+    num_steps = start.serve()
+    return {
+        "seconds": start.seconds,
+        "num_blocks": start.num_blocks,
+        "share_bytes": share,
+        "held_bytes": held,
+        "used_bytes": used_bytes(),
+        "step_bytes": torch.cuda.max_memory_allocated() - allocated,
+        "retries": torch.cuda.memory_stats()["num_alloc_retries"],
+        "steps": num_steps,
+    }
+
+
+def main() -> int:
+    """Print what a start takes and what memory is left; write it as JSON if asked to."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--invariant", action="store_true", help="as workers with --invariant")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("gpu-start: there is no GPU here", file=sys.stderr)
+        return 1
+    load = LoadOptions(load_format="dummy", invariant=arguments.invariant)
+    found = measure(arguments.device, CacheOptions(swap_space=0.0), load)
+    for name, value in found.items():
+        print(f"{name}: {value}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
