@@ -235,6 +235,22 @@ def test_a_profile_that_runs_out_names_the_options(
         served.worker.profile_cache(served.options)
 
 
+def test_what_was_held_is_given_back_before_another_cache(
+    counted: EmulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(counted, tmp_path, KINDS["dense"])
+    served.worker.profile_cache(served.options)
+    # Of weights, and of kernels, which keep for good what they took at their first call.
+    held, found = counted.held_bytes, list[int]()
+    monkeypatch.setattr(counted, "release_memory", lambda: found.append(counted.held_bytes))
+    for _ in range(2):
+        served.begin()
+        # Once more after the first steps, before there are graphs.
+        assert len(found) == 2
+        assert found[0] == held < found[1] < counted.held_bytes
+        found.clear()
+
+
 def test_what_tensors_hold(counted: EmulatedDevice) -> None:
     def empty(num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device=counted.torch_device)

@@ -68,6 +68,9 @@ class Device(Protocol):
     def start_waiting_thread(self) -> None:
         """Prepare the calling thread to wait for results; it starts no work."""
 
+    def release_memory(self) -> None:
+        """Give the system what torch keeps of memory that no tensor needs any more."""
+
     def is_lost(self) -> bool:
         """Whether this process can never compute on the device again."""
 

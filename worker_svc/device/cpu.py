@@ -53,6 +53,9 @@ class CpuDevice:
     def start_waiting_thread(self) -> None:
         """See Device."""
 
+    def release_memory(self) -> None:
+        """See Device; torch keeps none here."""
+
     def is_lost(self) -> bool:
         """See Device."""
         return False

@@ -197,16 +197,20 @@ class CudaDevice:
 
     def memory_bytes(self) -> tuple[int, int]:
         """Return the free bytes of the device, torch's own reserve included, and all its bytes."""
-        torch.cuda.empty_cache()
+        self.release_memory()
         return torch.cuda.mem_get_info(self.torch_device)
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """Return the most bytes that torch takes while a function runs, beyond those it holds."""
-        held = torch.cuda.memory_allocated(self.torch_device)
+        """Return the most bytes that torch takes while a function runs, beyond those it holds.
+
+        Torch takes memory in segments, and has more of them than its tensors fill.
+        """
+        self.release_memory()
+        held = torch.cuda.memory_reserved(self.torch_device)
         torch.cuda.reset_peak_memory_stats(self.torch_device)
         work()
         self.synchronize()
-        return torch.cuda.max_memory_allocated(self.torch_device) - held
+        return torch.cuda.max_memory_reserved(self.torch_device) - held
 
     # ---------------------------------------------------------------- see Device
 
@@ -218,6 +222,10 @@ class CudaDevice:
     def start_waiting_thread(self) -> None:
         """See Device."""
         torch.cuda.set_device(self.torch_device)
+
+    def release_memory(self) -> None:
+        """See Device."""
+        torch.cuda.empty_cache()
 
     def is_lost(self) -> bool:
         """See Device; an error of a kernel stays for as long as the process lives."""

@@ -58,6 +58,35 @@ class MeasuredDevice:
         return profile
 
 
+def test_a_step_takes_whole_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of memory that torch has taken nobody else can use what its tensors leave."""
+    reserved = most = 900
+
+    def reserve(num_bytes: int) -> None:
+        nonlocal reserved, most
+        reserved, most = num_bytes, max(most, num_bytes)
+
+    def forget_the_most() -> None:
+        nonlocal most
+        most = reserved
+
+    for name, function in {
+        "empty_cache": lambda: reserve(100),
+        "memory_reserved": lambda _: reserved,
+        "reset_peak_memory_stats": lambda _: forget_the_most(),
+        "max_memory_reserved": lambda _: most,
+        "synchronize": lambda _: None,
+        "Stream": lambda _: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+
+    def step() -> None:
+        reserve(reserved + 600)
+        reserve(reserved - 500)
+
+    assert CudaDevice(0).peak_bytes(step) == 600
+
+
 def test_blocks_of_24_gib() -> None:
     """Nine tenths of the device without weights, the largest step and what others hold."""
     assert f"{OPT_125M_CACHE_BYTES / GIB:.2f}" == "20.44"
