@@ -131,19 +131,24 @@ def measure(device: str, options: CacheOptions, load: LoadOptions) -> dict[str, 
         write_model(Path(directory), LLAMA_3_8B)
         start = Start(Path(directory), device, options, load)
     share = limit_torch(options.gpu_memory_utilization)
-    held = used_bytes()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    allocated = torch.cuda.memory_allocated()
+    held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    begun = time.perf_counter()
     num_steps = start.serve()
+    stats = torch.cuda.memory_stats()
     return {
-        "seconds": start.seconds,
+        "seconds": start.seconds | {"largest steps": round(time.perf_counter() - begun, 3)},
+        "steps": num_steps,
         "num_blocks": start.num_blocks,
         "share_bytes": share,
-        "held_bytes": held,
         "used_bytes": used_bytes(),
-        "step_bytes": torch.cuda.max_memory_allocated() - allocated,
-        "retries": torch.cuda.memory_stats()["num_alloc_retries"],
-        "steps": num_steps,
+        "held_bytes": held,
+        "held_of_segments_bytes": reserved,
+        "step_bytes": stats["allocated_bytes.all.peak"] - held,
+        "step_of_segments_bytes": stats["reserved_bytes.all.peak"] - reserved,
+        # How often torch found no room before it gave segments back.
+        "retries": stats["num_alloc_retries"],
     }
 
 
