@@ -15,7 +15,9 @@ import tempfile
 import time
 from collections import deque
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,6 +35,7 @@ from worker_svc.worker import Worker
 
 NUM_TOKENS = 8
 NUM_LONG = 8
+NUM_GAPS = 12
 EVERYTHING = SamplingParams(
     seed=1,
     presence_penalty=0.5,
@@ -117,6 +120,21 @@ def used_bytes() -> int:
     return total - free
 
 
+def largest_gaps() -> list[dict[str, object]]:
+    """Return the segments of torch with the most bytes that no tensor has, and whose they are."""
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    found = [
+        {
+            "bytes": each["total_size"],
+            "free_bytes": each["total_size"] - each["active_size"],
+            "of_graphs": any(each["segment_pool_id"]),
+        }
+        for each in segments
+        if each["active_size"] > 0
+    ]
+    return sorted(found, key=itemgetter("free_bytes"), reverse=True)[:NUM_GAPS]
+
+
 def limit_torch(utilization: float) -> int:
     """Let torch take what the share of the GPU leaves beside what others hold; return the share."""
     total = torch.cuda.mem_get_info()[1]
@@ -149,6 +167,7 @@ def measure(device: str, options: CacheOptions, load: LoadOptions) -> dict[str, 
         "step_of_segments_bytes": stats["reserved_bytes.all.peak"] - reserved,
         # How often torch found no room before it gave segments back.
         "retries": stats["num_alloc_retries"],
+        "gaps": largest_gaps(),
     }
 
 

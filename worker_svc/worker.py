@@ -207,8 +207,7 @@ class Worker:
             self._runner.forget_sequences()
             return self._host_cache
         self._runner = None
-        # Else what is held for long would settle in pieces of what the profile had, or an earlier
-        # cache, and keep the rest of each from others.
+        # Torch would keep what an earlier cache, or the profile's, was made of.
         self._device.release_memory()
         runner = ModelRunner(
             loaded,
@@ -220,7 +219,6 @@ class Worker:
         )
         most_decoding = min(options.max_num_seqs, options.max_num_batched_tokens)
         warm_up(loaded, runner.cache_engine.caches, options.block_size, most_decoding)
-        self._device.release_memory()
         runner.capture_graphs(options.max_num_batched_tokens)
         self._runner, self._cache = runner, spec
         # All objects of now live as long as the process: collections need not visit them.
