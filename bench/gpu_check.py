@@ -34,7 +34,9 @@ RESULTS = ROOT / "bench" / "results"
 BUILD = ROOT / "build" / "gpu"
 FLASHINFER = BUILD / "flashinfer"
 FLASHINFER_WHEELS = ROOT / "build/wheelhouse/flashinfer"
-PYTEST = (sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider")
+# Without a plugin that a machine may have, which warns of tests in several processes.
+WITHOUT = ("-p", "no:cacheprovider", "-p", "no:benchmark")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "--tb=short", *WITHOUT)
 KERNELS = "tests/kernels"
 # A call of each kind: what does not run at all is known after a minute.
 FIRST_TESTS = tuple(

@@ -1,4 +1,4 @@
-"""How a worker starts on a GPU, and whether its cache leaves enough memory: `bench.gpu_start`.
+"""How a worker starts on a GPU, and what its cache leaves for steps: `python -m bench.gpu_start`.
 
 The worker of a Llama-3-8B with made-up weights loads it, profiles its cache, and makes cache and
 graphs. Then steps with as many tokens as one may have run, of requests that ask for all that takes
@@ -29,12 +29,13 @@ from quire.contract.sessions import Submission
 from quire.contract.workers import CacheSpec, LoadSpec
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
+from worker_svc.device.cuda import CudaDevice
 from worker_svc.device.open import open_device
 from worker_svc.steps.pending import PendingStep
 from worker_svc.worker import Worker
 
 NUM_TOKENS = 8
-NUM_LONG = 8
+NUM_LONG, NUM_SHORT_TOKENS = 8, 64
 NUM_GAPS = 12
 EVERYTHING = SamplingParams(
     seed=1,
@@ -53,26 +54,28 @@ class Start:
     """A worker that starts, and what that takes.
 
     Args:
-        directory: of the model.
-        device: name of the GPU.
+        config: of the model, whose weights are made up.
+        device: the GPU.
         options: of the cache.
         load: of the model.
 
     Attributes:
         seconds: of each part.
         num_blocks: of the cache.
+        worker: the worker.
     """
 
     def __init__(
-        self, directory: Path, device: str, options: CacheOptions, load: LoadOptions
+        self, config: dict[str, Any], device: CudaDevice, options: CacheOptions, load: LoadOptions
     ) -> None:
         self.seconds: dict[str, float] = {}
-        self._options = options
+        self._device, self._options = device, options
         self._began = time.perf_counter()
-        self.worker = Worker(open_device(device))
+        self.worker = Worker(device)
         self.worker.start_thread()
-        self._end("open")
-        self._info = self.worker.load_model(LoadSpec(str(directory), load), "bench").info
+        with tempfile.TemporaryDirectory() as directory:
+            write_model(Path(directory), config)
+            self._info = self.worker.load_model(LoadSpec(directory, load), "bench").info
         self._end("load")
         self.num_blocks = self.worker.profile_cache(options).num_blocks
         self._end("profile")
@@ -80,7 +83,7 @@ class Start:
         self._end("cache and graphs")
 
     def _end(self, part: str) -> None:
-        torch.cuda.synchronize()
+        self._device.synchronize()
         self.seconds[part] = round(time.perf_counter() - self._began, 3)
         self._began = time.perf_counter()
 
@@ -98,11 +101,11 @@ class Start:
         # Prompts of which every token is reported, as long as the model allows; then all sequences.
         longest = self._info.max_model_len - NUM_TOKENS
         reported = replace(EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
-        requests = [Submission([1] * longest, reported)] * min(NUM_LONG, options.max_num_seqs)
-        num_short = options.max_num_seqs - len(requests)
-        requests += [Submission([2] * 64, EVERYTHING)] * num_short
-        for each in requests:
-            scheduler.add(replace(each))
+        num_long = min(NUM_LONG, options.max_num_seqs)
+        for _ in range(num_long):
+            scheduler.add(Submission([1] * longest, reported))
+        for _ in range(options.max_num_seqs - num_long):
+            scheduler.add(Submission([2] * NUM_SHORT_TOKENS, EVERYTHING))
         num_steps = 0
         under_way: deque[PendingStep] = deque()
         while scheduler.has_unfinished or under_way:
@@ -143,11 +146,9 @@ def limit_torch(utilization: float) -> int:
     return int(total * utilization)
 
 
-def measure(device: str, options: CacheOptions, load: LoadOptions) -> dict[str, object]:
+def measure(device: CudaDevice, options: CacheOptions, load: LoadOptions) -> dict[str, object]:
     """Return the figures of a start, and of the memory that the largest steps take."""
-    with tempfile.TemporaryDirectory() as directory:
-        write_model(Path(directory), LLAMA_3_8B)
-        start = Start(Path(directory), device, options, load)
+    start = Start(LLAMA_3_8B, device, options, load)
     share = limit_torch(options.gpu_memory_utilization)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -184,7 +185,9 @@ def main() -> int:
         print("gpu-start: there is no GPU here", file=sys.stderr)
         return 1
     load = LoadOptions(load_format="dummy", invariant=arguments.invariant)
-    found = measure(arguments.device, CacheOptions(swap_space=0.0), load)
+    device = open_device(arguments.device)
+    assert isinstance(device, CudaDevice)
+    found = measure(device, CacheOptions(swap_space=0.0), load)
     for name, value in found.items():
         print(f"{name}: {value}")
     if arguments.json:
