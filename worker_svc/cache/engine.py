@@ -74,6 +74,16 @@ def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KV
         ) from error
 
 
+def allocate_all_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> list[KVCaches]:
+    """Return what a CacheEngine of these sizes has on the device, a draft model's cache included.
+
+    Raises:
+        ConfigError: there is not enough memory.
+    """
+    models = [loaded] if loaded.draft is None else [loaded, loaded.draft]
+    return [allocate_caches(each, block_size, num_blocks) for each in models]
+
+
 def _allocate_for_steps(loaded: LoadedModel, block_size: int, num_blocks: int) -> KVCaches:
     caches = allocate_caches(loaded, block_size, num_blocks)
     if loaded.kv_cache_dtype is torch.float8_e4m3fn:

@@ -90,7 +90,10 @@ class Device(Protocol):
         """Return the microseconds between two moments that have passed."""
 
     def profile_memory(
-        self, prepare: Callable[[], Callable[[], None]], utilization: float, lent_bytes: int
+        self,
+        prepare: Callable[[], Callable[[], None]],
+        utilization: float,
+        lend: Callable[[], object],
     ) -> MemoryProfile:
         """Return the memory that is left for the cache beside all else that is held, and a step.
 
@@ -99,5 +102,6 @@ class Device(Protocol):
                 what runs the largest step and, as long as it lives, holds all that was made.
             utilization: share of a GPU's memory for weights, activations and cache together, in
                 (0, 1].
-            lent_bytes: of what `prepare` makes, what is not held beside the cache later.
+            lend: makes, of what `prepare` does, what is not held beside the cache later, and
+                returns what holds it.
         """

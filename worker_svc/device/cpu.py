@@ -77,7 +77,10 @@ class CpuDevice:
         return (end - start) // 1000
 
     def profile_memory(
-        self, prepare: Callable[[], Callable[[], None]], utilization: float, lent_bytes: int
+        self,
+        prepare: Callable[[], Callable[[], None]],
+        utilization: float,
+        lend: Callable[[], object],
     ) -> MemoryProfile:
         """See Device; the default is a share of the free memory, which other programs use as well.
 

@@ -47,15 +47,9 @@ class MeasuredDevice:
     def memory_bytes(self) -> tuple[int, int]:
         return 24 * GIB - self._others, 24 * GIB
 
-    def profile_memory(
-        self, _prepare: object, utilization: float, lent_bytes: int
-    ) -> MemoryProfile:
+    def profile_memory(self, _prepare: object, utilization: float, _lend: object) -> MemoryProfile:
         device: Any = self
-        # What the profile's own cache takes is the real one's later.
-        self._others += lent_bytes
-        profile = CudaDevice.profile_memory(device, lambda: lambda: None, utilization, lent_bytes)
-        self._others -= lent_bytes
-        return profile
+        return CudaDevice.profile_memory(device, lambda: lambda: None, utilization, lambda: None)
 
 
 def test_a_step_takes_whole_segments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +79,18 @@ def test_a_step_takes_whole_segments(monkeypatch: pytest.MonkeyPatch) -> None:
         reserve(reserved - 500)
 
     assert CudaDevice(0).peak_bytes(step) == 600 + SPARE_BYTES
+
+
+def test_what_lies_between_weights_does_not_come_back() -> None:
+    """A cache of which 3 GiB are taken from the device and the rest fills holes."""
+    device: Any = MeasuredDevice(peak=GIB, others=4 * GIB)
+
+    def lend() -> None:
+        device._others += 3 * GIB
+
+    profile = CudaDevice.profile_memory(device, lambda: lambda: None, 0.5, lend)
+    assert profile.free_bytes == (24 - 4 - 1) * GIB
+    assert profile.default_bytes == (12 - 4 - 1) * GIB
 
 
 def test_blocks_of_24_gib() -> None:
