@@ -91,12 +91,7 @@ def _shared_to_apart(found: Figures) -> float:
     return shared(found) / apart(found)
 
 
-def _used_of_share(found: Figures) -> float:
-    return float(found["used_bytes"] / found["share_bytes"])
-
-
 KERNELS, ENGINE, MIXED, KINDS = "bench", "bench-gpu", "bench-mixed", "bench-kinds"
-START = "start"
 SUMS = "bench-sums"
 # Microseconds of a sum over two that brings no bytes, from and to: of one kernel two are the fence
 # of the system and the flag's way.
@@ -194,9 +189,6 @@ PREDICTIONS = (
         40,
         56,
         HOPPER,
-    ),
-    Prediction(
-        START, "memory that the largest steps take, of the share", _used_of_share, 0.98, 1.0
     ),
     Prediction(ENGINE, "decode step, 1 stream, of the roof", _roof(1), 0.65, 0.78, HOPPER),
     Prediction(ENGINE, "decode step, 64 streams, of the roof", _roof(64), 0.60, 0.75, HOPPER),

@@ -34,8 +34,9 @@ from worker_svc.device.open import open_device
 from worker_svc.steps.pending import PendingStep
 from worker_svc.worker import Worker
 
-NUM_TOKENS = 8
-NUM_LONG, NUM_SHORT_TOKENS = 8, 64
+# Of most requests; they decode for as long as the few with prompts as long as the model allows.
+NUM_PROMPT_TOKENS, NUM_TOKENS = 64, 64
+NUM_LONG, NUM_LONG_TOKENS = 8, 8
 NUM_GAPS = 12
 EVERYTHING = SamplingParams(
     seed=1,
@@ -98,14 +99,19 @@ class Start:
             eos_token_ids=self._info.eos_token_ids,
             enable_prefix_caching=False,
         )
-        # Prompts of which every token is reported, as long as the model allows; then all sequences.
-        longest = self._info.max_model_len - NUM_TOKENS
-        reported = replace(EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
+        # Many that decode, beside chunks of long prompts of which every token is reported.
         num_long = min(NUM_LONG, options.max_num_seqs)
+        longest = self._info.max_model_len - NUM_LONG_TOKENS
+        for _ in range(options.max_num_seqs - num_long):
+            scheduler.add(Submission([2] * NUM_PROMPT_TOKENS, EVERYTHING))
+        reported = replace(
+            EVERYTHING,
+            prompt_logprobs=MAX_LOGPROBS,
+            max_tokens=NUM_LONG_TOKENS,
+            min_tokens=NUM_LONG_TOKENS,
+        )
         for _ in range(num_long):
             scheduler.add(Submission([1] * longest, reported))
-        for _ in range(options.max_num_seqs - num_long):
-            scheduler.add(Submission([2] * NUM_SHORT_TOKENS, EVERYTHING))
         num_steps = 0
         under_way: deque[PendingStep] = deque()
         while scheduler.has_unfinished or under_way:
@@ -113,7 +119,10 @@ class Start:
                 num_steps += 1
                 orders.epoch, orders.step_id = 1, num_steps
                 under_way.append(self.worker.execute(orders))
-            scheduler.update(under_way.popleft().result())
+            result = under_way.popleft().result()
+            if result.failed_sequence_ids:
+                raise RuntimeError(f"sequences failed: {result.failed_sequence_ids}")
+            scheduler.update(result)
         return num_steps
 
 

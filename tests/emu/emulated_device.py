@@ -70,6 +70,8 @@ DEFAULT_MEMORY_BYTES = 1 << 30
 class EmulatedDevice(CudaDevice):
     """A CudaDevice whose GPU is the emulator. Only inside `emulated_gpu`."""
 
+    rounding_bytes = 0
+
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.compute_stream, self.copy_stream = Machine.current.compute, Machine.current.copy
@@ -162,6 +164,10 @@ class EmulatedDevice(CudaDevice):
     def memory_bytes(self) -> tuple[int, int]:
         """See CudaDevice."""
         return self._total_bytes - self.held_bytes, self._total_bytes
+
+    def taken_bytes(self) -> int:
+        """See CudaDevice."""
+        return self.held_bytes
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
         """See CudaDevice; memory that kernels' host code allocates counts as well."""

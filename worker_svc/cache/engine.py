@@ -74,14 +74,15 @@ def allocate_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> KV
         ) from error
 
 
-def allocate_all_caches(loaded: LoadedModel, block_size: int, num_blocks: int) -> list[KVCaches]:
-    """Return what a CacheEngine of these sizes has on the device, a draft model's cache included.
+def allocate_tensors(loaded: LoadedModel, block_size: int, num_blocks: int) -> list[torch.Tensor]:
+    """Return the tensors that caches of these sizes consist of, of a draft model's cache too.
 
     Raises:
         ConfigError: there is not enough memory.
     """
     models = [loaded] if loaded.draft is None else [loaded, loaded.draft]
-    return [allocate_caches(each, block_size, num_blocks) for each in models]
+    caches = [allocate_caches(each, block_size, num_blocks) for each in models]
+    return [*chain.from_iterable(chain.from_iterable(each.stored for each in caches))]
 
 
 def _allocate_for_steps(loaded: LoadedModel, block_size: int, num_blocks: int) -> KVCaches:

@@ -12,7 +12,7 @@ from quire.contract.engine_options import CacheOptions
 from quire.contract.errors import ConfigError
 from quire.contract.steps import max_sampled_rows
 from quire.contract.workers import CacheProfile
-from worker_svc.cache.engine import allocate_all_caches, check_block_size, device_block_bytes
+from worker_svc.cache.engine import allocate_tensors, check_block_size, device_block_bytes
 from worker_svc.device.base import MemoryProfile
 from worker_svc.device.host_memory import available_memory_bytes
 from worker_svc.layers.attention import KVCaches
@@ -144,7 +144,7 @@ def _profile_memory(loaded: LoadedModel, options: CacheOptions) -> MemoryProfile
         return loaded.device.profile_memory(
             partial(LargestStep, loaded, options, num_blocks),
             options.gpu_memory_utilization,
-            partial(allocate_all_caches, loaded, options.block_size, num_blocks),
+            partial(allocate_tensors, loaded, options.block_size, num_blocks),
         )
     except (RuntimeError, ConfigError) as error:
         # The profile's own cache may be what there is no memory for.

@@ -93,7 +93,7 @@ class Device(Protocol):
         self,
         prepare: Callable[[], Callable[[], None]],
         utilization: float,
-        lend: Callable[[], object],
+        lend: Callable[[], Sequence[torch.Tensor]],
     ) -> MemoryProfile:
         """Return the memory that is left for the cache beside all else that is held, and a step.
 
@@ -102,6 +102,6 @@ class Device(Protocol):
                 what runs the largest step and, as long as it lives, holds all that was made.
             utilization: share of a GPU's memory for weights, activations and cache together, in
                 (0, 1].
-            lend: makes, of what `prepare` does, what is not held beside the cache later, and
-                returns what holds it.
+            lend: returns the tensors of a cache like that which `prepare` makes, and which the
+                real cache, of as many tensors, stands in place of later.
         """

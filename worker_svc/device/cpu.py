@@ -80,7 +80,7 @@ class CpuDevice:
         self,
         prepare: Callable[[], Callable[[], None]],
         utilization: float,
-        lend: Callable[[], object],
+        lend: Callable[[], Sequence[torch.Tensor]],
     ) -> MemoryProfile:
         """See Device; the default is a share of the free memory, which other programs use as well.
 

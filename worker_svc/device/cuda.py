@@ -64,7 +64,10 @@ class CudaDevice:
         is_immediate: False.
         compute_stream: the stream on which the model computes.
         copy_stream: the stream on which blocks move between device and host beside the model.
+        rounding_bytes: that a large tensor takes beyond its own, at most.
     """
+
+    rounding_bytes = 2**21
 
     def __init__(self, index: int) -> None:
         self.name = f"cuda:{index}"
@@ -202,14 +205,18 @@ class CudaDevice:
         self.release_memory()
         return torch.cuda.mem_get_info(self.torch_device)
 
+    def taken_bytes(self) -> int:
+        """Return the bytes of the segments that torch needs for what it holds."""
+        self.release_memory()
+        return torch.cuda.memory_reserved(self.torch_device)
+
     def peak_bytes(self, work: Callable[[], None]) -> int:
         """Return the most bytes that torch takes while a function runs, beyond those it holds.
 
         Torch takes memory in segments, and has more of them than its tensors fill: how much more
         depends on what was there before, for which there is some to spare.
         """
-        self.release_memory()
-        held = torch.cuda.memory_reserved(self.torch_device)
+        held = self.taken_bytes()
         torch.cuda.reset_peak_memory_stats(self.torch_device)
         work()
         self.synchronize()
@@ -288,19 +295,21 @@ class CudaDevice:
         self,
         prepare: Callable[[], Callable[[], None]],
         utilization: float,
-        lend: Callable[[], object],
+        lend: Callable[[], Sequence[torch.Tensor]],
     ) -> MemoryProfile:
         """See Device."""
-        # What fills holes between weights, as a larger cache would not, comes back to nobody.
-        before, _ = self.memory_bytes()
+        # Tensors of this small cache that fit into gaps between weights leave nothing for a larger
+        # one when they go.
+        before = self.taken_bytes()
         lent = lend()
-        lent_bytes = before - self.memory_bytes()[0]
+        lent_bytes = self.taken_bytes() - before
+        rounding_bytes = len(lent) * self.rounding_bytes
         del lent
         largest_step = prepare()
         largest_step()  # libraries take their memory at their first call
         peak = self.peak_bytes(largest_step)
         free, total = self.memory_bytes()
-        free += lent_bytes - peak
+        free += lent_bytes - rounding_bytes - peak
         taken = total - free
         return MemoryProfile(max(free, 0), max(int(total * utilization) - taken, 0))
 

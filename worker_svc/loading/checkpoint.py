@@ -172,8 +172,10 @@ def _resolve_max_model_len(asked: int | None, default: int, longest: int) -> int
 
 def _eos_token_ids(directory: Path, hf: HfConfig, vocab_size: int) -> tuple[int, ...]:
     generation_config = directory / "generation_config.json"
-    ids: tuple[int, ...] = ()
-    if generation_config.is_file():
-        ids = HfConfig.read(generation_config).token_ids("eos_token_id")
-    # No logit belongs to an id beyond the vocabulary, as some configurations have.
-    return tuple(each for each in ids or hf.token_ids("eos_token_id") if 0 <= each < vocab_size)
+    sources = [HfConfig.read(generation_config)] if generation_config.is_file() else []
+    for source in (*sources, hf):
+        # No logit belongs to an id beyond the vocabulary, as some configurations have.
+        ids = tuple(each for each in source.token_ids("eos_token_id") if 0 <= each < vocab_size)
+        if ids:
+            return ids
+    return ()

@@ -1,5 +1,7 @@
 """Bytes and numbers of blocks against published figures."""
 
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -38,18 +40,23 @@ def test_opt_125m_in_fp16() -> None:
 class MeasuredDevice:
     """A GPU of 24 GiB, of which the largest step's peak and what was there before are taken."""
 
+    rounding_bytes = 1 << 21
+
     def __init__(self, peak: int, others: int) -> None:
         self._peak, self._others = peak, others
 
     def peak_bytes(self, _step: object) -> int:
         return self._peak
 
+    def taken_bytes(self) -> int:
+        return self._others
+
     def memory_bytes(self) -> tuple[int, int]:
         return 24 * GIB - self._others, 24 * GIB
 
     def profile_memory(self, _prepare: object, utilization: float, _lend: object) -> MemoryProfile:
         device: Any = self
-        return CudaDevice.profile_memory(device, lambda: lambda: None, utilization, lambda: None)
+        return CudaDevice.profile_memory(device, lambda: lambda: None, utilization, lambda: [])
 
 
 def test_a_step_takes_whole_segments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,22 +82,30 @@ def test_a_step_takes_whole_segments(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, function)
 
     def step() -> None:
-        reserve(reserved + 600)
-        reserve(reserved - 500)
+        reserve(max(reserved, 700))
+        reserve(200)
 
     assert CudaDevice(0).peak_bytes(step) == 600 + SPARE_BYTES
 
 
 def test_what_lies_between_weights_does_not_come_back() -> None:
-    """A cache of which 3 GiB are taken from the device and the rest fills holes."""
+    """Of a cache of 5 GiB 3 are taken from the device, and the rest fills gaps."""
     device: Any = MeasuredDevice(peak=GIB, others=4 * GIB)
+    lent = [torch.empty(1), torch.empty(1)]
+    references = [weakref.ref(each) for each in lent]
 
-    def lend() -> None:
+    def lend() -> list[torch.Tensor]:
         device._others += 3 * GIB
+        return [lent.pop(), lent.pop()]
 
-    profile = CudaDevice.profile_memory(device, lambda: lambda: None, 0.5, lend)
-    assert profile.free_bytes == (24 - 4 - 1) * GIB
-    assert profile.default_bytes == (12 - 4 - 1) * GIB
+    def prepare() -> Callable[[], None]:
+        assert [each() for each in references] == [None, None]
+        return lambda: None
+
+    profile = CudaDevice.profile_memory(device, prepare, 0.5, lend)
+    # The real cache, of two tensors, is rounded up.
+    assert profile.free_bytes == (24 - 4 - 1) * GIB - 2 * (2 << 20)
+    assert profile.default_bytes == (12 - 4 - 1) * GIB - 2 * (2 << 20)
 
 
 def test_blocks_of_24_gib() -> None:

@@ -86,7 +86,11 @@ def test_generation_config_names_the_end_tokens_before_config(tmp_path: Path) ->
 @pytest.mark.parametrize("outside", [-1, VOCAB_SIZE])
 def test_end_tokens_that_the_vocabulary_lacks_are_left_out(tmp_path: Path, outside: int) -> None:
     save_model(tmp_path, llama_config())
-    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [{outside}, 5]}}')
+    edit_config(tmp_path, eos_token_id=[outside, 5])
+    generation_config = tmp_path / "generation_config.json"
+    generation_config.write_text(f'{{"eos_token_id": [{outside}, 7]}}')
+    assert load(tmp_path).info.eos_token_ids == (7,)
+    generation_config.write_text(f'{{"eos_token_id": {outside}}}')
     assert load(tmp_path).info.eos_token_ids == (5,)
 
 
