@@ -17,7 +17,7 @@ MUTANTS = {
         "at.expert * p.scales_stride",
         "at.expert * p.packed_stride",
     ),
-    "weights of the first part": ("int step = at.part * grid.part_steps", "int step = 0"),
+    "weights of the first part": ("int64_t{part * part_steps + first}", "int64_t{first}"),
     "x of the first part": ("shared, at.part, 0, rows.rows", "shared, 0, 0, rows.rows"),
     "parts in one place": ("at.part * rows.part_stride", "0 * rows.part_stride"),
     "the first features in each tile": ("part_and_features / grid.num_parts}", "0}"),

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(600)
 MUTANTS = {
     "memory of the step that came": (
         "memory.begin(bytes_of(most), stream)",
-        "memory.begin(bytes, stream)",
+        "memory.begin(bytes_of({work.num_items, work.num_merges}), stream)",
     ),
     "blocks without work that have some": (
         "AttentionItem{kNoWork, 0, 0, 0, 0",
