@@ -24,13 +24,13 @@ import torch
 from bench.dummy_model import write_model
 from bench.gpu import LLAMA_3_8B
 from quire.contract.engine_options import CacheOptions, LoadOptions
-from quire.contract.sampling_params import MAX_LOGIT_BIAS_TOKENS, MAX_LOGPROBS, SamplingParams
 from quire.contract.sessions import Submission
 from quire.contract.workers import CacheSpec, LoadSpec
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
 from worker_svc.device.cuda import CudaDevice
 from worker_svc.device.open import open_device
+from worker_svc.sampling.largest import largest_params
 from worker_svc.steps.pending import PendingStep
 from worker_svc.worker import Worker
 
@@ -38,17 +38,6 @@ from worker_svc.worker import Worker
 NUM_PROMPT_TOKENS, NUM_TOKENS = 64, 64
 NUM_LONG, NUM_LONG_TOKENS = 8, 8
 NUM_GAPS = 12
-EVERYTHING = SamplingParams(
-    seed=1,
-    presence_penalty=0.5,
-    frequency_penalty=0.5,
-    repetition_penalty=1.1,
-    logit_bias=dict.fromkeys(range(MAX_LOGIT_BIAS_TOKENS), 0.5),
-    allowed_token_ids=tuple(range(1000)),
-    max_tokens=NUM_TOKENS,
-    min_tokens=NUM_TOKENS,
-    logprobs=MAX_LOGPROBS,
-)
 
 
 class Start:
@@ -102,14 +91,16 @@ class Start:
         # Many that decode, beside chunks of long prompts of which every token is reported.
         num_long = min(NUM_LONG, options.max_num_seqs)
         longest = self._info.max_model_len - NUM_LONG_TOKENS
-        for _ in range(options.max_num_seqs - num_long):
-            scheduler.add(Submission([2] * NUM_PROMPT_TOKENS, EVERYTHING))
         reported = replace(
-            EVERYTHING,
-            prompt_logprobs=MAX_LOGPROBS,
+            largest_params(self._info.vocab_size),
             max_tokens=NUM_LONG_TOKENS,
             min_tokens=NUM_LONG_TOKENS,
         )
+        others = replace(
+            reported, prompt_logprobs=None, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS
+        )
+        for _ in range(options.max_num_seqs - num_long):
+            scheduler.add(Submission([2] * NUM_PROMPT_TOKENS, others))
         for _ in range(num_long):
             scheduler.add(Submission([1] * longest, reported))
         num_steps = 0

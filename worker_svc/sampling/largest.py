@@ -55,7 +55,7 @@ def largest_batch(
     # Penalties read all tokens of a sequence, and those of all are as wide as the longest one's.
     computed = np.zeros_like(lengths)
     computed[0] = max_model_len - lengths[0]
-    params = _largest_params(vocab_size)
+    params = largest_params(vocab_size)
     rows = np.array(
         [
             held.add(
@@ -93,8 +93,8 @@ def _drafts(lengths: IntArray, num_drafts: int) -> IntArray:
     return drafts
 
 
-def _largest_params(vocab_size: int) -> SamplingParams:
-    """Return parameters that ask for everything."""
+def largest_params(vocab_size: int) -> SamplingParams:
+    """Return parameters that ask for all that takes memory, of token ids in [0, vocab_size)."""
     return SamplingParams(
         seed=0,
         presence_penalty=1.0,
