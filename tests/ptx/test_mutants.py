@@ -87,13 +87,18 @@ def synchronising(kernel: str) -> list[Instruction]:
 
 
 def source_lines(instruction: Instruction) -> str:
-    """Return the line of an instruction and the next two."""
+    """Return the line of an instruction and the next."""
     path, number = instruction.source.rsplit(":", 1)
     found = [each for each in CSRC.rglob(Path(path).name) if str(each).endswith(path)]
     if not found:
         return ""  # of a header of CUDA's
     lines = found[0].read_text().splitlines()
-    return "\n".join(lines[int(number) - 1 : int(number) + 2])
+    return "\n".join(lines[int(number) - 1 : int(number) + 1])
+
+
+def begins_with(lines: str, text: str) -> bool:
+    """Return whether a text begins on the first line: an instruction's own, not a neighbour's."""
+    return 0 <= lines.find(text) < len(lines.partition("\n")[0])
 
 
 def is_missed(case: Case, kernel: str, instruction: Instruction) -> bool:
@@ -114,10 +119,10 @@ def is_known(name: str, kernel: str, instruction: Instruction) -> bool:
     if any(instruction.text.startswith(each) for each in unseen):
         return True
     lines = source_lines(instruction)
-    if any(each in lines for each in REDUNDANT):
+    if any(begins_with(lines, each) for each in REDUNDANT):
         return True
     return any(
-        line in lines and any(each in kernel for each in kernels)
+        begins_with(lines, line) and any(each in kernel for each in kernels)
         for table in (REDUNDANT_IN, UNSEEN_IN)
         for line, kernels in table.items()
     )
