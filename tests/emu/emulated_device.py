@@ -44,7 +44,10 @@ class _KernelsOfDevice:
 
         def run(*args: Any) -> Any:
             Machine.current.memory.collect()
-            if name in _NOT_OF_DEVICE or not any(_is_on_device(each) for each in args):
+            if not any(_is_on_device(each) for each in args):
+                return operation(*args)
+            Machine.current.check_thread()
+            if name in _NOT_OF_DEVICE:
                 return operation(*args)
             result = Machine.current.kernel(operation, args)
             captured = Machine.current.thread.captured
@@ -183,6 +186,11 @@ class EmulatedDevice(CudaDevice):
     def start_thread(self, num_threads: int | None) -> None:
         """See CudaDevice; modes of torch are each thread's own."""
         torch.set_num_threads(1)
+        self.start_waiting_thread()
+
+    def start_waiting_thread(self) -> None:
+        """See CudaDevice."""
+        Machine.current.thread.device = self.torch_device.index
 
 
 @contextmanager
@@ -204,13 +212,15 @@ def _plug_in(index: int) -> None:
 
 
 @contextmanager
-def emulated_gpu() -> Iterator[EmulatedDevice]:
+def emulated_gpu(index: int = 0) -> Iterator[EmulatedDevice]:
     """A GPU for the length of a block, in the thread that runs it."""
     kernels = compiled._C
-    _plug_in(0)
+    _plug_in(index)
     try:
         with torch.inference_mode(), Machine.current:
-            yield EmulatedDevice(0)
+            device = EmulatedDevice(index)
+            device.start_waiting_thread()
+            yield device
     finally:
         compiled._C = kernels
 
@@ -223,13 +233,9 @@ class EmulatedDeviceOfProcess(EmulatedDevice):
         super().__init__(index)
         self._modes: list[AbstractContextManager[Any]] = []
 
-    def start_thread(self, num_threads: int | None) -> None:
-        """See CudaDevice."""
-        super().start_thread(num_threads)
-        self.start_waiting_thread()
-
     def start_waiting_thread(self) -> None:
         """See CudaDevice; the thread keeps its modes for as long as it lives."""
+        super().start_waiting_thread()
         for mode in (torch.inference_mode(), Machine.current):
             mode.__enter__()
             self._modes.append(mode)

@@ -89,10 +89,12 @@ class _OfThread(threading.local):
     Attributes:
         captured: of a graph that is being captured.
         stream: that work is for; None for the compute stream.
+        device: that kernels are launched on; the first, unless the thread has chosen another.
     """
 
     captured: list[Callable[[], None]] | None = None
     stream: EmulatedStream | None = None
+    device: int = 0
 
 
 class Machine(TorchDispatchMode):
@@ -167,6 +169,14 @@ class Machine(TorchDispatchMode):
         if leaves_device or (name == "aten::copy_" and not on_device[0]):
             return args[0] if name == "aten::copy_" else result
         return tree_map(_wrap, _same(result, inner_args, args))
+
+    def check_thread(self) -> None:
+        """Raise RuntimeError if the thread's kernels would run on another device than this."""
+        if self.thread.device != self.device.index:
+            raise RuntimeError(
+                f"memory of device {self.device.index} is given to kernels of a thread that "
+                f"launches on device {self.thread.device}"
+            )
 
     def kernel(self, operation: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run one of our kernels: now, later if its stream is a lazy one, again in a graph."""

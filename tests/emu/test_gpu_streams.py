@@ -2,14 +2,17 @@
 
 import gc
 import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tests.emu.emulated_device import EmulatedDevice
-from tests.emu.emulated_torch import EmulatedStream
+from tests.emu.conftest import IS_EMULATED
+from tests.emu.emulated_device import EmulatedDevice, emulated_gpu
+from tests.emu.emulated_torch import EmulatedStream, Machine
 from tests.emu.launches import capture
 from tests.emu.test_gpu_worker import continuations, inputs_of, swapped
 from tests.factories import CONFIGS, save_model
@@ -168,6 +171,25 @@ def test_devices_do_not_mix(emulated_gpu: EmulatedDevice) -> None:
     with pytest.raises(RuntimeError, match="tensors of the CPU"):
         there + torch.ones(3)
     assert (there + there).cpu().tolist() == [2.0] * 3
+
+
+@pytest.mark.skipif(not IS_EMULATED, reason="only the emulator shows this")
+def test_a_thread_launches_on_its_own_gpu() -> None:
+    """Another thread begins with the first GPU, whatever this one has chosen."""
+    with emulated_gpu(index=1) as gpu:
+        x = torch.ones(3, 64, device=gpu.torch_device)
+        out, weight = torch.empty_like(x), torch.ones(64, device=gpu.torch_device)
+
+        def compute(prepare: Callable[[], None]) -> list[float]:
+            prepare()
+            with torch.inference_mode(), Machine.current:
+                ops.rms_norm(out, x, weight, 0.0)
+                return out[0, :2].cpu().tolist()
+
+        with ThreadPoolExecutor(1) as threads:
+            with pytest.raises(RuntimeError, match=r"memory of device 1 .* on device 0"):
+                threads.submit(compute, lambda: None).result()
+            assert threads.submit(compute, gpu.start_waiting_thread).result() == [1.0, 1.0]
 
 
 def test_kernels_run_on_torchs_stream(emulated_gpu: EmulatedDevice) -> None:
