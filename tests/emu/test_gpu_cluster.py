@@ -152,8 +152,11 @@ async def test_ranks_on_two_gpus(
         for name in ("worker 1", "worker 0"):
             streams = await begin_all(client)
             service = next(each for each in cluster.services if each.name == name)
+            killed = service.pid
             service.kill()
+            assert not all(each.done() for each in streams)
             assert await asyncio.gather(*streams) == expected
+            assert service.pid != killed
     logs = [json.loads(each) for each in capfd.readouterr().err.splitlines() if each[:1] == "{"]
     meetings = [each["library"] for each in logs if each["event"] == "sums_of_ranks"]
     library = "peer_memory" if peer_sums == "1" else "nccl"
@@ -163,6 +166,7 @@ async def test_ranks_on_two_gpus(
 
 
 async def test_a_cell_that_is_drained_sends_its_blocks_to_another(model: Path) -> None:
+    expected = await answers(model)
     options = {**OPTIONS, "kv_cache_gib": 0.01, "invariant": True, "move_blocks": "always"}
     async with Cells(
         {"model": model, "admin_port": 0, **options}, {"device": "cuda", "admin_port": 0}
@@ -171,7 +175,6 @@ async def test_a_cell_that_is_drained_sends_its_blocks_to_another(model: Path) -
         router = await cells.start_router([first.address, second.address], model=model)
         async with AsyncClient(router) as client:
             await until_connected(client, 2)
-            expected = await collect_all(client)
             streams = await begin_all(client)
             async with open_channel(first.address) as channel:
                 stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
