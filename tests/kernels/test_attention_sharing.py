@@ -48,8 +48,8 @@ def test_in_company(
 
 def test_a_call_without_a_plan_shares_nothing(cuda_isa: str) -> None:
     """Its tables lie on the device, where the host does not read."""
-    # So many that the emulated devices of both `csrc/emulated_tests.sh` share the first partition.
-    num_seqs, length, block_size = 64, 600, 16
+    # So many that every emulated device shares the first partition.
+    num_seqs, length, block_size = 256, 600, 16
     query = torch.randn(num_seqs, 4, 64).bfloat16()
     cache = torch.randn(-(-length // block_size), 2, block_size, 64).bfloat16()
     tables = torch.arange(len(cache)).int().expand(num_seqs, -1).contiguous()
