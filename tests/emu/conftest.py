@@ -17,6 +17,12 @@ IS_EMULATED = "cuda" in ops.available_isas()
 collect_ignore_glob = [] if IS_EMULATED or torch.cuda.is_available() else ["test_gpu_*.py"]
 
 
+def needs_float8_caches(gpu: CudaDevice) -> None:
+    """Skip on a card that does not serve them."""
+    if torch.float8_e4m3fn not in gpu.kv_cache_dtypes:
+        pytest.skip("this GPU does not serve float8")
+
+
 @pytest.fixture
 def gpu() -> Iterator[CudaDevice]:
     """A GPU for the length of a test."""

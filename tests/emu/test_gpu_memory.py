@@ -12,6 +12,7 @@ from quire.contract.engine_options import CacheOptions, LoadOptions
 from quire.contract.errors import ConfigError
 from quire.contract.sampling_params import MAX_LOGIT_BIAS_TOKENS, MAX_LOGPROBS, SamplingParams
 from quire.contract.workers import CacheSpec, LoadSpec
+from tests.emu.conftest import needs_float8_caches
 from tests.emu.device_memory import Pool
 from tests.emu.emulated_device import EmulatedDevice
 from tests.emu.mixed_steps import Mix, graphs_of, load, serve
@@ -102,6 +103,8 @@ class Served:
     """
 
     def __init__(self, gpu: EmulatedDevice, directory: Path, kind: Kind) -> None:
+        if "kv_cache_dtype" in kind.load:
+            needs_float8_caches(gpu)
         self._gpu = gpu
         self.options = replace(OPTIONS, **kind.serve)
         for name in ("model", "draft")[: 1 + kind.has_draft_model]:

@@ -13,6 +13,7 @@ import torch
 from structlog.testing import capture_logs
 
 from bench import gpu_host, gpu_mixed
+from tests.emu.conftest import needs_float8_caches
 from tests.emu.emulated_device import EmulatedDevice
 from tests.emu.emulated_torch import EmulatedGraph, Machine
 from tests.emu.mixed_steps import (
@@ -46,8 +47,8 @@ NUM_STARTS = 10
 def test_random_mixes_have_the_bits_of_single_kernels(
     gpu: CudaDevice, tmp_path: Path, name: str, shares: bool
 ) -> None:
-    if name == "float8" and torch.float8_e4m3fn not in gpu.kv_cache_dtypes:
-        pytest.skip("this GPU does not serve float8")
+    if name == "float8":
+        needs_float8_caches(gpu)
     rng = random.Random(name)
     # Each comes several times, behind other tokens: as it is, captured, and replayed.
     mixes = random_mixes(rng, 2 if name == "latent rows" else 5) * 4

@@ -11,6 +11,7 @@ from bench.kv_quality import divergence
 from quire.contract.engine_options import CacheOptions, LoadOptions
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.workers import CacheSpec, LoadSpec
+from tests.emu.conftest import needs_float8_caches
 from tests.emu.emulated_device import EmulatedDevice, thread_of
 from tests.emu.emulated_torch import EmulatedGraph
 from tests.factories import CONFIGS, FALLBACKS, random_model, save_model
@@ -161,8 +162,7 @@ def test_invariant_ranks_give_the_bits_of_one(
 
 
 def test_float8_caches(gpu: CudaDevice, tmp_path: Path) -> None:
-    if torch.float8_e4m3fn not in gpu.kv_cache_dtypes:
-        pytest.skip("this GPU does not serve float8")
+    needs_float8_caches(gpu)
     save_model(tmp_path, CONFIGS["llama"](**FAST))
     logits = {}
     for kv_cache_dtype, eager in (("auto", True), ("fp8", True), ("fp8", False)):
