@@ -51,6 +51,8 @@ NIGHTLY = (
         "every-order", "csrc/emulated_tests.sh", QUIRE_ALL_ORDERS="1", QUIRE_TEST_DEPTH="all"
     ),
     script_lane("sanitized", "csrc/sanitized_tests.sh", QUIRE_TEST_DEPTH="all"),
+    # Cards with other shared memory, and all their multiprocessors: plans and pipelines are others.
+    *(script_lane(f"as-{card}", "csrc/emulated_tests.sh", CARD=card) for card in ("A100", "L4")),
     # Every depth of the pipelines is some device's; a kernel that nothing runs is an error.
     *(
         script_lane(
