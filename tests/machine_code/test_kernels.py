@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.emu.test_depth import EXPECTED, EXPECTED_LATENT
+from tests.emu.test_depth import COLUMNS, SHAPES
 from tests.machine_code import statements
 from tests.machine_code.compiled import (
     COMPUTE,
@@ -22,7 +22,9 @@ from tests.nvcc import PINNED
 # Those of the build, and one that has instructions for e4m3. The others run in make test-nightly.
 IN_EVERY_RUN = (80, 89, 90)
 PINNED_VERSION = "13.0.88"
-DEVICES = {"A100": 80, "L4": 89, "H100": 90}
+# A device that has as much shared memory.
+DEVICES = {80: "A100", 86: "L4", 89: "L4", 90: "H100", 100: "B200", 120: "4090"}
+LATENT_HEAD = 576
 # Instructions of a tile of 16 keys: decode of bfloat16, heads of 128, 8 columns.
 DECODE = "attention_mma_kernel<bf16, bf16, 128, 1, {}>"
 MOST_OF_DECODE = 420
@@ -240,16 +242,14 @@ def test_registers_allow_the_blocks_of_a_device(
 ) -> None:
     """Depths of pipelines were chosen for as many as shared memory allows."""
     by_name = {kernel.name: kernel for kernel in each_of(kernels, "cuda/attention")}
-    for device, expected in EXPECTED.items():
-        if DEVICES[device] != architecture:
-            continue
-        for (size, head, columns), (stages, blocks) in expected.items():
-            cached = "bf16" if size == 2 else "e4m3"
-            name = f"attention_mma_kernel<bf16, {cached}, {head}, {columns // 8}, {stages}>"
-            assert statements.blocks_of(by_name[name], architecture, shared_bytes) == blocks, name
-        for (_, _, columns), (stages, blocks) in EXPECTED_LATENT[device].items():
+    column = COLUMNS[DEVICES[architecture]]
+    for (size, head, columns), row in SHAPES.items():
+        stages, blocks = row[column]
+        cached = "bf16" if size == 2 else "e4m3"
+        name = f"attention_mma_kernel<bf16, {cached}, {head}, {columns // 8}, {stages}>"
+        if head == LATENT_HEAD:
             name = f"attention_latent_kernel<bf16, {columns // 16}, {stages}>"
-            assert statements.blocks_of(by_name[name], architecture, shared_bytes) == blocks, name
+        assert statements.blocks_of(by_name[name], architecture, shared_bytes) == blocks, name
 
 
 def test_every_kernel_fits_a_device(
