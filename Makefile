@@ -58,13 +58,14 @@ test-compat: .venv/.dev ## Point stock clients of other projects at a cluster: t
 	@tests/compat/setup.sh
 	@$(BIN)/python -m pytest -q -s -m compat tests/compat
 
-lint: .venv/.dev ## Check style, types, protos and the dependency rule
+lint: .venv/.dev ## Check style, types, protos and the dependency rule, and that pytest can load every test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 	$(BIN)/buf lint
 	$(BIN)/lint-imports
+	set -o pipefail; $(BIN)/python -m pytest -q -m '' --collect-only tests | { grep -v ::; true; }
 
 format: .venv/.dev ## Rewrite the sources in the house style
 	$(BIN)/ruff format .
