@@ -43,7 +43,7 @@ chaos: .venv/.dev ## Kill and freeze processes at random under load, compare eve
 	@$(BIN)/python -m tests.chaos $(SCENARIO) --seed $(SEED) --seconds $(SECONDS) \
 		$(if $(REQUESTS),--requests $(REQUESTS)) $(if $(KILLS),--kills $(KILLS))
 
-test-nightly: .venv/.dev ## Run the kernels in every order of threads, as PTX, with planted bugs, for every architecture (LANES= some of it); writes tests/nightly.md
+test-nightly: .venv/.dev ## Run the kernels in every order of threads, as on other cards, as PTX, with planted bugs, for every architecture (LANES= some of it); writes tests/nightly.md
 	@$(BIN)/python -m tools.lanes nightly --record tests/nightly.md $(if $(LANES),--lanes $(LANES))
 
 test-compose: images ## Run the containers of deploy/compose.yaml on this machine's engine, and disturb them
@@ -65,7 +65,7 @@ lint: .venv/.dev ## Check style, types, protos and the dependency rule, and that
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 	$(BIN)/buf lint
 	$(BIN)/lint-imports
-	set -o pipefail; $(BIN)/python -m pytest -q -m '' --collect-only tests | { grep -v ::; true; }
+	set -o pipefail; $(BIN)/python -m pytest -q -m '' --collect-only tests | { grep -v '^tests/.*::'; true; }
 
 format: .venv/.dev ## Rewrite the sources in the house style
 	$(BIN)/ruff format .
