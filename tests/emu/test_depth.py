@@ -1,6 +1,7 @@
 """How deep the pipelines of attention are on each device: as its shared memory allows."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from tests.emu.test_limits import DEVICES
 
 # Bytes of a cached element, elements of a head, columns of a block.
 Shape = tuple[int, int, int]
-# The rows of a table of docs/gpu-kernels.md: stages, and blocks of a multiprocessor as its shared
-# memory allows, on an A100, an L4 and an H100; KB of a block, by stages.
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu-kernels.md"
+# The rows of a table of that page: stages, and blocks of a multiprocessor as its shared memory
+# allows, on an A100, an L4 and an H100; KB of a block, by stages.
 SHAPES = {
     (2, 64, 8): ((3, 2), (2, 2), (3, 3), {3: 57, 2: 41}),
     (2, 96, 8): ((2, 2), (3, 1), (3, 2), {3: 91, 2: 65}),
@@ -56,3 +58,22 @@ def test_a_device_has_most_bytes_in_flight(driver: Path, device: str) -> None:
         stages, blocks, shared_bytes = depths[shape]
         assert (stages, blocks) == row[COLUMNS[device]], shape
         assert round(shared_bytes / 1024) == row[-1][stages], shape
+
+
+def test_the_page_has_the_same_table() -> None:
+    found = {}
+    for line in PAGE.read_text().splitlines():
+        if not re.match(r"\| (16 bits|e4m3), .*\d x \d", line):
+            continue
+        name, *depths, kilobytes = line.strip("| ").split(" | ")
+        size = 1 if name.startswith("e4m3") else 2
+        head, columns = map(int, re.findall(r"\d+", name)[-2:])
+        found[size, head, columns] = [*depths, kilobytes]
+    stated = {
+        shape: [
+            *(f"{stages} x {blocks}" for stages, blocks in depths),
+            ", ".join(map(str, kilobytes.values())),
+        ]
+        for shape, (*depths, kilobytes) in SHAPES.items()
+    }
+    assert found == stated
