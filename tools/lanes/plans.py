@@ -52,7 +52,10 @@ NIGHTLY = (
     ),
     script_lane("sanitized", "csrc/sanitized_tests.sh", QUIRE_TEST_DEPTH="all"),
     # Cards with other shared memory, and all their multiprocessors: plans and pipelines are others.
-    *(script_lane(f"as-{card}", "csrc/emulated_tests.sh", CARD=card) for card in ("A100", "L4")),
+    *(
+        script_lane(f"as-{card}", "csrc/emulated_tests.sh", CARD=card, QUIRE_TEST_DEPTH="all")
+        for card in ("A100", "L4")
+    ),
     # Every depth of the pipelines is some device's; a kernel that nothing runs is an error.
     *(
         script_lane(
