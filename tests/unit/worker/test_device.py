@@ -38,20 +38,16 @@ def test_each_rank_has_a_gpu_of_its_own() -> None:
     assert ClusterConfig(model=model, device="cpu").device_of(1) == "cpu"
 
 
-@pytest.mark.parametrize("start", ["start_thread", "start_waiting_thread"])
-def test_a_thread_chooses_the_workers_gpu(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_chooses_the_workers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[object] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "set_stream", chosen.append)
     device = object.__new__(CudaDevice)
     device.torch_device = torch.device("cuda", 1)
     device.compute_stream = object()
-    if start == "start_thread":
-        device.start_thread(None)
-        assert chosen == [device.torch_device, device.compute_stream]
-    else:
-        device.start_waiting_thread()
-        assert chosen == [device.torch_device]
+    device.start_thread(None)
+    device.start_waiting_thread()
+    assert chosen == [device.torch_device, device.compute_stream, device.torch_device]
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 7, 8, 256, 257, 300, 1024])
