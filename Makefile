@@ -46,6 +46,9 @@ chaos: .venv/.dev ## Kill and freeze processes at random under load, compare eve
 test-nightly: .venv/.dev ## Run the kernels in every order of threads, as on other cards, as PTX, with planted bugs, for every architecture (LANES= some of it); writes tests/nightly.md
 	@$(BIN)/python -m tools.lanes nightly --record tests/nightly.md $(if $(LANES),--lanes $(LANES))
 
+release-check: .venv/.dev ## Fail unless every lane of CI and of the nightly run has a stored result that stands
+	@$(BIN)/python -m tools.lanes release
+
 test-compose: images ## Run the containers of deploy/compose.yaml on this machine's engine, and disturb them
 	@$(BIN)/python -m pytest -m compose --durations=15 tests/compose
 

@@ -1,8 +1,10 @@
 """What a lane is, and what came of it."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "build" / "lanes"
@@ -20,9 +22,9 @@ class Lane:
         environment: variables beside the runner's own.
         waits: it mostly waits for processes that it started, and goes before lanes that compute.
         after: lanes that must have passed before this one begins.
-        again: command that runs the tests whose names follow it, for those that failed; empty if a
-            failure is final.
-        optional: it is left out, or stopped, where the time of the whole run is over.
+        arithmetic: it runs compiled arithmetic: what comes of it may depend on the processor's
+            instruction sets, and a stored result stands for processors that have the same.
+        tools: commands without which its tests would be skipped, beside those of every machine.
     """
 
     name: str
@@ -30,8 +32,8 @@ class Lane:
     environment: Mapping[str, str] = field(default_factory=dict)
     waits: bool = False
     after: tuple[str, ...] = ()
-    again: tuple[str, ...] = ()
-    optional: bool = False
+    arithmetic: bool = True
+    tools: tuple[str, ...] = ()
 
     @property
     def log(self) -> Path:
@@ -43,6 +45,16 @@ class Lane:
         """Return the file that holds pytest's results, of a lane that runs pytest."""
         return OUTPUT / f"{self.name}.xml"
 
+    @property
+    def trace(self) -> Path:
+        """Return the file that says which files the command opened, where it is traced."""
+        return OUTPUT / f"{self.name}.trace.json"
+
+    @property
+    def missing_tools(self) -> list[str]:
+        """Return those of its tools that this machine lacks."""
+        return [tool for tool in self.tools if shutil.which(tool) is None]
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -53,9 +65,7 @@ class Outcome:
         status: exit status of the command; None if the command did not start.
         wall_s: seconds from start to end.
         cpu_s: seconds of CPU time of the command and of all processes that it waited for.
-        unsteady: tests that failed beside other lanes, and passed when they ran alone.
-        out_of_time: it did not start or was stopped since the time of the whole run was over, and
-            none of its tests had failed.
+        out_of_time: it did not start or was stopped since the time of the whole run was over.
         skipped: it has tests, and every one of them was skipped.
     """
 
@@ -63,19 +73,13 @@ class Outcome:
     status: int | None
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    unsteady: tuple[str, ...] = ()
     out_of_time: bool = False
     skipped: bool = False
 
     @property
     def passed(self) -> bool:
         """Return whether the command ran and succeeded."""
-        return self.status == 0
-
-    @property
-    def acceptable(self) -> bool:
-        """Return whether the run as a whole may succeed with this."""
-        return self.passed or self.out_of_time
+        return self.status == 0 and not self.out_of_time
 
     @property
     def word(self) -> str:
@@ -86,20 +90,32 @@ class Outcome:
             return "not run"
         if not self.passed:
             return "FAILED"
-        if self.unsteady:
-            return "unsteady"
         return "skipped" if self.skipped else "ok"
 
 
-def pytest_lane(name: str, *arguments: str, waits: bool = False, **environment: str) -> Lane:
+def pytest_lane(
+    name: str,
+    *arguments: str,
+    waits: bool = False,
+    arithmetic: bool = True,
+    tools: tuple[str, ...] = (),
+    **environment: str,
+) -> Lane:
     """Return a lane that runs pytest."""
     command = (*PYTEST, *pytest_options(name), *arguments)
-    return Lane(name, command, environment, waits, again=PYTEST if waits else ())
+    return Lane(name, command, environment, waits, arithmetic=arithmetic, tools=tools)
 
 
-def script_lane(name: str, script: str, *arguments: str, **environment: str) -> Lane:
+def script_lane(name: str, script: str, *, arithmetic: bool = True, **environment: str) -> Lane:
     """Return a lane that runs a script which hands its arguments to pytest."""
-    return Lane(name, (str(ROOT / script), "-q", *pytest_options(name), *arguments), environment)
+    command = (str(ROOT / script), "-q", *pytest_options(name))
+    return Lane(name, command, environment, arithmetic=arithmetic)
+
+
+def make_lane(name: str, target: str, **options: Any) -> Lane:
+    """Return a lane that runs a target of make which runs pytest."""
+    results = {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / name}.xml"}
+    return Lane(name, ("make", target), results, **options)
 
 
 # A lane that computes gets what others leave: this limit, in seconds, is for a test that hangs.

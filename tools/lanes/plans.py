@@ -3,49 +3,67 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tools.lanes.lane import OUTPUT, PYTEST, PYTHON, ROOT, Lane, pytest_lane, script_lane
+from tools.lanes.lane import OUTPUT, PYTHON, ROOT, Lane, make_lane, pytest_lane, script_lane
 
 # Tests of services wait for processes, most of the time, and for deadlines: three files at a time.
 SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile")
 
 # Lanes that compute begin in this order, the longest first.
+DOCS = pytest_lane("docs", "tests/docs", arithmetic=False)
 TEST = (
     pytest_lane("services", *SIDE_BY_SIDE, "tests/e2e", "tests/rpc", waits=True),
-    pytest_lane("unit", "tests/unit", "tests/docs", "tests/monitoring"),
-    pytest_lane("kernels", "tests/kernels", "tests/models"),
+    pytest_lane("unit", "tests/unit", "tests/monitoring", tools=("promtool",)),
+    pytest_lane("kernels", "tests/kernels"),
+    pytest_lane("models", "tests/models"),
+    DOCS,
 )
 # nvcc compiles every kernel for the architectures of the build, in three minutes on two cores, or
 # not at all where nothing has changed.
-MACHINE_CODE = pytest_lane("machine-code", "tests/machine_code")
-# They start services, too.
-OTHER_CASES = replace(
-    pytest_lane(
-        *("other-cases", "tests/unit", "tests/docs", "tests/monitoring", "tests/rpc", "tests/e2e"),
-        *("tests/kernels", "tests/models"),
-        QUIRE_TEST_DEPTH="deep",
-    ),
-    again=("env", "QUIRE_TEST_DEPTH=deep", *PYTEST),
+MACHINE_CODE = pytest_lane("machine-code", "tests/machine_code", arithmetic=False)
+OTHER_CASES = pytest_lane(
+    *("other-cases", "tests/unit", "tests/docs", "tests/monitoring", "tests/rpc", "tests/e2e"),
+    *("tests/kernels", "tests/models"),
+    QUIRE_TEST_DEPTH="deep",
 )
 # nvcc's PTX of every kernel, interpreted: eight minutes of one core. It builds where the emulated
 # lane does, one after the other.
-PTX = script_lane("ptx", "csrc/ptx_tests.sh")
+PTX = script_lane("ptx", "csrc/ptx_tests.sh", arithmetic=False)
 # A compilation of a kernel for each bug: three quarters of an hour of one core.
 PLANTED_BUGS = pytest_lane("planted-bugs", "tests/emu")
+CHAOS = Lane("chaos", (PYTHON, "-m", "tests.chaos", "cells", "--seconds", "120"), waits=True)
+SOAK = Lane("soak", (PYTHON, "-m", "tests.chaos", "soak", "--requests", "2000"), waits=True)
+# For one card: tests/machine_code compiles for the others.
+CUDA = Lane(
+    "cuda-build",
+    ("csrc/dev_build.sh", "build/cuda"),
+    {"QUIRE_CUDA": "1", "CUDAARCHS": "90a-real"},
+    arithmetic=False,
+)
 DEEP = (
     script_lane("emulated", "csrc/emulated_tests.sh"),
     script_lane("sanitized", "csrc/sanitized_tests.sh"),
     PLANTED_BUGS,
     OTHER_CASES,
-    Lane("chaos", (PYTHON, "-m", "tests.chaos", "cells", "--seconds", "120"), waits=True),
-    Lane("soak", (PYTHON, "-m", "tests.chaos", "soak", "--requests", "2000"), waits=True),
+    CHAOS,
+    SOAK,
+    PTX,
+    MACHINE_CODE,
+    CUDA,
 )
-# The image with CUDA's torch and kernels: gigabytes to fetch, and every kernel to compile.
-CONTAINERS_CUDA = Lane(
-    "containers-cuda",
-    (str(ROOT / "tests/compose_gpu/nightly.sh"),),
-    {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'containers-cuda.xml'}"},
+LINT = Lane("lint", ("make", "lint"), arithmetic=False)
+CONTAINERS = (
+    Lane("images", ("make", "images"), arithmetic=False, tools=("docker", "debootstrap")),
+    make_lane("compose", "test-compose", waits=True, after=("images",), tools=("docker-compose",)),
+    make_lane("manifests", "test-manifests", waits=True, after=("images",), arithmetic=False),
+)
+WHEELS = Lane("wheels", ("tools/wheels.sh", "--quick"))
+COMPAT = make_lane(
+    *("compat", "test-compat"),
     waits=True,
+    tools=("node", "grpc_tools_ruby_protoc", "grpc_cpp_plugin"),
 )
+# What a change has to pass, within the time that CI has where no result stands.
+CI = (LINT, *CONTAINERS, *TEST, PTX, MACHINE_CODE, COMPAT, CHAOS, SOAK, WHEELS)
 NIGHTLY = (
     script_lane(
         "every-order", "csrc/emulated_tests.sh", QUIRE_ALL_ORDERS="1", QUIRE_TEST_DEPTH="all"
@@ -61,6 +79,7 @@ NIGHTLY = (
         script_lane(
             f"ptx-{architecture}",
             "csrc/ptx_tests.sh",
+            arithmetic=False,
             ARCHITECTURE=architecture,
             DEVICES="small A100 L4",
             QUIRE_PTX_ALL="1",
@@ -69,63 +88,26 @@ NIGHTLY = (
         for architecture in ("80", "90", "90a")
     ),
     PLANTED_BUGS,
-    replace(MACHINE_CODE, environment={"QUIRE_TEST_DEPTH": "all"}),
-    CONTAINERS_CUDA,
-)
-CONTAINERS = (
-    Lane("images", ("make", "images")),
+    OTHER_CASES,
+    replace(MACHINE_CODE, name="machine-code-all", environment={"QUIRE_TEST_DEPTH": "all"}),
+    CUDA,
+    # It builds where every-order does, one after the other.
+    make_lane("compose-gpu", "test-compose-gpu", waits=True, after=("every-order",)),
+    # The image with CUDA's torch and kernels: gigabytes to fetch, and every kernel to compile.
     Lane(
-        "compose",
-        ("make", "test-compose"),
-        {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'compose.xml'}"},
+        "containers-cuda",
+        (str(ROOT / "tests/compose_gpu/nightly.sh"),),
+        {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'containers-cuda.xml'}"},
         waits=True,
-        after=("images",),
-        again=(*PYTEST, "-m", "compose"),
     ),
-    Lane(
-        "manifests",
-        ("make", "test-manifests"),
-        {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'manifests.xml'}"},
-        waits=True,
-        after=("images",),
-    ),
-)
-COMPOSE_GPU = Lane(
-    "compose-gpu",
-    ("make", "test-compose-gpu"),
-    {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'compose-gpu.xml'}"},
-    waits=True,
-    after=("images", "emulated"),
-)
-WHEELS = Lane("wheels", ("tools/wheels.sh", "--quick"))
-COMPAT = Lane(
-    "compat",
-    ("make", "test-compat"),
-    {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'compat.xml'}"},
-    waits=True,
-    optional=True,
-    again=(*PYTEST, "-m", "compat"),
-)
-LINT = Lane("lint", ("make", "lint"))
-# For one card: tests/machine_code compiles for the others.
-CUDA = Lane(
-    "cuda-build",
-    ("csrc/dev_build.sh", "build/cuda"),
-    {"QUIRE_CUDA": "1", "CUDAARCHS": "90a-real"},
 )
 
 
 def plan(name: str) -> Sequence[Lane]:
     """Return the lanes of a target."""
-    return {
-        "test": TEST,
-        "deep": (*DEEP, PTX, MACHINE_CODE, CUDA),
-        "nightly": NIGHTLY,
-        "ci": (
-            *(LINT, *CONTAINERS, *TEST, PTX, MACHINE_CODE, COMPAT),
-            *(replace(lane, optional=True) for lane in (WHEELS, *DEEP, COMPOSE_GPU, CUDA)),
-        ),
-    }[name]
+    return LANES[name]
 
 
-PLANS = ("test", "deep", "nightly", "ci")
+RELEASE = "release"
+LANES = {"test": TEST, "deep": DEEP, "nightly": NIGHTLY, "ci": CI, RELEASE: (*CI, *NIGHTLY)}
+PLANS = tuple(LANES)

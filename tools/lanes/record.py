@@ -5,7 +5,7 @@ import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tools.lanes import report
+from tools.lanes import machine, report
 from tools.lanes.lane import ROOT, Outcome
 
 
@@ -59,7 +59,7 @@ class Record:
         lines = [
             f"**{outcome.word}**{tests}, {outcome.wall_s:,.0f} s, of CPU time "
             f"{outcome.cpu_s:,.0f} s; {datetime.now(UTC).date().isoformat()}, {self._commit}, "
-            f"{report.machine()}."
+            f"{machine.processor()}."
         ]
         items = [*report.cases([outcome]), *report.skips([outcome])]
         if items:

@@ -1,6 +1,5 @@
 """The table of lanes, what was skipped and why, and how many cases ran where."""
 
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -67,7 +66,7 @@ def table(outcomes: Sequence[Outcome], wall_s: float) -> list[str]:
             total.skipped += counts.skipped
         times = (f"{outcome.wall_s:,.0f} s", f"{outcome.cpu_s:,.0f} s")
         rows.append((outcome.lane.name, outcome.word, *numbers, *times))
-    passed = all(outcome.acceptable for outcome in outcomes)
+    passed = all(outcome.passed for outcome in outcomes)
     cpu_s = sum(outcome.cpu_s for outcome in outcomes)
     rows.append(
         (
@@ -100,15 +99,6 @@ def skips(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
-def unsteady(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return a line for each test that failed beside other lanes and passed alone: a defect."""
-    return [
-        f"unsteady: {test} ({outcome.lane.name})"
-        for outcome in outcomes
-        for test in outcome.unsteady
-    ]
-
-
 def out_of_time(outcomes: Sequence[Outcome]) -> list[str]:
     """Return a line for each lane that the time of the run did not suffice for."""
     return [
@@ -127,13 +117,3 @@ def cases(outcomes: Sequence[Outcome]) -> list[str]:
         if outcome.status is not None
         for line in CASES.findall(outcome.lane.log.read_text(errors="replace"))
     ]
-
-
-def machine() -> str:
-    """Return the processor's name and the number of cores that may be used."""
-    name = "an unknown processor"
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        found = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE)
-        name = found[1] if found else name
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"

@@ -10,10 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
-from tools.lanes.lane import OUTPUT, ROOT, Lane, Outcome
+from tools.lanes.lane import OUTPUT, PYTHON, ROOT, Lane, Outcome
 from tools.lanes.report import counts_of
 
 # What lanes have to end by themselves after an interrupt: some stop servers and containers.
@@ -32,8 +32,9 @@ class Runner:
     Args:
         lanes: in the order in which they begin, as far as they may.
         cores: lanes that compute at a time.
-        budget_s: seconds after which optional lanes are stopped or left out; None for no limit.
-        on_end: called with each lane's outcome, when it has ended.
+        budget_s: seconds after which lanes are stopped or left out; None for no limit.
+        on_end: called with each lane's outcome, when it has ended, and the lanes that still run.
+        traced: lanes run under tools.lanes.trace.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Runner:
         cores: int,
         budget_s: float | None = None,
         *,
-        on_end: Callable[[Outcome], None] | None = None,
+        on_end: Callable[[Outcome, Collection[Lane]], None] | None = None,
+        traced: bool = False,
     ) -> None:
         self._waiting = list(lanes)
         self._cores = cores
         self._on_end = on_end
+        self._traced = traced
         self._running: dict[Lane, _Process] = {}
         self._ended: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._outcomes: list[Outcome] = []
@@ -71,7 +74,7 @@ class Runner:
                     self._end(self._ended.get(timeout=min(period_s, left_s)))
                 except queue.Empty:
                     if time.monotonic() >= self._deadline:
-                        self._stop_optional()
+                        self._end_of_time()
                     else:
                         self._show_progress()
         except BaseException:
@@ -89,7 +92,7 @@ class Runner:
             elif len(before) == len(lane.after) and self._has_room(lane):
                 self._waiting.remove(lane)
                 with _interrupts_later():
-                    self._running[lane] = _Process(lane, self._ended)
+                    self._running[lane] = _Process(lane, self._ended, self._traced)
                 self._print(f"{lane.name}: started, see {lane.log.relative_to(ROOT)}")
 
     def _has_room(self, lane: Lane) -> bool:
@@ -102,29 +105,27 @@ class Runner:
             counts = counts_of(outcome.lane.results)
             outcome = replace(outcome, skipped=counts is not None and counts.all_skipped)
         elif outcome.lane in self._stopped:
-            counts = counts_of(outcome.lane.results)
-            outcome = replace(outcome, out_of_time=counts is None or not counts.failed)
+            outcome = replace(outcome, out_of_time=True)
         self._add(outcome)
         self._begin_lanes()
 
-    def _stop_optional(self) -> None:
-        """Leave optional lanes out; stop those that run, at the second time without asking."""
+    def _end_of_time(self) -> None:
+        """Leave out what waits and stop what runs, at the second time without asking."""
         number = signal.SIGKILL if self._stopped else signal.SIGINT
-        for lane in [lane for lane in self._waiting if lane.optional]:
-            self._waiting.remove(lane)
+        left_out, self._waiting = self._waiting, []
+        for lane in left_out:
             self._add(Outcome(lane, None, out_of_time=True))
-        stopping = [lane for lane in self._running if lane.optional]
-        for lane in stopping:
+        for lane, process in self._running.items():
             self._print(f"{lane.name}: stopped, the time of the run is over")
             self._stopped.add(lane)
-            self._running[lane].signal(number)
-        self._deadline = time.monotonic() + STOP_TIMEOUT_S if stopping else math.inf
+            process.signal(number)
+        self._deadline = time.monotonic() + STOP_TIMEOUT_S
 
     def _add(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
         self._print(f"{outcome.lane.name}: {outcome.word}, {outcome.wall_s:.0f} s")
         if self._on_end is not None:
-            self._on_end(outcome)
+            self._on_end(outcome, self._running.keys())
 
     def _print(self, line: str) -> None:
         """Print a line that stays, with the seconds since the start."""
@@ -184,17 +185,20 @@ class _Process:
     Args:
         lane: to run.
         ended: gets the outcome.
+        traced: it runs under tools.lanes.trace.
     """
 
-    def __init__(self, lane: Lane, ended: "queue.SimpleQueue[Outcome]") -> None:
-        lane.results.unlink(missing_ok=True)
+    def __init__(self, lane: Lane, ended: "queue.SimpleQueue[Outcome]", traced: bool) -> None:
+        for file in (lane.results, lane.trace):
+            file.unlink(missing_ok=True)
         niceness = () if lane.waits else ("nice", "-n", "19")
+        trace = (PYTHON, "-m", "tools.lanes.trace", str(lane.trace)) if traced else ()
         self._lane = lane
         self._ended = ended
         self._started_at = time.monotonic()
         with lane.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*niceness, *lane.command],
+                [*niceness, *trace, *lane.command],
                 cwd=ROOT,
                 env=os.environ | lane.environment,
                 stdin=subprocess.DEVNULL,
