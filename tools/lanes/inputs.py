@@ -143,7 +143,9 @@ def inputs_of(
             inputs.files.update(sources)
             inputs.distributions.update(set(GENERATORS) & installed.versions.keys())
         elif name.startswith(f"{SITE_PACKAGES}/"):
-            package = installed.of_file(name.removeprefix(f"{SITE_PACKAGES}/"))
+            # pytest reads which entry points there are of every package: it loads few of them.
+            is_read = not name.endswith(".dist-info/entry_points.txt")
+            package = installed.of_file(name.removeprefix(f"{SITE_PACKAGES}/")) if is_read else None
             inputs.distributions |= {package} if package else set()
     inputs.unknown = built(trace.opened).difference(written)
     inputs.distributions.discard("quire-serve")

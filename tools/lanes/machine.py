@@ -16,7 +16,7 @@ from tools.lanes.lane import ROOT
 SITE_PACKAGES = Path(f".venv/lib/python3.{sys.version_info.minor}/site-packages")
 # Of /proc/cpuinfo's flags those by which kernels, ours and libraries', choose their code.
 INSTRUCTION_SETS = re.compile(
-    r"(sse|ssse|avx|fma|f16c|bmi|amx|gfni|vaes|vpcl|asimd|sve|sme|i8mm|bf16)"
+    r"(sse|ssse|avx|fma|f16c|bmi|amx|gfni|vaes|vpcl|asimd|sve|sme\d|i8mm|bf16)"
 )
 # Debian's packages that lanes start, of those that tests are run with: .ci/run installs them.
 DEBIAN = ("docker.io", "docker-compose", "prometheus", "libgrpc++-dev", "ruby-grpc", "nodejs")
