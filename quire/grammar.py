@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # begun with blanks may never stop. A schema's own "x-guidance" takes the place of these.
 _JSON_OPTIONS = {"whitespace_pattern": r"\r?\n?[ \t]{0,40}"}
 _BETWEEN_SLASHES = {"/": r"\/", "\n": r"\n"}
+# Text that has to come is not tokenized ahead: that would make tokens of their own, added to the
+# vocabulary, of a text that reads as one of them, which the grammar then refuses or which end it.
+_NOT_FORCED = '%llguidance {"no_forcing": true}'
 _MAX_ERROR_CHARS = 200
 # What a grammar may cost, in llguidance's units, the same on every machine: its defaults, less of
 # what is spent on each token and of what is kept.
@@ -105,12 +108,15 @@ def as_lark(params: StructuredOutputsParams) -> str | None:
     """Return the expression of Lark that derives the same texts; None for a grammar of Lark.
 
     Raises:
-        InvalidRequestError: the schema is no JSON.
+        InvalidRequestError: the schema is no JSON, or the regex ends within an escape.
     """
     if params.regex is not None:
+        num_backslashes = len(params.regex) - len(params.regex.rstrip("\\"))
+        if num_backslashes % 2:  # which llguidance leaves out
+            raise _invalid(params, "a backslash at its end")
         return f"/{_without_delimiters(params.regex)}/"
     if params.choice:
-        return " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice)
+        return f"/{'|'.join(map(_escaped, params.choice))}/"
     return None if params.grammar is not None else f"%json {json.dumps(_schema(params))}"
 
 
@@ -122,16 +128,9 @@ def _without_delimiters(regex: str) -> str:
 def _as_grammar(params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
 
-    if params.regex is not None:
-        num_backslashes = len(params.regex) - len(params.regex.rstrip("\\"))
-        if num_backslashes % 2:  # which llguidance leaves out
-            raise _invalid(params, "a backslash at its end")
-        return LLMatcher.grammar_from_regex(params.regex)
-    if params.choice:
-        return LLMatcher.grammar_from_regex("|".join(map(_escaped, params.choice)))
-    if params.grammar is not None:
-        return LLMatcher.grammar_from_lark(params.grammar)
-    return json.dumps({"grammars": [{"json_schema": _schema(params)}]})
+    expression = as_lark(params)
+    grammar = params.grammar if expression is None else f"start: {expression}"
+    return LLMatcher.grammar_from_lark(f"{grammar}\n{_NOT_FORCED}\n")
 
 
 def _schema(params: StructuredOutputsParams) -> Any:

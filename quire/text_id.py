@@ -6,8 +6,8 @@ from pathlib import Path
 from quire.gguf_file import GgufFile, find_gguf
 from quire.grammar import grammar_version
 
-# To be raised when prompts, text or what ends it come out otherwise for the same files.
-TEXT_VERSION = 2
+# To be raised when prompts, text, what ends it or masks come out otherwise for the same files.
+TEXT_VERSION = 3
 ID_BYTES = 16
 # What tokenizers and chat templates are read from, by transformers too.
 _PATTERNS = (

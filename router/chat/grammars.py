@@ -15,7 +15,7 @@ _NUM_LAST_CHARS = 1024
 
 
 def grammar_of(
-    chat: ChatInput, output: OutputFormat, prompt: str, special_tokens: Mapping[str, int]
+    chat: ChatInput, output: OutputFormat, prompt: str, added_tokens: Mapping[str, int]
 ) -> StructuredOutputsParams | None:
     """Return the grammar of a chat's outputs; None for any text.
 
@@ -23,7 +23,7 @@ def grammar_of(
         chat: whose tool_choice is one that there is.
         output: the model's format.
         prompt: the rendered conversation.
-        special_tokens: ids of special tokens by their text.
+        added_tokens: ids of the tokenizer's added tokens, special or not, by their text.
 
     Raises:
         InvalidRequestError: a call is forced of a tool whose parameters are no JSON object, beside
@@ -35,7 +35,7 @@ def grammar_of(
         if asked is not None:
             raise InvalidRequestError("tool_choice", "must be auto or none with structured_outputs")
         grammar = forced_call(
-            *(output.of(chat), chat.tools, chat.tool_choice_name, special_tokens, is_reasoning)
+            *(output.of(chat), chat.tools, chat.tool_choice_name, added_tokens, is_reasoning)
         )
         return _checked(chat, "tool_choice", grammar)
     if asked is None or not (is_reasoning or output.reasoning == HARMONY_REASONING):
@@ -44,7 +44,7 @@ def grammar_of(
     answer = as_lark(asked)
     if answer is None:
         return asked
-    grammar = answer_after_reasoning(output, answer, special_tokens)
+    grammar = answer_after_reasoning(output, answer, added_tokens)
     return _checked(chat, asked.field, grammar)
 
 

@@ -46,7 +46,7 @@ class ChatPrompts:
             with child("tokenize"):
                 # The template has written them out.
                 token_ids = await self._codec.encode(text, add_special_tokens=False)
-        grammar = grammar_of(chat, self._output_format, text, self._codec.special_tokens)
+        grammar = grammar_of(chat, self._output_format, text, self._codec.added_tokens)
         return chat.generate_input(token_ids, grammar)
 
 

@@ -42,8 +42,8 @@ class TextCodec(Protocol):
         ...
 
     @property
-    def special_tokens(self) -> Mapping[str, int]:
-        """Ids of the special tokens by their text."""
+    def added_tokens(self) -> Mapping[str, int]:
+        """Ids of the tokens beside those that texts are made of, special or not, by their text."""
         ...
 
     @property
@@ -61,7 +61,8 @@ class Tokenizer:
 
     Attributes:
         text_id: of the files that it was read from.
-        special_tokens: ids of the special tokens by their text.
+        added_tokens: ids of the tokens beside those that texts are made of, special or not, by
+            their text.
         infill: asks for what stands between two texts; None where there are no tokens for it.
     """
 
@@ -80,9 +81,10 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         added = backend.get_added_tokens_decoder().items()
-        self.special_tokens = {each.content: token_id for token_id, each in added if each.special}
+        self.added_tokens = {each.content: token_id for token_id, each in added}
         self.infill = infill_of(
-            {each.content: each.special for _, each in added}, self.special_tokens
+            {each.content: each.special for _, each in added},
+            {each.content: token_id for token_id, each in added if each.special},
         )
         self._backend = backend
         self._detokenizers = DetokenizerFactory(backend)

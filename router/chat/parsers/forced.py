@@ -23,7 +23,7 @@ def forced_call(
     output: OutputFormat,
     tools: Sequence[Tool],
     name: str = "",
-    special_tokens: Mapping[str, int] | None = None,
+    added_tokens: Mapping[str, int] | None = None,
     is_reasoning: bool = False,
 ) -> str:
     """Return the grammar of an output that calls tools, and says nothing else.
@@ -32,13 +32,14 @@ def forced_call(
         output: the model's format; one without tool calls gets those of Hermes.
         tools: that may be called; their parameters are JSON objects.
         name: the one to be called, once; "" lets the model choose, and call several.
-        special_tokens: ids of special tokens by text: a grammar matches these by id alone.
+        added_tokens: ids of the tokenizer's added tokens, special or not, by text: a grammar
+            matches these by id alone.
         is_reasoning: the output begins within reasoning, which may end first.
 
     Raises:
         InvalidRequestError: parameters of a tool are no schema of an object.
     """
-    return _Grammar(output, special_tokens or {}).text(
+    return _Grammar(output, added_tokens or {}).text(
         [tool for tool in tools if name in ("", tool.name)],
         is_single=bool(name),
         is_reasoning=is_reasoning,
@@ -46,22 +47,22 @@ def forced_call(
 
 
 def answer_after_reasoning(
-    output: OutputFormat, answer: str, special_tokens: Mapping[str, int] | None = None
+    output: OutputFormat, answer: str, added_tokens: Mapping[str, int] | None = None
 ) -> str:
     """Return the grammar of an output that begins within reasoning, or may, and then answers.
 
     Args:
         output: the model's format, which has reasoning.
         answer: what derives the answer, an expression of Lark.
-        special_tokens: ids of special tokens by text.
+        added_tokens: ids of the tokenizer's added tokens, special or not, by text.
     """
-    return _Grammar(output, special_tokens or {}).answer(answer)
+    return _Grammar(output, added_tokens or {}).answer(answer)
 
 
 class _Grammar:
-    def __init__(self, output: OutputFormat, special_tokens: Mapping[str, int]) -> None:
+    def __init__(self, output: OutputFormat, added_tokens: Mapping[str, int]) -> None:
         self._output = output
-        self._special_tokens = special_tokens
+        self._added_tokens = added_tokens
         self._num_texts = 0
         self._rules: list[str] = []
 
@@ -159,7 +160,7 @@ class _Grammar:
 
     def _text_until(self, end: str) -> str:
         """Return any text and what ends it."""
-        if end in self._special_tokens:
+        if end in self._added_tokens:
             return f"{_TEXT} {self._mark(end)}"
         name = f"text_{self._num_texts}"
         self._num_texts += 1
@@ -167,8 +168,8 @@ class _Grammar:
         return name
 
     def _mark(self, text: str) -> str:
-        if text in self._special_tokens:
-            return f"<[{self._special_tokens[text]}]>"
+        if text in self._added_tokens:
+            return f"<[{self._added_tokens[text]}]>"
         return _quoted(text)
 
 

@@ -1,9 +1,12 @@
 """What each kind of grammar takes, of any tokenizer, and how a bad one is refused."""
 
+import json
+import re
 from random import Random
 
 import pytest
 from llguidance import LLTokenizer
+from tokenizers import AddedToken
 
 from launch.cluster.config import embedded_model
 from quire.contract.errors import InvalidRequestError
@@ -96,3 +99,43 @@ def test_other_tokenizers_spell_the_same_texts(make) -> None:
     vocabulary = open_vocabulary(make(), 1000, (1,))
     for text in ("naïve 中文", "a b\tc"):
         assert takes(vocabulary, text, StructuredOutputsParams(choice=[text]))
+
+
+# Added to a vocabulary: one that ends texts, a special one, and one that is not special.
+ADDED = ("</s>", "<|user|>", "<tool_call>")
+
+
+@pytest.mark.parametrize("text", ["a</s>b", "<|user|>", "<tool_call>{", "</s></s>"])
+@pytest.mark.parametrize("kind", ["const", "enum", "name", "choice", "regex", "lark"])
+def test_text_that_reads_as_a_token_is_spelled_out(kind: str, text: str) -> None:
+    """Such a token would be refused, or end the text."""
+    backend = small_tokenizers.byte_level()
+    backend.add_tokens([AddedToken(ADDED[1], special=True), AddedToken(ADDED[2], special=False)])
+    named = {"type": "object", "properties": {text: {"const": 1}}, "required": [text]}
+    whitespace = {"x-guidance": {"whitespace_flexible": False}}
+    grammar, wanted = {
+        "const": ({"json": {"const": text}}, json.dumps(text)),
+        "enum": ({"json": {"enum": [text]}}, json.dumps(text)),
+        "name": (
+            {"json": {**named, "additionalProperties": False, **whitespace}},
+            f'{{"{text}":1}}',
+        ),
+        "choice": ({"choice": [text]}, text),
+        "regex": ({"regex": re.escape(text)}, text),
+        "lark": ({"grammar": f"start: {json.dumps(text)}"}, text),
+    }[kind]
+    vocabulary = open_vocabulary(backend, 1000, (1,))
+    matcher = open_matcher(vocabulary, StructuredOutputsParams(**grammar))
+    added = {backend.token_to_id(each) for each in ADDED}
+    taken: list[int] = []
+    while not matcher.is_stopped():
+        mask = matcher.compute_bitmask()
+        allowed = {i for i in range(vocabulary.vocab_size) if mask[i // 8] >> i % 8 & 1}
+        if allowed == {1}:  # all that is left is the end
+            break
+        assert not allowed & added
+        taken.append(min(allowed))
+        matcher.consume_token(taken[-1])
+        assert why_failed(matcher) == ""
+    assert vocabulary.decode_bytes(taken).decode() == wanted
+    assert matcher.is_accepting()

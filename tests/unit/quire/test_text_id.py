@@ -76,10 +76,10 @@ def test_the_version_is_in_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_tokenizer_has_the_id_of_this_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one is that of another version: prompts, text or what ends it have changed."""
+    """Another one is that of another version: prompts, text, its end or masks have changed."""
     monkeypatch.setattr(module, "grammar_version", lambda: "0.1")
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert (module.TEXT_VERSION, text_id(tmp_path)) == (2, "66ce7e02f7075567d6e9888fe7d756e6")
+    assert (module.TEXT_VERSION, text_id(tmp_path)) == (3, "3fea1bca21242607193ebc3718886d14")
 
 
 def test_a_directory_without_a_tokenizer_has_none(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ async def test_special_tokens_end_the_middle_by_their_ids(model: str) -> None:
     tokenizer = tokenizer_with(*SPECIAL[model])
     assert tokenizer.infill is not None
     params = tokenizer.infill.params(SamplingParams(stop=("x",), stop_token_ids=(7,)))
-    ids = tuple(tokenizer.special_tokens[each] for each in SPECIAL[model])
+    ids = tuple(tokenizer.added_tokens[each] for each in SPECIAL[model])
     assert (params.stop, params.stop_token_ids) == (("x",), (7, *ids))
 
 
