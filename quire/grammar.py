@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.contract.errors import InvalidRequestError, ModelLoadError
 from quire.contract.structured_outputs import StructuredOutputsParams
+from quire.json_schemas import readable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -100,8 +101,25 @@ def why_failed(matcher: "LLMatcher") -> str:
 
 
 def with_json_options(schema: Any) -> Any:
-    """Return a JSON schema with what every schema is given that says nothing else of it."""
-    return {"x-guidance": _JSON_OPTIONS, **schema} if isinstance(schema, dict) else schema
+    """Return a JSON schema as llguidance reads it, with the options of every one.
+
+    Raises:
+        RecursionError: it is nested too deeply.
+    """
+    return {"x-guidance": _JSON_OPTIONS, **readable(schema)} if isinstance(schema, dict) else schema
+
+
+def lark_regex(regex: str) -> str:
+    """Return the expression of Lark that derives what a regex matches."""
+    return f"/{_without_delimiters(regex)}/"
+
+
+def regex_of(text: str) -> str:
+    """Return the regex of a text."""
+    return "".join(
+        character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):X}}}"
+        for character in text
+    )
 
 
 def as_lark(params: StructuredOutputsParams) -> str | None:
@@ -114,9 +132,9 @@ def as_lark(params: StructuredOutputsParams) -> str | None:
         num_backslashes = len(params.regex) - len(params.regex.rstrip("\\"))
         if num_backslashes % 2:  # which llguidance leaves out
             raise _invalid(params, "a backslash at its end")
-        return f"/{_without_delimiters(params.regex)}/"
+        return lark_regex(params.regex)
     if params.choice:
-        return f"/{'|'.join(map(_escaped, params.choice))}/"
+        return lark_regex("|".join(map(regex_of, params.choice)))
     return None if params.grammar is not None else f"%json {json.dumps(_schema(params))}"
 
 
@@ -143,14 +161,6 @@ def _schema(params: StructuredOutputsParams) -> Any:
         raise _invalid(params, "one that is nested too deeply") from None
     except ValueError as error:
         raise _invalid(params, str(error)) from None
-
-
-def _escaped(text: str) -> str:
-    """Return the regex of a text."""
-    return "".join(
-        character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):X}}}"
-        for character in text
-    )
 
 
 def _invalid(params: StructuredOutputsParams, reason: str) -> InvalidRequestError:

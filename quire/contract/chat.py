@@ -38,11 +38,13 @@ class Tool:
         name: that calls it.
         description: for the model; "" for none.
         parameters: JSON schema of the arguments, as text; "" for none.
+        is_strict: calls of it have arguments of that schema, and no others.
     """
 
     name: str
     description: str = ""
     parameters: str = ""
+    is_strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class ChatInput:
         now: what a template that asks for the time is told, in seconds since the epoch; None for
             the time that it is.
         parse_output: read reasoning and tool calls out of the text.
+        single_tool_call: an output calls one tool at most.
         request_id, model, priority, cache_salt, include_time_breakdown, heartbeat_ms, resumable: as
             of GenerateInput.
     """
@@ -103,6 +106,7 @@ class ChatInput:
     heartbeat_ms: int | None = None
     resumable: bool = False
     parse_output: bool = False
+    single_tool_call: bool = False
 
     @property
     def forces_call(self) -> bool:

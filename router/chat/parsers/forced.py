@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.contract.chat import Tool
 from quire.contract.errors import InvalidRequestError
-from quire.grammar import with_json_options
+from quire.json_schemas import moved, readable
 from router.chat.parsers import deepseek, harmony
 from router.chat.parsers.formats import (
     HARMONY,
@@ -14,9 +14,26 @@ from router.chat.parsers.formats import (
     REASONING_PARSERS,
     OutputFormat,
 )
+from router.chat.parsers.lark import Rules, json_of, quoted
+from router.chat.parsers.members import Tags, any_arguments, tagged_arguments
+from router.chat.parsers.shapes import NotServedError
 
-_TEXT = "/(?s:.*)/"
-_ANY_OBJECT = {"type": "object"}
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_TOOL_CALL = "<tool_call>"
+# With which the first call begins; the others of a format do too, unless it is DeepSeek's.
+_MARKERS = {
+    "llama3_json": "",
+    HARMONY: "",
+    "hermes": _TOOL_CALL,
+    "glm45": _TOOL_CALL,
+    "qwen3_coder": _TOOL_CALL,
+    "mistral": "[TOOL_CALLS]",
+    "deepseek_v3": deepseek.CALLS_BEGIN,
+    "deepseek_v31": deepseek.CALLS_BEGIN,
+}
+_GLM_TAGS = Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "</arg_value>")
+_QWEN_TAGS = Tags("<parameter=", ">\n", "\n</parameter>", "</parameter>")
+_PYTHON_TAG = "<|python_tag|>"
 
 
 def forced_call(
@@ -25,6 +42,7 @@ def forced_call(
     name: str = "",
     added_tokens: Mapping[str, int] | None = None,
     is_reasoning: bool = False,
+    is_single: bool = False,
 ) -> str:
     """Return the grammar of an output that calls tools, and says nothing else.
 
@@ -35,15 +53,44 @@ def forced_call(
         added_tokens: ids of the tokenizer's added tokens, special or not, by text: a grammar
             matches these by id alone.
         is_reasoning: the output begins within reasoning, which may end first.
+        is_single: one call at most, whichever it is.
 
     Raises:
-        InvalidRequestError: parameters of a tool are no schema of an object.
+        InvalidRequestError: parameters of a tool are no schema of an object, or have what cannot be
+            obeyed.
     """
-    return _Grammar(output, added_tokens or {}).text(
+    return _Grammar(output, added_tokens or {}).forced(
         [tool for tool in tools if name in ("", tool.name)],
-        is_single=bool(name),
-        is_reasoning=is_reasoning,
+        is_reasoning,
+        is_single or bool(name),
     )
+
+
+def call_or_answer(
+    output: OutputFormat,
+    tools: Sequence[Tool],
+    answer: str | None,
+    added_tokens: Mapping[str, int] | None = None,
+    is_reasoning: bool = False,
+    is_single: bool = False,
+) -> str:
+    """Return the grammar of an output that calls tools, or answers.
+
+    Arguments are of a tool's schema where it is strict, any others elsewhere.
+
+    Args:
+        output: the model's format, which has tool calls.
+        tools: that may be called.
+        answer: what derives the answer, an expression of Lark; None for any text, which may come
+            before a call too.
+        added_tokens: as of `forced_call`.
+        is_reasoning: as of `forced_call`.
+        is_single: as of `forced_call`.
+
+    Raises:
+        InvalidRequestError: as `forced_call`.
+    """
+    return _Grammar(output, added_tokens or {}).either(tools, answer, is_reasoning, is_single)
 
 
 def answer_after_reasoning(
@@ -62,140 +109,160 @@ def answer_after_reasoning(
 class _Grammar:
     def __init__(self, output: OutputFormat, added_tokens: Mapping[str, int]) -> None:
         self._output = output
-        self._added_tokens = added_tokens
-        self._num_texts = 0
-        self._rules: list[str] = []
+        self._rules = Rules(added_tokens)
+        self._marker = _MARKERS.get(output.tools, _TOOL_CALL)
 
-    def text(self, tools: Sequence[Tool], is_single: bool, is_reasoning: bool) -> str:
-        mark = self._mark
-        before, between, after = "", "", ""
+    def forced(self, tools: Sequence[Tool], is_reasoning: bool, is_single: bool) -> str:
+        marker = self._rules.mark(self._marker) if self._marker else ""
+        calls = self._calls([self._call(each, _schema(each)) for each in tools], is_single)
+        return self._text(self._reasoning(is_reasoning), marker, calls)
+
+    def either(
+        self, tools: Sequence[Tool], answer: str | None, is_reasoning: bool, is_single: bool
+    ) -> str:
+        bodies = [self._call(each, _schema(each) if each.is_strict else None) for each in tools]
+        calls = self._calls(bodies, is_single)
+        if self._output.tools == HARMONY:
+            final = self._rules.mark(f"{harmony.CHANNEL}final{harmony.MESSAGE}")
+            text = answer or self._rules.text_without(harmony.CHANNEL, *harmony.ENDS)
+            before = f"({self._thought('analysis')} | {self._thought('commentary')})*"
+            return self._text(before, f"({calls} | {final} {self._rules.rule(text)})")
+        reasoning = self._reasoning(is_reasoning)
+        if answer is not None:
+            marker = self._rules.mark(self._marker) if self._marker else ""
+            return self._text(reasoning, f"({marker} {calls} | {self._rules.rule(answer)})")
+        if self._marker:
+            begin = self._rules.text_until(self._marker)
+            text = self._rules.text_without(self._marker)
+        else:
+            # What begins like an object is a call, and so is one behind a token of its own.
+            begin = f"({self._rules.mark(_PYTHON_TAG)})?"
+            text = self._rules.text_without(_PYTHON_TAG, begin=r"\s*\{")
+        if not reasoning and (tags := REASONING_PARSERS.get(self._output.reasoning)):
+            # Where these are tokens, text cannot have them.
+            end = self._rules.text_until(tags.end)
+            reasoning = f'({self._rules.mark(tags.begin)} {end} "\\n"*)?'
+        return self._text(reasoning, f"({begin} {calls} | {text})")
+
+    def answer(self, answer: str) -> str:
+        start = [self._reasoning(is_reasoning=True), self._rules.rule(answer)]
+        if self._output.reasoning == HARMONY_REASONING:
+            start.insert(1, self._rules.mark(f"{harmony.CHANNEL}final{harmony.MESSAGE}"))
+        return self._text(*start)
+
+    def _text(self, *start: str) -> str:
+        return "\n".join([f"start: {' '.join(filter(None, start))}", *self._rules.lines(), ""])
+
+    def _reasoning(self, is_reasoning: bool) -> str:
+        if self._output.tools == HARMONY or self._output.reasoning == HARMONY_REASONING:
+            return f"({self._thought('analysis')})?"
+        tags = REASONING_PARSERS.get(self._output.reasoning)
+        if not is_reasoning or tags is None:
+            return ""
+        return f'{self._rules.text_until(tags.end)} "\\n"*'
+
+    def _thought(self, channel: str) -> str:
+        """Return a message of gpt-oss that is not the last one."""
+        begin = self._rules.mark(f"{harmony.CHANNEL}{channel}{harmony.MESSAGE}")
+        text = self._rules.text_until(harmony.ENDS[0])
+        return f'{begin} {text} {self._rules.mark(harmony.START)} "assistant"'
+
+    def _calls(self, bodies: Sequence[str], is_single: bool) -> str:
+        """Return calls, the first of which lacks the marker that calls begin with."""
+        call = self._rules.rule(" | ".join(map(self._rules.rule, bodies)))
+        again, after = self._rules.mark(self._marker) if self._marker else "", ""
         match self._output.tools:
             case "deepseek_v3" | "deepseek_v31":
-                before, after = mark(deepseek.CALLS_BEGIN), mark(deepseek.CALLS_END)
-                between = '"\\n"' if self._output.tools == "deepseek_v3" else ""
+                again = '"\\n"' if self._output.tools == "deepseek_v3" else ""
+                after = self._rules.mark(deepseek.CALLS_END)
             case "llama3_json":
-                between = '"; "'
+                again = '"; "'
             case "openai":
                 # A message that calls is the last one.
                 is_single = True
             case "mistral":
                 pass
             case _:
-                between = '"\\n"'
-        more = "" if is_single else f"({between} call)*"
-        start = [self._reasoning(is_reasoning), before, "call", more, after]
-        for number, tool in enumerate(tools):
-            self._rules.append(f"call_{number}: {self._call(tool)}")
-        choices = " | ".join(f"call_{number}" for number in range(len(tools)))
-        head = [f"start: {' '.join(filter(None, start))}", f"call: {choices}"]
-        return "\n".join([*head, *self._rules, ""])
+                again = f'"\\n" {again}'
+        more = "" if is_single else f"({again} {call})*"
+        return " ".join(filter(None, (call, more, after)))
 
-    def answer(self, answer: str) -> str:
-        start = [self._reasoning(is_reasoning=True), "answer"]
-        if self._output.reasoning == HARMONY_REASONING:
-            channel, message = self._mark(harmony.CHANNEL), self._mark(harmony.MESSAGE)
-            start.insert(1, f'{channel} "final" {message}')
-        return "\n".join([f"start: {' '.join(start)}", f"answer: {answer}", *self._rules, ""])
-
-    def _reasoning(self, is_reasoning: bool) -> str:
-        if self._output.tools == HARMONY or self._output.reasoning == HARMONY_REASONING:
-            mark = self._mark
-            first = f'{mark(harmony.CHANNEL)} "analysis" {mark(harmony.MESSAGE)}'
-            text = self._text_until(harmony.ENDS[0])
-            return f'({first} {text} {mark(harmony.START)} "assistant")?'
-        tags = REASONING_PARSERS.get(self._output.reasoning)
-        return f'{self._text_until(tags.end)} "\\n"*' if is_reasoning and tags is not None else ""
-
-    def _call(self, tool: Tool) -> str:
-        mark = self._mark
-        schema = _schema(tool)
-        arguments = _json(schema)
+    def _call(self, tool: Tool, schema: dict[str, Any] | None) -> str:
+        """Return a call behind its marker; without a schema, of any arguments."""
+        mark = self._rules.mark
         match self._output.tools:
             case "llama3_json":
-                return _json(_object(tool.name, "parameters", schema))
+                return _named_object(tool.name, "parameters", schema)
             case "mistral":
-                name = _quoted(tool.name)
-                return f"{mark('[TOOL_CALLS]')} {name} {mark('[ARGS]')} {arguments}"
+                return f"{quoted(tool.name)} {mark('[ARGS]')} {_arguments(schema)}"
             case "deepseek_v3":
-                begin, separator = mark(deepseek.CALL_BEGIN), mark(deepseek.SEPARATOR)
-                name, end = _quoted(f"{tool.name}\n```json\n"), mark(deepseek.CALL_END)
-                return f'{begin} "function" {separator} {name} {arguments} "\\n```" {end}'
+                begin = mark(f"{deepseek.CALL_BEGIN}function{deepseek.SEPARATOR}")
+                name, end = quoted(f"{tool.name}\n```json\n"), mark(f"\n```{deepseek.CALL_END}")
+                return f"{begin} {name} {_arguments(schema)} {end}"
             case "deepseek_v31":
-                begin, separator = mark(deepseek.CALL_BEGIN), mark(deepseek.SEPARATOR)
-                name, end = _quoted(tool.name), mark(deepseek.CALL_END)
-                return f"{begin} {name} {separator} {arguments} {end}"
+                begin, end = mark(deepseek.CALL_BEGIN), mark(deepseek.CALL_END)
+                separator = mark(deepseek.SEPARATOR)
+                return f"{begin} {quoted(tool.name)} {separator} {_arguments(schema)} {end}"
             case "glm45":
-                body = self._members(schema, "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
-                name, end = _quoted(f"{tool.name}\n"), mark("</tool_call>")
-                return f"{mark('<tool_call>')} {name} {body} {end}"
+                members = self._tagged(tool, schema, _GLM_TAGS)
+                name = quoted(f"{tool.name}\n")
+                return f"{name} {members} {mark('</tool_call>')}"
             case "qwen3_coder":
-                body = self._members(schema, "<parameter=", ">\n", "\n</parameter>")
-                name, end = _quoted(f"\n<function={tool.name}>\n"), mark("</tool_call>")
-                return f'{mark("<tool_call>")} {name} {body} "</function>\\n" {end}'
+                members = self._tagged(tool, schema, _QWEN_TAGS)
+                begin, end = mark("\n<function="), mark("</function>\n</tool_call>")
+                return f'{begin} {quoted(tool.name)} ">\\n" {members} {end}'
             case "openai":
-                name = _quoted(f"commentary to=functions.{tool.name} ")
-                constrain, message = mark("<|constrain|>"), mark(harmony.MESSAGE)
-                return f'{mark(harmony.CHANNEL)} {name} {constrain} "json" {message} {arguments}'
+                name = quoted(f"commentary to=functions.{tool.name} ")
+                message = mark(f"<|constrain|>json{harmony.MESSAGE}")
+                return f"{mark(harmony.CHANNEL)} {name} {message} {_arguments(schema)}"
             case _:
-                value = _json(_object(tool.name, "arguments", schema))
-                return f'{mark("<tool_call>")} "\\n" {value} "\\n" {mark("</tool_call>")}'
+                value = _named_object(tool.name, "arguments", schema)
+                return " ".join((quoted("\n"), value, mark("\n</tool_call>")))
 
-    def _members(self, schema: Mapping[str, Any], before: str, after: str, end: str) -> str:
-        """Return arguments in the order of the schema, with these tags around name and value."""
-        required = schema.get("required")
-        required = required if isinstance(required, list) else ()
-        members = []
-        for name, value in schema.get("properties", {}).items():
-            is_text = isinstance(value, Mapping) and value.get("type") == "string"
-            if is_text and isinstance(value.get("enum"), list):
-                choices = " | ".join(_quoted(str(each)) for each in value["enum"])
-                read = f"({choices}) {self._mark(end)}"
-            elif is_text:
-                read = self._text_until(end)
-            else:
-                read = f"{_json(value)} {self._mark(end)}"
-            member = f'{_quoted(f"{before}{name}{after}")} {read} "\\n"'
-            members.append(member if name in required else f"({member})?")
-        return " ".join(members)
-
-    def _text_until(self, end: str) -> str:
-        """Return any text and what ends it."""
-        if end in self._added_tokens:
-            return f"{_TEXT} {self._mark(end)}"
-        name = f"text_{self._num_texts}"
-        self._num_texts += 1
-        self._rules.append(f"{name}[suffix={_quoted(end)}]: {_TEXT}")
-        return name
-
-    def _mark(self, text: str) -> str:
-        if text in self._added_tokens:
-            return f"<[{self._added_tokens[text]}]>"
-        return _quoted(text)
+    def _tagged(self, tool: Tool, schema: dict[str, Any] | None, tags: Tags) -> str:
+        if schema is None:
+            return any_arguments(self._rules, tags)
+        try:
+            return tagged_arguments(self._rules, schema, tags)
+        except NotServedError as error:
+            raise InvalidRequestError(
+                _field(tool), f"must be a schema that calls can be held to, got {error}"
+            ) from None
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
-    field = f"tools.{tool.name[:64]}.parameters"
     try:
         schema = json.loads(tool.parameters) if tool.parameters else _ANY_OBJECT
+        schema = readable(schema)
     except (ValueError, RecursionError):
-        raise InvalidRequestError(field, "must be a JSON object, got other text") from None
-    if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
-        raise InvalidRequestError(field, "must be the JSON schema of an object, got another value")
-    return schema
+        raise InvalidRequestError(_field(tool), "must be a JSON object, got other text") from None
+    stated = schema.get("type", "object") if isinstance(schema, dict) else None
+    is_object = stated == "object" or (isinstance(stated, list) and "object" in stated)
+    if not is_object or not isinstance(schema.get("properties", {}), dict):
+        raise InvalidRequestError(
+            _field(tool), "must be the JSON schema of an object, got another value"
+        )
+    return {**schema, "type": "object"}
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _field(tool: Tool) -> str:
+    return f"tools.{tool.name[:64]}.parameters"
 
 
-def _json(schema: Any) -> str:
-    return f"%json {json.dumps(with_json_options(schema))}"
+def _arguments(schema: dict[str, Any] | None) -> str:
+    return json_of(_ANY_OBJECT if schema is None else schema)
 
 
-def _object(name: str, arguments: str, schema: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, arguments: schema},
-        "required": ["name", arguments],
-        "additionalProperties": False,
-    }
+def _named_object(name: str, arguments: str, schema: dict[str, Any] | None) -> str:
+    """Return JSON of a call: the schema of its arguments stands within another one."""
+    return json_of(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": name},
+                arguments: _ANY_OBJECT if schema is None else moved(schema),
+            },
+            "required": ["name", arguments],
+            "additionalProperties": False,
+        }
+    )

@@ -17,6 +17,15 @@ from tests.fakes import small_tokenizers
 
 OBJECT = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
 
+# As pydantic writes a union that a member tells apart which has a default.
+PETS = {
+    "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+    "discriminator": {"propertyName": "a"},
+    "$defs": {
+        name: {"type": "object", "properties": {"a": {"const": name}}} for name in ("cat", "dog")
+    },
+}
+
 
 @pytest.fixture(scope="module")
 def vocabulary() -> LLTokenizer:
@@ -51,6 +60,14 @@ def takes(vocabulary: LLTokenizer, text: str, params: StructuredOutputsParams) -
         ({"json": OBJECT}, '{"a":' + " " * 41 + "1}", False),  # blanks have an end
         ({"json": {"type": "array", "x-guidance": {"whitespace_flexible": False}}}, "[ ]", False),
         ({"json": "true"}, "17", True),
+        ({"json": {"type": "string", "format": "password"}}, '"x"', True),
+        ({"json": {"items": {"anyOf": [{"type": "string", "format": "path"}]}}}, '["x"]', True),
+        ({"json": {"type": "string", "format": "date"}}, '"x"', False),
+        ({"json": {"properties": {"format": {"const": 1}}}}, '{"format": 2}', False),
+        ({"json": {"const": {"format": "byte"}}}, '{"format": "byte"}', True),
+        ({"json": {"$ref": "#/$defs/A[B]", "$defs": {"A[B]": {"const": 1}}}}, "1", True),
+        ({"json": PETS}, '{"b": 1}', False),
+        ({"json": PETS}, '{"a": "dog"}', True),
     ],
 )
 def test_a_grammar_takes_its_language(

@@ -179,7 +179,7 @@ def _chat() -> list[Example]:
     full = ChatInput(
         messages=messages,
         sampling_params=PARAMS,
-        tools=(Tool("f", "does it", '{"type": "object"}'), Tool("g")),
+        tools=(Tool("f", "does it", '{"type": "object"}', True), Tool("g")),
         tool_choice="required",
         tool_choice_name="f",
         chat_template_kwargs='{"a": 1}',
@@ -194,6 +194,7 @@ def _chat() -> list[Example]:
         heartbeat_ms=300,
         resumable=True,
         parse_output=True,
+        single_tool_call=True,
     )
     return [
         Example(full, *functions),

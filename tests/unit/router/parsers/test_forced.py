@@ -1,18 +1,21 @@
 """Outputs that a forced call's grammar takes are calls to the parser, and others are not taken."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from quire.contract.chat import Tool
+from quire.contract.errors import InvalidRequestError
 from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.grammar import as_lark
 from router.chat.parsers import deepseek, harmony
 from router.chat.parsers.events import ArgumentsDelta, ToolCallBegan
-from router.chat.parsers.forced import answer_after_reasoning, forced_call
+from router.chat.parsers.forced import answer_after_reasoning, call_or_answer, forced_call
 from router.chat.parsers.formats import TOOL_CALL_PARSERS, OutputFormat
+from tests.unit.router.parsers.schema_walks import Walks
 
 SCHEMA = {
     "type": "object",
@@ -100,6 +103,103 @@ def test_several_calls_unless_one_is_named(tokenizer) -> None:
     text = f"{HERMES}\n{HERMES}"
     assert takes(tokenizer, forced_call(OutputFormat("hermes"), TOOLS), text)
     assert not takes(tokenizer, forced_call(OutputFormat("hermes"), TOOLS, "weather"), text)
+
+
+def test_one_call_where_no_more_are_wanted(tokenizer) -> None:
+    grammar = forced_call(OutputFormat("hermes"), TOOLS, is_single=True)
+    assert takes(tokenizer, grammar, HERMES)
+    assert not takes(tokenizer, grammar, f"{HERMES}\n{HERMES}")
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_strict_tool_is_called_by_its_schema_or_not_at_all(tokenizer, name) -> None:
+    output, text = OutputFormat(name), OUTPUTS[name]
+    special = {each: tokenizer.token_to_id(each) for each in SPECIAL}
+    strict = (replace(TOOLS[0], is_strict=True), TOOLS[1])
+    grammar = call_or_answer(output, strict, None, special)
+    said = "It rains. <b>{3}"
+    if name == "openai":
+        thought = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant"
+        said = f"{thought}<|channel|>final<|message|>{said}"
+    assert takes(tokenizer, grammar, said)
+    assert takes(tokenizer, grammar, text)
+    assert not takes(tokenizer, grammar, text.replace("3", '"x"').replace('\n"x"\n', "\nx\n"))
+    assert not takes(tokenizer, grammar, text.replace("weather", "whether"))
+    loose = call_or_answer(output, TOOLS, None, special)
+    assert takes(tokenizer, loose, text.replace("3", '"x"'))
+    if name not in ("llama3_json", "openai"):
+        assert takes(tokenizer, grammar, f"Let me see.\n{text}")
+    if name != "openai":
+        several = text + {"mistral": "", "llama3_json": "; "}.get(name, "\n") + text
+        if name.startswith("deepseek"):
+            first = text.removesuffix(deepseek.CALLS_END)
+            between = "\n" if name == "deepseek_v3" else ""
+            several = first + between + text.removeprefix(deepseek.CALLS_BEGIN)
+        assert takes(tokenizer, grammar, several)
+        single = call_or_answer(output, strict, None, special, is_single=True)
+        assert takes(tokenizer, single, text)
+        assert not takes(tokenizer, single, several)
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_call_or_an_answer_in_the_format(tokenizer, name) -> None:
+    output, text = OutputFormat(name), OUTPUTS[name]
+    special = {each: tokenizer.token_to_id(each) for each in SPECIAL}
+    answer = as_lark(StructuredOutputsParams(json={"type": "array", "items": {"type": "integer"}}))
+    grammar = call_or_answer(output, TOOLS, answer, special)
+    final = "<|channel|>final<|message|>" if name == "openai" else ""
+    assert takes(tokenizer, grammar, text)
+    assert takes(tokenizer, grammar, f"{final}[1, 2]")
+    assert not takes(tokenizer, grammar, f"{final}It rains.")
+    assert not takes(tokenizer, grammar, f"{final}[1, 2]{text}")
+
+
+def test_reasoning_comes_before_calls_and_answers(tokenizer) -> None:
+    output = OutputFormat("hermes", "qwen3")
+    strict = (replace(TOOLS[0], is_strict=True),)
+    within = call_or_answer(output, strict, None, is_reasoning=True)
+    assert takes(tokenizer, within, f"Hm </b>\n</think>\n\n{HERMES}")
+    assert takes(tokenizer, within, "Hm\n</think>\nIt rains.")
+    assert not takes(tokenizer, within, "It rains.")
+    before = call_or_answer(output, strict, None)
+    for said in ("It rains.", f"<think>Hm</think>\n{HERMES}", "<think>Hm</think>It rains."):
+        assert takes(tokenizer, before, said)
+    asked = call_or_answer(
+        output, strict, as_lark(StructuredOutputsParams(regex="[0-9]")), is_reasoning=True
+    )
+    assert takes(tokenizer, asked, "Hm</think>7")
+    assert takes(tokenizer, asked, f"Hm</think>{HERMES}")
+    assert not takes(tokenizer, asked, "Hm</think>It rains.")
+
+
+def test_marks_are_tokens_where_a_tokenizer_has_added_them() -> None:
+    """Those of Qwen and GLM are added, and not special: no text of a grammar becomes such a one."""
+    walks = Walks(has_marks=True)
+    for name in ("hermes", "glm45", "qwen3_coder"):
+        output = OutputFormat(name, "qwen3")
+        assert walks.takes(forced_call(output, TOOLS, "", walks.added), OUTPUTS[name])
+        thought = f"Hm</think>\n{OUTPUTS[name]}"
+        assert walks.takes(forced_call(output, TOOLS, "", walks.added, is_reasoning=True), thought)
+        either = call_or_answer(output, TOOLS, None, walks.added)
+        assert walks.takes(either, f"<think>Hm</think>\nSo: {OUTPUTS[name]}")
+        assert walks.takes(either, "It rains.")
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"properties": {}, "not": {}}, "got not"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "a reference to '#/\\$defs/b'"),
+        ({"oneOf": [{"properties": {"a": {}}}, {}]}, "oneOf"),
+        ({"allOf": [{"anyOf": [{}] * 20}, {"anyOf": [{}] * 20}]}, "more than 256"),
+        ({"const": {"a": 1}}, "const"),
+        ({"properties": {"a": False}, "required": ["a"]}, "a value of a"),
+    ],
+)
+def test_what_tags_cannot_hold_is_refused_by_name(schema, reason) -> None:
+    tools = (Tool("f", parameters=json.dumps(schema)),)
+    with pytest.raises(InvalidRequestError, match=rf"^tools.f.parameters: must be .*{reason}"):
+        forced_call(OutputFormat("glm45"), tools)
 
 
 def test_reasoning_ends_first(tokenizer) -> None:
