@@ -32,8 +32,8 @@ def parse_tools(value: Any) -> tuple[Tool, ...]:
     """Return tools.
 
     Args:
-        value: a list of {"type": "function", "function": {"name", "description", "parameters"}},
-            or with these fields beside "type"; None for none. A Tool stays as it is.
+        value: a list of {"type": "function", "function": {"name", "description", "parameters",
+            "strict"}}, or with these fields beside "type"; None for none. A Tool stays as it is.
 
     Raises:
         InvalidRequestError: it is none, or has a tool that is no function.
@@ -140,6 +140,7 @@ def _tool(field: str, value: Any) -> Tool:
         name,
         _optional_text(f"{field}.function.description", function.get("description")),
         "" if parameters is None else _json_text(f"{field}.function.parameters", parameters),
+        _boolean(f"{field}.function.strict", function.get("strict")),
     )
 
 
@@ -173,6 +174,12 @@ def _text(field: str, value: Any) -> str:
 
 def _optional_text(field: str, value: Any) -> str:
     return "" if value is None else _text(field, value)
+
+
+def _boolean(field: str, value: Any) -> bool:
+    if not isinstance(value, bool | None):
+        raise InvalidRequestError(field, f"must be true or false, got {_say(value)}")
+    return bool(value)
 
 
 def _say(value: Any) -> str:

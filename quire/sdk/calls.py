@@ -86,6 +86,7 @@ class TemplateOptions(TypedDict, total=False):
     Attributes:
         tools: that the assistant may call, in OpenAI's shape.
         tool_choice: "auto", "none", "required", or the tool that has to be called.
+        parallel_tool_calls: an output may call several tools, and else one at most.
         chat_template_kwargs: variables for the template, such as enable_thinking.
         add_generation_prompt: end the prompt where the assistant begins to speak.
         continue_final_message: end it where the last message ends instead, to be continued.
@@ -96,6 +97,7 @@ class TemplateOptions(TypedDict, total=False):
 
     tools: Sequence[Mapping[str, Any] | Tool] | None
     tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool
     chat_template_kwargs: Mapping[str, Any] | None
     add_generation_prompt: bool
     continue_final_message: bool
@@ -176,6 +178,7 @@ def chat_input(
         heartbeat_ms,
         resumable,
         options.get("parse_output", False),
+        not options.get("parallel_tool_calls", True),
     )
 
 

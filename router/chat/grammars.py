@@ -1,4 +1,4 @@
-"""The grammar of what a conversation is answered with: a forced call, or what follows reasoning."""
+"""The grammar of a conversation's answer: a call, what was asked for, or either of them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,8 +7,8 @@ from quire.contract.chat import ChatInput
 from quire.contract.errors import InvalidRequestError
 from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.grammar import as_lark
-from router.chat.parsers.forced import answer_after_reasoning, forced_call
-from router.chat.parsers.formats import HARMONY_REASONING, OutputFormat
+from router.chat.parsers.forced import answer_after_reasoning, call_or_answer, forced_call
+from router.chat.parsers.formats import HARMONY_REASONING, NONE, OutputFormat
 
 # Of a prompt: they show whether it ends within reasoning.
 _NUM_LAST_CHARS = 1024
@@ -35,14 +35,23 @@ def grammar_of(
         if asked is not None:
             raise InvalidRequestError("tool_choice", "must be auto or none with structured_outputs")
         grammar = forced_call(
-            *(output.of(chat), chat.tools, chat.tool_choice_name, added_tokens, is_reasoning)
+            *(output.of(chat), chat.tools, chat.tool_choice_name, added_tokens, is_reasoning),
+            is_single=chat.single_tool_call,
         )
         return _checked(chat, "tool_choice", grammar)
-    if asked is None or not (is_reasoning or output.reasoning == HARMONY_REASONING):
-        return asked
     # What a client means is the answer; its own Lark grammar is that of all the text.
-    answer = as_lark(asked)
-    if answer is None:
+    answer = None if asked is None else as_lark(asked)
+    if asked is not None and answer is None:
+        return asked
+    may_call = bool(chat.tools) and chat.tool_choice != "none" and output.tools != NONE
+    if may_call and (answer is not None or any(tool.is_strict for tool in chat.tools)):
+        grammar = call_or_answer(
+            *(output, chat.tools, answer, added_tokens, is_reasoning, chat.single_tool_call)
+        )
+        return _checked(chat, "tools" if asked is None else asked.field, grammar)
+    if asked is None or answer is None:
+        return None
+    if not is_reasoning and output.reasoning != HARMONY_REASONING:
         return asked
     grammar = answer_after_reasoning(output, answer, added_tokens)
     return _checked(chat, asked.field, grammar)

@@ -11,12 +11,14 @@ from router.chat.parsers.events import (
     ParserEvent,
     ReasoningDelta,
     ToolCallBegan,
+    ToolCallEnded,
 )
 from router.chat.parsers.formats import NONE, OutputFormat
 from router.chat.parsers.machine import OutputParser
 
 # Of a prompt: they show whether it ends within reasoning.
 _NUM_LAST_TOKENS = 32
+_OF_CALLS = (ToolCallBegan, ArgumentsDelta, ToolCallEnded)
 
 
 def with_special_tokens(chat: ChatInput, output: OutputFormat) -> ChatInput:
@@ -83,6 +85,8 @@ class OutputReader:
         events = parser.feed(self._without_eos(index, text, token_ids), token_ids)
         if is_last:
             events += parser.finish()
+        if self._chat.single_tool_call:
+            events = [each for each in events if not isinstance(each, _OF_CALLS) or each.index == 0]
         if any(isinstance(event, ToolCallBegan) for event in events):
             self._calling.add(index)
         return events

@@ -52,6 +52,18 @@ async def client(setup) -> AsyncIterator[AsyncAnthropic]:
         yield made
 
 
+@pytest.mark.parametrize(("disable", "number"), [(True, 1), (False, 2)])
+async def test_one_call_unless_several_may_be_made(client, disable, number) -> None:
+    choice = {"type": "auto", "disable_parallel_tool_use": disable}
+    messages = [{"role": "user", "content": f"{CALL}\n{CALL}END"}]
+    body = {**BODY, "messages": messages, "tool_choice": choice}
+    message = await client.messages.create(model="fake", **body)
+    assert [each.type for each in message.content] == ["tool_use"] * number
+    async with client.messages.stream(model="fake", **body) as stream:
+        final = await stream.get_final_message()
+    assert [each.input for each in final.content] == [{"x": [1]}] * number
+
+
 async def test_a_message_is_that_of_grpc(setup, client) -> None:
     messages = [{"role": "user", "content": "class 中文"}]
     same = await setup.client.chat(messages, SamplingParams(max_tokens=7))

@@ -47,6 +47,17 @@ async def client(setup) -> AsyncIterator[AsyncOpenAI]:
         yield made
 
 
+@pytest.mark.parametrize(("parallel", "number"), [(False, 1), (True, 2)])
+async def test_one_call_unless_several_may_be_made(setup, client, parallel, number) -> None:
+    body = {**BODY, "input": f"{CALL}\n{CALL}END", "parallel_tool_calls": parallel}
+    response = await client.responses.create(model="fake", **body, extra_body=EXTRA)
+    assert [item.type for item in response.output] == ["function_call"] * number
+    assert response.parallel_tool_calls == parallel
+    sent = await setup.events(PATH, {**body, **EXTRA})
+    assert len(sent[-1].data["response"]["output"]) == number
+    assert sum(each.data["type"] == "response.output_item.added" for each in sent) == number
+
+
 async def test_a_response_has_items(client) -> None:
     response = await client.responses.create(model="fake", **BODY, extra_body=EXTRA)
     assert [item.type for item in response.output] == KINDS

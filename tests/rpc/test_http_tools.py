@@ -53,6 +53,21 @@ async def test_a_call_is_no_content(client) -> None:
     assert json.loads(call.function.arguments) == {"x": [1]}
 
 
+@pytest.mark.parametrize(("parallel", "number"), [(False, 1), (True, 2), (None, 2)])
+async def test_one_call_unless_several_may_be_made(client, parallel, number) -> None:
+    messages = [{"role": "user", "content": f"{CALL}\n{CALL}END"}]
+    body = {**BODY, "messages": messages}
+    if parallel is not None:
+        body["parallel_tool_calls"] = parallel
+    whole = (await client.chat.completions.create(model="fake", **body)).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert len(whole.message.tool_calls) == number
+    async with client.chat.completions.stream(model="fake", **body) as stream:
+        [choice] = (await stream.get_final_completion()).choices
+    calls = [(each.function.name, each.function.arguments) for each in choice.message.tool_calls]
+    assert calls == [("f", '{"x": [1]}')] * number
+
+
 async def test_a_stream_brings_the_same(client) -> None:
     extra = {"extra_headers": {"X-Request-ID": "same"}}
     whole = (await client.chat.completions.create(model="fake", **BODY, **extra)).choices[0]

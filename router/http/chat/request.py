@@ -84,6 +84,7 @@ def read_request(body: Fields) -> ChatCompletionRequest:
         priority=body.integer("priority", 0) or 0,
         cache_salt=body.text("cache_salt"),
         resumable=body.boolean("resumable"),
+        single_tool_call=not body.boolean("parallel_tool_calls", True),
     )
     return ChatCompletionRequest(
         chat=chat,

@@ -174,7 +174,7 @@ def _tool(tool: Fields) -> Tool:
     if "input_schema" not in tool:
         raise tool.refuse("input_schema", "must be the JSON schema of an object, got none")
     schema = json.dumps(tool.mapping("input_schema"), ensure_ascii=False)
-    return Tool(_named(tool), tool.text("description"), schema)
+    return Tool(_named(tool), tool.text("description"), schema, tool.boolean("strict"))
 
 
 def _named(fields: Fields) -> str:

@@ -102,6 +102,7 @@ def read_chat(body: Fields) -> ChatInput:
         priority=body.integer("priority", 0) or 0,
         cache_salt=body.text("cache_salt"),
         resumable=body.boolean("resumable"),
+        single_tool_call=body.fields("tool_choice").boolean("disable_parallel_tool_use"),
     )
 
 

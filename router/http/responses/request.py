@@ -102,6 +102,7 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
         priority=body.integer("priority", 0) or 0,
         cache_salt=body.text("cache_salt"),
         resumable=background,
+        single_tool_call=not body.boolean("parallel_tool_calls", True),
     )
     return ResponseRequest(
         chat=chat,

@@ -1,5 +1,6 @@
 """What a conversation's answer must be: asked for, forced by tool_choice, after reasoning."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,43 @@ def test_a_forced_call_is_the_whole_answer() -> None:
     assert '"f"' not in named
     assert OutputFormat().of(chat(tool_choice_name="g")).parser("id", 0, chat().tools) is not None
     assert OutputFormat().of(chat()).parser("id", 0, chat().tools) is None
+
+
+def test_a_call_or_what_was_asked_for() -> None:
+    """Without tools that may be called it is what was asked for, and a strict tool asks too."""
+    hermes = OutputFormat("hermes")
+    strict = (Tool("f", is_strict=True), Tool("g"))
+    for asked, tools, choice in (
+        (JSON, chat().tools, "auto"),
+        (None, strict, "auto"),
+        (JSON, strict, "auto"),
+    ):
+        made = grammar_of(replace(chat(asked), tools=tools, tool_choice=choice), hermes, "", {})
+        assert made is not None
+        assert made.grammar is not None
+        assert "<tool_call>" in made.grammar
+        assert ("integer" in made.grammar) == (asked is not None)
+    for asked, tools, choice in (
+        (JSON, strict, "none"),
+        (JSON, (), "auto"),
+        (None, strict, "none"),
+        (None, chat().tools, "auto"),
+        (LARK, strict, "auto"),
+    ):
+        assert (
+            grammar_of(replace(chat(asked), tools=tools, tool_choice=choice), hermes, "", {})
+            == asked
+        )
+    assert grammar_of(replace(chat(JSON), tools=strict), OutputFormat(), "", {}) == JSON
+
+
+def test_one_call_is_forced_where_one_is_wanted() -> None:
+    several, single = (
+        grammar(chat(tool_choice="required", single_tool_call=each)).grammar
+        for each in (False, True)
+    )
+    assert ")*" in several
+    assert ")*" not in single
 
 
 def test_what_cannot_be_is_refused_by_the_field_that_was_sent() -> None:
