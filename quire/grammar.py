@@ -24,6 +24,9 @@ _BETWEEN_SLASHES = {"/": r"\/", "\n": r"\n"}
 # Text that has to come is not tokenized ahead: that would make tokens of their own, added to the
 # vocabulary, of a text that reads as one of them, which the grammar then refuses or which end it.
 _NOT_FORCED = '%llguidance {"no_forcing": true}'
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+# The name of a terminal in Lark, or a literal, which may hold what looks like one.
+_LARK_NAME = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])*/|\b([A-Z][A-Z0-9_]*)\b')
 _MAX_ERROR_CHARS = 200
 # What a grammar may cost, in llguidance's units, the same on every machine: its defaults, less of
 # what is spent on each token and of what is kept.
@@ -147,8 +150,26 @@ def _as_grammar(params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
 
     expression = as_lark(params)
-    grammar = params.grammar if expression is None else f"start: {expression}"
+    grammar = _lark_of(params) if expression is None else f"start: {expression}"
     return LLMatcher.grammar_from_lark(f"{grammar}\n{_NOT_FORCED}\n")
+
+
+def _lark_of(params: StructuredOutputsParams) -> str:
+    """Return a grammar in Lark; llama.cpp's notation has `::=` for each rule."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    assert params.grammar is not None, "the only one left"
+    if not _GBNF_RULE.search(params.grammar):
+        return params.grammar
+    try:
+        made = gbnf_to_lark(params.grammar)
+    except Exception as error:  # of no kind that its interface names
+        raise _invalid(params, str(error)) from None
+    # As terminals, which it makes of rules that hold no others, they would take all that they can,
+    # what has to follow too.
+    return _LARK_NAME.sub(
+        lambda found: f"terminal_{found[1].lower()}" if found[1] else found[0], made
+    )
 
 
 def _schema(params: StructuredOutputsParams) -> Any:

@@ -1,10 +1,25 @@
-"""The grammar of an answer in a JSON body: OpenAI's response_format, vLLM's structured_outputs."""
+"""The grammar of an answer in a JSON body, in the words of OpenAI, vLLM, llama.cpp and SGLang."""
 
 from quire.contract.errors import InvalidRequestError
 from quire.contract.structured_outputs import MAX_CHOICES, StructuredOutputsParams
 from router.http.fields import Fields
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
+# Fields of a body in which llama.cpp and SGLang ask for such, and what they ask for.
+_OTHERS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "grammar": "grammar"}
+# Those that would change an answer, and are not obeyed here.
+_NOT_SERVED = {
+    "structural_tag": "tools are called in the model's own format",
+    "guided_whitespace_pattern": "a schema's x-guidance says what stands between its parts",
+    "grammar_lazy": "a grammar holds from the first token on",
+    "grammar_triggers": "a grammar holds from the first token on",
+    "format": "it is called response_format here",
+}
+# Of a format, what only some types of it have, and what others call it.
+_CONSTRAINTS = (
+    *("schema", "json_schema", "regex", "pattern", "ebnf", "grammar", "choice", "value"),
+    *("structural_tag", "structures", "triggers"),
+)
 # Of vLLM's, what means nothing here where it is false.
 _SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
@@ -17,9 +32,12 @@ def read_structured_outputs(body: Fields, response_format: str) -> StructuredOut
         response_format: OpenAI's field for it, fields within others joined by dots.
 
     Raises:
-        InvalidRequestError: a field is of another type, several ask for something, or there is no
-            such grammar.
+        InvalidRequestError: a field is of another type, several ask for something, one asks for
+            what is not served, or there is no such grammar.
     """
+    for name, why in _NOT_SERVED.items():
+        if name in body and body.value(name) is not False:
+            raise body.refuse(name, f"must be absent: {why}")
     format_fields = body
     for name in response_format.split("."):
         format_fields = format_fields.fields(name)
@@ -27,6 +45,8 @@ def read_structured_outputs(body: Fields, response_format: str) -> StructuredOut
         response_format: _of_response_format(format_fields),
         "structured_outputs": _of_structured_outputs(body.fields("structured_outputs")),
         **{f"guided_{kind}": _of(body, f"guided_{kind}", kind) for kind in _KINDS},
+        # Their clients send an empty text for none.
+        **{name: _of(body, name, kind) for name, kind in _OTHERS.items() if body.value(name) != ""},
     }
     found = {name: grammar for name, grammar in asked.items() if grammar is not None}
     if len(found) > 1:
@@ -37,10 +57,20 @@ def read_structured_outputs(body: Fields, response_format: str) -> StructuredOut
 
 
 def _of_response_format(fields: Fields) -> StructuredOutputsParams | None:
-    match fields.text("type", "text"):
+    kind = fields.text("type", "text")
+    obeyed = {"json_object": ("schema",), "json_schema": ("schema", "json_schema")}.get(kind, ())
+    match kind:
+        case "text" | "json_object" | "json_schema":
+            for name in _CONSTRAINTS:
+                if name in fields and name not in obeyed:
+                    raise fields.refuse(name, f"must be absent where type is {kind!r}")
+    match kind:
         case "text":
             return None
         case "json_object":
+            # That of other servers may have one.
+            if "schema" in fields:
+                return StructuredOutputsParams(json={"type": "object", **fields.mapping("schema")})
             return StructuredOutputsParams(json_object=True)
         case "json_schema":
             # Chats put it one level deeper than responses.

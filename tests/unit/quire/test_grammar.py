@@ -17,6 +17,14 @@ from tests.fakes import small_tokenizers
 
 OBJECT = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
 
+# llama.cpp's notation: what a rule may take is not all that it has to.
+GBNF = r"""# A "list" of A / B
+root ::= first second
+first ::= "- " word "\n"
+second ::= "- " (word mark) "\n"
+word ::= [a-z]+
+mark ::= "x" [0-9]
+"""
 # As pydantic writes a union that a member tells apart which has a default.
 PETS = {
     "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
@@ -66,6 +74,10 @@ def takes(vocabulary: LLTokenizer, text: str, params: StructuredOutputsParams) -
         ({"json": {"properties": {"format": {"const": 1}}}}, '{"format": 2}', False),
         ({"json": {"const": {"format": "byte"}}}, '{"format": "byte"}', True),
         ({"json": {"$ref": "#/$defs/A[B]", "$defs": {"A[B]": {"const": 1}}}}, "1", True),
+        ({"grammar": GBNF}, "- ab\n- cx1\n", True),
+        ({"grammar": GBNF}, "- ab\n- cx\n", False),
+        ({"grammar": 'root::="A" | "B" '}, "B", True),
+        ({"grammar": 'start: "a" // x ::= y'}, "a", True),
         ({"json": PETS}, '{"b": 1}', False),
         ({"json": PETS}, '{"a": "dog"}', True),
     ],
@@ -94,6 +106,9 @@ def test_a_choice_is_taken_to_the_letter(vocabulary: LLTokenizer) -> None:
         ({"regex": "(?=a)b"}, "structured_outputs.regex: .*look-around"),
         ({"regex": r"(a)\1"}, "structured_outputs.regex: .*backreferences"),
         ({"grammar": "start: x"}, "structured_outputs.grammar: .*unknown name"),
+        ({"grammar": "root ::= x"}, "structured_outputs.grammar: .*'x' not found"),
+        ({"grammar": "root ::= ("}, "structured_outputs.grammar: .*Expected"),
+        ({"grammar": "root ::= " + "(" * 3000}, "structured_outputs.grammar: .*recursion"),
         ({"json": '{"a"'}, "structured_outputs.json: .*delimiter"),
         ({"json": "[" * 5000}, "structured_outputs.json: .*nested too deeply"),
         ({"json": '{"a":' * 150 + "1" + "}" * 150}, "structured_outputs.json: .*recursion limit"),

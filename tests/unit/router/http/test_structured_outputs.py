@@ -1,5 +1,6 @@
 """Which grammar a JSON body asks for, in each API's words, and which bodies are refused."""
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from router.http.structured_outputs import read_structured_outputs
 
 SCHEMA = {"type": "integer"}
 JSON = StructuredOutputsParams(json=SCHEMA)
+JSON_OBJECT = StructuredOutputsParams(json={"type": "object", "maxProperties": 1})
 CHAT, RESPONSES = "response_format", "text.format"
 BODIES: list[tuple[str, dict[str, Any], StructuredOutputsParams | None]] = [
     (CHAT, {}, None),
@@ -44,8 +46,32 @@ BODIES: list[tuple[str, dict[str, Any], StructuredOutputsParams | None]] = [
         StructuredOutputsParams(grammar='start: "a"'),
     ),
 ]
+SPELLINGS: list[tuple[dict[str, Any], StructuredOutputsParams | None]] = [
+    ({"response_format": {"type": "json_object", "schema": {"maxProperties": 1}}}, JSON_OBJECT),
+    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, JSON),
+    ({"json_schema": SCHEMA}, JSON),
+    ({"json_schema": json.dumps(SCHEMA)}, JSON),
+    ({"regex": "a+"}, StructuredOutputsParams(regex="a+")),
+    ({"ebnf": 'root ::= "a"'}, StructuredOutputsParams(grammar='root ::= "a"')),
+    ({"grammar": 'root ::= "a"'}, StructuredOutputsParams(grammar='root ::= "a"')),
+    ({"grammar": "", "regex": "", "json_schema": None, "grammar_lazy": False}, None),
+]
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"response_format": {"type": "xml"}}, r"^response_format.type: must be 'text', .*'xml'"),
+    *(
+        (CHAT, {"response_format": {"type": kind, name: "a"}}, f"^response_format.{name}: must be")
+        for kind in ("text", "json_object")
+        for name in ("regex", "ebnf", "grammar", "pattern", "value", "structures", "json_schema")
+    ),
+    (CHAT, {"response_format": {"type": "json_schema", "schema": {}, "regex": "a"}}, "regex: must"),
+    (CHAT, {"response_format": {"schema": SCHEMA}}, "^response_format.schema: must be absent"),
+    (RESPONSES, {"text": {"format": {"type": "json_object", "regex": "a"}}}, "^text.format.regex"),
+    *(
+        (CHAT, {name: "x"}, f"^{name}: must be absent: ")
+        for name in ("structural_tag", "guided_whitespace_pattern", "grammar_triggers", "format")
+    ),
+    (CHAT, {"grammar": {"type": "json", "value": SCHEMA}}, "^grammar: must be a string"),
+    (CHAT, {"json_schema": SCHEMA, "grammar": "a"}, "asked for once, got json_schema and grammar"),
     (CHAT, {"response_format": {"type": "json_schema"}}, "^response_format.schema: must be a JSON"),
     (
         CHAT,
@@ -73,6 +99,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("field", "body", "expected"), BODIES)
 def test_bodies(field: str, body: dict[str, Any], expected: StructuredOutputsParams | None) -> None:
+    assert read_structured_outputs(Fields(body), field) == expected
+
+
+@pytest.mark.parametrize(("body", "expected"), SPELLINGS)
+@pytest.mark.parametrize("field", [CHAT, RESPONSES])
+def test_words_of_other_servers(
+    field: str, body: dict[str, Any], expected: StructuredOutputsParams | None
+) -> None:
+    body = dict(body)
+    if field == RESPONSES and "response_format" in body:
+        body["text"] = {"format": body.pop("response_format")}
     assert read_structured_outputs(Fields(body), field) == expected
 
 
