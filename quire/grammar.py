@@ -27,6 +27,7 @@ _NOT_FORCED = '%llguidance {"no_forcing": true}'
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 # The name of a terminal in Lark, or a literal, which may hold what looks like one.
 _LARK_NAME = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])*/|\b([A-Z][A-Z0-9_]*)\b')
+_QUOTED_LINE = re.compile(r"\s*(\d+ \||\^$)")
 _MAX_ERROR_CHARS = 200
 # What a grammar may cost, in llguidance's units, the same on every machine: its defaults, less of
 # what is spent on each token and of what is kept.
@@ -191,7 +192,9 @@ def _invalid(params: StructuredOutputsParams, reason: str) -> InvalidRequestErro
 
 
 def _in_one_line(error: object) -> str:
-    """Return what an error says, without the state that may follow it."""
+    """Return what an error says, without the state and the lines of the grammar that may follow."""
     said = str(error).partition("<state>")[0].removesuffix("<non-verbose/>")
-    reason = " ".join(said.split())
+    reason = " ".join(
+        each for line in said.splitlines() if not _QUOTED_LINE.match(line) for each in line.split()
+    )
     return reason[:_MAX_ERROR_CHARS] or type(error).__name__

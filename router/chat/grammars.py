@@ -12,6 +12,8 @@ from router.chat.parsers.formats import HARMONY_REASONING, NONE, OutputFormat
 
 # Of a prompt: they show whether it ends within reasoning.
 _NUM_LAST_CHARS = 1024
+# What a chat becomes whose grammar is made here.
+_MADE = StructuredOutputsParams(grammar="start:")
 
 
 def grammar_of(
@@ -55,6 +57,23 @@ def grammar_of(
         return asked
     grammar = answer_after_reasoning(output, answer, added_tokens)
     return _checked(chat, asked.field, grammar)
+
+
+def by_its_own_field(chat: ChatInput, error: InvalidRequestError) -> InvalidRequestError:
+    """Return an error of a grammar that was made of a chat, by the field that asked for it.
+
+    Args:
+        chat: as it was sent.
+        error: of the request that it became.
+    """
+    asked = chat.sampling_params.structured_outputs
+    if asked is not None:
+        field = asked.field if error.field == _MADE.field else error.field
+    elif error.field == "structured_outputs":
+        field = "tool_choice" if chat.forces_call else "tools"
+    else:
+        field = "tools" if error.field == _MADE.field else error.field
+    return type(error)(field, error.description)
 
 
 def _checked(chat: ChatInput, field: str, grammar: str) -> StructuredOutputsParams:

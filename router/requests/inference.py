@@ -21,6 +21,7 @@ from quire.contract.inputs import (
 from quire.contract.outputs import Delta, Event, ModelInfo, TokenLogprobs
 from quire.observe.tracing import child, current_span
 from router.cells.pool import CellPool
+from router.chat.grammars import by_its_own_field
 from router.chat.parsers.formats import OutputFormat
 from router.chat.prompts import ChatPrompts
 from router.chat.reader import OutputReader, with_special_tokens
@@ -174,7 +175,12 @@ class Inference:
             check_received(resumed, valid)
             num_ended = sum(output.ended for output in resumed.received)
         else:
-            valid = await self._validator.generate(sent, ledger)
+            try:
+                valid = await self._validator.generate(sent, ledger)
+            except InvalidRequestError as error:
+                if not isinstance(request, ChatInput):
+                    raise
+                raise by_its_own_field(request, error) from None
             num_ended = 0
         params = valid.sampling_params
         record.accept(valid.model.name, params.n - num_ended, resumed is not None)

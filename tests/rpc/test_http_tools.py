@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 from tests.rpc.http_setup import HttpSetup, http_router
 
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/chat/completions"
 TEMPLATE = "{# <tool_call> </think> #}{{ messages[0].content }}"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+STRICT = [{"type": "function", "function": {"name": "f", "strict": True}}]
 CALL = '<tool_call>{"name": "f", "arguments": {"x": [1]}}</tool_call>'
 TEXT = f"<think>Hm</think>Yes{CALL}"
 BODY: dict[str, Any] = {
@@ -66,6 +67,17 @@ async def test_one_call_unless_several_may_be_made(client, parallel, number) -> 
         [choice] = (await stream.get_final_completion()).choices
     calls = [(each.function.name, each.function.arguments) for each in choice.message.tool_calls]
     assert calls == [("f", '{"x": [1]}')] * number
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [({"tool_choice": "required"}, "tool_choice"), ({"tools": STRICT}, "tools")],
+)
+async def test_a_grammar_is_refused_by_the_field_that_asked_for_it(client, body, field) -> None:
+    """No cell here obeys any."""
+    with pytest.raises(BadRequestError, match="must be absent: no cell") as caught:
+        await client.chat.completions.create(model="fake", **{**BODY, **body})
+    assert caught.value.param == field
 
 
 async def test_a_stream_brings_the_same(client) -> None:

@@ -123,6 +123,7 @@ def test_a_bad_grammar_is_refused_in_one_line(
     with pytest.raises(InvalidRequestError, match=f"^{words}") as caught:
         open_matcher(vocabulary, StructuredOutputsParams(**grammar))
     assert "\n" not in caught.value.message
+    assert "start:" not in caught.value.message
     assert len(caught.value.message) < 400
 
 

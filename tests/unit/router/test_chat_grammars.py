@@ -9,7 +9,7 @@ from quire.contract.chat import ChatInput, ChatMessage, Tool
 from quire.contract.errors import InvalidRequestError
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.structured_outputs import StructuredOutputsParams
-from router.chat.grammars import grammar_of
+from router.chat.grammars import by_its_own_field, grammar_of
 from router.chat.parsers.formats import OutputFormat
 
 JSON = StructuredOutputsParams(json={"type": "integer"})
@@ -88,6 +88,25 @@ def test_one_call_is_forced_where_one_is_wanted() -> None:
     )
     assert ")*" in several
     assert ")*" not in single
+
+
+@pytest.mark.parametrize(
+    ("asked", "choice", "field", "expected"),
+    [
+        (None, "required", "structured_outputs.grammar", "tools"),
+        (None, "auto", "structured_outputs.grammar", "tools"),
+        (None, "required", "structured_outputs", "tool_choice"),
+        (None, "auto", "structured_outputs", "tools"),
+        (JSON, "auto", "structured_outputs.grammar", "structured_outputs.json"),
+        (LARK, "auto", "structured_outputs.grammar", "structured_outputs.grammar"),
+        (JSON, "auto", "structured_outputs", "structured_outputs"),
+        (None, "required", "max_tokens", "max_tokens"),
+        (JSON, "auto", "max_tokens", "max_tokens"),
+    ],
+)
+def test_an_error_names_what_was_sent(asked, choice, field, expected) -> None:
+    made = by_its_own_field(chat(asked, tool_choice=choice), InvalidRequestError(field, "why"))
+    assert (made.field, made.description) == (expected, "why")
 
 
 def test_what_cannot_be_is_refused_by_the_field_that_was_sent() -> None:
