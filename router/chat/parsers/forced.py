@@ -14,7 +14,7 @@ from router.chat.parsers.formats import (
     REASONING_PARSERS,
     OutputFormat,
 )
-from router.chat.parsers.lark import Rules, json_of, quoted
+from router.chat.parsers.lark import Rules, quoted
 from router.chat.parsers.members import Tags, any_arguments, tagged_arguments
 from router.chat.parsers.shapes import NotServedError
 
@@ -33,6 +33,7 @@ _MARKERS = {
 }
 _GLM_TAGS = Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "</arg_value>")
 _QWEN_TAGS = Tags("<parameter=", ">\n", "\n</parameter>", "</parameter>")
+_TOO_DEEP = "must be nested less deeply"
 _PYTHON_TAG = "<|python_tag|>"
 
 
@@ -189,52 +190,73 @@ class _Grammar:
 
     def _call(self, tool: Tool, schema: dict[str, Any] | None) -> str:
         """Return a call behind its marker; without a schema, of any arguments."""
+        try:
+            return self._written(tool, schema)
+        except NotServedError as error:
+            reason = f"must be a schema that calls can be held to, got {error}"
+        except RecursionError:
+            reason = _TOO_DEEP
+        raise InvalidRequestError(_field(tool), reason) from None
+
+    def _written(self, tool: Tool, schema: dict[str, Any] | None) -> str:
         mark = self._rules.mark
         match self._output.tools:
             case "llama3_json":
-                return _named_object(tool.name, "parameters", schema)
+                return self._named_object(tool.name, "parameters", schema)
             case "mistral":
-                return f"{quoted(tool.name)} {mark('[ARGS]')} {_arguments(schema)}"
+                return f"{quoted(tool.name)} {mark('[ARGS]')} {self._arguments(schema)}"
             case "deepseek_v3":
                 begin = mark(f"{deepseek.CALL_BEGIN}function{deepseek.SEPARATOR}")
                 name, end = quoted(f"{tool.name}\n```json\n"), mark(f"\n```{deepseek.CALL_END}")
-                return f"{begin} {name} {_arguments(schema)} {end}"
+                return f"{begin} {name} {self._arguments(schema)} {end}"
             case "deepseek_v31":
                 begin, end = mark(deepseek.CALL_BEGIN), mark(deepseek.CALL_END)
                 separator = mark(deepseek.SEPARATOR)
-                return f"{begin} {quoted(tool.name)} {separator} {_arguments(schema)} {end}"
+                return f"{begin} {quoted(tool.name)} {separator} {self._arguments(schema)} {end}"
             case "glm45":
-                members = self._tagged(tool, schema, _GLM_TAGS)
+                members = self._tagged(schema, _GLM_TAGS)
                 name = quoted(f"{tool.name}\n")
                 return f"{name} {members} {mark('</tool_call>')}"
             case "qwen3_coder":
-                members = self._tagged(tool, schema, _QWEN_TAGS)
+                members = self._tagged(schema, _QWEN_TAGS)
                 begin, end = mark("\n<function="), mark("</function>\n</tool_call>")
                 return f'{begin} {quoted(tool.name)} ">\\n" {members} {end}'
             case "openai":
                 name = quoted(f"commentary to=functions.{tool.name} ")
                 message = mark(f"<|constrain|>json{harmony.MESSAGE}")
-                return f"{mark(harmony.CHANNEL)} {name} {message} {_arguments(schema)}"
+                return f"{mark(harmony.CHANNEL)} {name} {message} {self._arguments(schema)}"
             case _:
-                value = _named_object(tool.name, "arguments", schema)
+                value = self._named_object(tool.name, "arguments", schema)
                 return " ".join((quoted("\n"), value, mark("\n</tool_call>")))
 
-    def _tagged(self, tool: Tool, schema: dict[str, Any] | None, tags: Tags) -> str:
+    def _arguments(self, schema: dict[str, Any] | None) -> str:
+        return self._rules.json(_ANY_OBJECT if schema is None else schema)
+
+    def _named_object(self, name: str, arguments: str, schema: dict[str, Any] | None) -> str:
+        """Return JSON of a call: the schema of its arguments stands within another one."""
+        value = _ANY_OBJECT if schema is None else moved(schema)
+        return self._rules.json(
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, arguments: value},
+                "required": ["name", arguments],
+                "additionalProperties": False,
+            }
+        )
+
+    def _tagged(self, schema: dict[str, Any] | None, tags: Tags) -> str:
         if schema is None:
             return any_arguments(self._rules, tags)
-        try:
-            return tagged_arguments(self._rules, schema, tags)
-        except NotServedError as error:
-            raise InvalidRequestError(
-                _field(tool), f"must be a schema that calls can be held to, got {error}"
-            ) from None
+        return tagged_arguments(self._rules, schema, tags)
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
     try:
         schema = json.loads(tool.parameters) if tool.parameters else _ANY_OBJECT
         schema = readable(schema)
-    except (ValueError, RecursionError):
+    except RecursionError:
+        raise InvalidRequestError(_field(tool), _TOO_DEEP) from None
+    except ValueError:
         raise InvalidRequestError(_field(tool), "must be a JSON object, got other text") from None
     stated = schema.get("type", "object") if isinstance(schema, dict) else None
     is_object = stated == "object" or (isinstance(stated, list) and "object" in stated)
@@ -247,22 +269,3 @@ def _schema(tool: Tool) -> dict[str, Any]:
 
 def _field(tool: Tool) -> str:
     return f"tools.{tool.name[:64]}.parameters"
-
-
-def _arguments(schema: dict[str, Any] | None) -> str:
-    return json_of(_ANY_OBJECT if schema is None else schema)
-
-
-def _named_object(name: str, arguments: str, schema: dict[str, Any] | None) -> str:
-    """Return JSON of a call: the schema of its arguments stands within another one."""
-    return json_of(
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": name},
-                arguments: _ANY_OBJECT if schema is None else moved(schema),
-            },
-            "required": ["name", arguments],
-            "additionalProperties": False,
-        }
-    )

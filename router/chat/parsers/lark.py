@@ -5,7 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from quire.contract.structured_outputs import check_num_chars
 from quire.grammar import lark_regex, regex_of, with_json_options
+from router.chat.parsers.shapes import Visits
 
 TEXT = "/(?s:.*)/"
 
@@ -16,11 +18,16 @@ class Rules:
     Args:
         added_tokens: ids of the tokenizer's added tokens, special or not, by text: a grammar
             matches these by id alone.
+
+    Attributes:
+        visits: of schemas, for all of the grammar.
     """
 
     def __init__(self, added_tokens: Mapping[str, int]) -> None:
         self._added = added_tokens
         self._rules: list[str] = []
+        self._num_chars = 0
+        self.visits = Visits()
 
     def lines(self) -> list[str]:
         """Return the rules so far."""
@@ -33,6 +40,17 @@ class Rules:
     def terminal(self, expression: str) -> str:
         """Return the name of a terminal: one regex, which may be made of others by `&` and `~`."""
         return self._named("T", expression)
+
+    def json(self, schema: Any) -> str:
+        """Return what derives JSON of a schema.
+
+        Raises:
+            InvalidRequestError: all schemas so far are too long together.
+        """
+        text = json.dumps(with_json_options(schema))
+        self._num_chars += len(text)
+        check_num_chars("tools", self._num_chars)
+        return f"%json {text}"
 
     def mark(self, text: str) -> str:
         """Return what derives text of a format: a token for each part that is one, else letters."""
@@ -86,11 +104,6 @@ class Rules:
 def quoted(text: str) -> str:
     """Return what derives a text to the letter."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def json_of(schema: Any) -> str:
-    """Return what derives JSON of a schema."""
-    return f"%json {json.dumps(with_json_options(schema))}"
 
 
 def _with(part: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.grammar import lark_regex, regex_of
 from quire.json_schemas import cut_out
-from router.chat.parsers.lark import TEXT, Rules, json_of, quoted
+from router.chat.parsers.lark import TEXT, Rules, quoted
 from router.chat.parsers.shapes import ALL_TYPES, NotServedError, Shape, shapes
 
 _DAY = (
@@ -73,7 +73,9 @@ def tagged_arguments(rules: Rules, schema: Mapping[str, Any], tags: Tags) -> str
     Raises:
         NotServedError: it has what cannot be obeyed.
     """
-    found = [each for each in shapes(schema, schema, "object") if "object" in each.types]
+    found = [
+        each for each in shapes(schema, schema, "object", rules.visits) if "object" in each.types
+    ]
     if not found:
         raise NotServedError("no object that it allows")
     made = [_members(rules, schema, each, tags) for each in found]
@@ -117,19 +119,19 @@ def _members(rules: Rules, root: Mapping[str, Any], shape: Shape, tags: Tags) ->
 def _value(rules: Rules, root: Mapping[str, Any], schemas: Sequence[Any], tags: Tags) -> str | None:
     """Return what derives a value and what ends it, None where none is allowed."""
     schema = schemas[0] if len(schemas) == 1 else {"allOf": list(schemas)}
-    found = shapes(root, schema, "string")
+    found = shapes(root, schema, "string", rules.visits)
     if not found:
         return None
     types = frozenset[str]().union(*(each.types for each in found))
     texts = [each for each in found if "string" in each.types]
     document = cut_out(dict(root), schema)
     if not texts or any(each.types == ALL_TYPES for each in found):
-        return f"{json_of(document)} {rules.mark(tags.end)}"
+        return f"{rules.json(document)} {rules.mark(tags.end)}"
     others = types - {"string"}
     written = [rules.ended(_text(rules, each, others), tags.end, tags.stop) for each in texts]
     if others:
         beside = {"allOf": [document, {"type": sorted(others)}]}
-        written.append(f"{json_of(beside)} {rules.mark(tags.end)}")
+        written.append(f"{rules.json(beside)} {rules.mark(tags.end)}")
     return written[0] if len(written) == 1 else f"({' | '.join(written)})"
 
 

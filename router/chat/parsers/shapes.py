@@ -9,6 +9,9 @@ from quire.json_schemas import resolve
 
 # Of one schema: those of `anyOf` within `allOf` multiply.
 MAX_ALTERNATIVES = 256
+# Schemas that are read for one grammar, each as often as it is referred to.
+MAX_VISITS = 2**14
+_LOOKUP_VISITS = 100
 ALL_TYPES = frozenset(("string", "number", "boolean", "null", "array", "object"))
 # What is not obeyed here.
 _UNOBEYED = frozenset(
@@ -69,28 +72,48 @@ class Shape:
         )
 
 
-def shapes(root: Mapping[str, Any], schema: Any, kind: str) -> list[Shape]:
+class Visits:
+    """Counts what is read for one grammar: a short schema may refer to itself without an end."""
+
+    def __init__(self) -> None:
+        self._left = MAX_VISITS
+
+    def spend(self, number: int = 1) -> None:
+        """Count some.
+
+        Raises:
+            NotServedError: they are too many.
+        """
+        self._left -= number
+        if self._left < 0:
+            raise NotServedError("too many references and alternatives")
+
+
+def shapes(root: Mapping[str, Any], schema: Any, kind: str, visits: Visits) -> list[Shape]:
     """Return the alternatives of a schema; none where it allows nothing.
 
     Args:
         root: of the document, as `readable` returns it.
         schema: in it.
         kind: the type of JSON of which the alternatives of `oneOf` have to exclude each other.
+        visits: to be added to.
 
     Raises:
         NotServedError: a reference leads out of the document, alternatives of `oneOf` may hold at
             once, or there are too many.
     """
-    return _Shapes(root, kind).of(schema, ())
+    return _Shapes(root, kind, visits).of(schema, ())
 
 
 class _Shapes:
-    def __init__(self, root: Mapping[str, Any], kind: str) -> None:
+    def __init__(self, root: Mapping[str, Any], kind: str, visits: Visits) -> None:
         self._root = root
         self._kind = kind
+        self._visits = visits
 
     def of(self, schema: Any, path: tuple[str, ...]) -> list[Shape]:
         """Return alternatives; those of references that lead back to themselves are none."""
+        self._visits.spend()
         if schema is False:
             return []
         if not isinstance(schema, Mapping):
@@ -112,6 +135,8 @@ class _Shapes:
     def _referenced(self, reference: str, path: tuple[str, ...]) -> list[Shape]:
         if reference in path:
             return []
+        if not reference.startswith("#/"):
+            self._visits.spend(_LOOKUP_VISITS)
         target = resolve(dict(self._root), reference)
         if target is None:
             raise NotServedError(f"a reference to {reference[:64]!r}, which is not in it")
@@ -124,6 +149,7 @@ class _Shapes:
 
     def _are_apart(self, one: Shape, other: Shape) -> bool:
         """Whether no value of the kind is of both."""
+        self._visits.spend()
         if self._kind not in one.types & other.types:
             return True
         if _common(one.values, other.values) == ():
@@ -137,7 +163,7 @@ class _Shapes:
         """Return the only values of a member, None for any."""
         found: list[Any] = []
         for schema in shape.properties.get(name, (True,)):
-            for each in shapes(self._root, schema, "string"):
+            for each in self.of(schema, ()):
                 if each.values is None:
                     return None
                 found += each.values

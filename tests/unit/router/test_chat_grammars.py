@@ -117,7 +117,7 @@ def test_what_cannot_be_is_refused_by_the_field_that_was_sent() -> None:
     with pytest.raises(InvalidRequestError, match=r"^tool_choice: .* absent with use_beam_search"):
         grammar(beams)
     large = ChatInput([], SamplingParams(), (Tool("f" * 70_000),), "required")
-    with pytest.raises(InvalidRequestError, match=r"^tool_choice: .* at most 65536 characters"):
+    with pytest.raises(InvalidRequestError, match=r"^tools: must be at most 65536 characters"):
         grammar(large)
     for parameters in ("{", "5", '{"properties": []}'):
         wrong = ChatInput([], SamplingParams(), (Tool("f", "", parameters),), "required")

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -55,6 +56,23 @@ OUTPUTS = {
     "openai": "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary "
     f"to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}",
 }
+
+
+# Each of these refers to the next one twice.
+DOUBLING = {
+    "properties": {"a": {"$ref": "#/$defs/0"}},
+    "$defs": {
+        **{str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)},
+        "40": {"type": "string"},
+    },
+}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"anyOf": [schema]}
+    return schema
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +211,8 @@ def test_marks_are_tokens_where_a_tokenizer_has_added_them() -> None:
         ({"oneOf": [{"properties": {"a": {}}}, {}]}, "oneOf"),
         ({"allOf": [{"anyOf": [{}] * 20}, {"anyOf": [{}] * 20}]}, "more than 256"),
         ({"const": {"a": 1}}, "const"),
+        (DOUBLING, "too many references"),
+        ({"properties": {"a": nested(300)}}, "nested less deeply"),
         ({"properties": {"a": False}, "required": ["a"]}, "a value of a"),
     ],
 )
