@@ -1,5 +1,6 @@
 """JSON schemas as llguidance reads them, and moved away from the root of their document."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, unquote, urljoin
@@ -16,6 +17,7 @@ _BASE = "json-schema:///moved"
 # Members that hold values, and those that hold schemas by names that mean nothing.
 _VALUES = frozenset(("const", "enum", "default", "example", "examples", "required", "x-guidance"))
 _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+_SAYING_NOTHING_OF_TEXT = frozenset(("type", "title", "description", "default", "examples"))
 _DEFINITIONS = ("$defs", "definitions")
 _URI_CHARACTERS = "!#$%&'()*+,/:;=?@~"
 
@@ -24,19 +26,27 @@ def readable(schema: Any) -> Any:
     """Return a schema of the same meaning that llguidance reads, as it does not read every one.
 
     A format that it does not know is left out, characters of references that no URI has are
-    escaped, and what tells the schemas of a `discriminator` apart is required in each of them.
+    escaped, names of members that have to be some texts or match a pattern are written as patterns,
+    and what tells the schemas of a `discriminator` apart is required in each of them.
+
+    Args:
+        schema: the root of a document.
 
     Raises:
         RecursionError: it is nested too deeply.
     """
-    if not isinstance(schema, dict):
-        return [readable(each) for each in schema] if isinstance(schema, list) else schema
-    found = _with_inner(schema, readable)
-    if isinstance(name := found.get("format"), str) and name not in FORMATS:
-        del found["format"]
-    if isinstance(reference := found.get("$ref"), str):
-        found["$ref"] = quote(reference, safe=_URI_CHARACTERS)
-    return _told_apart(found)
+
+    def read(part: Any) -> Any:
+        if not isinstance(part, dict):
+            return [read(each) for each in part] if isinstance(part, list) else part
+        found = _with_inner(part, read)
+        if isinstance(name := found.get("format"), str) and name not in FORMATS:
+            del found["format"]
+        if isinstance(reference := found.get("$ref"), str):
+            found["$ref"] = quote(reference, safe=_URI_CHARACTERS)
+        return _told_apart(_with_names_as_pattern(found, schema))
+
+    return read(schema)
 
 
 def moved(schema: dict[str, Any]) -> dict[str, Any]:
@@ -115,6 +125,30 @@ def _told_apart(schema: dict[str, Any]) -> dict[str, Any]:
         for each in branches
     ]
     return {**schema, "oneOf": required}
+
+
+def _with_names_as_pattern(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """Write `propertyNames` as the pattern of the only members, where nothing else is said."""
+    names = schema.get("propertyNames")
+    if "properties" in schema or "patternProperties" in schema or not isinstance(names, dict):
+        return schema
+    if isinstance(reference := names.get("$ref"), str) and reference.startswith("#/"):
+        target = resolve(root, reference)
+        if isinstance(target, dict):
+            names = {**{name: names[name] for name in names if name != "$ref"}, **target}
+    said = names.keys() - _SAYING_NOTHING_OF_TEXT
+    texts = names.get("enum", [names.get("const")])
+    if said in ({"enum"}, {"const"}) and isinstance(texts, list):
+        pattern = f"^({'|'.join(re.escape(each) for each in texts if isinstance(each, str))})$"
+    elif said == {"pattern"} and isinstance(names["pattern"], str):
+        pattern = names["pattern"]
+    elif said and said <= {"minLength", "maxLength"}:
+        pattern = f"^.{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+    else:
+        return schema
+    made = {name: value for name, value in schema.items() if name != "propertyNames"}
+    only = {pattern: schema.get("additionalProperties", True)}
+    return {**made, "patternProperties": only, "additionalProperties": False}
 
 
 def _with_needed_definitions(schema: dict[str, Any], part: Any) -> dict[str, Any]:

@@ -64,6 +64,11 @@ KINDS: list[Any] = [
     *(Chain, Pet | None, dict[str, int], dict[str, Point], list[Pet], tuple[int, str], Any, date),
     *(UUID, Annotated[str, Field(pattern="^[a-c]{2}-[0-9]+$")], Point | list[int] | None),
     *(Annotated[str, Field(min_length=2, max_length=5)], list[list[int]], str | list[str]),
+    *(
+        dict[Colour, int],
+        dict[Literal["a b", "(c"], bool],
+        dict[Annotated[str, Field(min_length=2)], int],
+    ),
     *(Annotated[str, Field(pattern="^ab|yz$", max_length=9)] | None, date | None, bytes),
 ]
 
