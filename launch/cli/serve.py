@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def serve(options: Values, model: ModelArgument = None) -> None:
     """Serve a model: start workers, scheduler and router, keep them up, stop them on Ctrl-C.
 
-    MODEL may also be a name in Hugging Face's local cache.
+    MODEL may also be a name in Hugging Face's local cache, or smollm2 once `quire run` has fetched
+    it.
     """
     import asyncio
 
