@@ -149,7 +149,27 @@ def _read_config(directory: Path) -> HfConfig:
         raise ModelLoadError(
             f"{directory}: no config.json and no .gguf file; is it a Hugging Face model directory?"
         )
-    return HfConfig.read(directory / "config.json")
+    return _with_architecture(HfConfig.read(directory / "config.json"))
+
+
+def _with_architecture(hf: HfConfig) -> HfConfig:
+    """Return a configuration that names an architecture: the decoder of its model_type, if none.
+
+    Raises:
+        ModelLoadError: it names none, and model_type is no decoder's.
+    """
+    if hf.texts("architectures"):
+        return hf
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = hf.text("model_type", "")
+    found = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
+    if found is None:
+        raise hf.error(
+            "architectures",
+            f"must name a decoder, or model_type must be that of one, got none and {kind!r}",
+        )
+    return hf.extended(architectures=[found])
 
 
 def _resolve_dtype(hf: HfConfig, asked: str) -> str:

@@ -34,6 +34,10 @@ class HfConfig:
             raise ModelLoadError(f"{path}: must hold a JSON object")
         return cls(values, str(path))
 
+    def extended(self, **values: Any) -> "HfConfig":
+        """Return this object with more keys, of the same file."""
+        return HfConfig({**self._values, **values}, self._origin)
+
     @property
     def directory(self) -> Path:
         """The directory of the file."""

@@ -203,7 +203,15 @@ def config_not_an_object(path: Path) -> None:
 
 
 def no_architecture(path: Path) -> None:
-    edit_config(path, architectures=None)
+    edit_config(path, architectures=None, model_type="vit")
+
+
+def no_kind_at_all(path: Path) -> None:
+    edit_config(path, architectures=[], model_type=None)
+
+
+def model_type_of_an_encoder(path: Path) -> None:
+    edit_config(path, architectures=None, model_type="bert", is_causal=False)
 
 
 def unsupported_architecture(path: Path) -> None:
@@ -303,7 +311,12 @@ def shard_lacks_a_tensor(path: Path) -> None:
         (no_config, "no config.json"),
         (config_not_json, "config.json: not readable as JSON"),
         (config_not_an_object, "must hold a JSON object"),
-        (no_architecture, "architectures: must be one of LlamaForCausalLM"),
+        (
+            no_architecture,
+            "architectures: must name a decoder, or model_type .* of one, got none and 'vit'",
+        ),
+        (no_kind_at_all, "got none and ''"),
+        (model_type_of_an_encoder, "is_causal: must be true"),
         (
             unsupported_architecture,
             "architectures: MambaForCausalLM is not served: model_type llama has",
