@@ -10,6 +10,7 @@ from quire.gguf_tokenizer import load_gguf_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerBase
 
 # Classes of transformers that take tokenizer.json as it is; all others build or change something.
 _PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -36,6 +37,12 @@ _HARMLESS = (
     "tokenizer_class",
     "truncation_side",
 )
+# What the tokens of some tokenizer are in; tokenizer_config.json is about them.
+_CONFIG = "tokenizer_config.json"
+_VOCABULARIES = (
+    *("tokenizer*.json", "*vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "*.bpe"),
+    *("tekken.json", "*.tokenizer"),
+)
 
 
 def load_backend(model: str) -> "Backend":
@@ -52,7 +59,75 @@ def load_backend(model: str) -> "Backend":
     if gguf is not None:
         backend: Backend = load_gguf_tokenizer(gguf).backend_tokenizer
         return backend
-    return _load_plain(directory) or _load_with_transformers(directory)
+    require_tokenizer(directory)
+    plain = _load_plain(directory)
+    if plain is None:
+        plain = _load_with_transformers(directory).backend_tokenizer
+    return plain
+
+
+def require_tokenizer(directory: Path) -> None:
+    """Return if a directory has what some tokenizer is read from.
+
+    Raises:
+        ModelLoadError: it has not.
+    """
+    found = (path.name for each in _VOCABULARIES for path in directory.glob(each))
+    if all(name == _CONFIG for name in found):
+        raise ModelLoadError(
+            f"tokenizer.json: must be in {directory}, or else tokenizer.model or vocab.json, got "
+            "none: copy the tokenizer's files of the model that this one was made from"
+        )
+
+
+def eos_token_id(directory: Path, ask_class: bool) -> int | None:
+    """Return the token that ends a text, as the tokenizer of a directory has it; None for none.
+
+    Args:
+        directory: of the model.
+        ask_class: whether to read, where the files name no such token, that of the tokenizer's
+            class; transformers knows it, whose imports take seconds.
+    """
+    config = _json_object(directory / _CONFIG)
+    named = {**_json_object(directory / "special_tokens_map.json"), **config}
+    try:
+        require_tokenizer(directory)
+        if "eos_token" not in named:
+            is_plain = config.get("tokenizer_class") in _PLAIN_CLASSES
+            if is_plain or not ask_class:
+                return None
+            number: int | None = _load_with_transformers(directory).eos_token_id
+            return number
+        token = named["eos_token"]
+        text = token.get("content") if isinstance(token, dict) else token
+        return _token_id(directory, config, text) if isinstance(text, str) else None
+    except ModelLoadError:
+        return None  # the router will report it
+
+
+def _token_id(directory: Path, config: dict[str, Any], text: str) -> int | None:
+    """Return the id of a special token, None if there is none."""
+    added = config.get("added_tokens_decoder")
+    for number, token in added.items() if isinstance(added, dict) else ():
+        if isinstance(token, dict) and token.get("content") == text and number.isdecimal():
+            return int(number)
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend.from_file(str(directory / "tokenizer.json"))
+    except Exception:  # absent, or broken
+        backend = load_backend(str(directory))
+    found: int | None = backend.token_to_id(text)
+    return found
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """Return what a file holds; nothing if that is no JSON object, or there is no file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _load_plain(directory: Path) -> "Backend | None":
@@ -60,7 +135,7 @@ def _load_plain(directory: Path) -> "Backend | None":
     from tokenizers import Tokenizer as Backend
 
     try:
-        config = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
         if not isinstance(config, dict) or config.get("tokenizer_class") not in _PLAIN_CLASSES:
             return None
         others = [directory / name for name in ("special_tokens_map.json", "added_tokens.json")]
@@ -82,7 +157,12 @@ def _are_special(backend: "Backend", config: dict[str, Any]) -> bool:
     return all(isinstance(token, str) and token in known for token in named)
 
 
-def _load_with_transformers(directory: Path) -> "Backend":
+def _load_with_transformers(directory: Path) -> "PreTrainedTokenizerBase":
+    """Return the tokenizer that transformers makes.
+
+    Raises:
+        ModelLoadError: it makes none, or none of the library tokenizers.
+    """
     try:
         from transformers import AutoTokenizer  # seconds of imports: only here, only in a thread
     except ImportError:  # as in the small image of the router
@@ -93,18 +173,17 @@ def _load_with_transformers(directory: Path) -> "Backend":
         ) from None
     try:
         # Said outright: without it transformers asks at a terminal whether to run the model's code.
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:
         # transformers raises whatever its many readers raise; all of it means the same to the
         # operator.
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelLoadError(f"cannot load the tokenizer of {directory}: {reason}") from error
     if not tokenizer.is_fast:
         raise ModelLoadError(
             f"cannot load the tokenizer of {directory}: {type(tokenizer).__name__} is not a fast "
             "one"
         )
-    backend: Backend = tokenizer.backend_tokenizer
-    return backend
+    return tokenizer

@@ -8,10 +8,11 @@ from typing import Any
 import quire
 from quire.contract.addresses import MAX_RANKS, check_address
 from quire.contract.engine_options import DeviceOptions, EngineOptions
-from quire.contract.errors import ConfigError
+from quire.contract.errors import ConfigError, ModelLoadError
 from quire.contract.options import Bounds, option, same_option, values_of
 from quire.contract.service_options import ServiceOptions, port_option
 from quire.gguf_file import is_model
+from quire.tokenizer_files import require_tokenizer
 from router.config import RouterConfig
 
 # Where vLLM's users look for it.
@@ -110,6 +111,12 @@ class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
             raise ConfigError(
                 f"model: must be a directory or a .gguf file that exists, got {self.model}"
             )
+        if (self.model / "config.json").is_file():
+            # Before anything is started: the router, which needs it, comes last.
+            try:
+                require_tokenizer(self.model)
+            except ModelLoadError as error:
+                raise ConfigError(error.message) from None
         if self.api_keys is not None and not self.api_keys.is_file():
             raise ConfigError(f"api_keys: must be a file that exists, got {self.api_keys}")
         self._check_static()

@@ -9,6 +9,7 @@ import torch
 from quire.contract.engine_options import LoadOptions
 from quire.contract.errors import ModelLoadError
 from quire.gguf_file import GgufFile, find_gguf
+from quire.tokenizer_files import eos_token_id
 from worker_svc.cache.format import resolve_kv_cache_dtype
 from worker_svc.device.base import Device
 from worker_svc.layers.quantization import NONE, STORED
@@ -42,7 +43,8 @@ class Checkpoint:
         dtype_name: type of activations.
         kv_cache_dtype: type of the paged cache's elements.
         max_model_len: most tokens of one sequence.
-        eos_token_ids: of the generation config; those that the vocabulary lacks are left out.
+        eos_token_ids: of the generation config, or else of config.json, and that of the tokenizer;
+            those that the vocabulary lacks are left out.
         reader: of its tensors.
         tensors: where each tensor is, by its name; none where weights are made up.
     """
@@ -193,9 +195,18 @@ def _resolve_max_model_len(asked: int | None, default: int, longest: int) -> int
 def _eos_token_ids(directory: Path, hf: HfConfig, vocab_size: int) -> tuple[int, ...]:
     generation_config = directory / "generation_config.json"
     sources = [HfConfig.read(generation_config)] if generation_config.is_file() else []
+    ids: tuple[int, ...] = ()
     for source in (*sources, hf):
-        # No logit belongs to an id beyond the vocabulary, as some configurations have.
-        ids = tuple(each for each in source.token_ids("eos_token_id") if 0 <= each < vocab_size)
-        if ids:
-            return ids
-    return ()
+        ids = ids or _in_vocabulary(source.token_ids("eos_token_id"), vocab_size)
+    if not (directory / "config.json").is_file():
+        return ids  # of a GGUF file, whose metadata is of the tokenizer, too
+    # Fine-tunes often have the turns of another template than the model that they were made from,
+    # and its configuration.
+    own = eos_token_id(directory, ask_class=not ids)
+    more = () if own is None or own in ids else _in_vocabulary((own,), vocab_size)
+    return ids + more
+
+
+def _in_vocabulary(ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+    # No logit belongs to an id beyond the vocabulary, as some configurations have.
+    return tuple(each for each in ids if 0 <= each < vocab_size)

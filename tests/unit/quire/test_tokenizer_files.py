@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from launch.cluster.supervisor import embedded_model
+from launch.cluster.supervisor import ClusterConfig, embedded_model
 from quire import tokenizer_files
-from quire.contract.errors import ModelLoadError
+from quire.contract.errors import ConfigError, ModelLoadError
 from tests.fakes import small_tokenizers
 
 PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -94,3 +94,31 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelLoadError, match="cannot load the tokenizer of"):
         tokenizer_files.load_backend(str(tmp_path))
+
+
+def test_a_directory_without_a_tokenizer_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by transformers, whose imports take seconds, nor where everything has started."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name in ("config.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ModelLoadError) as refused:
+        tokenizer_files.load_backend(str(tmp_path))
+    assert refused.value.message == (
+        f"tokenizer.json: must be in {tmp_path}, or else tokenizer.model or vocab.json, got none: "
+        "copy the tokenizer's files of the model that this one was made from"
+    )
+    with pytest.raises(ConfigError) as refused_too:
+        ClusterConfig(model=tmp_path)
+    assert refused_too.value.message == refused.value.message
+    (tmp_path / "vocab.json").write_text("{}")
+    ClusterConfig(model=tmp_path)
+
+
+def test_what_transformers_says_is_not_cut_at_its_first_line(tmp_path: Path) -> None:
+    (tmp_path / "merges.txt").write_text("")
+    with pytest.raises(ModelLoadError) as refused:
+        tokenizer_files.load_backend(str(tmp_path))
+    assert "\n" not in refused.value.message
+    assert not refused.value.message.endswith(":")

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from quire.contract.engine_options import CacheOptions, LoadOptions
 from quire.contract.errors import ConfigError, ModelLoadError
@@ -14,6 +16,7 @@ from quire.contract.workers import LoadSpec
 from tests.factories import (
     CONFIGS,
     EOS_TOKEN_ID,
+    FALLBACKS,
     MAX_POSITIONS,
     VOCAB_SIZE,
     bloom_config,
@@ -92,6 +95,78 @@ def test_end_tokens_that_the_vocabulary_lacks_are_left_out(tmp_path: Path, outsi
     assert load(tmp_path).info.eos_token_ids == (7,)
     generation_config.write_text(f'{{"eos_token_id": {outside}}}')
     assert load(tmp_path).info.eos_token_ids == (5,)
+
+
+def write_tokenizer(directory: Path, config: object, special: object = None) -> None:
+    """A tokenizer in which the text "</s>" is the token 12."""
+    tokenizer = Tokenizer(WordLevel({"a": 0, "</s>": 12, "<unk>": 1}, unk_token="<unk>"))
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    if special is not None:
+        (directory / "special_tokens_map.json").write_text(json.dumps(special))
+
+
+PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast"}
+NAMED = {**PLAIN, "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize(
+    ("config", "special", "own"),
+    [
+        (NAMED, None, (12,)),
+        ({**PLAIN, "eos_token": {"content": "</s>", "__type": "AddedToken"}}, None, (12,)),
+        (PLAIN, {"eos_token": {"content": "</s>"}}, (12,)),
+        # What is said of the tokenizer itself counts more.
+        ({**PLAIN, "eos_token": None}, {"eos_token": "</s>"}, ()),
+        ({**NAMED, "added_tokens_decoder": {"9": {"content": "</s>"}}}, None, (9,)),
+        ({**NAMED, "added_tokens_decoder": {"400": {"content": "</s>"}}}, None, ()),
+        ({**PLAIN, "eos_token": "<a token that there is not>"}, None, ()),
+        ({**PLAIN, "eos_token": 7}, None, ()),
+        ([], {"eos_token": "</s>"}, (12,)),
+        (PLAIN, None, ()),
+    ],
+    ids=str,
+)
+def test_the_tokenizer_s_end_token_ends_texts_too(
+    config: object, special: object, own: tuple[int, ...], tmp_path: Path
+) -> None:
+    save_model(tmp_path, llama_config())
+    write_tokenizer(tmp_path, config, special)
+    assert load(tmp_path).info.eos_token_ids == (EOS_TOKEN_ID, *own)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 12]}')
+    expected = (7, 12) if own == (12,) else (7, 12, *own)
+    assert load(tmp_path).info.eos_token_ids == expected
+    (tmp_path / "generation_config.json").write_text("{}")
+    edit_config(tmp_path, eos_token_id=None)
+    assert load(tmp_path).info.eos_token_ids == own
+
+
+def test_the_end_token_of_a_tokenizer_s_class_where_no_file_names_one(tmp_path: Path) -> None:
+    save_model(tmp_path, llama_config())
+    vocabulary = {"a": 0, "<|endoftext|>": 5}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    assert load(tmp_path).info.eos_token_ids == (EOS_TOKEN_ID,)
+    edit_config(tmp_path, eos_token_id=None)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    assert load(tmp_path).info.eos_token_ids == (5,)
+    # Named, it is one of the same vocabulary.
+    named = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "a"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    assert load(tmp_path).info.eos_token_ids == (0,)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "deepseek_v3", "helium"])
+def test_model_type_is_enough_where_no_architecture_is_named(name: str, tmp_path: Path) -> None:
+    config = {**CONFIGS, **FALLBACKS}[name]()
+    save_model(tmp_path, config)
+    expected = Driver(load_runner(tmp_path)).generate([PROMPT], 8)
+    for absent in ({"architectures": None}, {"architectures": []}):
+        edit_config(tmp_path, **absent)
+        assert load(tmp_path).info.architecture == config.architectures[0]
+        assert Driver(load_runner(tmp_path)).generate([PROMPT], 8) == expected
 
 
 def test_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
