@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
@@ -56,13 +56,12 @@ class CheckpointDigest:
         self._tensors = tensors
         num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="digest")
-        self._parts: list[tuple[str, Future[bytes]]] = []
+        self._parts: dict[str, Future[bytes]] = {}
 
     def __enter__(self) -> Self:
         """Start to read."""
         for name, each in sorted(self._tensors.items()):
-            part = self._threads.submit(_digest_bytes, each)
-            self._parts.append((f"\0{name}\0{each.dtype}\0{each.shape}\0", part))
+            self._parts[name] = self._threads.submit(_digest_bytes, each)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,9 +74,23 @@ class CheckpointDigest:
             ModelLoadError: a file cannot be read.
         """
         digest = sha256(self._config.canonical(without=_NOT_OF_THE_MODEL).encode())
-        for tensor, part in self._parts:
-            digest.update(tensor.encode() + part.result())
+        for name, part in self._parts.items():
+            each = self._tensors[name]
+            digest.update(f"\0{name}\0{each.dtype}\0{each.shape}\0".encode() + part.result())
         return digest.digest()
+
+    def is_copy(self, name: str, others: Iterable[str]) -> bool:
+        """Wait for the threads; return whether a tensor is what one of others is, to the bit.
+
+        Raises:
+            ModelLoadError: a file cannot be read.
+        """
+        kind = self._tensors[name].dtype, self._tensors[name].shape
+        return any(
+            (self._tensors[each].dtype, self._tensors[each].shape) == kind
+            and self._parts[each].result() == self._parts[name].result()
+            for each in others
+        )
 
 
 def safetensors_bytes(files: Mapping[str, Path]) -> dict[str, StoredBytes]:

@@ -19,6 +19,7 @@ from worker_svc.loading.checkpoint import open_checkpoint
 from worker_svc.loading.gguf_checkpoint import GgufCheckpoint
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.numerics_id import numerics_id
+from worker_svc.loading.unread import require_all_read
 from worker_svc.loading.weights import Weights, WeightTally
 from worker_svc.models.interface import CausalLM
 from worker_svc.parallel.group import ParallelGroup
@@ -86,6 +87,8 @@ def load_model(
         model = family.build(checkpoint.config, weights, parallel, checkpoint.max_model_len)
         if isinstance(reader, GgufCheckpoint):
             reader.require_all_read()
+        elif parallel.rank == 0:  # the others read no biases of sums
+            require_all_read(checkpoint, digest)
         checkpoint_digest = digest.result()
     hf = checkpoint.hf
     info = ModelInfo(

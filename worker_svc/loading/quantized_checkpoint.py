@@ -10,6 +10,7 @@ AutoGPTQ and GPTQModel, AutoAWQ (its "gemm") and compressed-tensors write, and t
 DeepSeek-V3's float8.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ _WORD_BITS = 32
 _GPTQ_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 # AutoAWQ's order of the features in a word of eight, from the lowest bits.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+# What layers and caches of integers would be computed with, and the size of a weight unpacked.
+_NOT_OF_WEIGHTS = re.compile(r"\.([qkv]|input|output)_(scale|zero_point)$|\.weight_shape$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,14 @@ class QuantizedCheckpoint(ABC):
         """Return whether there is a tensor of this name, or what it can be made from."""
         return self._checkpoint.has(name) or self._is_quantized(name)
 
+    def unread(self) -> list[str]:
+        """Return the names of tensors that were not read and are not for nothing."""
+        return [
+            name
+            for name in self._checkpoint.unread()
+            if not _NOT_OF_WEIGHTS.search(name) and not self._is_empty_bias(name)
+        ]
+
     def read(self, name: str, shape: tuple[int, ...], part: tuple[range, ...]) -> torch.Tensor:
         """Return part of a tensor; of a quantised one the whole is read, and float32 returned.
 
@@ -175,6 +186,11 @@ class QuantizedCheckpoint(ABC):
             layer = self._layer(name.removesuffix("weight"), *shape)
             self._last_grouped = name, layer.grouped(name)
         return self._last_grouped[1]
+
+    def _is_empty_bias(self, name: str) -> bool:
+        """Return whether a tensor is the bias that AutoGPTQ gave to layers that have none."""
+        layer = name.removesuffix("bias")
+        return self._is_quantized(f"{layer}weight") and not self._checkpoint.stored(name).any()
 
     def _is_quantized(self, name: str) -> bool:
         layer = name.removesuffix("weight")

@@ -50,6 +50,7 @@ class SafetensorsCheckpoint:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[str, Any] = {}
+        self._names_read: set[str] = set()
         index = directory / INDEX_FILE
         if index.exists():
             self._file_of_tensor = self._read_index(index)
@@ -68,6 +69,10 @@ class SafetensorsCheckpoint:
         """Return whether the checkpoint holds a tensor of this name."""
         return name in self._file_of_tensor
 
+    def unread(self) -> list[str]:
+        """Return the names of tensors of which no part was read."""
+        return [name for name in self._file_of_tensor if name not in self._names_read]
+
     def read(self, name: str, shape: tuple[int, ...], part: tuple[range, ...]) -> torch.Tensor:
         """Return part of a tensor; only that part is read from the disk.
 
@@ -82,6 +87,7 @@ class SafetensorsCheckpoint:
         file_name = self._file_of_tensor.get(name)
         if file_name is None:
             raise ModelLoadError(f"{self._directory}: tensor {name} is missing")
+        self._names_read.add(name)
         try:
             stored = self._open(file_name).get_slice(name)
             found = tuple(stored.get_shape())
@@ -118,6 +124,7 @@ class SafetensorsCheckpoint:
         file_name = self._file_of_tensor.get(name)
         if file_name is None:
             raise ModelLoadError(f"{self._directory}: tensor {name} is missing")
+        self._names_read.add(name)
         try:
             tensor: torch.Tensor = self._open(file_name).get_tensor(name)
         except SafetensorError as error:

@@ -119,6 +119,13 @@ def read_deepseek_v3(hf: HfConfig) -> DeepseekConfig:
     )
 
 
+def predicted_layers(hf: HfConfig) -> tuple[str, ...]:
+    """Return what leaves out the layers behind the last, which predict further tokens."""
+    first = hf.integer("num_hidden_layers")
+    count = hf.integer("num_nextn_predict_layers", 1, least=0)
+    return tuple(rf"^(model\.)?layers\.{first + each}\." for each in range(count))
+
+
 def _one_of(hf: HfConfig, key: str, default: str, *served: str) -> str:
     value = hf.text(key, default)
     if value not in served:

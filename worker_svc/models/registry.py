@@ -10,7 +10,12 @@ from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.weights import Weights
 from worker_svc.models.bloom import build_bloom, read_bloom
 from worker_svc.models.cohere import build_cohere, read_cohere, read_cohere2
-from worker_svc.models.deepseek import build_deepseek, read_deepseek_v2, read_deepseek_v3
+from worker_svc.models.deepseek import (
+    build_deepseek,
+    predicted_layers,
+    read_deepseek_v2,
+    read_deepseek_v3,
+)
 from worker_svc.models.falcon import build_falcon, read_falcon
 from worker_svc.models.fallback import FallbackForCausalLM, read_fallback
 from worker_svc.models.gemma import build_gemma, read_gemma, read_gemma2, read_gemma3
@@ -30,7 +35,7 @@ from worker_svc.models.phi3 import read_phi3
 from worker_svc.models.qwen2 import read_qwen2
 from worker_svc.models.qwen3 import read_qwen3
 from worker_svc.models.qwen3_moe import read_qwen3_moe
-from worker_svc.models.stablelm import build_stablelm, read_stablelm
+from worker_svc.models.stablelm import build_stablelm, norms_of_other_ranks, read_stablelm
 from worker_svc.models.starcoder2 import build_starcoder2, read_starcoder2
 from worker_svc.parallel.group import ParallelGroup
 
@@ -46,12 +51,20 @@ class ModelFamily:
             are loaded. Raises ModelLoadError: a tensor is missing or misshapen, or the ranks cannot
             share a layer.
         has_head: whether its checkpoints have a language-model head; without, they give vectors.
+        left_out: patterns of the names of tensors that its checkpoints hold and the model, or its
+            rank 0, does without, from config.json; see worker_svc/loading/unread.py.
     """
 
     read: Callable[[HfConfig], ModelConfig]
     # Any: the configuration that the family's own `read` returns.
     build: Callable[[Any, Weights, ParallelGroup, int], CausalLM]
     has_head: bool = True
+    left_out: Callable[[HfConfig], tuple[str, ...]] = lambda _: ()
+
+
+def _masks(scope: str) -> Callable[[HfConfig], tuple[str, ...]]:
+    """Return what leaves out the causal mask, which old releases saved with each layer."""
+    return lambda _: (rf"\.{scope}\.(masked_)?bias$",)
 
 
 FAMILIES = {
@@ -70,19 +83,23 @@ FAMILIES = {
     "Gemma2ForCausalLM": ModelFamily(read_gemma2, build_gemma),
     "Gemma3ForCausalLM": ModelFamily(read_gemma3, build_gemma),
     "OPTForCausalLM": ModelFamily(read_opt, build_opt),
-    "GPT2LMHeadModel": ModelFamily(read_gpt2, build_gpt2),
-    "GPTNeoXForCausalLM": ModelFamily(read_gpt_neox, build_gpt_neox),
-    "GPTJForCausalLM": ModelFamily(read_gptj, build_gptj),
+    "GPT2LMHeadModel": ModelFamily(read_gpt2, build_gpt2, left_out=_masks("attn")),
+    "GPTNeoXForCausalLM": ModelFamily(read_gpt_neox, build_gpt_neox, left_out=_masks("attention")),
+    "GPTJForCausalLM": ModelFamily(read_gptj, build_gptj, left_out=_masks("attn")),
     "PhiForCausalLM": ModelFamily(read_phi, build_phi),
     "FalconForCausalLM": ModelFamily(read_falcon, build_falcon),
     "Starcoder2ForCausalLM": ModelFamily(read_starcoder2, build_starcoder2),
-    "StableLmForCausalLM": ModelFamily(read_stablelm, build_stablelm),
+    "StableLmForCausalLM": ModelFamily(
+        read_stablelm, build_stablelm, left_out=norms_of_other_ranks
+    ),
     "CohereForCausalLM": ModelFamily(read_cohere, build_cohere),
     "Cohere2ForCausalLM": ModelFamily(read_cohere2, build_cohere),
     "BloomForCausalLM": ModelFamily(read_bloom, build_bloom),
     "MptForCausalLM": ModelFamily(read_mpt, build_mpt),
     "DeepseekV2ForCausalLM": ModelFamily(read_deepseek_v2, build_deepseek),
-    "DeepseekV3ForCausalLM": ModelFamily(read_deepseek_v3, build_deepseek),
+    "DeepseekV3ForCausalLM": ModelFamily(
+        read_deepseek_v3, build_deepseek, left_out=predicted_layers
+    ),
 }
 
 
@@ -130,5 +147,5 @@ def find_family(hf: HfConfig) -> tuple[str, ModelFamily]:
         if name in _WITHOUT_HEAD:
             family = _WITHOUT_HEAD[name]
             read = partial(_read_without_head, family.read)
-            return name, ModelFamily(read, family.build, has_head=False)
+            return name, replace(family, read=read, has_head=False)
     return names[0], ModelFamily(read_fallback, FallbackForCausalLM)

@@ -64,6 +64,11 @@ def read_stablelm(hf: HfConfig) -> StableLmConfig:
     )
 
 
+def norms_of_other_ranks(hf: HfConfig) -> tuple[str, ...]:
+    """Return what names the norms of heads, of which each rank reads those of its own."""
+    return (r"\.[qk]_layernorm\.norms\.\d+\.weight$",) if hf.flag("qk_layernorm", False) else ()
+
+
 def build_stablelm(
     config: StableLmConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
 ) -> DecoderStack:
