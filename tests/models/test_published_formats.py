@@ -206,6 +206,34 @@ FORMATS = {
         has_zeros=False,
         symmetric_zero=8,
     ),
+    "gptq, symmetric, the zero itself": Format(
+        gptq(4, 0),
+        {"quant_method": "gptq", "bits": 4, "sym": True},
+        has_zeros=False,
+        symmetric_zero=8,
+    ),
+    "gptq of 8 bits, symmetric, the zero itself": Format(
+        gptq(8, 0),
+        {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq"},
+        bits=8,
+        has_zeros=False,
+        symmetric_zero=128,
+    ),
+    "gptq_v2, symmetric, less 1": Format(
+        gptq(4, 1),
+        {"quant_method": "gptq", "bits": 4, "sym": True, "checkpoint_format": "gptq_v2"},
+        has_zeros=False,
+        symmetric_zero=8,
+    ),
+    "gptq, not symmetric, one zero": Format(
+        gptq(4, 1),
+        {"quant_method": "gptq", "bits": 4, "sym": False},
+        has_zeros=False,
+        symmetric_zero=9,
+    ),
+    "gptq, symmetric in name alone": Format(
+        gptq(4, 1), {"quant_method": "gptq", "bits": 4, "sym": True}
+    ),
     "gptq with desc_act": Format(
         gptq(4, 1), {"quant_method": "gptq", "bits": 4, "desc_act": True}, shuffles=True
     ),

@@ -13,13 +13,12 @@ DeepSeek-V3's float8.
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from quire.contract.errors import ModelLoadError
-from worker_svc.layers.grouped_linear import GROUP_SIZES, GroupedWeight
+from worker_svc.layers.grouped_linear import GroupedWeight
 from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.stored_layer import StoredLayer
 from worker_svc.loading.weights import SafetensorsCheckpoint, TensorReader
 
 CONFIG_KEY = "quantization_config"
@@ -30,97 +29,6 @@ _GPTQ_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 # What layers and caches of integers would be computed with, and the size of a weight unpacked.
 _NOT_OF_WEIGHTS = re.compile(r"\.([qkv]|input|output)_(scale|zero_point)$|\.weight_shape$")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredLayer:
-    """What a format holds of a weight.
-
-    Attributes:
-        values: [N, K], integers or float8.
-        scales: [N, groups] or [1, groups] float32.
-        zeros: as scales; None for 0.
-        group_of: [K], the group of each input feature; None for groups in order.
-        group_size: input features of each group, where they are in order, but for the last, which
-            may be shorter; None for one group of all.
-        bits: of an integer; None of float8.
-        least: the least integer of that many bits.
-    """
-
-    values: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor | None = None
-    group_of: torch.Tensor | None = None
-    group_size: int | None = None
-    bits: int | None = None
-    least: int = 0
-
-    def dequantised(self, name: str) -> torch.Tensor:
-        """Return [N, K] float32.
-
-        Raises:
-            ModelLoadError: shapes do not fit together; names the layer.
-        """
-        group_of = self._checked_groups(name)
-        weight: torch.Tensor = self.values.float()
-        if self.zeros is not None:
-            weight = weight - self.zeros[:, group_of]
-        return weight * self.scales[:, group_of]
-
-    def grouped(self, name: str) -> GroupedWeight | None:
-        """Return the same weights as integers or float8; None if layers cannot hold them so.
-
-        Raises:
-            ModelLoadError: see `dequantised`.
-        """
-        group_of, in_features = self._checked_groups(name), self.values.shape[1]
-        size = self.group_size or in_features
-        held = next((each for each in GROUP_SIZES if size % each == 0), None)
-        if (
-            held is None
-            or size * self.scales.shape[1] != in_features
-            or not torch.equal(group_of, torch.arange(in_features) // size)
-        ):
-            return None
-        rows, smallest = len(self.values), torch.finfo(torch.float32).tiny
-        repeated = self.scales.expand(rows, -1).repeat_interleave(size // held, dim=1)
-        if self.bits is None:
-            # Where no product is denormal: float8 goes down to 2^-9.
-            is_small = (self.scales.abs() < smallest * 2**9) & (self.scales != 0)
-            if is_small.any() or (self.zeros is not None and self.zeros.any()):
-                return None
-            none = torch.zeros_like(repeated, dtype=torch.int8)
-            return GroupedWeight(self.values, repeated, none, 8)
-        offset = (0 if self.bits == 4 else -128) - self.least
-        zeros = torch.zeros_like(self.scales) if self.zeros is None else self.zeros
-        zeros = (zeros + offset).int()
-        if ((zeros < -128) | (zeros > 127)).any() or (self.scales.abs() < smallest).any():
-            return None
-        return GroupedWeight(
-            (self.values + offset).to(torch.int8),
-            repeated,
-            zeros.to(torch.int8).expand(rows, -1).repeat_interleave(size // held, dim=1),
-            self.bits,
-        )
-
-    def _checked_groups(self, name: str) -> torch.Tensor:
-        """Return the group of each input feature."""
-        (num_features, in_features), (rows, groups) = self.values.shape, self.scales.shape
-        group_of = self.group_of
-        if group_of is None:
-            group_of = torch.arange(in_features) // (self.group_size or in_features)
-        if (
-            rows not in (1, num_features)
-            or (self.group_of is None and groups != group_of[-1] + 1)
-            or not bool(((group_of >= 0) & (group_of < groups)).all())
-            or (self.zeros is not None and self.zeros.shape != self.scales.shape)
-        ):
-            raise ModelLoadError(
-                f"{name}: scales {list(self.scales.shape)} and zeros "
-                f"{None if self.zeros is None else list(self.zeros.shape)} do not fit a weight of "
-                f"{list(self.values.shape)}"
-            )
-        return group_of
 
 
 class QuantizedCheckpoint(ABC):
@@ -204,7 +112,8 @@ class QuantizedCheckpoint(ABC):
 class GptqCheckpoint(QuantizedCheckpoint):
     """Words of `bits` along K; scales [groups, N]; zeros packed along N, stored less 1 in "gptq".
 
-    With `desc_act` rows of K are in any group, as g_idx says.
+    With `desc_act` rows of K are in any group, as g_idx says. Symmetric layers have the middle as
+    their only zero, which releases store either way, whatever they call the format.
     """
 
     def __init__(self, checkpoint: SafetensorsCheckpoint, config: HfConfig) -> None:
@@ -215,6 +124,8 @@ class GptqCheckpoint(QuantizedCheckpoint):
         if form not in _GPTQ_OFFSETS:
             raise config.error("checkpoint_format", f"must be gptq or gptq_v2, got {form!r}")
         self._offset = _GPTQ_OFFSETS[form]
+        # As transformers takes it where it is absent.
+        self._is_symmetric = config.flag("sym", True)
 
     def _layer(self, layer: str, num_features: int, in_features: int) -> StoredLayer:
         words = self._checkpoint.stored(f"{layer}qweight", (None, num_features), torch.int32)
@@ -222,12 +133,19 @@ class GptqCheckpoint(QuantizedCheckpoint):
         scales = self._checkpoint.stored(f"{layer}scales", (None, num_features)).float().t()
         num_groups = scales.shape[1]
         zeros = self._checkpoint.stored(f"{layer}qzeros", (num_groups, None), torch.int32)
-        zeros = unpacked(zeros, self._bits).t() + self._offset
+        zeros = self._zeros(unpacked(zeros, self._bits).t())
         group_of = None
         if self._checkpoint.has(f"{layer}g_idx"):
             group_of = self._checkpoint.stored(f"{layer}g_idx", (in_features,), torch.int32).long()
         self._checkpoint.require_shape(f"{layer}qweight", integers, (num_features, in_features))
         return StoredLayer(integers, scales, zeros, group_of, self._group_size, self._bits)
+
+    def _zeros(self, stored: torch.Tensor) -> torch.Tensor:
+        middle = 2 ** (self._bits - 1)
+        forms = (bool((stored == each).all()) for each in (middle, middle - 1))
+        if self._is_symmetric and any(forms):
+            return torch.full_like(stored, middle)
+        return stored + self._offset
 
 
 class AwqCheckpoint(QuantizedCheckpoint):
