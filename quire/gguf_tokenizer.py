@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.contract.errors import ModelLoadError
 from quire.gguf_file import GgufFile
+from quire.gguf_pretokenizers import SPLITS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -67,7 +68,7 @@ def load_gguf_tokenizer(path: Path) -> "PreTrainedTokenizerFast":
     kind, split = metadata.get("ggml.model"), metadata.get("ggml.pre")
     if kind not in ("llama", "gpt2"):
         raise ModelLoadError(f"{path}: tokenizer.ggml.model: must be llama or gpt2, got {kind!r}")
-    served = (_LIKE_GPT2, *GGUF_PRE_TOKENIZER_SPLITS)
+    served = (_LIKE_GPT2, *GGUF_PRE_TOKENIZER_SPLITS, *SPLITS)
     if kind == "gpt2" and split not in served:
         raise ModelLoadError(
             f"{path}: tokenizer.ggml.pre: must be one of {', '.join(served)}, got {split!r}"
@@ -135,11 +136,28 @@ def _corrected(backend: "Tokenizer", metadata: dict[str, Any]) -> "Tokenizer":
                 }
         model["vocab"] = {text: number for number, text in texts.items()}
         model["ignore_merges"] = metadata["ggml.pre"] in _LIKE_LLAMA3
+        if patterns := SPLITS.get(metadata["ggml.pre"]):
+            state["pre_tokenizer"] = _splits(patterns)
     state["added_tokens"] = [added[number] for number in sorted(added)]
     if not metadata.get("ggml.add_space_prefix", True):
         for name in ("normalizer", "pre_tokenizer", "decoder"):
             state[name] = _without_prefix(state[name])
     return Tokenizer.from_str(json.dumps(state))
+
+
+def _splits(patterns: tuple[str, ...]) -> dict[str, Any]:
+    """Return the step that divides a text by each pattern in turn, and spells words in bytes."""
+    splits = [
+        {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
+        for each in patterns
+    ]
+    spell = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    return {"type": "Sequence", "pretokenizers": [*splits, spell]}
 
 
 def _without_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:

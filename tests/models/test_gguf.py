@@ -61,6 +61,8 @@ def slowly(kind: str, block: bytes) -> list[float]:
                 value = half(0) * signed(2 + k)
             case "Q4_0":
                 value = half(0) * ((block[2 + k % 16] >> 4 * (k // 16) & 15) - 8)
+            case "Q4_1":
+                value = half(0) * (block[4 + k % 16] >> 4 * (k // 16) & 15) + half(2)
             case "Q4_K":
                 g, packed = k // 32, block[4:16]
                 if g < 4:
@@ -79,7 +81,7 @@ def slowly(kind: str, block: bytes) -> list[float]:
     return [float(np.float32(value)) for value in values]
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
 def test_blocks_are_what_numerics_md_and_gguf_take_them_for(kind: str) -> None:
     form = BLOCK_TYPES[Type[kind].value]
     rng = np.random.default_rng(1)
@@ -102,6 +104,7 @@ def test_blocks_are_what_numerics_md_and_gguf_take_them_for(kind: str) -> None:
         (Type.BF16,),
         (Type.Q8_0,),
         (Type.Q4_0,),
+        (Type.Q4_1,),
         (Type.Q4_K,),
         (Type.Q6_K,),
         (Type.Q4_K, Type.Q6_K, Type.Q8_0, Type.F16),

@@ -68,6 +68,10 @@ def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
     return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)
 
 
+def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
+    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).float() + _half(blocks, 2)
+
+
 def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
     low, middle, high = blocks[:, 4:16].view(-1, 3, 4).unbind(1)
     # Six bits for each group of 32: four groups in place, four with their upper bits elsewhere.
@@ -93,13 +97,13 @@ BLOCK_TYPES = {
     1: BlockType("F16", 1, 2, _plain(torch.float16)),
     30: BlockType("BF16", 1, 2, _plain(torch.bfloat16)),
     2: BlockType("Q4_0", 32, 18, _q4_0),
+    3: BlockType("Q4_1", 32, 20, _q4_1),
     8: BlockType("Q8_0", 32, 34, _q8_0),
     12: BlockType("Q4_K", 256, 144, _q4_k),
     14: BlockType("Q6_K", 256, 210, _q6_k),
 }
 # Names of others that files in use hold, for errors.
 _OTHERS = {
-    3: "Q4_1",
     6: "Q5_0",
     7: "Q5_1",
     10: "Q2_K",

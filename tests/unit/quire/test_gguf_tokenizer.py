@@ -5,7 +5,7 @@ from typing import Any
 
 import gguf
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
 from launch.cluster.config import embedded_model
 from quire.contract.errors import ModelLoadError
@@ -121,6 +121,19 @@ def test_words_that_are_tokens_are_not_merged_where_llama_cpp_does_not(tmp_path:
         }
         ids = load_backend(str(write(tmp_path / "m.gguf", **changes))).encode(word).ids
         assert (ids == [len(tokens) - 1]) == whole
+
+
+def test_smollm_divides_numbers_into_digits(tmp_path: Path) -> None:
+    backend = load_backend(str(write(tmp_path / "m.gguf", pre="smollm")))
+    theirs = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
+    # As SmolLM2's tokenizer.json has it.
+    theirs.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    for text in (TEXT, "in 1999,  x = 10 ** 200\r\n\n", "\u0663\u0664\u00bd they're 12\u4e2d34"):
+        assert backend.encode(text).ids == theirs.encode(text).ids
+        words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        assert words == [word for word, _ in theirs.pre_tokenizer.pre_tokenize_str(text)]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3"])
