@@ -19,7 +19,8 @@ from quire.contract.outputs import Delta, Finished
 from quire.observe import log
 
 PROMPTS = ("The list class", "Return a copy of the string", "A function definition")
-QUESTIONS = ("What is a list in Python?", "Why is the sky blue?", "Name three animals that fly.")
+QUESTIONS = ("Why is the sky blue?", "What does a librarian do?", "What is the capital of France?")
+ANSWERS = SamplingParams(temperature=0.0, max_tokens=96)
 PARAMS = SamplingParams(temperature=0.6, top_p=0.9, seed=7, max_tokens=96)
 
 
@@ -39,7 +40,7 @@ class Stream:
 async def follow(client: AsyncClient, stream: Stream, began: float, is_chat: bool) -> None:
     """Collect one stream's events."""
     if is_chat:
-        events = client.stream_chat([{"role": "user", "content": stream.prompt}], PARAMS)
+        events = client.stream_chat([{"role": "user", "content": stream.prompt}], ANSWERS)
     else:
         events = client.stream(stream.prompt, PARAMS)
     async for event in events:
