@@ -14,7 +14,9 @@ HEADERS = {
     # A proxy that collects events before it passes them on would hide what a stream is for.
     "x-accel-buffering": "no",
 }
-KEEP_ALIVE = b": keep-alive\n\n"
+# No blank line ends it: behind events with ids that would be an event without data to some clients,
+# which then give up. So it is the first line of the event that follows.
+KEEP_ALIVE = b": keep-alive\n"
 DONE = b"data: [DONE]\n\n"
 
 
@@ -46,7 +48,7 @@ class EventStream:
 
     Args:
         call: to answer.
-        keep_alive: what is sent while the answer waits.
+        keep_alive: what is sent while the answer waits: lines of comments, or an event with data.
     """
 
     def __init__(self, call: HttpCall, keep_alive: bytes = KEEP_ALIVE) -> None:

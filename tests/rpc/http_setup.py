@@ -1,5 +1,6 @@
 """A router with an HTTP port, between a fake scheduler and clients of both its APIs."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from router.http.call import HttpCall
+from router.http.event_stream import KEEP_ALIVE
+from router.http.messages.answers import PING
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.rpc.router_setup import Setup, running_router
 
@@ -47,14 +52,15 @@ class Sent:
 
 
 async def events_of(response: httpx.Response) -> AsyncIterator[Sent]:
-    """Yield the events of a response as they come."""
+    """Yield events and comments of a response as they come; only an event with data may end."""
     sent = Sent()
     async for line in response.aiter_lines():
         if not line:
+            assert sent.data is not None, sent
             yield sent
             sent = Sent()
         elif line.startswith(":"):
-            sent.comment = line[1:].strip()
+            yield Sent(comment=line[1:].strip())
         else:
             name, _, value = line.partition(": ")
             is_json = name == "data" and value != "[DONE]"
@@ -70,3 +76,36 @@ async def http_router(
         base_url = f"http://{setup.router.http_address}"
         async with httpx.AsyncClient(base_url=base_url, timeout=60.0) as http:
             yield HttpSetup(**vars(setup), http=http)
+
+
+@asynccontextmanager
+async def stepping_after(setup: HttpSetup, num_heartbeats: int) -> AsyncIterator[None]:
+    """Hold each step of the fake until so many more heartbeats have gone out on streams."""
+    num_sent = 0
+    changed = asyncio.Condition()
+    write = HttpCall.write
+
+    async def counted(call: HttpCall, content: bytes, is_last: bool = False) -> None:
+        nonlocal num_sent
+        await write(call, content, is_last)
+        if content in (KEEP_ALIVE, PING):
+            async with changed:
+                num_sent += 1
+                changed.notify_all()
+
+    async def step() -> None:
+        while True:
+            due = num_sent + num_heartbeats
+            async with changed:
+                await changed.wait_for(lambda due=due: num_sent >= due)
+            await setup.fake.step()
+
+    setup.fake.hold()
+    stepping = asyncio.create_task(step())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HttpCall, "write", counted)
+        try:
+            yield
+        finally:
+            stepping.cancel()
+            await setup.fake.release()
