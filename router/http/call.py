@@ -23,6 +23,8 @@ TIMEOUT = "x-request-timeout-s"
 LAST_EVENT_ID = "last-event-id"
 # A deadline further away is none.
 MAX_TIMEOUT_S = 86_400.0
+# JSON escapes all others at which str.splitlines, and so httpx, splits a text.
+_LINE_BREAKS = (("\u0085", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 
 class Breakable(Protocol):
@@ -188,5 +190,8 @@ class HttpCall:
 
 
 def to_json(content: Any) -> bytes:
-    """Return JSON without spaces, in UTF-8."""
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    """Return JSON without spaces, in UTF-8, and one line to clients that split at Unicode's."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    for character, escaped in _LINE_BREAKS:
+        text = text.replace(character, escaped)
+    return text.encode()
