@@ -19,6 +19,7 @@ from quire.contract.inputs import (
     TokenizeInput,
 )
 from quire.contract.outputs import Delta, Event, ModelInfo, TokenLogprobs
+from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import child, current_span
 from router.cells.pool import CellPool
 from router.chat.grammars import by_its_own_field
@@ -188,11 +189,7 @@ class Inference:
             self.vector_calls.check_free(valid.request_id, caller.name)
         stream = RequestStream(
             valid,
-            lambda: self._codec.detokenizer(
-                valid.prompt_token_ids,
-                params.skip_special_tokens,
-                params.spaces_between_special_tokens,
-            ),
+            lambda: self.detokenizer(valid.prompt_token_ids, params),
             ledger,
             current_span(),
             caller,
@@ -219,11 +216,9 @@ class Inference:
             sent = replace(request, request=plain)
         else:
             return request, None
-        params = chat.sampling_params
 
         def detokenizer(prompt: Sequence[int]) -> Detokenizer:
-            spaces = params.spaces_between_special_tokens
-            return self._codec.detokenizer(prompt, params.skip_special_tokens, spaces)
+            return self.detokenizer(prompt, chat.sampling_params)
 
         return sent, EventParser(chat, self.reader, detokenizer, received)
 
@@ -291,6 +286,21 @@ class Inference:
     def token_text(self, token_id: int) -> str:
         """Return what a token reads as on its own, U+FFFD for part of a character."""
         return self._codec.token_text(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to the UTF-8 of a text."""
+        return self._codec.token_bytes(token_id)
+
+    def detokenizer(self, prompt: Sequence[int], params: SamplingParams) -> Detokenizer:
+        """Return what makes the text of an output behind the tokens of a prompt."""
+        spaces = params.spaces_between_special_tokens
+        return self._codec.detokenizer(prompt, params.skip_special_tokens, spaces)
+
+    async def text_offsets(
+        self, text: str, token_ids: Sequence[int], params: SamplingParams
+    ) -> Sequence[int]:
+        """Return where each token of a prompt begins in its text; raises as `TextCodec.offsets`."""
+        return await self._codec.offsets(text, token_ids, params.skip_special_tokens)
 
     def infill(self, requests: Sequence[GenerateInput], after: str) -> list[GenerateInput]:
         """Return the requests of what stands between prompts, which are texts, and another text.

@@ -57,7 +57,7 @@ class DetokenizerFactory:
             for token_id, added in backend.get_added_tokens_decoder().items()
             if added.special
         }
-        self._make = _maker(backend, tokens, special)
+        self._make, self._token_bytes = _maker(backend, tokens, special)
         self._token_texts: dict[int, str] = {}
 
     def make(
@@ -81,18 +81,29 @@ class DetokenizerFactory:
             text = self._token_texts[token_id] = alone.push(token_id) + alone.flush()
         return text
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to the UTF-8 of a text, with special tokens in it."""
+        return self._token_bytes(token_id)
+
 
 def _maker(
     backend: "Backend", tokens: Sequence[str], special: set[int]
-) -> Callable[[Sequence[int], bool, bool], Detokenizer]:
-    """Choose the kind of detokenizer and prepare its tables, with and without special tokens."""
+) -> tuple[Callable[[Sequence[int], bool, bool], Detokenizer], Callable[[int], bytes]]:
+    """Choose the kind of detokenizer and prepare its tables, with and without special tokens.
+
+    Returns:
+        What makes a detokenizer, and what returns the bytes of a token.
+    """
     steps = _decoder_steps(backend)
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         all_bytes = [_byte_level_bytes(token) for token in tokens]
         plain_bytes = [b"" if i in special else piece for i, piece in enumerate(all_bytes)]
-        return lambda context, skip, spaces: ByteLevelDetokenizer(
-            plain_bytes if skip else all_bytes, context
+        return (
+            lambda context, skip, spaces: ByteLevelDetokenizer(
+                plain_bytes if skip else all_bytes, context
+            ),
+            lambda token_id: all_bytes[token_id] if token_id < len(all_bytes) else b"",
         )
     replaced = _replacement(steps)
     if replaced is not None and kinds[1:] in (
@@ -105,8 +116,16 @@ def _maker(
         plain: list[str | int | None] = [
             None if i in special else text for i, text in enumerate(texts)
         ]
-        return lambda context, skip, spaces: ByteFallbackDetokenizer(
-            plain if skip else texts, context
+
+        def bytes_of(token_id: int) -> bytes:
+            piece = texts[token_id] if token_id < len(texts) else ""
+            return piece.encode() if isinstance(piece, str) else bytes([piece])
+
+        return (
+            lambda context, skip, spaces: ByteFallbackDetokenizer(
+                plain if skip else texts, context
+            ),
+            bytes_of,
         )
 
     def decode(token_ids: Iterable[int], skip: bool, spaces: bool) -> str:
@@ -120,8 +139,16 @@ def _maker(
             for is_special, run in runs
         )
 
-    return lambda context, skip, spaces: WindowDetokenizer(
-        lambda token_ids: decode(token_ids, skip, spaces), context
+    def added_by(token_id: int) -> bytes:
+        # Behind another: at the start of a text decoders leave a space out.
+        twice, once = (decode([token_id] * number, False, True) for number in (2, 1))
+        return twice[len(once) :].encode()
+
+    return (
+        lambda context, skip, spaces: WindowDetokenizer(
+            lambda token_ids: decode(token_ids, skip, spaces), context
+        ),
+        added_by,
     )
 
 

@@ -11,6 +11,7 @@ from quire.text_id import text_id
 from quire.tokenizer_files import load_backend
 from router.text.detokenize import Detokenizer, DetokenizerFactory
 from router.text.infill import Infill, infill_of
+from router.text.offsets import encoded_offsets, pieces_offsets
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -39,6 +40,16 @@ class TextCodec(Protocol):
 
     def token_text(self, token_id: int) -> str:
         """Return what a token reads as on its own."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to the UTF-8 of a text."""
+        ...
+
+    async def offsets(
+        self, text: str, token_ids: Sequence[int], skip_special_tokens: bool
+    ) -> Sequence[int]:
+        """Return where each of a text's tokens begins in it."""
         ...
 
     @property
@@ -155,6 +166,41 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """Return what a token reads as on its own, U+FFFD for part of a character."""
         return self._detokenizers.token_text(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to the UTF-8 of a text."""
+        return self._detokenizers.token_bytes(token_id)
+
+    async def offsets(
+        self, text: str, token_ids: Sequence[int], skip_special_tokens: bool
+    ) -> Sequence[int]:
+        """Return where each of a text's tokens begins in it, in characters.
+
+        Args:
+            text: of which the tokens were made, or that of the tokens.
+            token_ids: all of them, with what was added around the text.
+            skip_special_tokens: whether the text of tokens lacks that of special ones.
+
+        Raises:
+            OverloadedError: too many calls wait for a thread.
+        """
+
+        def find() -> list[int]:
+            encoding = self._backend.encode_batch([text])[0]
+            if encoding.ids != list(token_ids):
+                detokenizer = self.detokenizer((), skip_special_tokens)
+                return pieces_offsets(text, list(map(detokenizer.push, token_ids)))
+            detokenizer = self.detokenizer((), False)
+            pieces = [
+                "" if is_added else detokenizer.push(token_id)
+                for token_id, is_added in zip(token_ids, encoding.special_tokens_mask, strict=True)
+            ]
+            if "".join(pieces).endswith(text):
+                return pieces_offsets(text, pieces)
+            # The tokenizer changed the text, to lower case for instance.
+            return encoded_offsets(text, encoding.offsets, map(self.token_text, token_ids))
+
+        return await self._run(find)
 
     def close(self) -> None:
         """Let the threads end; calls that have not begun are dropped."""

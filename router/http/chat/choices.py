@@ -4,12 +4,12 @@ A choice comes in parts: one for its beginning, one for each token, one for the 
 there are, and what is in them, depends on the tokens alone, however many of them came at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.contract.outputs import Delta, Event, Finished, Started, TokenLogprobs
-from router.http.logprobs import finite
+from router.http.logprobs import chat_logprob
 from router.http.resume import fingerprint
 from router.http.usage import token_usage
 
@@ -41,6 +41,7 @@ class ChatChoices:
     Args:
         n: choices.
         top_logprobs: how many of the most probable tokens to show for each; None for none.
+        token_bytes: returns those of a token, where any are shown.
 
     Attributes:
         started: the first event; None before.
@@ -48,12 +49,18 @@ class ChatChoices:
         num_tokens: of all choices so far.
     """
 
-    def __init__(self, n: int, top_logprobs: int | None = None) -> None:
+    def __init__(
+        self,
+        n: int,
+        top_logprobs: int | None = None,
+        token_bytes: Callable[[int], bytes] | None = None,
+    ) -> None:
         self.started: Started | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.num_tokens = 0
         self._n = n
         self._top_logprobs = top_logprobs
+        self._token_bytes = token_bytes
         # Text of each choice that came with no token: with its end.
         self._tails = [""] * n
 
@@ -88,22 +95,10 @@ class ChatChoices:
         for place, (token_id, text) in enumerate(zip(delta.token_ids, delta.texts, strict=True)):
             logprobs = None
             if self._top_logprobs is not None:
-                logprobs = chat_logprob(delta.logprobs[place], self._top_logprobs)
+                assert self._token_bytes is not None, "as any are shown"
+                position = delta.logprobs[place]
+                logprobs = chat_logprob(position, self._top_logprobs, self._token_bytes)
             yield Part(delta.index, text, (token_id,), logprobs)
-
-
-def chat_logprob(position: TokenLogprobs, num_top: int) -> dict[str, Any]:
-    """Return the log-probabilities at a position in the shape of OpenAI's chats.
-
-    Args:
-        position: the chosen token, then the most probable ones.
-        num_top: how many of the most probable ones to show.
-    """
-    entries = [
-        {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
-        for text, logprob in zip(position.texts, position.logprobs, strict=True)
-    ]
-    return {**entries[0], "top_logprobs": entries[1 : 1 + num_top]}
 
 
 def joined_logprobs(entries: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:

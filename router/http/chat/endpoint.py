@@ -26,7 +26,8 @@ def chat_completions(inference: Inference) -> Handle:
             "created": opened.created,
             "model": opened.model,
         }
-        choices = ChatChoices(opened.chat.sampling_params.n, request.top_logprobs)
+        n = opened.chat.sampling_params.n
+        choices = ChatChoices(n, request.top_logprobs, inference.token_bytes)
         reader = inference.reader(opened.chat)
         messages = Messages(reader)
 

@@ -5,7 +5,7 @@ end. Which parts there are, and what is in them, depends on the tokens alone, ho
 came at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started, TokenLogprobs
 from router.http.completions.request import CompletionRequest
 from router.http.logprobs import completion_logprobs, prompt_logprobs
+from router.text.detokenize import Detokenizer
 
 # Tokens and log-probabilities of prompts in one answer, which shows them with each choice.
 MAX_PROMPT_ENTRIES = 2**20
@@ -45,13 +46,20 @@ class PromptChoices:
     Args:
         request: that has it.
         place: of the prompt, among those of the request.
+        make_detokenizer: of an output, after the tokens of the prompt, where log-probabilities are
+            shown: it finds where tokens begin, which their own texts cannot.
 
     Attributes:
         started: the first event; None before.
         num_tokens: of all its choices so far.
     """
 
-    def __init__(self, request: CompletionRequest, place: int) -> None:
+    def __init__(
+        self,
+        request: CompletionRequest,
+        place: int,
+        make_detokenizer: Callable[[Sequence[int]], Detokenizer] | None = None,
+    ) -> None:
         self.started: Started | None = None
         self.num_tokens = 0
         self._request = request
@@ -60,6 +68,8 @@ class PromptChoices:
         self._shows_prompt = request.echo or request.prompt_logprobs is not None
         # Of each choice: characters so far, and text that came with no token.
         self._offsets = [0] * request.n
+        self._make_detokenizer = make_detokenizer
+        self._detokenizers: list[Detokenizer] = []
         self._tails = [""] * request.n
 
     def is_prompt_due(self, event: Event) -> bool:
@@ -69,12 +79,20 @@ class PromptChoices:
         )
         return self._shows_prompt and is_output
 
-    def prompt_parts(self, text: str, first_token_text: str) -> Iterator[Part]:
+    @property
+    def shows_prompt_logprobs(self) -> bool:
+        """Whether those of the prompt's tokens stand among the ones of each choice."""
+        return self._request.echo and self._request.logprobs is not None
+
+    def prompt_parts(
+        self, text: str, first_token_text: str, offsets: Sequence[int] = ()
+    ) -> Iterator[Part]:
         """Yield what shows the prompt, for each choice.
 
         Args:
             text: of the prompt.
             first_token_text: what its first token reads as.
+            offsets: where each of its tokens begins in it, if it `shows_prompt_logprobs`.
         """
         request, positions = self._request, self._prompt_logprobs
         self._shows_prompt = False
@@ -85,9 +103,9 @@ class PromptChoices:
         if request.return_token_ids:
             fields["prompt_token_ids"] = list(self.started.prompt_token_ids)
         logprobs = None
-        if request.echo and request.logprobs is not None:
+        if request.logprobs is not None and self.shows_prompt_logprobs:
             texts = [first_token_text, *(each.texts[0] for each in positions)]
-            logprobs = completion_logprobs(texts, (None, *positions), 0, request.logprobs)
+            logprobs = completion_logprobs(texts, (None, *positions), offsets, request.logprobs)
         shown = text if request.echo else ""
         for place in range(request.n):
             self._offsets[place] = len(shown)
@@ -104,6 +122,9 @@ class PromptChoices:
             case Started():
                 self._check_size(event)
                 self.started = event
+                if self._make_detokenizer is not None:
+                    prompt, n = event.prompt_token_ids, self._request.n
+                    self._detokenizers = [self._make_detokenizer(prompt) for _ in range(n)]
             case Delta():
                 self._prompt_logprobs.extend(event.prompt_logprobs)
                 if event.text or event.token_ids:
@@ -137,10 +158,10 @@ class PromptChoices:
             logprobs = None
             if num_top is not None:
                 position = delta.logprobs[number]
-                logprobs = completion_logprobs(
-                    position.texts[:1], (position,), self._offsets[place], num_top
-                )
-            self._offsets[place] += len(text)
+                offset = self._offsets[place]
+                logprobs = completion_logprobs(position.texts[:1], (position,), (offset,), num_top)
+                # Not by what the part shows: text that may yet be a stop string is held back.
+                self._offsets[place] += len(self._detokenizers[place].push(token_id))
             yield Part(self._first + place, text, (token_id,), logprobs)
 
 

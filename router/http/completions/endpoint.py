@@ -46,7 +46,13 @@ def completions(inference: Inference) -> Handle:
                 model = (await inference.find_model(request.inputs[0].model)).name
             call.forget_body()
         own = {"id": f"cmpl-{call.request_id}", "created": int(time.time()), "model": model}
-        prompts = [PromptChoices(request, place) for place in range(len(request.inputs))]
+        make_detokenizer = None
+        if request.logprobs is not None:
+            params = request.inputs[0].sampling_params  # of all of them
+            make_detokenizer = partial(inference.detokenizer, params=params)
+        prompts = [
+            PromptChoices(request, place, make_detokenizer) for place in range(len(request.inputs))
+        ]
 
         async def run(sink: Sink) -> None:
             patience = Patience(call.deadline_s)
@@ -151,9 +157,13 @@ async def _parts(
     if choices.is_prompt_due(event):
         assert choices.started is not None, "the first event"
         token_ids, text = choices.started.prompt_token_ids, ""
+        offsets: Sequence[int] = ()
         if request.echo:
             text = await _prompt_text(inference, request, place, token_ids)
-        parts += choices.prompt_parts(text, inference.token_text(token_ids[0]))
+        if choices.shows_prompt_logprobs:
+            params = request.inputs[place].sampling_params
+            offsets = await inference.text_offsets(text, token_ids, params)
+        parts += choices.prompt_parts(text, inference.token_text(token_ids[0]), offsets)
     return [*parts, *choices.take(event)]
 
 

@@ -42,7 +42,7 @@ def create(inference: Inference, held: HeldResponses) -> Handle:
         assert chat.now is not None, "when it was created"
         reader = inference.reader(chat)
         state = ResponseState(chat.request_id, model, chat.now, request.own, reader)
-        choices = ChatChoices(1, request.top_logprobs)
+        choices = ChatChoices(1, request.top_logprobs, inference.token_bytes)
         response = HeldResponse(request, call.caller.name, state)
         events = inference.events(sent, call.caller, call.deadline_s)
         if request.is_stream:
@@ -72,7 +72,7 @@ def retrieve(inference: Inference, held: HeldResponses) -> Handle:
         after = _starting_after(call.query.get("starting_after", "-1"))
         old, reader = response.state, inference.reader(response.request.chat)
         state = ResponseState(old.request_id, old.model, old.created_at, old.own, reader)
-        choices = ChatChoices(1, response.request.top_logprobs)
+        choices = ChatChoices(1, response.request.top_logprobs, inference.token_bytes)
         events = inference.events(response.replay(), call.caller, call.deadline_s)
         await _stream(call, replace(response, state=state), held, choices, events, after)
 
