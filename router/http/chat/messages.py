@@ -19,15 +19,21 @@ class Messages:
         self._reader = reader
         # Of each choice that is not streamed.
         self._events: dict[int, list[ParserEvent]] = {}
+        # Choices that are streamed and have shown text, or a call.
+        self._shown: set[int] = set()
 
     def delta(self, part: Part) -> dict[str, Any]:
         """Return what a part adds to its choice; each part is read once, in its order."""
         if part.is_first:
-            return {"role": "assistant", "content": ""}
+            return {"role": "assistant", "content": "" if self._reader.is_plain else None}
         parsed = parsed_output(read_part(self._reader, part))
         delta: dict[str, Any] = {}
         if parsed.content or (self._reader.is_plain and part.end is None):
             delta["content"] = parsed.content
+        if parsed.content or parsed.tool_calls:
+            self._shown.add(part.index)
+        elif part.end is not None and not self._reader.is_plain and part.index not in self._shown:
+            delta["content"] = ""  # as the message has it, where no call stands in its place
         if parsed.reasoning:
             delta["reasoning_content"] = parsed.reasoning
         if parsed.tool_calls:

@@ -48,6 +48,7 @@ class StreamedAnswer:
         self._stream = stream
         self._ids = ids
         self._last_tokens: dict[int, int] = {}
+        self._begun: set[int] = set()
         # Of each choice, up to the part that is sent: later ones may have come with it.
         self._num_tokens = Counter[int]()
 
@@ -61,6 +62,8 @@ class StreamedAnswer:
         if part.token_ids:
             self._last_tokens[part.index] = part.token_ids[-1]
             self._num_tokens[part.index] += len(part.token_ids)
+        is_first = part.index not in self._begun
+        self._begun.add(part.index)
         event_id = self._ids.next(part.index)
         if event_id is None:
             return b""
@@ -74,6 +77,8 @@ class StreamedAnswer:
         }
         if request.return_token_ids:
             choice["token_ids"] = part.token_ids
+        if is_first and request.return_prompt_token_ids:
+            choice["prompt_token_ids"] = list(choices.started.prompt_token_ids)
         if part.prompt:
             choice |= part.prompt
         if end is not None:

@@ -35,6 +35,7 @@ class CompletionRequest:
         include_usage: end a stream with the numbers of tokens.
         continuous_usage: show these numbers in each event.
         return_token_ids: show token ids beside text.
+        return_prompt_token_ids: and those of the prompt, also where it is not shown.
     """
 
     inputs: tuple[GenerateInput, ...]
@@ -49,6 +50,7 @@ class CompletionRequest:
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    return_prompt_token_ids: bool
 
     def with_id(self, request_id: str) -> "CompletionRequest":
         """Return it with an id for each prompt: this one, then with numbers behind it."""
@@ -111,6 +113,7 @@ def read_request(body: Fields) -> CompletionRequest:
         include_usage=options.boolean("include_usage"),
         continuous_usage=options.boolean("continuous_usage_stats"),
         return_token_ids=body.boolean("return_token_ids", is_stream),
+        return_prompt_token_ids=body.boolean("return_token_ids"),
     )
 
 

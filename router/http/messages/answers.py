@@ -157,6 +157,8 @@ def _delta(segment: Segment, text: str) -> MessageEvent:
 
 
 def _arguments(text: str) -> dict[str, Any]:
+    if not text:
+        return {}  # as a block begins, to which a stream would have added none
     try:
         value = json.loads(text)
         # Neither half a character nor an infinity is sent: no client could read the answer.

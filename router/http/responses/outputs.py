@@ -37,14 +37,15 @@ class OutputItems:
     def began(self, segment: Segment) -> Iterator[ResponseEvent]:
         """Yield the events of an item that begins."""
         self._logprobs = []
-        item = self._item(segment, "in_progress")
+        # Its text may have come with it, and is what the events after these add.
+        item = self._item(segment, "in_progress", "")
         has_parts = "content" in item
         if has_parts:
             item["content"] = []
         place = {"output_index": segment.index}
         yield {"type": "response.output_item.added", **place, "item": item}
         if has_parts:
-            part = self._part(segment)
+            part = self._part(segment, "")
             yield {"type": "response.content_part.added", **self._place(segment), "part": part}
 
     def added(
@@ -71,12 +72,12 @@ class OutputItems:
             segment: of the item.
             status: "completed" or "incomplete".
         """
-        place, item = self._place(segment), self._item(segment, status)
+        place, item = self._place(segment), self._item(segment, status, segment.text)
         kind = f"{_TEXTS[segment.kind]}.done"
         if segment.kind is Kind.CALL:
             yield {"type": kind, **place, "name": item["name"], "arguments": item["arguments"]}
         else:
-            part = self._part(segment)
+            part = self._part(segment, segment.text)
             shown: dict[str, Any] = {
                 name: part[name] for name in ("text", "logprobs") if name in part
             }
@@ -94,23 +95,22 @@ class OutputItems:
         suffix = f"_{segment.index}" if segment.index else ""
         return f"{_ID_PREFIXES[segment.kind]}{self._request_id}{suffix}"
 
-    def _item(self, segment: Segment, status: str) -> dict[str, Any]:
+    def _item(self, segment: Segment, status: str, text: str) -> dict[str, Any]:
         own = {"id": self._id(segment), "status": status}
         match segment.kind:
             case Kind.CONTENT:
-                content = [self._part(segment)]
+                content = [self._part(segment, text)]
                 return {**own, "type": "message", "role": "assistant", "content": content}
             case Kind.REASONING:
-                content = [self._part(segment)]
+                content = [self._part(segment, text)]
                 return {**own, "type": "reasoning", "summary": [], "content": content}
             case Kind.CALL:
                 assert segment.call is not None, "it is one"
                 call = {"call_id": segment.call.id, "name": segment.call.name}
-                return {**own, "type": "function_call", **call, "arguments": segment.text}
+                return {**own, "type": "function_call", **call, "arguments": text}
 
-    def _part(self, segment: Segment) -> dict[str, Any]:
+    def _part(self, segment: Segment, text: str) -> dict[str, Any]:
         if segment.kind is Kind.REASONING:
-            return {"type": "reasoning_text", "text": segment.text}
+            return {"type": "reasoning_text", "text": text}
         logprobs = list(self._logprobs)
-        text = segment.text
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
