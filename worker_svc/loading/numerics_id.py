@@ -28,6 +28,9 @@ from worker_svc.models.registry import is_native
 ARITHMETIC_VERSION = 3
 # Of what a GPU computes with --invariant.
 GPU_ARITHMETIC_VERSION = 5
+# Of what is ours in a model that `transformers` runs: its linear layers, experts and routers, its
+# attention, the padding of its rows. 1 left experts and routers to torch.
+FALLBACK_VERSION = 2
 ID_BYTES = 16
 
 
@@ -89,6 +92,7 @@ def _of_fallback(on_cpu: bool, max_model_len: int) -> dict[str, Any]:
     import transformers
 
     return {
+        "version": FALLBACK_VERSION,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability() if on_cpu else "",

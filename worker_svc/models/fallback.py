@@ -1,13 +1,17 @@
 """Any decoder of `transformers` that has no family of its own here.
 
 `transformers` builds and runs the model; only its attention is replaced, by the paged kernels, and
-its linear layers, by layers whose rows do not depend on each other. Before the model is served, its
+its linear layers, experts and other products with weights, by layers whose rows do not depend on
+each other. Before the model is served, its
 logits are compared with those that `transformers` computes alone, so that a model that does
 something the attention interface does not show is refused instead of being wrong.
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +22,30 @@ from torch.nn import functional
 from quire.contract.errors import ModelLoadError
 from quire.observe.log import get_logger
 from worker_svc.layers.attention import AttentionMetadata
-from worker_svc.layers.device_linear import are_rows_independent, make_linear
+from worker_svc.layers.device_linear import are_rows_independent
 from worker_svc.layers.linear import HeadShare
 from worker_svc.loading.hf_config import HfConfig, one_line
 from worker_svc.loading.weights import Weights
 from worker_svc.models.fixed_rope import fix_rope_frequencies
-from worker_svc.models.probe import TOLERANCE, probe_inputs, relative_error, run_probe
+from worker_svc.models.probe import (
+    TOLERANCE,
+    TOLERANCE_OF_CHOICES,
+    probe_inputs,
+    relative_error,
+    run_probe,
+)
+from worker_svc.models.rowwise import (
+    RowwiseProducts,
+    matrices_of,
+    one_torch_thread,
+    padded_rows,
+    replace_linears,
+)
 from worker_svc.parallel.group import ParallelGroup
 
-ROWS_STEP = 4
-"""Rows are padded to a multiple of it: torch adds up rows of other numbers in another order."""
+ROWS_STEP = 64
+"""Rows are padded to a multiple of it: torch adds up rows of other numbers in another order, and
+computes what is left behind whole vectors, up to 64 elements, by other code than those."""
 
 log = get_logger()
 
@@ -140,6 +158,7 @@ class FallbackForCausalLM:
                 f"tensor_parallel_size: must be 1 for {config.architecture}, got {parallel.size}"
             )
         from worker_svc.models import attention_interface
+        from worker_svc.models.experts_interface import replace_experts
 
         self._interface = attention_interface
         self._config = config
@@ -153,6 +172,8 @@ class FallbackForCausalLM:
         _move(model, weights.device)
         weights.count_parameters(sum(each.numel() for each in model.parameters()))
         self._body = model.base_model
+        self._has_choices = False
+        self._products: AbstractContextManager[Any] = nullcontext()
         # The model without its body: the head, and whatever follows it.
         self._hidden = _Hidden()
         self._head = copy.copy(model)
@@ -160,10 +181,12 @@ class FallbackForCausalLM:
         try:
             self.heads = self._probe_heads(parallel)
             expected = self._own_logits(model)
-            _replace_linears(model)
-            parts = _matrices_of_torch(model)
-            if parts and are_rows_independent(self._device):
-                log.warning("not_invariant", architecture=config.architecture, part=parts[0])
+            replace_linears(model)
+            self._has_choices = bool(matrices_of(model))
+            replace_experts(model)
+            matrices = matrices_of(model)
+            if matrices and are_rows_independent(self._device):
+                self._products = RowwiseProducts(matrices)
             self._head._modules.update(
                 {name: each for name, each in model._modules.items() if each is not self._body}
             )
@@ -181,19 +204,29 @@ class FallbackForCausalLM:
         Mutates: the caches of `metadata`.
         """
         num_tokens = len(input_ids)
-        padding = (0, -num_tokens % ROWS_STEP)
-        with self._interface.attending(metadata):
+        padding = -num_tokens % ROWS_STEP
+        with self._interface.attending(metadata), self._rows(num_tokens, padding):
             hidden = self._run_body(
-                functional.pad(input_ids, padding), functional.pad(positions, padding)
+                functional.pad(input_ids, (0, padding)), functional.pad(positions, (0, padding))
             )
         return hidden[:num_tokens]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab_size] float32; see CausalLM."""
-        self._hidden.value = hidden.unsqueeze(0)
-        placeholder = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=hidden.device)
-        logits: torch.Tensor = self._head(input_ids=placeholder, use_cache=False).logits
-        return logits[0].float().contiguous()
+        num_rows = len(hidden)
+        # Where a row of logits is whole vectors, as most are, so are all of them.
+        padding = -num_rows % (ROWS_STEP // gcd(ROWS_STEP, self.vocab_size, self.hidden_size))
+        self._hidden.value = functional.pad(hidden, (0, 0, 0, padding)).unsqueeze(0)
+        placeholder = torch.zeros(1, num_rows + padding, dtype=torch.int64, device=hidden.device)
+        with self._rows(num_rows, padding):
+            logits: torch.Tensor = self._head(input_ids=placeholder, use_cache=False).logits
+        return logits[0, :num_rows].float().contiguous()
+
+    @contextmanager
+    def _rows(self, real: int, padding: int) -> Iterator[None]:
+        """Compute `real` rows and as many of padding in the block, none depending on others."""
+        with padded_rows(real + padding, real), one_torch_thread(), self._products:
+            yield
 
     def _run_body(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         out = self._body(
@@ -267,7 +300,8 @@ class FallbackForCausalLM:
             ):
                 log.warning("not_invariant", architecture=self._config.architecture, part="head")
         share = relative_error(torch.cat(parts), expected)
-        if not share <= TOLERANCE[dtype]:
+        tolerance = TOLERANCE_OF_CHOICES if self._has_choices else TOLERANCE
+        if not share <= tolerance[dtype]:
             raise self._refusal(
                 f"over the paged cache its logits are off by {share:.1%}: it does something that "
                 "the attention interface does not show"
@@ -300,26 +334,6 @@ class _Hidden(nn.Module):
         return _BodyOutput((self.value,))
 
 
-class _RowwiseLinear(nn.Module):
-    """Takes the place of a linear layer of torch; its rows do not depend on each other."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self._linear = make_linear(weight, bias)
-        self.out_features, self.in_features = weight.shape
-        # For code that reads its dtype; the packed layer has the numbers.
-        self.weight = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [..., out_features].
-
-        Args:
-            x: [..., in_features].
-        """
-        rows = x.reshape(-1, self.in_features)
-        return self._linear(rows).view(*x.shape[:-1], self.out_features)
-
-
 def _load(config: FallbackConfig, dtype: torch.dtype) -> Any:
     import transformers
 
@@ -338,35 +352,6 @@ def _load(config: FallbackConfig, dtype: torch.dtype) -> Any:
     except Exception as error:  # whatever its many readers raise
         raise ModelLoadError(f"{config.directory}: {one_line(error)}") from error
     return model.eval().requires_grad_(False)
-
-
-def _replace_linears(model: nn.Module) -> None:
-    """Replace all linear layers by invariant ones.
-
-    Mutates: model.
-    """
-    from transformers.pytorch_utils import Conv1D
-
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, _RowwiseLinear(child.weight, child.bias))
-            elif isinstance(child, Conv1D):
-                setattr(parent, name, _RowwiseLinear(child.weight.t().contiguous(), child.bias))
-
-
-def _matrices_of_torch(model: nn.Module) -> list[str]:
-    """Return the names of matrices that the model multiplies by itself: routers and experts.
-
-    torch may add up a row of such a product in an order that depends on how many rows there are.
-    """
-    return [
-        f"{name}.{key}"
-        for name, module in model.named_modules()
-        if not isinstance(module, nn.Embedding)
-        for key, each in module.named_parameters(recurse=False)
-        if each.ndim > 1
-    ]
 
 
 def _move(model: nn.Module, device: torch.device) -> None:

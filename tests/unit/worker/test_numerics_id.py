@@ -212,16 +212,19 @@ def test_the_version_of_the_arithmetic_is_in_it(
     assert id_of(llama) != before
 
 
-def test_torch_and_its_code_for_the_processor_are_in_that_of_a_fallback(
+def test_what_runs_a_fallback_is_in_its_id_alone(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its own version, that of torch, and the code that torch picks for the processor."""
     save_model(tmp_path / "fallback", next(iter(FALLBACKS.values()))())
     native, fallback = id_of(llama), {id_of(tmp_path / "fallback")}
+    monkeypatch.setattr(module, "FALLBACK_VERSION", module.FALLBACK_VERSION + 1)
+    fallback.add(id_of(tmp_path / "fallback"))
     monkeypatch.setattr(torch, "__version__", "2.0.0")
     fallback.add(id_of(tmp_path / "fallback"))
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NONE")
     fallback.add(id_of(tmp_path / "fallback"))
-    assert len(fallback) == 3
+    assert len(fallback) == 4
     assert id_of(llama) == native
 
 
