@@ -172,6 +172,7 @@ class FallbackForCausalLM:
         _move(model, weights.device)
         weights.count_parameters(sum(each.numel() for each in model.parameters()))
         self._body = model.base_model
+        self._windows: list[int | None] = []  # until the probe
         self._has_choices = False
         self._products: AbstractContextManager[Any] = nullcontext()
         # The model without its body: the head, and whatever follows it.
@@ -179,7 +180,7 @@ class FallbackForCausalLM:
         self._head = copy.copy(model)
         self._head._modules = {**model._modules, model.base_model_prefix: self._hidden}
         try:
-            self.heads = self._probe_heads(parallel)
+            self.heads = self._probe_heads(model, parallel, max_model_len)
             expected = self._own_logits(model)
             replace_linears(model)
             self._has_choices = bool(matrices_of(model))
@@ -205,7 +206,7 @@ class FallbackForCausalLM:
         """
         num_tokens = len(input_ids)
         padding = -num_tokens % ROWS_STEP
-        with self._interface.attending(metadata), self._rows(num_tokens, padding):
+        with self._interface.attending(metadata, self._windows), self._rows(num_tokens, padding):
             hidden = self._run_body(
                 functional.pad(input_ids, (0, padding)), functional.pad(positions, (0, padding))
             )
@@ -237,18 +238,21 @@ class FallbackForCausalLM:
 
     # ---------------------------------------------------------------- before it is served
 
-    def _probe_heads(self, parallel: ParallelGroup) -> HeadShare:
+    def _probe_heads(self, model: Any, parallel: ParallelGroup, max_model_len: int) -> HeadShare:
         """Return the heads that the layers attend with.
 
-        Mutates: hidden_size.
+        Mutates: hidden_size and the windows; the attention of `model`, while it runs.
 
         Raises:
             ModelLoadError: a layer does not attend exactly once, differs from the others, or needs
                 what the kernels do not support.
         """
         ids, positions = probe_inputs(self.vocab_size, self._device)
-        with self._interface.recording() as calls:
+        model.set_attn_implementation(self._interface.RECORDING)
+        with self._interface.recording(max_model_len) as calls:
             self.hidden_size = self._run_body(ids, positions).shape[-1]
+        model.set_attn_implementation(self._interface.NAME)
+        self._windows = [call.window for call in calls]
         layers = [call.layer_index for call in calls]
         if layers != list(range(self.num_layers)):
             raise self._refusal(
