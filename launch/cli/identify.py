@@ -22,7 +22,8 @@ def identify(
 ) -> None:
     """Print the numerics id and the text id that a model has under the code that is installed.
 
-    Cells of the same ids go on with each other's streams. The files are read, nothing is loaded.
+    Cells of the same ids go on with each other's streams. The files are read; only a model that
+    transformers runs is loaded, since whether it has a numerics id is tried on the loaded one.
     """
     from launch.extras import require
     from quire.contract.errors import QuireError
@@ -44,5 +45,5 @@ def identify(
     if as_json:
         typer.echo(json.dumps(asdict(ids)))
         return
-    typer.echo(f"numerics id  {ids.numerics_id or 'none: a GPU computes without --invariant'}")
+    typer.echo(f"numerics id  {ids.numerics_id or 'none: its bits may vary'}")
     typer.echo(f"text id      {ids.text_id or 'none: the model has no tokenizer'}")

@@ -48,8 +48,9 @@ class ModelInfo:
         max_model_len: largest number of tokens, prompt and output, of one sequence.
         eos_token_ids: end-of-text ids.
         num_parameters: over all ranks.
-        numerics_id: cells with the same one give the same tokens, to the bit; "" on a GPU without
-            `invariant`, where nothing is promised.
+        numerics_id: cells with the same one give the same tokens, to the bit; "" where nothing
+            is promised: on a GPU without `invariant`, and of a model that `transformers` runs if
+            its bits were seen to depend on more than its tokens.
         text_id: digest of tokenizer and chat template: from workers those of the model directory,
             "" if it has none; from routers those in use.
         quantization: how attention and MLPs hold their weights; "none", "w8a8", "w8", "w4"

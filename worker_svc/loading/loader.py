@@ -21,6 +21,7 @@ from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.numerics_id import numerics_id
 from worker_svc.loading.unread import require_all_read
 from worker_svc.loading.weights import Weights, WeightTally
+from worker_svc.models.fallback import FallbackForCausalLM
 from worker_svc.models.interface import CausalLM
 from worker_svc.parallel.group import ParallelGroup
 
@@ -91,6 +92,7 @@ def load_model(
             require_all_read(checkpoint, digest)
         checkpoint_digest = digest.result()
     hf = checkpoint.hf
+    keeps_bits = not isinstance(model, FallbackForCausalLM) or model.keeps_bits
     info = ModelInfo(
         name=served_model_name or spec.model,
         architecture=checkpoint.architecture,
@@ -99,7 +101,7 @@ def load_model(
         max_model_len=checkpoint.max_model_len,
         eos_token_ids=checkpoint.eos_token_ids,
         num_parameters=tally.num_parameters,
-        numerics_id=numerics_id(checkpoint, checkpoint_digest, device),
+        numerics_id=numerics_id(checkpoint, checkpoint_digest, device) if keeps_bits else "",
         text_id=text_id(checkpoint.path),
         quantization=options.quantization,
         embedding_size=model.hidden_size,

@@ -15,6 +15,7 @@ import torch
 
 from quire.contract.engine_options import LoadOptions
 from quire.contract.outputs import ModelIds
+from quire.contract.workers import LoadSpec
 from quire.text_id import text_id
 from worker_svc.cache.format import calibration_length
 from worker_svc.device.base import Device
@@ -22,6 +23,7 @@ from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.loading.checkpoint import Checkpoint, open_checkpoint
 from worker_svc.models.interface import ModelConfig
 from worker_svc.models.registry import is_native
+from worker_svc.parallel.group import ParallelGroup
 
 # Each to be raised whenever a change gives a model that was served before other bits. Of
 # docs/numerics.md: where it changes an entry of tests/models/digests.json.
@@ -65,12 +67,18 @@ def numerics_id(checkpoint: Checkpoint, digest: bytes, device: Device) -> str:
 
 
 def ids_of(path: Path, options: LoadOptions, device: Device) -> ModelIds:
-    """Return the ids that a model would have once it is loaded, which it is not.
+    """Return the ids that a model would have once it is loaded.
+
+    It is loaded only if `transformers` runs it: then its id hangs on what it computes.
 
     Raises:
         ModelLoadError: the model cannot be served; the message is one line.
     """
     checkpoint = open_checkpoint(path, options, device)
+    if not is_native(checkpoint.architecture):
+        from worker_svc.loading.loader import load_model
+
+        return load_model(LoadSpec(str(path), options), "", ParallelGroup(), device).info.ids
     with checkpoint.digest() as digest:
         return ModelIds(numerics_id(checkpoint, digest.result(), device), text_id(path))
 

@@ -26,6 +26,7 @@ from worker_svc.layers.device_linear import are_rows_independent
 from worker_svc.layers.linear import HeadShare
 from worker_svc.loading.hf_config import HfConfig, one_line
 from worker_svc.loading.weights import Weights
+from worker_svc.models.bits_proof import find_dependence
 from worker_svc.models.fixed_rope import fix_rope_frequencies
 from worker_svc.models.probe import (
     TOLERANCE,
@@ -141,6 +142,7 @@ class FallbackForCausalLM:
         num_layers: number of key/value caches.
         heads: of every layer.
         is_capturable: False, since what such a model does on the host is not known.
+        keeps_bits: whether its bits were proved to depend on no other row, cut or step.
 
     Raises:
         ModelLoadError: it cannot be served; one line with the reason.
@@ -192,6 +194,7 @@ class FallbackForCausalLM:
                 {name: each for name, each in model._modules.items() if each is not self._body}
             )
             self._check_against(expected, weights.dtype)
+            self.keeps_bits = self._prove_bits(weights.dtype, max_model_len)
         except ModelLoadError:
             raise
         except Exception as error:  # whatever the model's own code raises
@@ -297,12 +300,8 @@ class FallbackForCausalLM:
             ModelLoadError: the logits differ by more than rounding explains.
         """
         parts = []
-        for hidden, logits in run_probe(self, dtype, self._device):
+        for _, logits in run_probe(self, dtype, self._device):
             parts.append(logits)
-            if are_rows_independent(self._device) and not torch.equal(
-                self.compute_logits(hidden[-1:]), logits[-1:]
-            ):
-                log.warning("not_invariant", architecture=self._config.architecture, part="head")
         share = relative_error(torch.cat(parts), expected)
         tolerance = TOLERANCE_OF_CHOICES if self._has_choices else TOLERANCE
         if not share <= tolerance[dtype]:
@@ -310,6 +309,20 @@ class FallbackForCausalLM:
                 f"over the paged cache its logits are off by {share:.1%}: it does something that "
                 "the attention interface does not show"
             )
+
+    def _prove_bits(self, dtype: torch.dtype, limit: int) -> bool:
+        """Return whether a token's bits were the same alone, in company and in chunks."""
+        if not are_rows_independent(self._device):
+            return False
+        reason = find_dependence(self, dtype, self._device, limit)
+        if reason is not None:
+            log.warning(
+                "no_numerics_id",
+                architecture=self._config.architecture,
+                reason=f"bits depend on {reason}",
+                lost="its streams are not moved or resumed as equal",
+            )
+        return reason is None
 
     def _refusal(self, reason: str) -> ModelLoadError:
         return ModelLoadError(f"architectures: {self._config.architecture} is not served: {reason}")

@@ -14,8 +14,11 @@ from transformers import (
     T5Config,
     XLMRobertaConfig,
 )
+from transformers.models.olmo.modeling_olmo import OlmoMLP
 
+from quire.contract.engine_options import LoadOptions
 from quire.contract.errors import ModelLoadError
+from quire.contract.workers import LoadSpec
 from tests.factories import (
     FALLBACKS,
     VOCAB_SIZE,
@@ -26,7 +29,10 @@ from tests.factories import (
     save_model,
 )
 from tests.models.driver import Driver, load_runner
+from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers.attention import PagedAttention
+from worker_svc.loading.loader import load_model
+from worker_svc.loading.numerics_id import ids_of
 from worker_svc.models import attention_interface, fallback
 from worker_svc.models.fallback import FallbackForCausalLM
 from worker_svc.models.registry import FAMILIES
@@ -75,6 +81,55 @@ def test_models_that_keep_their_bits_are_not_reported(
         save_model(tmp_path / name, FALLBACKS[name]())
         load_runner(tmp_path / name)
     assert not warnings
+
+
+def count_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows that depend, in their last bits, on how many there are."""
+    return rows * (1 + 1e-6 * rows.shape[-2])
+
+
+@pytest.mark.parametrize("part", ["company", "chunks", "head"])
+def test_a_model_whose_bits_depend_on_others_has_no_numerics_id(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[dict[str, str]] = []
+    monkeypatch.setattr(fallback.log, "warning", lambda event, **what: warnings.append(what))
+    save_model(tmp_path, FALLBACKS["olmo"]())
+    options = LoadOptions(dtype="float32")
+    assert load_model(LoadSpec(str(tmp_path), options), "", ParallelGroup()).info.numerics_id
+    if part == "company":
+        forward = OlmoMLP.forward
+        monkeypatch.setattr(OlmoMLP, "forward", lambda self, x: count_rows(forward(self, x)))
+    elif part == "chunks":
+        real = FallbackForCausalLM.forward
+
+        def by_step(self: Any, ids: torch.Tensor, *others: Any) -> torch.Tensor:
+            return real(self, ids, *others) * (1 + 1e-6 * (len(ids) < 3))
+
+        monkeypatch.setattr(FallbackForCausalLM, "forward", by_step)
+    else:
+        head = FallbackForCausalLM.compute_logits
+        monkeypatch.setattr(
+            FallbackForCausalLM, "compute_logits", lambda self, x: count_rows(head(self, x))
+        )
+    loaded = load_model(LoadSpec(str(tmp_path), options), "", ParallelGroup())
+    assert loaded.info.numerics_id == ""
+    assert warnings == [
+        {
+            "architecture": "OlmoForCausalLM",
+            "reason": f"bits depend on {part}",
+            "lost": "its streams are not moved or resumed as equal",
+        }
+    ]
+    assert ids_of(tmp_path, options, CpuDevice()) == loaded.info.ids
+
+
+@pytest.mark.parametrize("limit", [2, 30, 256])
+def test_the_proof_is_no_longer_than_a_sequence_may_be(limit: int, tmp_path: Path) -> None:
+    save_model(tmp_path, FALLBACKS["olmo"]())
+    runner = load_runner(tmp_path, max_model_len=limit)
+    assert isinstance(runner._model, FallbackForCausalLM)
+    assert runner._model.keeps_bits
 
 
 def test_a_quantised_model_is_refused_by_name(tmp_path: Path) -> None:
