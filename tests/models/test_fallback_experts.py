@@ -1,7 +1,6 @@
 """Models of the fallback with experts keep every bit in company and after a prefix."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -63,29 +62,3 @@ def test_bits_alone_are_those_in_company_and_after_a_prefix(
     for step, expected in enumerate(alone):
         assert torch.equal(in_company[step], expected), step
         assert torch.equal(after_a_prefix[step], expected), step
-
-
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_torch_s_threads_are_in_no_bit(
-    num_threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With three, torch would cut rows of a large step where no vector ends."""
-    with torch.no_grad():
-        _random_model(tiny_config("qwen2_moe")).save_pretrained(tmp_path)
-    before = torch.get_num_threads()
-    prompt = np.random.default_rng(2).integers(3, VOCAB_SIZE, 200).tolist()
-
-    def run(count: int) -> Any:
-        torch.set_num_threads(count)
-        driver = Driver(load_runner(tmp_path, dtype="float32", max_model_len=256))
-        for mate in range(6):
-            driver.add(mate, prompt[mate:])
-        driver.add(TARGET, prompt)
-        driver.step()
-        assert torch.get_num_threads() == count
-        return driver.logits[TARGET]
-
-    try:
-        assert torch.equal(run(num_threads), run(2))
-    finally:
-        torch.set_num_threads(before)

@@ -34,6 +34,7 @@ from worker_svc.layers.attention import PagedAttention
 from worker_svc.loading.loader import load_model
 from worker_svc.loading.numerics_id import ids_of
 from worker_svc.models import attention_interface, fallback
+from worker_svc.models.bits_proof import _Run
 from worker_svc.models.fallback import FallbackForCausalLM
 from worker_svc.models.registry import FAMILIES
 from worker_svc.parallel.group import ParallelGroup
@@ -130,6 +131,24 @@ def test_the_proof_is_no_longer_than_a_sequence_may_be(limit: int, tmp_path: Pat
     runner = load_runner(tmp_path, max_model_len=limit)
     assert isinstance(runner._model, FallbackForCausalLM)
     assert runner._model.keeps_bits
+
+
+def test_torch_s_threads_are_in_no_bit(tmp_path: Path) -> None:
+    """Three would cut the elements of an activation where no vector ends."""
+    save_model(tmp_path, FALLBACKS["olmo"](intermediate_size=1001))
+    runner = load_runner(tmp_path, dtype="float32")
+    run = _Run(runner._model, torch.float32, torch.device("cpu"))
+    sequences = [(run.text(40, place), 0, 40, place) for place in range(3)]
+    before = torch.get_num_threads()
+    found: dict[int, torch.Tensor] = {}
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            found[count] = run.step(sequences)
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[1], found[3])
 
 
 def test_a_quantised_model_is_refused_by_name(tmp_path: Path) -> None:
