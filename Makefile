@@ -3,7 +3,8 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
-BUILD_INPUTS := pyproject.toml CMakeLists.txt tools/bootstrap.sh \
+BUILD_INPUTS := pyproject.toml CMakeLists.txt tools/bootstrap.sh tools/wanted.py \
+	tools/requirements/dev.txt \
 	$(shell find cmake csrc protos -type f 2>/dev/null)
 
 # Kernels are built anew for another QUIRE_CUDA than they were built for, if one is given.
@@ -81,9 +82,9 @@ images: .venv/.dev ## Build the images of the services (IMAGE_TAG=dev, IMAGE_REG
 wheels: .venv/.dev ## Build sdist and wheels of each CPython found into build/wheels/dist, and try them (PYTHONS= names interpreters)
 	@tools/wheels.sh $(PYTHONS)
 
-lock: .venv/.dev ## Pin anew what the images hold, and fetch it into build/wheelhouse
-	@$(BIN)/python tools/lock.py resolve $(NAMES)
-	@$(BIN)/python tools/lock.py fetch $(NAMES)
+lock: .venv/.dev ## Pin anew what images and .venv hold, and fetch what images do (NAMES= some lists; UPDATE=1 keeps versions that still fit)
+	@$(BIN)/python -m tools.lock $(if $(filter 1,$(UPDATE)),update,resolve) $(NAMES)
+	@$(if $(filter dev,$(NAMES)),,$(BIN)/python -m tools.lock fetch $(NAMES))
 
 smoke: ## Check a running router from outside: TARGET=HOST:PORT, and TLS_DIR=, SERVER_NAME=, API_KEY= as it needs
 	@TLS_DIR='$(TLS_DIR)' SERVER_NAME='$(SERVER_NAME)' deploy/smoke.sh $(TARGET)

@@ -252,8 +252,8 @@ def prepare_flashinfer(check: Check, env: dict[str, str]) -> None:
     if not any(FLASHINFER_WHEELS.glob("*.whl")):
         check.not_run(
             "flashinfer",
-            "build/wheelhouse/flashinfer has no wheels: `tools/lock.py fetch flashinfer` brings "
-            "them where there is a network, --without flashinfer leaves it out",
+            "build/wheelhouse/flashinfer has no wheels: `python -m tools.lock fetch flashinfer` "
+            "brings them where there is a network, --without flashinfer leaves it out",
         )
         return
     installed = check.run(

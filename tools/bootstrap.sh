@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv and installs Quire into it, editable: bootstrap.sh [dev]. With dev, also what tests, lint and documentation
 # need. Idempotent. pip writes to build/setup.log, the compilers to build/setup-build.log; both are shown on failure.
+# Versions are those of tools/requirements/dev.txt; where it has none for this Python, the newest, and .venv/.unlocked says so.
 # Prerequisites: Python >= 3.11 with headers, and a C++17 compiler; CMake and ninja come from pyproject.toml.
 # QUIRE_CUDA=1 builds the CUDA kernels, with a compiler from PyPI where there is none; 0 does not, and later runs do
 # likewise. Without it they are built where a GPU and nvcc are found (cmake/cuda.cmake).
@@ -79,68 +80,52 @@ pip() { .venv/bin/python -m pip --no-color "$1" --no-compile --progress-bar off 
 
 [ -x .venv/bin/python ] || stage 'making .venv' "$python" -m venv .venv
 
-# The requirements of a list in pyproject.toml, one a line: older versions of pip cannot read groups.
-requirements() {
-  .venv/bin/python - "$@" <<'PYTHON'
-import sys, tomllib
-
-with open("pyproject.toml", "rb") as file:
-    project = tomllib.load(file)
-
-
-def extra(name):
-    """The requirements of Quire with an extra."""
-    found = dict.fromkeys(project["project"]["dependencies"])
-    for line in project["project"]["optional-dependencies"][name]:
-        if line.startswith("quire-serve["):
-            for other in line.removeprefix("quire-serve[").rstrip("]").split(","):
-                found |= dict.fromkeys(extra(other))
-        else:
-            found[line] = None
-    return list(found)
-
-
-def group(name):
-    """The requirements of a dependency group, and of those that it includes."""
-    for each in project["dependency-groups"][name]:
-        if isinstance(each, str):
-            yield each
-        else:
-            yield from group(each["include-group"])
-
-
-groups = {
-    "build": [*project["build-system"]["requires"], *group("build")],
-    "cuda": [*group("machine-code")],
-    # A cluster on this machine.
-    "run": extra("all"),
-    "dev": [*group("dev")],
-}
-print(*(line for name in sys.argv[1:] for line in groups[name]), sep="\n")
-PYTHON
-}
-
 if [ -n "${QUIRE_CUDA:-}" ]; then echo "$QUIRE_CUDA" >.venv/.cuda; fi
 if [ -e .venv/.cuda ]; then export QUIRE_CUDA=$(cat .venv/.cuda); fi
-needed=(build)
+needed=(build-system build)
 # CUDA's compiler, where CUDA is not installed.
 if [ "${QUIRE_CUDA:-0}" != 0 ] && ! PATH=$PATH:/usr/local/cuda/bin:${CUDA_HOME:-}/bin command -v nvcc >/dev/null; then
-  needed+=(cuda)
+  needed+=(machine-code)
 fi
-mapfile -t build_requirements < <(requirements "${needed[@]}")
-stage 'installing what the build needs' pip install "${build_requirements[@]}"
+mapfile -t build_requirements < <(.venv/bin/python tools/wanted.py "${needed[@]}")
+extras=(all)
+if [ "$what" = dev ]; then extras+=(dev); fi
+mapfile -t packages < <(.venv/bin/python tools/wanted.py "${extras[@]}")
+
+# Every machine gets the versions of one lock, so that all test the same ones; but a torch that is here already stays.
+lock=tools/requirements/dev.txt
+constraints=build/setup-constraints.txt
+if .venv/bin/python -c 'import torch' 2>/dev/null; then
+  grep -v '^torch==' "$lock" >"$constraints"
+else
+  cp "$lock" "$constraints"
+  packages+=("$(grep '^torch==' "$lock")")
+fi
+locked=(--only-binary :all: --constraint "$constraints")
+
+# Whether the lock was made for this interpreter.
+is_for_us() {
+  .venv/bin/python -c '
+import platform, sys
+found = platform.system(), platform.machine(), platform.libc_ver()[0], platform.python_implementation()
+sys.exit(found != ("Linux", "x86_64", "glibc", "CPython") or "%d.%d" % sys.version_info[:2] != sys.argv[1])
+' "$(sed -n 's/^# Made .* for CPython \([0-9.]*\) on x86-64\.$/\1/p' "$lock")"
+}
+rm -f .venv/.unlocked
+if ! is_for_us && ! pip install --dry-run "${locked[@]}" "${build_requirements[@]}" "${packages[@]}" >>"$log" 2>&1; then
+  printf '== %s\n' "$lock has versions without a wheel for this Python: the newest that will do are installed"
+  locked=()
+  touch .venv/.unlocked
+fi
+
+stage 'installing what the build needs' pip install "${locked[@]}" "${build_requirements[@]}"
 
 # The compilers need none of the packages that are installed meanwhile.
 pip install --verbose --no-build-isolation --no-deps --editable . >"$build_log" 2>&1 &
 build=$!
 running+=" $build"
 
-groups=(run)
-if [ "$what" = dev ]; then groups+=(dev); fi
-mapfile -t packages < <(requirements "${groups[@]}")
-# Of the versions that would do, the one that was tested; a torch that is here already stays.
-.venv/bin/python -c 'import torch' 2>/dev/null || packages+=('torch==2.13.0')
-stage 'installing packages' pip install "${packages[@]}"
+stage 'installing packages' pip install "${locked[@]}" "${packages[@]}"
 await "$build" "$build_log" 'building kernels and protobuf stubs'
 
 # What every service imports is compiled here, for those whose Python has been told to keep no bytecode as it imports.

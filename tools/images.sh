@@ -42,7 +42,7 @@ wheel() {
 # build TARGET: the image of one service, and the wheels it is built from.
 build() {
   local kernels
-  "$python" tools/lock.py fetch pip scheduler "$1"
+  "$python" -m tools.lock fetch pip scheduler "$1"
   case $1 in
   worker | ray)
     kernels=$("$python" -c 'from importlib.util import find_spec; print(find_spec("worker_svc._C").origin)')

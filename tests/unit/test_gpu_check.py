@@ -182,7 +182,7 @@ def test_missing_wheels_are_an_error_unless_they_are_named(
     monkeypatch.setattr(gpu_check, "FLASHINFER_WHEELS", tmp_path / "none")
     assert gpu_check.run_all(check, smoke=False, without=[]) == 1
     assert [name for name, found in check.steps.items() if not found["ok"]] == ["flashinfer"]
-    assert "tools/lock.py fetch flashinfer" in check.steps["flashinfer"]["output"]
+    assert "tools.lock fetch flashinfer" in check.steps["flashinfer"]["output"]
     check.steps.clear()
     assert gpu_check.run_all(check, smoke=False, without=["flashinfer"]) == 0
     assert not COMPARED & {*check.steps}
