@@ -1,6 +1,7 @@
 """The text id of a model: equal where text becomes the same tokens, tokens text, grammars masks."""
 
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from quire.gguf_file import GgufFile, find_gguf
@@ -26,12 +27,12 @@ def text_id(model: Path) -> str:
     """Return the text id of a model directory or file, in hexadecimal; "" if it has no tokenizer.
 
     It covers names and contents of the files of tokenizer and chat template, TEXT_VERSION, and the
-    version of llguidance; of a GGUF file the metadata of both.
+    versions of llguidance and tokenizers; of a GGUF file the metadata of both.
 
     Raises:
         ModelLoadError: a GGUF file that cannot be read.
     """
-    versions = f"quire text {TEXT_VERSION} {grammar_version()}"
+    versions = f"quire text {TEXT_VERSION} {grammar_version()} {_tokenizers_version()}"
     gguf = find_gguf(model)
     if gguf is not None:
         stored = GgufFile(gguf).text_digest()
@@ -45,3 +46,11 @@ def text_id(model: Path) -> str:
         content = sha256(path.read_bytes()).hexdigest()
         digest.update(f"\0{path.relative_to(model).as_posix()}\0{content}".encode())
     return digest.digest()[:ID_BYTES].hex()
+
+
+def _tokenizers_version() -> str:
+    """Return the version of what makes tokens of text; "" where it is not installed."""
+    try:
+        return version("tokenizers")
+    except PackageNotFoundError:
+        return ""

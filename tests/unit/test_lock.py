@@ -5,8 +5,9 @@ tools/wanted.py too, by which a list takes over what pyproject.toml requires.
 
 import hashlib
 import re
+import tomllib
 import zipfile
-from importlib.metadata import distributions
+from importlib.metadata import distributions, version
 from pathlib import Path
 
 import pytest
@@ -230,3 +231,15 @@ def test_what_is_installed_is_what_is_locked() -> None:
     names = {canonicalize_name(name) for name in of_tests} & found.keys()
     assert names
     assert {name: found[name] for name in names} == {name: pins[name] for name in names}
+
+
+@pytest.mark.parametrize("package", ["llguidance", "tokenizers"])
+def test_what_fixes_text_is_pinned_exactly_and_alike_everywhere(package: str) -> None:
+    tables = tomllib.loads(wanted.PYPROJECT.read_text())["project"]["optional-dependencies"]
+    asked = [Requirement(line) for lines in tables.values() for line in lines]
+    (pin,) = {str(each.specifier) for each in asked if each.name == package}
+    assert pin.startswith("==")
+    locks = [source.with_suffix(".txt").read_text() for source in map(lock._source, lock._names())]
+    assert {lock._pins(text).get(package, pin[2:]) for text in locks} == {pin[2:]}
+    assert sum(package in lock._pins(text) for text in locks) >= 5
+    assert version(package) == pin[2:]

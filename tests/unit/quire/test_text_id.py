@@ -52,11 +52,12 @@ def test_names_are_in_it(model: Path) -> None:
     assert text_id(model) != before
 
 
-def test_the_version_of_what_reads_grammars_is_in_it(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reader", ["grammar_version", "_tokenizers_version"])
+def test_the_version_of_what_reads_it_is_in_it(
+    reader: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = text_id(model)
-    monkeypatch.setattr(module, "grammar_version", lambda: "0.1")
+    monkeypatch.setattr(module, reader, lambda: "0.1")
     assert text_id(model) != before
 
 
@@ -78,8 +79,9 @@ def test_a_tokenizer_has_the_id_of_this_version(
 ) -> None:
     """Another one is that of another version: prompts, text, its end or masks have changed."""
     monkeypatch.setattr(module, "grammar_version", lambda: "0.1")
+    monkeypatch.setattr(module, "_tokenizers_version", lambda: "0.2")
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert (module.TEXT_VERSION, text_id(tmp_path)) == (3, "3fea1bca21242607193ebc3718886d14")
+    assert (module.TEXT_VERSION, text_id(tmp_path)) == (3, "30d6a80db8699b4e31cfa1c45fe00963")
 
 
 def test_a_directory_without_a_tokenizer_has_none(tmp_path: Path) -> None:
