@@ -124,7 +124,7 @@ def _token_id(directory: Path, config: dict[str, Any], text: str) -> int | None:
 def _json_object(path: Path) -> dict[str, Any]:
     """Return what a file holds; nothing if that is no JSON object, or there is no file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -135,7 +135,7 @@ def _load_plain(directory: Path) -> "Backend | None":
     from tokenizers import Tokenizer as Backend
 
     try:
-        config = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((directory / _CONFIG).read_text(encoding="utf-8-sig"))
         if not isinstance(config, dict) or config.get("tokenizer_class") not in _PLAIN_CLASSES:
             return None
         others = [directory / name for name in ("special_tokens_map.json", "added_tokens.json")]

@@ -70,7 +70,7 @@ def parse_tool_choice(value: Any) -> tuple[str, str]:
 
 
 def parse_content(field: str, value: Any) -> str | None:
-    """Return the text of a content: a text, or the texts of its parts, one after the other.
+    """Return the text of a content: a text, or the texts of its parts, each on a line of its own.
 
     Raises:
         InvalidRequestError: it is neither; images, audio and files are not served.
@@ -88,7 +88,7 @@ def parse_content(field: str, value: Any) -> str | None:
             raise InvalidRequestError(
                 f"{field}[{place}].type", f"must be text, got {_say(kind if kind else part)}"
             )
-    return "".join(texts)
+    return "\n".join(texts)
 
 
 def _message(field: str, value: Any) -> ChatMessage:
@@ -100,9 +100,12 @@ def _message(field: str, value: Any) -> ChatMessage:
         raise InvalidRequestError(f"{field}.role", "must not be empty")
     calls = message.get("tool_calls") or ()
     reasoning = message.get("reasoning_content", message.get("reasoning"))
+    content = parse_content(f"{field}.content", message.get("content"))
+    if content is None and message.get("refusal") is not None:
+        content = _text(f"{field}.refusal", message["refusal"])
     return ChatMessage(
         role,
-        parse_content(f"{field}.content", message.get("content")),
+        content,
         _optional_text(f"{field}.name", message.get("name")),
         tuple(
             _call(f"{field}.tool_calls[{place}]", each)
@@ -118,7 +121,7 @@ def _call(field: str, value: Any) -> ToolCall:
     function = _mapping(f"{field}.function", call.get("function"))
     return ToolCall(
         _text(f"{field}.function.name", function.get("name")),
-        _json_text(f"{field}.function.arguments", function.get("arguments", "")),
+        _json_text(f"{field}.function.arguments", function.get("arguments") or ""),
         _optional_text(f"{field}.id", call.get("id")),
     )
 

@@ -12,6 +12,9 @@ from quire.gguf_file import GgufFile, find_gguf
 # Those that are published take some 20 KiB at most.
 MAX_TEMPLATE_BYTES = 2**20
 DEFAULT = "default"
+# UTF-8, whose byte order mark some editors write: a template's would begin every prompt.
+TEXT = "utf-8-sig"
+_MARK = "\ufeff"
 _GGUF_TEMPLATE = "tokenizer.chat_template"
 _GGUF_TOKENS = "tokenizer.ggml.tokens"
 _GGUF_IDS = {
@@ -57,10 +60,12 @@ def load_chat_templates(model: Path, file: Path | None = None) -> ChatTemplates:
     found = _of_directory(model) if gguf is None else _of_gguf(gguf)
     if file is not None:
         try:
-            found = ChatTemplates({DEFAULT: file.read_text("utf-8")}, found.special_tokens)
+            found = ChatTemplates({DEFAULT: file.read_text(TEXT)}, found.special_tokens)
         except (OSError, ValueError) as error:
             raise ConfigError(f"chat_template: {file} cannot be read: {error}") from error
-    for name, source in found.sources.items():
+    sources = {name: source.removeprefix(_MARK) for name, source in found.sources.items()}
+    found = ChatTemplates(sources, found.special_tokens)
+    for name, source in sources.items():
         if len(source.encode()) > MAX_TEMPLATE_BYTES:
             raise ConfigError(
                 f"chat_template: {name} must be at most {MAX_TEMPLATE_BYTES} bytes, "
@@ -110,7 +115,7 @@ def _of_directory(model: Path) -> ChatTemplates:
         jinja[DEFAULT] = model / "chat_template.jinja"
     if jinja:
         # The files of one release: nothing of an older one is mixed with them.
-        sources = {name: path.read_text("utf-8") for name, path in jinja.items()}
+        sources = {name: path.read_text(TEXT) for name, path in jinja.items()}
     special = {**_json(model / "special_tokens_map.json"), **config}
     return ChatTemplates(sources, _special_tokens(special))
 
@@ -130,7 +135,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text(TEXT))
     except (OSError, ValueError, RecursionError):
         return {}  # absent, or broken: loading the tokenizer will report it
     return content if isinstance(content, dict) else {}

@@ -6,7 +6,7 @@ not from computing for ever. See router.chat.template for what does.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -20,11 +20,14 @@ from jinja2.utils import Namespace
 
 from quire.contract.chat import ChatInput
 from quire.contract.errors import InvalidRequestError
+from router.chat.template_losses import check_losses
+from router.chat.template_values import Absent, Arguments, add_tests
 
 # Stands behind the text that is to be continued, until the template has been rendered. The space
 # tells whether the template keeps the end of a message as it is.
 _MARK = "QUIRE_CONTINUES_HERE "
 _MAX_ERROR_CHARS = 200
+_DEVELOPER = "developer"
 
 
 class _GenerationTag(Extension):
@@ -69,6 +72,7 @@ def make_environment() -> jinja2.Environment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
+    add_tests(environment)
     environment.filters["tojson"] = _tojson
     environment.globals.update(raise_exception=_raise_exception, namespace=_PlainNamespace)
     return environment
@@ -110,6 +114,8 @@ def render(
         _message_variables(f"messages[{number}]", message)
         for number, message in enumerate(conversation["messages"])
     ]
+    if not any(quote + _DEVELOPER + quote in source for quote in "'\""):
+        messages = _without_developers(messages)
     kwargs = conversation["chat_template_kwargs"]
     continues = conversation["continue_final_message"]
     if continues:
@@ -132,6 +138,12 @@ def render(
         "add_generation_prompt": conversation["add_generation_prompt"] and not continues,
     }
     text = _text(source, variables, max_bytes)
+    check_losses(
+        source,
+        text,
+        messages,
+        lambda others: _text(source, {**variables, "messages": others}, max_bytes),
+    )
     if continues:
         text = _until_mark(text)
     if len(text.encode()) > max_bytes:
@@ -199,7 +211,8 @@ def _too_long(max_bytes: int) -> InvalidRequestError:
 
 def _message_variables(field: str, message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message in the shape that templates read: absent fields are undefined."""
-    variables = {"role": message["role"], "content": message["content"]}
+    content = Absent() if message["content"] is None else message["content"]
+    variables = {"role": message["role"], "content": content}
     variables |= {key: message[key] for key in ("name", "tool_call_id") if message[key]}
     if message["tool_calls"]:
         variables["tool_calls"] = [
@@ -208,8 +221,8 @@ def _message_variables(field: str, message: Mapping[str, Any]) -> dict[str, Any]
                 "type": "function",
                 "function": {
                     "name": call["name"],
-                    "arguments": _object(
-                        f"{field}.tool_calls[{number}].arguments", call["arguments"] or "{}"
+                    "arguments": _arguments(
+                        f"{field}.tool_calls[{number}].arguments", call["arguments"]
                     ),
                 },
             }
@@ -220,6 +233,30 @@ def _message_variables(field: str, message: Mapping[str, Any]) -> dict[str, Any]
         names = ("reasoning_content", "reasoning", "thinking")
         variables |= dict.fromkeys(names, message["reasoning"])
     return variables
+
+
+def _without_developers(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose developers are the system, and go on where that has spoken before.
+
+    Most templates know one message of the system, and no developer.
+    """
+    merged: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] != _DEVELOPER:
+            merged.append(message)
+        elif merged and merged[-1]["role"] == "system":
+            texts = (merged[-1]["content"], message["content"])
+            merged[-1] = {**merged[-1], "content": "\n\n".join(filter(None, texts))}
+        else:
+            merged.append({**message, "role": "system"})
+    return merged
+
+
+def _arguments(field: str, text: str) -> Arguments:
+    try:
+        return Arguments(text)
+    except RecursionError:
+        raise InvalidRequestError(field, "must not be nested that deeply") from None
 
 
 def _tool_variables(field: str, tool: Mapping[str, Any]) -> dict[str, Any]:

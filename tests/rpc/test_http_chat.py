@@ -23,10 +23,10 @@ MESSAGES = [
     {"role": "system", "content": "list"},
     {
         "role": "user",
-        "content": [{"type": "text", "text": "class "}, {"type": "text", "text": "中文"}],
+        "content": [{"type": "text", "text": "class"}, {"type": "text", "text": "中文"}],
     },
 ]
-PROMPT = "<system>list<user>class 中文<assistant>"
+PROMPT = "<system>list<user>class\n中文<assistant>"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 BODY = {"messages": MESSAGES, "max_tokens": 12}

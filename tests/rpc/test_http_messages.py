@@ -200,7 +200,7 @@ async def test_blocks_become_messages(setup, client) -> None:
             ],
         },
     ]
-    head = '<system>sab\n\nc<assistant>td[{"name": "f", "arguments": {"x": "é"}}]<tool>abe'
+    head = '<system>sa\nb\n\nc<assistant>td[{"name": "f", "arguments": {"x": "é"}}]<tool>a\nbe'
     for more, prompt in (
         ({}, head),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, f"{head}True"),

@@ -27,7 +27,7 @@ class HfConfig:
             ModelLoadError: the file cannot be read or is not a JSON object.
         """
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(path.read_text(encoding="utf-8-sig"))
         except (OSError, ValueError) as error:
             raise ModelLoadError(f"{path}: not readable as JSON: {one_line(error)}") from error
         if not isinstance(values, dict):

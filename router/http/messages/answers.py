@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.contract.outputs import Finished, FinishReason
 from router.chat.reader import OutputReader
+from router.chat.template_values import INVALID_JSON
 from router.http.chat.choices import ChatChoices, Part
 from router.http.chat.opening import OpenChat
 from router.http.event_stream import event_bytes
@@ -16,8 +17,6 @@ from router.http.messages.request import MessageRequest
 from router.http.segments import Added, Began, Ended, Kind, Segment, Segments
 
 PING = event_bytes(b'{"type":"ping"}', event="ping")
-# As Anthropic has what a model wrote as arguments, and is none: it broke off.
-INVALID_JSON = "INVALID_JSON"
 _DELTAS = {
     Kind.CONTENT: ("text_delta", "text"),
     Kind.REASONING: ("thinking_delta", "thinking"),

@@ -44,7 +44,7 @@ class _Turn:
     call_id: str = ""
 
     def message(self) -> ChatMessage:
-        texts = ["".join(each) for each in self.texts if each]
+        texts = ["\n".join(each) for each in self.texts if each]
         content = "\n\n".join(texts) if texts or self.role != "assistant" else None
         reasoning, calls = "".join(self.thoughts), tuple(self.calls)
         return ChatMessage(self.role, content, "", calls, self.call_id, reasoning)

@@ -60,8 +60,6 @@ def _add(messages: list[dict[str, Any]], field: str, item: Mapping[str, Any]) ->
                 message = _assistant(messages, without="content")
                 message["content"] = content
             else:
-                # What templates know a developer as.
-                role = "system" if role == "developer" else role
                 messages.append({"role": role, "content": content})
         case "function_call":
             call = {"id": item.get("call_id"), "function": item}

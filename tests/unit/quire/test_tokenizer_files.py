@@ -47,6 +47,13 @@ def test_plain_files_are_read_directly(name: str, special: dict[str, str], tmp_p
         assert plain.encode(text).ids == other.encode(text).ids
 
 
+def test_a_byte_order_mark_is_no_json(tmp_path: Path) -> None:
+    write(tmp_path, small_tokenizers.byte_level(), PLAIN)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(config.read_text("utf-8"), "utf-8-sig")
+    assert tokenizer_files._load_plain(tmp_path) is not None
+
+
 def test_the_embedded_model_needs_no_transformers() -> None:
     """Seconds of every router's start."""
     program = (

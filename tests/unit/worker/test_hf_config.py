@@ -1,5 +1,6 @@
 """Readers of config.json: what is absent, what is null, and the least of an integer."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,3 +39,8 @@ def test_integers_may_have_another_least(value: object) -> None:
     words = f"rank: must be an integer of at least 0, got {value!r}"
     with pytest.raises(ModelLoadError, match=words):
         config(rank=value).integer("rank", least=0)
+
+
+def test_a_byte_order_mark_is_no_json(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a": 1}', "utf-8-sig")
+    assert HfConfig.read(tmp_path / "config.json").integer("a") == 1
