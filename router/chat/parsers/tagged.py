@@ -1,8 +1,7 @@
 """Calls whose arguments stand between tags, each by itself: GLM 4.5 and Qwen3-Coder."""
 
 import json
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
 
 from quire.contract.chat import Tool
 from router.chat.parsers.events import CallIds
@@ -12,6 +11,7 @@ from router.chat.parsers.machine import (
     first_marker,
     held_suffix,
 )
+from router.chat.parsers.schema_values import ToolSchema
 
 
 class TaggedCalls(Machine):
@@ -27,29 +27,27 @@ class TaggedCalls(Machine):
     def __init__(self, ids: CallIds, tools: Sequence[Tool] = ()) -> None:
         self._tools = {tool.name: tool for tool in tools}
         # Of the tools that were called: a schema is read once, however many arguments there are.
-        self._members: dict[str, Mapping[str, Any]] = {}
+        self._schemas: dict[str, ToolSchema] = {}
         super().__init__(ids)
 
-    def _types(self, tool: str, key: str) -> set[str]:
-        """Return the JSON types that an argument may have, none where they are not known."""
-        if tool in self._tools and tool not in self._members:
-            self._members[tool] = _members(self._tools[tool])
-        schema = self._members.get(tool, {}).get(key)
-        found = schema.get("type") if isinstance(schema, Mapping) else None
-        types = found if isinstance(found, list) else [found]
-        return {each for each in types if isinstance(each, str)}
+    def _schema(self, tool: str) -> ToolSchema:
+        if tool not in self._tools:
+            return ToolSchema(None)
+        if tool not in self._schemas:
+            self._schemas[tool] = ToolSchema(self._tools[tool])
+        return self._schemas[tool]
 
     def _argument(
         self, tool: str, key: str, ends: Sequence[str], is_first: bool
     ) -> Generator[None]:
         """Read a value up to one of `ends`, and report it as a member of the arguments."""
         self._arguments(("" if is_first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
-        types = self._types(tool, key)
-        if types == {"string"}:
+        schema = self._schema(tool)
+        if schema.is_text(key):
             yield from self._text_value(ends)
         else:
             text, _ = yield from self._until(ends, MAX_HELD_CHARS)
-            self._arguments(_value(text, types))
+            self._arguments(schema.value(key, text))
 
     def _text_value(self, ends: Sequence[str]) -> Generator[None]:
         """A text goes out as it comes: it may be a whole file."""
@@ -110,25 +108,3 @@ class QwenCoderCalls(TaggedCalls):
         self._arguments("}")
         self._end_call()
         yield from self._expect("</tool_call>")
-
-
-def _members(tool: Tool) -> Mapping[str, Any]:
-    """Return the schemas of a tool's arguments by name, none where they cannot be read."""
-    try:
-        members = json.loads(tool.parameters or "{}")["properties"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return {}
-    return members if isinstance(members, Mapping) else {}
-
-
-def _value(text: str, types: set[str]) -> str:
-    """Return a value as JSON: the text itself where it is of one of the types, else a string."""
-    stripped = text.strip()
-    try:
-        value = json.loads(stripped)
-        if not (isinstance(value, str) and types) or "string" not in types:
-            json.dumps(value, allow_nan=False)
-            return stripped
-    except (ValueError, RecursionError):
-        pass
-    return json.dumps(text, ensure_ascii=False)
