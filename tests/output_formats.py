@@ -39,7 +39,7 @@ CASES: list[tuple[OutputFormat, str, str, str, str, list[list[str]]]] = [
     (HERMES, "", '<tool_call>{"name": "weather", "arguments": {"city": "Pa', "", "",
      [["weather", '{"city": "Pa']]),
     (HERMES, "", '<tool_call>{"name": "weather", "arguments": {"city" 1}}</tool_call> x',
-     "1}}</tool_call> x", "", [["weather", '{"city" ']]),
+     " x", "", [["weather", '{"city" 1}}']]),
     (HERMES, "", "<tool_call>no</tool_call>", "<tool_call>no</tool_call>", "", []),
     (HERMES, "", '<tool_call>{"name": "a b", "arguments": {}}',
      '<tool_call>{"name": "a b", "arguments": {}}', "", []),

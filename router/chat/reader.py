@@ -13,6 +13,7 @@ from router.chat.parsers.events import (
     ToolCallBegan,
     ToolCallEnded,
 )
+from router.chat.parsers.forced_calls import ForcedCalls
 from router.chat.parsers.formats import NONE, OutputFormat
 from router.chat.parsers.machine import OutputParser
 
@@ -56,6 +57,7 @@ class OutputReader:
         self._prompt_end = ""
         self._parsers: dict[int, OutputParser | None] = {}
         self._calling: set[int] = set()
+        self._broken: set[int] = set()
         self._last_tokens: dict[int, int] = {}
 
     def begin(self, prompt_token_ids: Sequence[int]) -> None:
@@ -87,20 +89,28 @@ class OutputReader:
             events += parser.finish()
         if self._chat.single_tool_call:
             events = [each for each in events if not isinstance(each, _OF_CALLS) or each.index == 0]
-        if any(isinstance(event, ToolCallBegan) for event in events):
-            self._calling.add(index)
+        for event in events:
+            match event:
+                case ToolCallBegan():
+                    self._calling.add(index)
+                case ToolCallEnded(is_whole=False):
+                    self._broken.add(index)
         return events
 
     def has_called(self, index: int) -> bool:
-        """Return whether an output has called a tool so far."""
-        return index in self._calling
+        """Return whether an output has called tools so far, and none of its calls is broken.
+
+        A client acts upon what it calls; a call that broke shows what the model wrote, and no JSON.
+        """
+        return index in self._calling and index not in self._broken
 
     def _parser(self, index: int) -> OutputParser | None:
         if index not in self._parsers:
             chat = self._chat
-            self._parsers[index] = self._output.parser(
-                chat.request_id, index, _tools(chat), self._prompt_end
-            )
+            parser = self._output.parser(chat.request_id, index, _tools(chat), self._prompt_end)
+            if parser is not None and chat.forces_call:
+                parser = ForcedCalls(parser)
+            self._parsers[index] = parser
         return self._parsers[index]
 
     def _without_eos(self, index: int, text: str, token_ids: Sequence[int]) -> str:

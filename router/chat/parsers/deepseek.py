@@ -18,11 +18,15 @@ class DeepSeekCalls(Machine):
     name, SEPARATOR, the arguments.
     """
 
-    start_markers = (CALLS_BEGIN,)
+    # The second where the call before it broke.
+    start_markers = (CALLS_BEGIN, CALL_BEGIN)
+    end_markers = (CALL_END, CALLS_END)
 
     def _call(self, marker: str) -> Generator[None]:
-        while (yield from self._expect(CALL_BEGIN, CALLS_END)) == CALL_BEGIN:
-            before, _ = yield from self._until((SEPARATOR,))
+        if marker == CALLS_BEGIN:
+            marker = yield from self._expect(CALL_BEGIN, CALLS_END)
+        while marker == CALL_BEGIN:
+            before, _ = yield from self._until((SEPARATOR,), is_word=True)
             if (yield from self._peek()) == "{":
                 yield from self._json_arguments(checked_name(before))
                 yield from self._expect(CALL_END)
@@ -33,3 +37,4 @@ class DeepSeekCalls(Machine):
                 if (yield from self._expect("```", CALL_END)) == "```":
                     yield from self._expect(CALL_END)
             self._hold()
+            marker = yield from self._expect(CALL_BEGIN, CALLS_END)

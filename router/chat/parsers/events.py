@@ -41,7 +41,10 @@ class ToolCallBegan:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """More of a call's arguments: all of them, one after the other, are a JSON object."""
+    """More of a call's arguments: all of them, one after the other, are a JSON object.
+
+    They are what the model wrote, and no JSON, where the call broke off or broke.
+    """
 
     index: int
     text: str
@@ -49,9 +52,15 @@ class ArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnded:
-    """A call's arguments are complete."""
+    """A call's arguments are complete, or no more of them will come.
+
+    Attributes:
+        index: of the call.
+        is_whole: whether they are JSON. A client must not act upon others.
+    """
 
     index: int
+    is_whole: bool = True
 
 
 ParserEvent = ContentDelta | ReasoningDelta | ToolCallBegan | ArgumentsDelta | ToolCallEnded

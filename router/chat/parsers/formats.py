@@ -21,7 +21,7 @@ HARMONY_REASONING = "openai_gptoss"
 TOOL_CALL_PARSERS: Mapping[str, Callable[[CallIds, Sequence[Tool]], OutputParser]] = {
     "hermes": lambda ids, tools: HermesCalls(ids),
     "qwen3_coder": QwenCoderCalls,
-    "llama3_json": lambda ids, tools: Llama3Calls(ids),
+    "llama3_json": Llama3Calls,
     "mistral": lambda ids, tools: MistralCalls(ids),
     "deepseek_v3": lambda ids, tools: DeepSeekCalls(ids),
     "deepseek_v31": lambda ids, tools: DeepSeekCalls(ids),

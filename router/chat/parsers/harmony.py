@@ -8,8 +8,6 @@ from router.chat.parsers.machine import (
     Machine,
     MalformedError,
     checked_name,
-    first_marker,
-    held_suffix,
 )
 
 START = "<|start|>"
@@ -29,11 +27,13 @@ class HarmonyParser(Machine):
     """
 
     start_markers = (START, CHANNEL)
+    end_markers = ENDS
 
     def _start(self) -> Generator[None]:
         self._hold()
         if not (yield from self._has_next((" to=", "to="))):
             raise MalformedError
+        self._is_marked = True
         yield from self._message("to=")
 
     def _call(self, marker: str) -> Generator[None]:
@@ -55,17 +55,6 @@ class HarmonyParser(Machine):
     def _body(self, kind: type[ReasoningDelta | ContentDelta]) -> Generator[None]:
         """Report the text of a message; its end, or the beginning of another one, ends it."""
         markers = (*ENDS, START, CHANNEL)
-        while True:
-            found = first_marker(self._text, self._place, markers)
-            end = held_suffix(self._text, self._place, markers) if found is None else found[0]
-            if self._is_last and found is None:
-                end = len(self._text)
-            if end > self._place:
-                self._events.append(kind(self._text[self._place : end]))
-            self._place = end
-            if found is not None:
-                self._place += len(found[1]) if found[1] in ENDS else 0
-                return
-            if self._is_last:
-                return
-            yield
+        found = yield from self._pass_on(markers, lambda text: self._events.append(kind(text)))
+        if found not in ENDS:
+            self._place -= len(found)

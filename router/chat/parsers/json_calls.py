@@ -1,13 +1,19 @@
 """Calls as JSON objects, {"name": ..., "arguments": {...}}: Hermes, Qwen, Llama 3 and Mistral."""
 
 import json
-from collections.abc import Generator
+import re
+from collections.abc import Generator, Sequence
 
-from router.chat.parsers.machine import Machine, MalformedError, checked_name
+from quire.contract.chat import Tool
+from router.chat.parsers.events import CallIds
+from router.chat.parsers.machine import EndOfTextError, Machine, MalformedError, checked_name
 
 _ARGUMENTS = ("arguments", "parameters")
 # Others that models write beside them say nothing.
 _OTHERS = ("id", "type")
+# How the object of a call begins, with its name so far.
+_BEGINNING = '{"name":"'
+_HEAD = re.compile(r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"]*)("?)')
 
 
 class JsonCalls(Machine):
@@ -25,10 +31,14 @@ class JsonCalls(Machine):
             if (yield from self._peek()) != '"':
                 raise MalformedError
             key = json.loads((yield from self._json()))
-            if key not in ("name", *_ARGUMENTS, *_OTHERS):
+            is_known = key in ("name", *_ARGUMENTS, *_OTHERS)
+            if not (is_known or is_complete):
                 raise MalformedError
             yield from self._expect(":")
-            if key in _ARGUMENTS:
+            if not is_known:
+                yield from self._peek()
+                yield from self._json()
+            elif key in _ARGUMENTS:
                 if arguments or is_complete:
                     raise MalformedError
                 if name:
@@ -53,26 +63,19 @@ class JsonCalls(Machine):
             if not name:
                 raise MalformedError
             self._whole_call(name, "{}")
+        self._hold()
 
     def _string(self) -> Generator[None, None, str]:
         if (yield from self._peek()) != '"':
             raise MalformedError
         return str(json.loads((yield from self._json())))
 
-    def _follows(self, *markers: str) -> Generator[None, None, str]:
-        """Read a marker that may stand after spaces; without one, the spaces stay as they are."""
-        place = self._place
-        yield from self._peek()
-        found = yield from self._has_next(markers)
-        if not found:
-            self._place = place
-        return found
-
 
 class HermesCalls(JsonCalls):
     """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, one for each call."""
 
     start_markers = ("<tool_call>",)
+    end_markers = ("</tool_call>",)
 
     def _call(self, marker: str) -> Generator[None]:
         while marker:
@@ -91,13 +94,31 @@ class Llama3Calls(JsonCalls):
 
     start_markers = ("<|python_tag|>",)
 
+    def __init__(self, ids: CallIds, tools: Sequence[Tool] = ()) -> None:
+        self._names = [tool.name for tool in tools]
+        super().__init__(ids)
+
     def _start(self) -> Generator[None]:
         self._hold()
         self._is_closing = False
-        if (yield from self._peek()) == "{":
-            yield from self._objects()
-        else:
+        if (yield from self._peek()) != "{":
             raise MalformedError
+        try:
+            yield from self._objects()
+        except EndOfTextError:
+            # An answer may be JSON too: it was a call if it could have become that of a tool.
+            self._is_marked = self._may_call(self._text[self._again :])
+            raise
+
+    def _may_call(self, text: str) -> bool:
+        head = _HEAD.match(text)
+        if head is None:
+            beginning = "".join(text.split())
+            return beginning.startswith(_BEGINNING[:6]) and _BEGINNING.startswith(beginning)
+        is_named = bool(head[2])
+        return any(
+            name == head[1] if is_named else name.startswith(head[1]) for name in self._names
+        )
 
     def _call(self, marker: str) -> Generator[None]:
         yield from self._objects()
@@ -105,7 +126,6 @@ class Llama3Calls(JsonCalls):
     def _objects(self) -> Generator[None]:
         while True:
             yield from self._object()
-            self._hold()
             if not (yield from self._follows(";")):
                 break
             yield from self._peek()

@@ -1,5 +1,6 @@
 """Where a JSON value ends, found character by character."""
 
+import json
 import re
 
 # Deeper values are no arguments of a call.
@@ -16,6 +17,7 @@ class JsonScanner:
 
     `read` takes text from where the last call ended. An object, an array or a string ends with its
     last character. A number or a literal ends before the first character that is none of it.
+    Control characters in strings, which models write and JSON forbids, are escaped.
 
     Attributes:
         is_done: the value is complete.
@@ -32,10 +34,18 @@ class JsonScanner:
         self._is_key = False
         self._escape: str | None = None
         self._scalar = ""
+        # Of the text that is being read: what is done with, and up to which place.
+        self._pieces: list[str] = []
+        self._copied = 0
 
-    def read(self, text: str, start: int) -> int:
-        """Read on, and return the place after the last character that belongs to the value."""
-        place = start
+    def read(self, text: str, start: int) -> tuple[str, int]:
+        """Read on.
+
+        Returns:
+            What was read, as JSON; and the place after the last character that belongs to the
+            value.
+        """
+        place = self._copied = start
         while place < len(text) and not (self.is_done or self.is_broken):
             if self._wants == "string":
                 place = self._read_string(text, place)
@@ -45,7 +55,9 @@ class JsonScanner:
                 place += 1
             else:
                 self.is_broken = True
-        return place
+        self._pieces.append(text[self._copied : place])
+        pieces, self._pieces = self._pieces, []
+        return "".join(pieces), place
 
     def _take(self, char: str) -> bool:
         wants = self._wants
@@ -91,8 +103,7 @@ class JsonScanner:
         if text[place] == "\\":
             self._escape = ""
         elif text[place] != '"':
-            self.is_broken = True
-            return place
+            self._put(text, place, json.dumps(text[place])[1:-1])
         elif self._is_key:
             self._wants = ":"
         else:
@@ -101,13 +112,22 @@ class JsonScanner:
 
     def _read_escape(self, text: str, place: int) -> int:
         escape = f"{self._escape}{text[place]}"
-        if escape[0] == "u":
+        if escape < " ":
+            # A line that ends with a backslash: it has begun what the control character needs.
+            self._put(text, place, json.dumps(escape)[2:-1])
+            self._escape = None
+        elif escape[0] == "u":
             self.is_broken = len(escape) > 1 and escape[-1] not in "0123456789abcdefABCDEF"
             self._escape = None if len(escape) == 5 else escape
         else:
             self.is_broken = escape not in '"\\/bfnrt'
             self._escape = None
         return place if self.is_broken else place + 1
+
+    def _put(self, text: str, place: int, written: str) -> None:
+        """Replace the character at a place."""
+        self._pieces += (text[self._copied : place], written)
+        self._copied = place + 1
 
     def _read_scalar(self, text: str, place: int) -> int:
         char = text[place]

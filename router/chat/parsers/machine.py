@@ -4,7 +4,8 @@ A format is written as generators that read from the beginning to the end, as if
 there. Where one needs more, it yields; so it does not matter how the text is split.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from router.chat.parsers.events import (
@@ -16,6 +17,7 @@ from router.chat.parsers.events import (
     ToolCallEnded,
 )
 from router.chat.parsers.json_scan import SPACE, JsonScanner
+from router.chat.parsers.markers import first_marker, held_suffix
 
 # Of text that is kept until its meaning is known: a longer one is content.
 MAX_HELD_CHARS = 2**16
@@ -60,6 +62,8 @@ class Machine:
 
     # With which a call begins, wherever it stands; none begins with another.
     start_markers: tuple[str, ...] = ()
+    # With which it ends, the outermost last.
+    end_markers: tuple[str, ...] = ()
 
     def __init__(self, ids: CallIds) -> None:
         self._ids = ids
@@ -72,8 +76,12 @@ class Machine:
         # Where text begins that is content if the call fails, and where it would be read again.
         self._held: int | None = None
         self._again = 0
+        # What is held begins as calls alone do.
+        self._is_marked = False
         # What is held follows a complete call.
         self._is_closing = False
+        # Ends of a call that were not where they should be: they are no content wherever they are.
+        self._strays: tuple[str, ...] = ()
         self._is_last = False
         self._run = self._main()
         next(self._run)
@@ -99,28 +107,71 @@ class Machine:
         yield
         yield from self._attempt(self._start())
         while True:
-            found = yield from self._pass_until(self.start_markers)
-            if found:
+            found = yield from self._pass_until((*self.start_markers, *self._strays))
+            if found in self._strays:
+                self._held = None
+                self._strays = () if found == self.end_markers[-1] else self.end_markers
+            elif found:
+                self._strays = ()
                 yield from self._attempt(self._call(found))
             elif self._is_last:
                 yield
 
     def _attempt(self, call: Generator[None]) -> Generator[None]:
-        """Read a call; where there is none, its text is content and is read again as such."""
+        """Read a call; where there is none, its text is content and is read again as such.
+
+        A call that breaks once it is reported takes its rest with it, up to its end; one that the
+        text ends in was cut, and what there is of its beginning is no content.
+        """
         try:
             yield from call
             self._held = None
-        except (MalformedError, EndOfTextError) as error:
+        except EndOfTextError:
             if self._is_open:
-                self._end_call()
-                self._held = None
+                self._end_call(is_whole=False)
+                self._place = len(self._text)
+            elif self._is_closing or self._is_marked:
+                self._place = len(self._text)
             elif self._held is not None:
-                if self._is_closing and isinstance(error, EndOfTextError):
-                    self._place = self._again = len(self._text)
-                else:
-                    self._content(self._text[self._held : self._again])
+                self._content(self._text[self._held : self._again])
+                self._place = self._again
+            self._held = None
+        except MalformedError:
+            if self._is_open:
+                yield from self._break_call()
+            elif self._held is not None:
+                self._content(self._text[self._held : self._again])
                 self._place, self._held = self._again, None
-        self._is_closing = False
+                if self._is_closing:
+                    yield from self._skip_ends(self.end_markers)
+        self._is_closing = self._is_marked = False
+
+    def _break_call(self) -> Generator[None]:
+        """Report the rest of a call as its arguments: they are what the model wrote."""
+        markers = (*self.end_markers, *self.start_markers)
+        found = yield from self._pass_on(markers, self._broken)
+        self._end_call(is_whole=False)
+        self._held = None
+        if found in self.start_markers:
+            self._place -= len(found)
+        elif found:
+            self._strays = self.end_markers
+            self._strays = () if found == self.end_markers[-1] else self.end_markers
+            yield from self._skip_ends(self._strays)
+
+    def _skip_ends(self, ends: tuple[str, ...]) -> Generator[None]:
+        """Pass over ends of a call that stand here; later ones are passed over where they come."""
+        self._strays = ends
+        self._hold()
+        try:
+            while self._strays and (found := (yield from self._follows(*self._strays))):
+                self._strays = () if found == self.end_markers[-1] else self.end_markers
+                self._hold()
+        except MalformedError:
+            self._place = self._again
+        except EndOfTextError:
+            self._place = len(self._text)
+        self._held = None
 
     def _start(self) -> Generator[None]:
         """Read what is a call only at the beginning of an output."""
@@ -145,12 +196,32 @@ class Machine:
                 self._content(self._text[self._place : place])
                 self._place = place + len(marker)
                 self._hold(place)
+                self._is_marked = True
                 return marker
             end = len(self._text)
             if not self._is_last and self._num_calls < MAX_CALLS:
                 end = held_suffix(self._text, self._place, markers)
             self._content(self._text[self._place : end])
             self._place = end
+            if self._is_last:
+                return ""
+            yield
+
+    def _pass_on(
+        self, markers: Sequence[str], report: Callable[[str], None]
+    ) -> Generator[None, None, str]:
+        """Report text as it comes up to a marker, and read that; "" at the end of the text."""
+        while True:
+            found = first_marker(self._text, self._place, markers)
+            end = held_suffix(self._text, self._place, markers) if found is None else found[0]
+            if self._is_last and found is None:
+                end = len(self._text)
+            if end > self._place:
+                report(self._text[self._place : end])
+            self._place = end
+            if found is not None:
+                self._place += len(found[1])
+                return found[1]
             if self._is_last:
                 return ""
             yield
@@ -196,10 +267,12 @@ class Machine:
         longest = max(map(len, markers))
         while True:
             rest = self._text[self._place : self._place + longest]
-            if not any(each.startswith(rest) and each != rest for each in markers) or self._is_last:
+            best = max((each for each in markers if rest.startswith(each)), key=len, default="")
+            if (best and self._is_last) or not any(
+                each.startswith(rest) and each != rest for each in markers
+            ):
                 break
             yield from self._more()
-        best = max((each for each in markers if rest.startswith(each)), key=len, default="")
         self._place += len(best)
         return best
 
@@ -215,13 +288,24 @@ class Machine:
             raise MalformedError
         return found
 
+    def _follows(self, *markers: str) -> Generator[None, None, str]:
+        """Read a marker that may stand after spaces; without one, the spaces stay as they are."""
+        place = self._place
+        yield from self._peek()
+        with suppress(EndOfTextError):
+            if found := (yield from self._has_next(markers)):
+                return found
+        self._place = place
+        return ""
+
     def _until(
-        self, markers: Sequence[str], limit: int = MAX_NAME_CHARS
+        self, markers: Sequence[str], limit: int = MAX_NAME_CHARS, is_word: bool = False
     ) -> Generator[None, None, tuple[str, str]]:
         """Read up to the first of the markers; return the text before it, and the marker.
 
         Raises:
-            MalformedError: none of them has come after `limit` characters.
+            MalformedError: none of them has come after `limit` characters, or the text is more than
+                one word and has to be one.
         """
         searched = 0
         longest = max(map(len, markers))
@@ -229,6 +313,9 @@ class Machine:
             found = first_marker(self._text, self._place + searched, markers)
             end = len(self._text) - longest if found is None else found[0]
             if end - self._place > limit:
+                raise MalformedError
+            known = held_suffix(self._text, self._place, markers) if found is None else end
+            if is_word and len(self._text[self._place : known].split()) > 1:
                 raise MalformedError
             if found is not None:
                 text = self._text[self._place : found[0]]
@@ -239,7 +326,7 @@ class Machine:
 
     def _name(self, *markers: str) -> Generator[None, None, tuple[str, str]]:
         """Read the name of a tool; as `_until`."""
-        text, marker = yield from self._until(markers)
+        text, marker = yield from self._until(markers, is_word=True)
         return checked_name(text), marker
 
     def _json(self) -> Generator[None, None, str]:
@@ -247,9 +334,7 @@ class Machine:
         scanner = JsonScanner()
         parts: list[str] = []
         while True:
-            begin = self._place
-            self._place = scanner.read(self._text, begin)
-            part = self._text[begin : self._place]
+            part, self._place = scanner.read(self._text, self._place)
             if self._is_open:
                 self._arguments(part)
             else:
@@ -281,8 +366,10 @@ class Machine:
         if text:
             self._events.append(ArgumentsDelta(self._num_calls, text))
 
-    def _end_call(self) -> None:
-        self._events.append(ToolCallEnded(self._num_calls))
+    _broken = _arguments  # what becomes of the text of a call that broke
+
+    def _end_call(self, is_whole: bool = True) -> None:
+        self._events.append(ToolCallEnded(self._num_calls, is_whole))
         self._num_calls += 1
         self._is_open = False
         self._is_closing = True
@@ -297,21 +384,6 @@ class Machine:
     def _content(self, text: str) -> None:
         if text:
             self._events.append(ContentDelta(text))
-
-
-def first_marker(text: str, start: int, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Return place and text of the marker that comes first, None where there is none."""
-    found = ((text.find(marker, start), marker) for marker in markers)
-    return min((each for each in found if each[0] >= 0), default=None)
-
-
-def held_suffix(text: str, start: int, markers: Sequence[str]) -> int:
-    """Return where the longest end of a text begins that may become one of the markers."""
-    longest = max(map(len, markers), default=0) - 1
-    for place in range(max(start, len(text) - longest), len(text)):
-        if any(marker.startswith(text[place:]) for marker in markers):
-            return place
-    return len(text)
 
 
 def checked_name(text: str) -> str:

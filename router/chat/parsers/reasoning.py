@@ -9,8 +9,6 @@ from router.chat.parsers.machine import (
     Machine,
     MalformedError,
     OutputParser,
-    first_marker,
-    held_suffix,
 )
 
 
@@ -93,18 +91,6 @@ class ReasoningParser(Machine):
         yield from self._reasoning()
 
     def _reasoning(self) -> Generator[None]:
-        markers = (self._tags.end,)
-        while True:
-            found = first_marker(self._text, self._place, markers)
-            end = held_suffix(self._text, self._place, markers) if found is None else found[0]
-            if self._is_last and found is None:
-                end = len(self._text)
-            if end > self._place:
-                self._events.append(ReasoningDelta(self._text[self._place : end]))
-            self._place = end
-            if found is not None:
-                self._place += len(found[1])
-                return
-            if self._is_last:
-                return
-            yield
+        yield from self._pass_on(
+            (self._tags.end,), lambda text: self._events.append(ReasoningDelta(text))
+        )

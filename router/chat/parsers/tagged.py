@@ -5,12 +5,8 @@ from collections.abc import Generator, Sequence
 
 from quire.contract.chat import Tool
 from router.chat.parsers.events import CallIds
-from router.chat.parsers.machine import (
-    MAX_HELD_CHARS,
-    Machine,
-    first_marker,
-    held_suffix,
-)
+from router.chat.parsers.machine import MAX_HELD_CHARS, Machine
+from router.chat.parsers.markers import first_marker, held_suffix
 from router.chat.parsers.schema_values import ToolSchema
 
 
@@ -23,12 +19,16 @@ class TaggedCalls(Machine):
     """
 
     start_markers = ("<tool_call>",)
+    end_markers: tuple[str, ...] = ("</tool_call>",)
 
     def __init__(self, ids: CallIds, tools: Sequence[Tool] = ()) -> None:
         self._tools = {tool.name: tool for tool in tools}
         # Of the tools that were called: a schema is read once, however many arguments there are.
         self._schemas: dict[str, ToolSchema] = {}
         super().__init__(ids)
+
+    def _broken(self, text: str) -> None:
+        """Leave out text of a call that broke: it is tags, where arguments are JSON."""
 
     def _schema(self, tool: str) -> ToolSchema:
         if tool not in self._tools:
@@ -89,6 +89,8 @@ class GlmCalls(TaggedCalls):
 
 class QwenCoderCalls(TaggedCalls):
     """<tool_call><function=NAME>, <parameter=KEY>VALUE</parameter> ..., </function></tool_call>."""
+
+    end_markers = ("</function>", "</tool_call>")
 
     def _call(self, marker: str) -> Generator[None]:
         yield from self._expect("<function=")
