@@ -8,6 +8,7 @@ from quire.contract.errors import UnavailableError
 from quire.contract.outputs import ModelInfo
 from quire.contract.resizing import ResizeProgress
 from quire.contract.sessions import BlockSource, SessionEvent, Submission
+from quire.contract.workers import LONGEST_STEP_S
 from quire.observe.log import get_logger
 from scheduler_svc.arrivals import Arrivals
 from scheduler_svc.cell import Cell
@@ -21,8 +22,8 @@ REPORT_INTERVAL_S = 0.1
 IDLE_REPORT_INTERVAL_S = 1.0
 DRAIN_POLL_S = 0.02
 RESERVED_POLL_S = 0.005
-# Longer than any step, the first ones of a large model on slow cores among them.
-STUCK_AFTER_S = 300.0
+# A step that hangs is to be found by its worker's heartbeats before.
+STUCK_AFTER_S = 1.2 * LONGEST_STEP_S
 # Outputs of a step for 256 sequences are about 2 KB: some MB for a router that stopped reading.
 MAX_UNSENT_EVENTS = 1024
 

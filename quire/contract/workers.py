@@ -10,6 +10,8 @@ from quire.contract.versions import PROTOCOL
 
 DEFAULT_DISTRIBUTED_TIMEOUT_S = EngineOptions.distributed_timeout_s
 MEETING_SECRET_BYTES = 32
+# Longer than any step, the first ones of a large model on slow cores among them.
+LONGEST_STEP_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +158,13 @@ class RunningStep:
         step_id: of the step under way; 0 if there is none.
         running_ms: for how long it has run.
         waits_for_ranks: whether it waits for other ranks.
+        limit_ms: how long it may run before it counts as hanging; 0 if that is not known.
     """
 
     step_id: int
     running_ms: int
     waits_for_ranks: bool
+    limit_ms: int
 
 
 @dataclass(frozen=True, slots=True)

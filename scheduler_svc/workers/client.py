@@ -48,6 +48,7 @@ from quire.wire.worker import (
     profile_to_proto,
 )
 from scheduler_svc.workers.heartbeats import WorkerHeartbeats
+from scheduler_svc.workers.patience import Patience
 
 DESCRIBE_TIMEOUT_S = 5.0
 
@@ -192,12 +193,10 @@ class WorkerClient:
 
     # ---------------------------------------------------------------- heartbeats
 
-    def open_heartbeats(
-        self, peer_timeout_s: float, epoch: int, step_limit_s: Callable[[int], float]
-    ) -> None:
+    def open_heartbeats(self, peer_timeout_s: float, epoch: int, patience: Patience) -> None:
         """Watch the worker until `cancel_stream`: when it is lost, calls and stream end."""
         self._heartbeats = WorkerHeartbeats(
-            self._stub.Heartbeat, peer_timeout_s, epoch, step_limit_s, self._lose
+            self._stub.Heartbeat, peer_timeout_s, epoch, patience, self._lose
         )
 
     def _lose(self, reason: str) -> None:

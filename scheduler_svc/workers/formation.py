@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from quire.observe.log import get_logger
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.workers.adoption import CacheContents, common_cache, common_contents
 from scheduler_svc.workers.client import WorkerClient, on_all
+from scheduler_svc.workers.patience import Patience
 from scheduler_svc.workers.roster import Roster
 
 # Longer than workers take to notice that a scheduler hangs (--peer-timeout-s).
@@ -69,7 +70,7 @@ class Formation:
     Args:
         config: which workers, and what to load into them.
         roster: where they are.
-        step_limit_s: returns how long a step of a number may run.
+        patience: with steps of the workers.
         predecessor: the group in use, beside which these workers are formed to take over from it:
             they serve its model, up to its max_model_len, under a larger epoch. None for the first
             workers of a cell.
@@ -82,10 +83,10 @@ class Formation:
         self,
         config: SchedulerConfig,
         roster: Roster,
-        step_limit_s: Callable[[int], float],
+        patience: Patience,
         predecessor: FormedWorkers | None = None,
     ) -> None:
-        self._step_limit_s = step_limit_s
+        self._patience = patience
         self._predecessor = predecessor
         self.workers = [
             WorkerClient(rank, address, tls=config.tls)
@@ -119,7 +120,7 @@ class Formation:
             await self._find_workers()
         epoch, previous_epoch = await self._next_epoch(scheduler_name)
         for worker in self.workers:
-            worker.open_heartbeats(self._config.peer_timeout_s, epoch, self._step_limit_s)
+            worker.open_heartbeats(self._config.peer_timeout_s, epoch, self._patience)
         # First of all: it ends a step for which some ranks wait, since others were not sent it.
         mirrors = await on_all(self.workers, lambda worker: worker.mirror(epoch))
         loaded, digest = await self._load_model(epoch, scheduler_name)

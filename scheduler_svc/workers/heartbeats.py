@@ -10,6 +10,7 @@ from quire.contract.errors import UnavailableError
 from quire.rpc.heartbeat import INTERVAL_S, PeerWatch
 from quire.v1 import worker_pb2
 from quire.wire.worker import running_step_from_proto
+from scheduler_svc.workers.patience import Patience
 
 
 class WorkerHeartbeats:
@@ -19,7 +20,7 @@ class WorkerHeartbeats:
         method: the Heartbeat call of the worker.
         peer_timeout_s: how long the worker may be silent.
         epoch: of the worker's steps.
-        step_limit_s: returns how long a step of a number may run, in seconds.
+        patience: with its steps.
         on_lost: called with the reason.
     """
 
@@ -28,13 +29,13 @@ class WorkerHeartbeats:
         method: Callable[[], Any],  # grpc.aio.StreamStreamCall, generic in its stub only
         peer_timeout_s: float,
         epoch: int,
-        step_limit_s: Callable[[int], float],
+        patience: Patience,
         on_lost: Callable[[str], None],
     ) -> None:
         self._method = method
         self._watch = PeerWatch(peer_timeout_s)
         self._epoch = epoch
-        self._step_limit_s = step_limit_s
+        self._patience = patience
         self._on_lost = on_lost
         self._task = asyncio.create_task(self._run())
 
@@ -65,10 +66,11 @@ class WorkerHeartbeats:
         while (message := await call.read()) is not grpc.aio.EOF:
             self._watch.began()
             beat = running_step_from_proto(message)
-            limit_s = self._step_limit_s(beat.step_id)
+            limit_s = self._patience.limit_s(beat)
             # A rank that waits for another hangs by no fault of its own.
             if beat.step_id and not beat.waits_for_ranks and beat.running_ms > 1000 * limit_s:
                 hung = worker_pb2.HeartbeatRequest(epoch=self._epoch, hung_step_id=beat.step_id)
+                self._patience.cut_off()
                 await call.write(hung)
                 return (
                     f"step {beat.step_id} hangs: it has run for {1e-3 * beat.running_ms:.1f} s, "

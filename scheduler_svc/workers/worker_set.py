@@ -23,9 +23,9 @@ from scheduler_svc.workers.client import WorkerClient, WorkerFailedError, answer
 from scheduler_svc.workers.executed_step import ExecutedStep, SentStep
 from scheduler_svc.workers.formation import Formation, FormedWorkers
 from scheduler_svc.workers.imports import on_ranks
+from scheduler_svc.workers.patience import Patience
 from scheduler_svc.workers.recorder import Recorder, epoch_header
 from scheduler_svc.workers.roster import Roster
-from scheduler_svc.workers.step_times import UNKNOWN_LIMIT_S, StepTimes
 
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
@@ -83,11 +83,11 @@ class WorkerSet:
         self._on_lost = on_lost
         self._on_missing = on_missing
         self.roster = self._make_roster(config)
-        self._formation = Formation(config, self.roster, self._step_limit_s)
+        self._patience = Patience()
+        self._formation = Formation(config, self.roster, self._patience)
         self._formed: FormedWorkers | None = None
         self._step_id = 0
         self._in_flight: deque[SentStep] = deque()
-        self._step_times = StepTimes()
         self._received = 0.0
         # Set, and replaced by a new one, whenever a step is no longer in flight.
         self._changed = asyncio.Event()
@@ -210,7 +210,7 @@ class WorkerSet:
         """
         assert self._formed is not None, "the workers are formed"
         num_formations, roster = self.num_formations, self._make_roster(config)
-        formation = Formation(config, roster, self._step_limit_s, self._formed)
+        formation = Formation(config, roster, self._patience, self._formed)
         try:
             formed = await formation.form(scheduler_name)
         except BaseException:
@@ -241,15 +241,11 @@ class WorkerSet:
         self.cancel_streams()
         self._config, self.roster = successor.config, successor.roster
         self._formation = successor.formation
-        # Other workers take other times.
-        self._step_times = StepTimes()
         self._begin(successor.formed, scheduler_name)
         return released
 
     def cancel_streams(self) -> None:
         """End the Execute streams; what was in flight has no result any more."""
-        if self._in_flight:
-            self._step_times.lost()
         self._in_flight.clear()
         self._has_changed()
         for worker in self._workers:
@@ -323,7 +319,7 @@ class WorkerSet:
         # A step that was sent ahead does not wait for the wire while the one before it runs.
         elapsed_us = round(1e6 * (received - max(sent.started, self._received)))
         self._received = received
-        self._step_times.observe(sent.num_tokens, 1e-6 * elapsed_us)
+        self._patience.ended()
         for worker, result in zip(self._workers, results, strict=True):
             if (result.epoch, result.step_id) != (epoch, sent.step_id):
                 raise UnavailableError(
@@ -363,13 +359,6 @@ class WorkerSet:
         """Have each worker fill blocks from the worker of its rank in another cell: `on_ranks`."""
         assert self._formed is not None, "the workers are formed"
         return await on_ranks(self._workers, self._formed.epoch, source, blocks, limit_ms)
-
-    def _step_limit_s(self, step_id: int) -> float:
-        """Return how long a step may run before its worker counts as hanging."""
-        for sent in self._in_flight:
-            if sent.step_id == step_id:
-                return self._step_times.limit_s(sent.num_tokens)
-        return UNKNOWN_LIMIT_S
 
     @property
     def num_in_flight(self) -> int:

@@ -74,7 +74,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         loses_next_step: set by a test to end the stream with a gap.
         heartbeat: sent for each of the scheduler's; None sends none.
         hung_steps: those that the scheduler found to hang.
+        num_heartbeats: of schedulers.
         steps_allowed: cleared by a test to hold every step back.
+        mirror_allowed: cleared by a test to hold Mirror back, as a step that hangs does.
         imports: every order to import blocks received.
         on_import: set by a test: fills blocks of the fake as an order says.
     """
@@ -104,8 +106,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.loses_next_step = False
         self.heartbeat: worker_pb2.HeartbeatResponse | None = worker_pb2.HeartbeatResponse()
         self.hung_steps: list[int] = []
+        self.num_heartbeats = 0
         self.steps_allowed = asyncio.Event()
         self.steps_allowed.set()
+        self.mirror_allowed = asyncio.Event()
+        self.mirror_allowed.set()
         self.imports: list[ImportOrder] = []
         self.on_import: Callable[[ImportOrder], Awaitable[ImportResult]] | None = None
         self.step_seen = asyncio.Condition()
@@ -241,6 +246,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[worker_pb2.HeartbeatResponse]:
         async for request in requests:
+            self.num_heartbeats += 1
             if request.hung_step_id:
                 self.hung_steps.append(request.hung_step_id)
             if self.heartbeat is not None:
@@ -289,6 +295,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.MirrorRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.MirrorResponse:
         self._obey(request)
+        await self.mirror_allowed.wait()
         if self.fake is None:
             return worker_pb2.MirrorResponse()
         return mirror_to_proto(

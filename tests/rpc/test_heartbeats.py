@@ -1,5 +1,7 @@
 """Peers that fall silent while their connections stand: over real gRPC, with fake peers."""
 
+import asyncio
+
 import grpc
 import pytest
 
@@ -53,6 +55,41 @@ async def test_a_worker_that_falls_silent_or_hangs_is_formed_again(is_hung: bool
         await router.finish(1)
         assert router.tokens[1] == reference([5, 6, 7], LONG)
         assert worker.epoch > epoch
+
+
+async def test_a_step_that_hung_before_a_scheduler_began_is_found_by_its_own_limit() -> None:
+    async with FakeWorker() as worker:
+        worker.mirror_allowed.clear()
+        step = worker_pb2.HeartbeatResponse(step_id=8, running_ms=2_400, limit_ms=2_300)
+        worker.heartbeat = step
+        async with running_scheduler(worker.address, wait=False) as (scheduler, _):
+            async with asyncio.timeout(20):
+                while not worker.hung_steps:
+                    await asyncio.sleep(0)
+            assert worker.hung_steps == [8]
+            worker.heartbeat = worker_pb2.HeartbeatResponse()
+            worker.mirror_allowed.set()
+            await asyncio.wait_for(scheduler.wait_until_serving(), 20)
+
+
+async def test_a_step_that_was_cut_off_has_twice_the_time_when_it_comes_again() -> None:
+    async with (
+        FakeWorker() as worker,
+        running_scheduler(worker.address) as (_, address),
+        open_session(address) as router,
+    ):
+        worker.steps_allowed.clear()
+        worker.heartbeat = worker_pb2.HeartbeatResponse(step_id=1, running_ms=2_400, limit_ms=2_000)
+        await router.submit(1, [5, 6, 7], LONG)
+        async with asyncio.timeout(20):
+            while not worker.hung_steps:
+                await asyncio.sleep(0)
+            seen = worker.num_heartbeats
+            while worker.num_heartbeats < seen + 4:
+                await asyncio.sleep(0)
+        assert worker.hung_steps == [1]
+        worker.steps_allowed.set()
+        await router.finish(1)
 
 
 async def test_a_rank_that_waits_for_another_does_not_hang() -> None:

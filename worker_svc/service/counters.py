@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from quire.contract.steps import StepResult
+from quire.contract.workers import LONGEST_STEP_S
 from quire.observe.metrics.histogram import COUNT_BOUNDS, LATENCY_BOUNDS_S, Histogram
+from worker_svc.service.step_times import StepTimes
 
-# Longer than any step, even the first one of a large model on slow cores.
-STUCK_AFTER_S = 300.0
+# A step that hangs is to be found by its scheduler before.
+STUCK_AFTER_S = 1.2 * LONGEST_STEP_S
 
 
 class Counters:
@@ -24,6 +26,7 @@ class Counters:
         num_failed_grammars: sequences under a grammar that were left no token.
         step_seconds: seconds that the model's thread, or the GPU, spent on each step.
         step_tokens: tokens that each step computed.
+        step_times: how long steps of the present model took.
     """
 
     def __init__(self) -> None:
@@ -36,10 +39,17 @@ class Counters:
         self.num_failed_grammars = 0
         self.step_seconds = Histogram(LATENCY_BOUNDS_S)
         self.step_tokens = Histogram(COUNT_BOUNDS)
-        # By thread, when it began its step, in seconds, and the number of that.
-        self._began: dict[str, tuple[float, int]] = {}
+        self.step_times = StepTimes()
+        # By thread, when it began its step, in seconds, and number and tokens of that.
+        self._began: dict[str, tuple[float, int, int]] = {}
 
-    def count(self, result: StepResult, num_tokens: int, num_failed: tuple[int, int]) -> None:
+    def count(
+        self,
+        result: StepResult,
+        num_tokens: int,
+        num_failed: tuple[int, int],
+        elapsed_s: float,
+    ) -> None:
         """Add a step.
 
         Mutates: every sum.
@@ -48,6 +58,7 @@ class Counters:
             result: of the step.
             num_tokens: that it computed.
             num_failed: sequences that failed by their logits, and under a grammar.
+            elapsed_s: the longest that a thread has worked on it, as `running` counts.
         """
         self.model_us += result.model_us
         self.sample_us += result.sample_us
@@ -58,24 +69,25 @@ class Counters:
         self.num_failed_grammars += num_failed[1]
         self.step_seconds.observe(1e-6 * result.worker_us)
         self.step_tokens.observe(num_tokens)
+        self.step_times.observe(num_tokens, elapsed_s)
 
     @contextmanager
-    def working(self, thread: str, step_id: int) -> Iterator[None]:
+    def working(self, thread: str, step_id: int, num_tokens: int) -> Iterator[None]:
         """Note that a thread works on a step for the length of the block."""
-        self._began[thread] = time.monotonic(), step_id
+        self._began[thread] = time.monotonic(), step_id, num_tokens
         try:
             yield
         finally:
             del self._began[thread]
 
     @property
-    def running(self) -> tuple[int, float]:
-        """Number of the oldest step under way and for how long, in seconds; 0 and 0 if none is."""
+    def running(self) -> tuple[int, float, float]:
+        """Number of the oldest step under way, its seconds so far, and its limit; 0 for none."""
         began = tuple(self._began.values())
         if not began:
-            return 0, 0.0
-        oldest_s, step_id = min(began)
-        return step_id, time.monotonic() - oldest_s
+            return 0, 0.0, 0.0
+        oldest_s, step_id, num_tokens = min(began)
+        return step_id, time.monotonic() - oldest_s, self.step_times.limit_s(num_tokens)
 
     @property
     def why_stuck(self) -> str:

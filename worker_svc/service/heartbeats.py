@@ -54,11 +54,11 @@ class Heartbeats:
         self._epochs.is_driver_silent = False
         try:
             while not (reader.done() or silence.done()):
-                step_id, running_s = self._counters.running
+                step_id, running_s, limit_s = self._counters.running
                 running_ms = round(1000 * clock.tick(step_id, running_s))
-                yield running_step_to_proto(
-                    RunningStep(step_id, running_ms, self._waits_for_ranks())
-                )
+                waits = self._waits_for_ranks()
+                step = RunningStep(step_id, running_ms, waits, round(1000 * limit_s))
+                yield running_step_to_proto(step)
                 await asyncio.wait(
                     (reader, silence), timeout=INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -75,7 +75,7 @@ class Heartbeats:
     ) -> None:
         async for request in requests:
             watch.began()
-            step_id, running_s = self._counters.running
+            step_id, running_s, _ = self._counters.running
             if step_id and (request.hung_step_id, request.epoch) == (step_id, self._epochs.highest):
                 # A thread cannot be ended; the supervisor starts the process again.
                 log.critical(

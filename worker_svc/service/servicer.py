@@ -12,7 +12,7 @@ import grpc
 
 from quire.contract.errors import QuireError, StaleEpochError
 from quire.contract.steps import SchedulerOutputs, StepGap, StepResult
-from quire.contract.workers import LoadResponse
+from quire.contract.workers import LoadResponse, LoadSpec
 from quire.rpc import TlsFiles
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire.wire.block_shipping import (
@@ -37,6 +37,7 @@ from worker_svc.service.block_transfers import BlockTransfers
 from worker_svc.service.counters import Counters
 from worker_svc.service.epochs import EpochGuard, ExecuteStream
 from worker_svc.service.heartbeats import Heartbeats
+from worker_svc.service.step_times import StepTimes
 from worker_svc.service.traces import log_new_sequences, record_step
 from worker_svc.steps.pending import PendingStep
 from worker_svc.worker import Worker
@@ -97,6 +98,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._worker = worker
         self.epochs = EpochGuard()
         self.counters = Counters()
+        self._spec: LoadSpec | None = None
         self._heartbeats = Heartbeats(
             self.counters, self.epochs, lambda: worker.waits_for_ranks, peer_timeout_s
         )
@@ -143,6 +145,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._admit(request.epoch)
         self.epochs.scheduler_name = request.scheduler_name
         load = load_request_from_proto(request)
+        if load.spec != self._spec:
+            # Another model takes other times.
+            self._spec, self.counters.step_times = load.spec, StepTimes()
         loaded = await self._run(
             self._worker.load_model, load.spec, load.served_model_name, load.meeting
         )
@@ -279,17 +284,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Wait for a step; the model's thread may start the next one meanwhile."""
         if isinstance(step, StepGap):
             return step
+        elapsed_s = 1e-6 * step.thread_us
         if step.pending.is_done:
             result = step.result()
         else:
-            result = await self._run_in(self._waiter, self._wait_for, step)
-        self.counters.count(result, step.num_tokens, step.pending.num_failed(result))
+            result, waited_s = await self._run_in(self._waiter, self._wait_for, step)
+            elapsed_s = max(elapsed_s, waited_s)
+        num_failed = step.pending.num_failed(result)
+        self.counters.count(result, step.num_tokens, num_failed, elapsed_s)
         return result
 
-    def _wait_for(self, step: _StartedStep) -> StepResult:
-        """Wait for a step in a thread of its own."""
-        with self.counters.working("waiter", step.orders.step_id):
-            return step.result()
+    def _wait_for(self, step: _StartedStep) -> tuple[StepResult, float]:
+        """Wait for a step in a thread of its own; return its result and the seconds it took."""
+        began_s = time.monotonic()
+        with self.counters.working("waiter", step.orders.step_id, step.num_tokens):
+            result = step.result()
+        return result, time.monotonic() - began_s
 
     def _run_step(
         self, stream: ExecuteStream, outputs: SchedulerOutputs
@@ -304,7 +314,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             # A new stream brings every sequence in full.
             self._worker.reset()
         try:
-            with self.counters.working("model", outputs.step_id):
+            num_tokens = sum(outputs.num_scheduled_tokens)
+            with self.counters.working("model", outputs.step_id, num_tokens):
                 pending = self._worker.execute(outputs)
         except Exception:
             # Steps sent before the scheduler knows of this failure must not run.

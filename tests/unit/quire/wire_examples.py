@@ -290,7 +290,7 @@ def _worker() -> list[Example]:
             worker.cache_profile_from_proto,
         ),
         Example(
-            RunningStep(2**40, 2_100, True),
+            RunningStep(2**40, 2_100, True, 300_000),
             worker.running_step_to_proto,
             worker.running_step_from_proto,
         ),
