@@ -110,7 +110,7 @@ class RouterConfig(ServiceOptions):
         bounds=Bounds(0, 86_400),
     )
     recovery_timeout_s: float = option(
-        300.0,
+        1200.0,
         "How long a request that has begun waits for a cell that may continue it.",
         unit="seconds",
         bounds=Bounds(0, 86_400),

@@ -84,6 +84,12 @@ class UnavailableError(QuireError):
     reason = "UNAVAILABLE"
 
 
+class NoCellError(UnavailableError):
+    """A router has waited for a cell as long as it waits."""
+
+    reason = "NO_CELL"
+
+
 class NumericsLostError(UnavailableError):
     """A stream cannot continue: no cell is left that computes the same tokens."""
 

@@ -67,8 +67,8 @@ class Connection:
             server_name: that the router's certificate must have; None for its role, quire-router.
             api_key: sent with every call; None takes QUIRE_API_KEY from the environment, if set.
             insecure: let the key go over a network in the clear.
-            resume_timeout: seconds without an event for which a stream that broke is resumed before
-                its error is raised; 0 resumes none.
+            resume_timeout: seconds for which a stream that broke is resumed before its error is
+                raised, those not counted in which a router works on it; 0 resumes none.
 
         Raises:
             ConfigError: the certificates cannot be used, or the key would go in the clear and
@@ -82,12 +82,12 @@ class Connection:
         self._channels = [self._open(each, tls, server_name or Role.ROUTER) for each in targets]
         # One class serves both kinds of channels; only its types differ.
         self._stub_of_each = list(map(inference_pb2_grpc.InferenceServiceStub, self._channels))
-        self._watches = RouterWatches(self._stub_of_each)
         self._departures = Departures(inference_pb2.AbortRequest)
         # Clients with one list share its routers out between them.
         self._current = random.randrange(len(targets))
         self._closed = threading.Event()
         self._resume_timeout = resume_timeout
+        self._watches = RouterWatches(self._stub_of_each, self._resumes)
         self._is_known = False
 
     @property
@@ -171,4 +171,4 @@ class Connection:
             call = stub.Chat(chat_input_to_proto(request), **arguments)
         else:
             call = stub.Generate(generate_input_to_proto(request), **arguments)
-        return self._watches.watched(stub, call)
+        return self._watches.watched(stub, call, stream.take_heartbeat)

@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.contract.chat import ChatInput, ResumeChatInput
 from quire.contract.errors import (
+    NoCellError,
     NumericsLostError,
     OverloadedError,
     ProtocolDiffersError,
@@ -32,7 +33,7 @@ class ResumableStream:
     Args:
         request: as the user made it.
         num_targets: routers that may be called.
-        resume_timeout_s: how long to try again after a break, without an event.
+        resume_timeout_s: how long to try again after a break, without an event or a heartbeat.
         is_known: whether a router has answered this client before: then one will again, and a
             request of which nothing was received is tried as long; else it is sent to each once.
         timeout_s: for the whole answer; None for no limit.
@@ -67,7 +68,8 @@ class ResumableStream:
         self._token_ids: dict[int, list[int]] = {}
         self._num_prompt_logprobs = 0
         self._num_failures = 0
-        self._broke_at = 0.0
+        # When it broke, and when a router was last known to work on it since then.
+        self._broke_at = self._alive_at = 0.0
         self._was_lost = False
         self.stub: Any = None
 
@@ -143,6 +145,10 @@ class ResumableStream:
                 self._received[event.index] = replace(output, ended=True)
         return True
 
+    def take_heartbeat(self) -> None:
+        """Record that a router works on the request: it is not lost, however long that takes."""
+        self._alive_at = self._clock()
+
     def _take_delta(self, delta: Delta) -> None:
         output = self._received.get(delta.index, ReceivedOutput(delta.index))
         total = output.cumulative_logprob
@@ -195,12 +201,14 @@ class ResumableStream:
             raise error
         now = self._clock()
         if not self._num_failures:
-            self._broke_at = now
+            self._broke_at = self._alive_at = now
+        # A router that waited for a cell in vain has used the time up, heartbeats or not.
+        since = self._broke_at if isinstance(error, NoCellError) else self._alive_at
         delay_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(self._num_failures, 8))
         delay_s *= random.uniform(0.5, 1.0)  # so that not all streams of a router come at once
         self._num_failures += 1
         if isinstance(error, OverloadedError):
             delay_s = max(delay_s, error.retry_after_ms / 1e3)
-        if now + delay_s - self._broke_at > self._resume_timeout_s:
+        if now + delay_s - since > self._resume_timeout_s:
             raise error
         return delay_s

@@ -1,6 +1,7 @@
 """Routers that fall silent while their connection stands, as a process that is stopped does.
 
-Streams of clients with several routers ask for heartbeats, which come whenever nothing else does.
+Streams ask for heartbeats, which come whenever nothing else does. They also show that a router
+works on a request that it cannot go on with yet: see `ResumableStream.take_heartbeat`.
 """
 
 import asyncio
@@ -16,6 +17,8 @@ from quire.contract.errors import UnavailableError
 from quire.wire.inference import is_heartbeat
 
 HEARTBEAT_MS = 300
+# Of a router that is not left, since there is no other.
+LONE_HEARTBEAT_MS = 5_000
 # Several heartbeats, so that one that is late ends nothing.
 LIMIT_S = 1.7
 _TICK_S = 0.1
@@ -27,10 +30,17 @@ class RouterWatch:
     Whatever comes shows for all streams that the router is alive. Counted is from its first
     heartbeat on, since older versions send none, and only time in which this process itself ran:
     after a stop of its own it would take every router for lost before it has read what they sent.
+
+    Args:
+        clock: in seconds, never set.
+        has_others: whether there is another router to go to; else no stream is ended.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, has_others: bool = True
+    ) -> None:
         self._clock = clock
+        self._has_others = has_others
         # Of the synchronous client, whose threads share it.
         self._lock = threading.Lock()
         self._waiting: set[WatchedStream] = set()
@@ -46,7 +56,7 @@ class RouterWatch:
                 self._silent_s = 0.0
             self._waiting.add(stream)
             is_first, self._ticks = not self._ticks, True
-        if is_first:
+        if is_first and self._has_others:
             stream.start_ticks()
 
     def got(self, stream: "WatchedStream", response: Any) -> None:
@@ -80,26 +90,27 @@ class RouterWatch:
 
 
 class RouterWatches:
-    """The watches of a client's routers; none where there is no other router to go to.
+    """The watches of a client's routers.
 
     Args:
         stubs: of the routers.
+        resumes: whether streams that break are resumed.
 
     Attributes:
-        heartbeat_ms: for requests to ask for.
+        heartbeat_ms: for requests to ask for; None for none, where nothing follows from them.
     """
 
-    def __init__(self, stubs: Sequence[Any]) -> None:
-        self._watch_of = {stub: RouterWatch() for stub in stubs if len(stubs) > 1}
-        self.heartbeat_ms = HEARTBEAT_MS if self._watch_of else None
+    def __init__(self, stubs: Sequence[Any], resumes: bool) -> None:
+        has_others = len(stubs) > 1
+        self._watch_of = {stub: RouterWatch(has_others=has_others) for stub in stubs}
+        self.heartbeat_ms = LONE_HEARTBEAT_MS if resumes else None
+        if has_others:
+            self.heartbeat_ms = HEARTBEAT_MS
 
-    def watched(self, stub: Any, call: Any) -> Any:
+    def watched(self, stub: Any, call: Any, on_heartbeat: Callable[[], None]) -> Any:
         """Return a call's responses as they are to be read."""
-        watch = self._watch_of.get(stub)
-        if watch is None:
-            return call
         kind = AsyncWatchedStream if isinstance(call, grpc.aio.Call) else SyncWatchedStream
-        return kind(call, watch)
+        return kind(call, self._watch_of[stub], on_heartbeat)
 
 
 class WatchedStream(ABC):
@@ -108,11 +119,15 @@ class WatchedStream(ABC):
     Args:
         call: a stream that asked for heartbeats.
         watch: of its router.
+        on_heartbeat: called with each.
     """
 
-    def __init__(self, call: Any, watch: RouterWatch) -> None:
+    def __init__(
+        self, call: Any, watch: RouterWatch, on_heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
         self._call = call
         self._watch = watch
+        self._on_heartbeat = on_heartbeat
         self._is_lost = False
 
     def give_up(self) -> None:
@@ -156,6 +171,7 @@ class AsyncWatchedStream(WatchedStream):
             self._watch.got(self, response)
             if not is_heartbeat(response):
                 return response
+            self._on_heartbeat()
 
     def start_ticks(self) -> None:
         """Call `tick` on the event loop."""
@@ -186,6 +202,7 @@ class SyncWatchedStream(WatchedStream):
             self._watch.got(self, response)
             if not is_heartbeat(response):
                 return response
+            self._on_heartbeat()
 
     def start_ticks(self) -> None:
         """Call `tick` in a thread."""

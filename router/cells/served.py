@@ -5,9 +5,9 @@ from typing import Protocol, TypeVar
 
 from quire.contract.errors import (
     ModelNotFoundError,
+    NoCellError,
     NumericsDifferError,
     NumericsLostError,
-    UnavailableError,
 )
 from quire.contract.outputs import ModelInfo
 from quire.contract.versions import UNVERSIONED
@@ -138,9 +138,9 @@ def _obeys_grammars(cell: ServingCell, text_id: str) -> bool:
     return is_passed_on and cell.model is not None and cell.model.text_id == text_id
 
 
-def unavailable(waited_s: float) -> UnavailableError:
+def unavailable(waited_s: float) -> NoCellError:
     """Return the error of a request that no scheduler took in time."""
-    return UnavailableError(f"no scheduler is reachable (waited {waited_s:g} s)")
+    return NoCellError(f"no scheduler is reachable (waited {waited_s:g} s)")
 
 
 def numerics_lost(stream: RequestStream, waited_s: float) -> NumericsLostError:

@@ -14,6 +14,7 @@ from quire.contract.inputs import GenerateInput
 from quire.contract.outputs import Completion, Started
 from quire.rpc import Server, open_channel
 from quire.rpc.call_errors import error_from_rpc
+from quire.sdk.silence import LONE_HEARTBEAT_MS
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire.inference import (
     event_to_proto,
@@ -82,11 +83,18 @@ async def test_streams_leave_a_router_that_is_stopped(
     assert len(fake.submitted) == 3
 
 
-async def test_a_client_of_one_router_asks_for_no_heartbeats() -> None:
-    async with stopped_router() as (stopped, address), AsyncClient(address) as client:
+@pytest.mark.parametrize(("resume_timeout", "heartbeat_ms"), [(60.0, LONE_HEARTBEAT_MS), (0.0, 0)])
+async def test_a_client_of_one_router_asks_for_heartbeats_only_to_resume(
+    resume_timeout: float, heartbeat_ms: int
+) -> None:
+    async with (
+        stopped_router() as (stopped, address),
+        AsyncClient(address, resume_timeout=resume_timeout) as client,
+    ):
         stream = client.stream(PROMPT_IDS, PARAMS)
         assert isinstance(await anext(stream), Started)
-        assert not stopped.requests[0].HasField("heartbeat_ms")
+        assert stopped.requests[0].HasField("heartbeat_ms") == bool(heartbeat_ms)
+        assert stopped.requests[0].heartbeat_ms == heartbeat_ms
         await stream.aclose()
 
 

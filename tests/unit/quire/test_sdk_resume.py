@@ -8,6 +8,7 @@ from quire.contract.chat import ChatInput, ChatMessage, ResumeChatInput
 from quire.contract.errors import (
     DeadlineExceededError,
     InvalidRequestError,
+    NoCellError,
     NumericsLostError,
     OverloadedError,
     ProtocolDiffersError,
@@ -110,6 +111,39 @@ def test_a_break_is_tried_again_until_the_limit_since_the_last_event() -> None:
     clock.now += LIMIT_S
     with pytest.raises(UnavailableError, match="gone"):
         stream.failed(BROKEN)
+
+
+def test_time_in_which_a_router_works_on_it_does_not_count() -> None:
+    """A router that waits for its cell is lost as well: the client goes on with the next."""
+    stream, clock = make()
+    clock.now += stream.failed(BROKEN)
+    for _ in range(2):
+        for _ in range(100):
+            clock.now += LIMIT_S / 2
+            stream.take_heartbeat()
+        clock.now += LIMIT_S / 2
+        clock.now += stream.failed(BROKEN)
+    clock.now += LIMIT_S
+    with pytest.raises(UnavailableError, match="gone"):
+        stream.failed(BROKEN)
+
+
+def test_a_router_that_waited_for_a_cell_in_vain_ends_what_broke_long_ago() -> None:
+    """Else a stream whose cells are gone for good would be resumed for ever."""
+    for has_broken in (False, True):
+        stream, clock = make()
+        if has_broken:
+            clock.now += stream.failed(BROKEN)
+        for _ in range(100):
+            clock.now += LIMIT_S / 2
+            stream.take_heartbeat()
+        in_vain = NoCellError("no scheduler is reachable")
+        if not has_broken:
+            clock.now += stream.failed(in_vain)  # another router may have other cells
+            clock.now += LIMIT_S
+            stream.take_heartbeat()
+        with pytest.raises(NoCellError):
+            stream.failed(in_vain)
 
 
 def test_a_stream_that_was_not_read_for_too_long_goes_on() -> None:

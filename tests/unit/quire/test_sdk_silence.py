@@ -51,6 +51,14 @@ class Setup:
         return goes_on
 
 
+def test_where_there_is_no_other_router_a_silent_one_is_waited_for() -> None:
+    stream = Stream(RouterWatch(has_others=False))
+    stream._watch.waits(stream)
+    stream._watch.got(stream, HEARTBEAT)
+    stream._watch.waits(stream)
+    assert stream.num_starts == 0, "nothing counts"
+
+
 def waiting(response: Any = HEARTBEAT) -> Setup:
     """Both streams wait, after one has got something."""
     setup = Setup()
