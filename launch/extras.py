@@ -25,6 +25,7 @@ MODULES = {
         *("tokenizers", "torch", "transformers"),
     ),
     "simulator": (*_ANY_SERVICE, "numpy"),
+    "gguf": ("gguf",),
     "ray": ("ray",),
     "bench": (*_ANY_SERVICE, "aiohttp", "numpy", "tokenizers"),
     "pull": (*_ANY_SERVICE, "huggingface_hub"),

@@ -15,7 +15,21 @@ from tests.factories import edit_config
 Bytes = NDArray[np.uint8]
 Type = gguf.GGMLQuantizationType
 # Types that the package does not write: their blocks are made up, with scales like these.
-_SCALES = {Type.Q4_K: {0: 1e-4, 2: 1e-3}, Type.Q6_K: {208: 5e-5}}
+_SCALES = {
+    Type.Q2_K: {80: 5e-3, 82: 1e-3},
+    Type.Q3_K: {108: 5e-4},
+    Type.Q4_K: {0: 1e-4, 2: 1e-3},
+    Type.Q5_K: {0: 5e-5, 2: 1e-3},
+    Type.Q6_K: {208: 5e-5},
+    Type.IQ1_S: {0: 5e-3},
+    Type.IQ2_XXS: {0: 5e-4},
+    Type.IQ2_XS: {0: 5e-4},
+    Type.IQ2_S: {0: 5e-4},
+    Type.IQ3_XXS: {0: 5e-4},
+    Type.IQ3_S: {0: 5e-4},
+    Type.IQ4_NL: {0: 5e-4},
+    Type.IQ4_XS: {0: 5e-5},
+}
 
 
 def stored(weight: torch.Tensor, kind: Type, rng: np.random.Generator) -> NDArray[Any]:

@@ -26,6 +26,8 @@ WHERE_WANTED = {
     # a cache that it filled; quire-serve[bench]
     "launch": {"ray", "huggingface_hub", "aiohttp", "matplotlib"},
     "simulator": {"torch"},
+    # quire-serve[gguf]
+    "worker_svc": {"gguf"},
 }
 
 

@@ -1,4 +1,4 @@
-"""The types of GGUF's tensors that are served: blocks of integers with scales of their own.
+"""The types of GGUF's tensors that are served: blocks of numbers with scales of their own.
 
 docs/numerics.md defines what they stand for; one rounding at most, so no order could change a bit.
 
@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+from worker_svc.loading import gguf_grids as grids
+from worker_svc.loading import gguf_integers as integers
 
 # Of elements that are read at once: what lies between bytes and numbers stays in the cache.
 _CHUNK_ELEMENTS = 2**20
@@ -23,12 +26,14 @@ class BlockType:
         elements: of a block.
         num_bytes: of a block.
         read: from blocks [n, num_bytes] uint8 to [n, elements] float32.
+        has_grid: whether that needs quire-serve[gguf].
     """
 
     name: str
     elements: int
     num_bytes: int
     read: Callable[[torch.Tensor], torch.Tensor]
+    has_grid: bool = False
 
     def row_bytes(self, in_features: int) -> int:
         """Return the bytes of a row of whole blocks."""
@@ -50,75 +55,53 @@ def _plain(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda blocks: blocks.view(dtype).float()
 
 
-def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """Return [n, 1] float32 of the float16 at a byte of each block."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
-
-
-def _nibbles(data: torch.Tensor) -> torch.Tensor:
-    """Return the lower four bits of all bytes [..., m], then the upper ones: [..., 2m]."""
-    return torch.cat((data & 15, data >> 4), dim=-1)
-
-
-def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _half(blocks, 0) * blocks[:, 2:].view(torch.int8).float()
-
-
-def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)
-
-
-def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).float() + _half(blocks, 2)
-
-
-def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
-    low, middle, high = blocks[:, 4:16].view(-1, 3, 4).unbind(1)
-    # Six bits for each group of 32: four groups in place, four with their upper bits elsewhere.
-    scales = torch.cat((low & 63, (high & 15) | (low >> 6 << 4)), dim=1)
-    minima = torch.cat((middle & 63, (high >> 4) | (middle >> 6 << 4)), dim=1)
-    integers = _nibbles(blocks[:, 16:].view(-1, 4, 32)).view(-1, 8, 32).float()
-    scaled = integers * (_half(blocks, 0) * scales.float()).unsqueeze(-1)
-    return (scaled - (_half(blocks, 2) * minima.float()).unsqueeze(-1)).flatten(1)
-
-
-def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    lower = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
-    pairs = blocks[:, 128:192].reshape(-1, 2, 1, 32)
-    upper = pairs >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1) & 3
-    integers = (lower | (upper << 4)).view(-1, 16, 16).float() - 32
-    scales = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
-    return (integers * scales.unsqueeze(-1)).flatten(1)
-
-
 # By the number of ggml_type.
 BLOCK_TYPES = {
     0: BlockType("F32", 1, 4, _plain(torch.float32)),
     1: BlockType("F16", 1, 2, _plain(torch.float16)),
     30: BlockType("BF16", 1, 2, _plain(torch.bfloat16)),
-    2: BlockType("Q4_0", 32, 18, _q4_0),
-    3: BlockType("Q4_1", 32, 20, _q4_1),
-    8: BlockType("Q8_0", 32, 34, _q8_0),
-    12: BlockType("Q4_K", 256, 144, _q4_k),
-    14: BlockType("Q6_K", 256, 210, _q6_k),
+    28: BlockType("F64", 1, 8, _plain(torch.float64)),
+    24: BlockType("I8", 1, 1, _plain(torch.int8)),
+    25: BlockType("I16", 1, 2, _plain(torch.int16)),
+    26: BlockType("I32", 1, 4, _plain(torch.int32)),
+    27: BlockType("I64", 1, 8, _plain(torch.int64)),
+    2: BlockType("Q4_0", 32, 18, integers.q4_0),
+    3: BlockType("Q4_1", 32, 20, integers.q4_1),
+    6: BlockType("Q5_0", 32, 22, integers.q5_0),
+    7: BlockType("Q5_1", 32, 24, integers.q5_1),
+    8: BlockType("Q8_0", 32, 34, integers.q8_0),
+    10: BlockType("Q2_K", 256, 84, integers.q2_k),
+    11: BlockType("Q3_K", 256, 110, integers.q3_k),
+    12: BlockType("Q4_K", 256, 144, integers.q4_k),
+    13: BlockType("Q5_K", 256, 176, integers.q5_k),
+    14: BlockType("Q6_K", 256, 210, integers.q6_k),
+    34: BlockType("TQ1_0", 256, 54, integers.tq1_0),
+    35: BlockType("TQ2_0", 256, 66, integers.tq2_0),
+    39: BlockType("MXFP4", 32, 17, integers.mxfp4),
+    40: BlockType("NVFP4", 64, 36, integers.nvfp4),
+    16: BlockType("IQ2_XXS", 256, 66, grids.iq2_xxs, True),
+    17: BlockType("IQ2_XS", 256, 74, grids.iq2_xs, True),
+    22: BlockType("IQ2_S", 256, 82, grids.iq2_s, True),
+    18: BlockType("IQ3_XXS", 256, 98, grids.iq3_xxs, True),
+    21: BlockType("IQ3_S", 256, 110, grids.iq3_s, True),
+    19: BlockType("IQ1_S", 256, 50, grids.iq1_s, True),
+    29: BlockType("IQ1_M", 256, 56, grids.iq1_m, True),
+    20: BlockType("IQ4_NL", 32, 18, grids.iq4_nl, True),
+    23: BlockType("IQ4_XS", 256, 136, grids.iq4_xs, True),
 }
-# Names of others that files in use hold, for errors.
+# Names of others, for errors: of sums beside quants, of what files held once, and of late ones.
 _OTHERS = {
-    6: "Q5_0",
-    7: "Q5_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    13: "Q5_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    29: "IQ1_M",
-    39: "MXFP4",
+    4: "Q4_2",
+    5: "Q4_3",
+    9: "Q8_1",
+    15: "Q8_K",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+    41: "Q1_0",
 }
 
 

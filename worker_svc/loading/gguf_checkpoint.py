@@ -11,6 +11,7 @@ from quire.gguf_file import GgufFile, GgufTensor
 from worker_svc.loading.digest import StoredBytes
 from worker_svc.loading.gguf_blocks import BLOCK_TYPES, BlockType, type_name
 from worker_svc.loading.gguf_config import gguf_family, read_gguf_config
+from worker_svc.loading.gguf_grids import has_grids
 
 Indices = NDArray[np.intp]
 _FIRST = np.arange(1)
@@ -153,6 +154,11 @@ class GgufCheckpoint:
             raise ModelLoadError(
                 f"{self._file.path}: {name}: must be one of {served}, "
                 f"got {type_name(tensor.type_id)}"
+            )
+        if form.has_grid and not has_grids():
+            raise ModelLoadError(
+                f"{self._file.path}: {name}: {form.name} needs the package gguf, which holds its "
+                "grid: pip install 'quire-serve[gguf]'"
             )
         if not tensor.shape or 0 in tensor.shape or tensor.shape[-1] % form.elements:
             raise ModelLoadError(
