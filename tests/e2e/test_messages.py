@@ -58,9 +58,12 @@ async def test_a_message_is_what_grpc_answers(
     assert count.input_tokens == message.usage.input_tokens == same.num_prompt_tokens
 
 
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "reverse"}])
+ONE = {"type": "any", "disable_parallel_tool_use": True}
+
+
+@pytest.mark.parametrize("choice", [ONE, {"type": "tool", "name": "reverse"}])
 async def test_a_forced_call_obeys_its_schema(
-    http: anthropic.AsyncAnthropic, choice: dict[str, str]
+    http: anthropic.AsyncAnthropic, choice: dict[str, Any]
 ) -> None:
     asked: dict[str, Any] = {"model": "", **CALL, "tool_choice": choice, "extra_body": {"seed": 3}}
     message = await http.messages.create(**asked)

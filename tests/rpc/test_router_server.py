@@ -197,7 +197,8 @@ async def test_unusable_tokenizer_is_one_line_and_its_own_status(tmp_path, conte
         (tmp_path / name).write_text(text)
     config = RouterConfig(model=str(tmp_path), port=0)
     async with serving(config) as (line, task):
-        assert line.startswith(f"error cannot load the tokenizer of {tmp_path}: ")
+        assert line.startswith("error ")
+        assert str(tmp_path) in line
         assert await task == CONFIG_ERROR_STATUS
     with pytest.raises(ModelLoadError):
         await Tokenizer.load(str(tmp_path))
