@@ -62,6 +62,13 @@ COMPAT = make_lane(
     waits=True,
     tools=("node", "grpc_tools_ruby_protoc", "grpc_cpp_plugin"),
 )
+# The image with CUDA's torch and kernels: gigabytes to fetch, and every kernel to compile.
+CONTAINERS_CUDA = Lane(
+    "containers-cuda",
+    (str(ROOT / "tests/compose_gpu/nightly.sh"),),
+    {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'containers-cuda.xml'}"},
+    waits=True,
+)
 # What a change has to pass, within the time that CI has where no result stands.
 CI = (LINT, *CONTAINERS, *TEST, PTX, MACHINE_CODE, COMPAT, CHAOS, SOAK, WHEELS)
 NIGHTLY = (
@@ -93,13 +100,7 @@ NIGHTLY = (
     CUDA,
     # It builds where every-order does, one after the other.
     make_lane("compose-gpu", "test-compose-gpu", waits=True, after=("every-order",)),
-    # The image with CUDA's torch and kernels: gigabytes to fetch, and every kernel to compile.
-    Lane(
-        "containers-cuda",
-        (str(ROOT / "tests/compose_gpu/nightly.sh"),),
-        {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'containers-cuda.xml'}"},
-        waits=True,
-    ),
+    CONTAINERS_CUDA,
 )
 
 
