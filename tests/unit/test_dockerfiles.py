@@ -11,6 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tools.wanted import wanted
+
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy/docker"
 LISTS = sorted((DOCKER / "requirements").glob("*.in"))
@@ -37,13 +39,12 @@ def declared(*extras: str) -> list[str]:
 
 
 def requirements(path: Path) -> dict[str, Requirement]:
-    """What a NAME.in asks for, with what the files it names ask for."""
+    """What a NAME.in asks for, itself and by names of pyproject.toml."""
     found: dict[str, Requirement] = {}
     for line in path.read_text().splitlines():
-        if line.startswith("-r "):
-            found |= requirements(path.parent / line.removeprefix("-r "))
-        elif line and not line.startswith("#"):
-            requirement = Requirement(line)
+        own = [line] if line and not line.startswith("#") else []
+        of_package = wanted(line.split()[2:]) if line.startswith("# pyproject: ") else []
+        for requirement in map(Requirement, own + of_package):
             found[canonicalize_name(requirement.name)] = requirement
     return found
 

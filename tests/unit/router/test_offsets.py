@@ -73,7 +73,7 @@ async def test_a_text_that_the_tokenizer_changes_has_its_own_places() -> None:
 async def test_ids_begin_where_their_text_does(kind: str, skips: bool) -> None:
     tokenizer = Tokenizer(KINDS[kind](), num_threads=1)
     first = (await tokenizer.encode("The list"))[0]
-    special = tokenizer.special_tokens["</s>"]
+    special = tokenizer.added_tokens["</s>"]
     token_ids = [special, first, special, first, first]
     text = await tokenizer.decode(token_ids, skips)
     offsets = list(await tokenizer.offsets(text, token_ids, skips))
