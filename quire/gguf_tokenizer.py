@@ -6,29 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from quire.contract.errors import ModelLoadError
 from quire.gguf_file import GgufFile
-from quire.gguf_pretokenizers import SPLITS
+from quire.gguf_pretokenizers import OF_CHARACTERS, PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 _PREFIX = "tokenizer."
-# As llama.cpp has them: texts begin with beginning-of-text where the file does not say, and words
-# that are tokens are not made of merges.
-_LIKE_LLAMA3 = (
-    "llama3",
-    "llama-v3",
-    "llama-bpe",
-    "falcon3",
-    "falcon-h1",
-    "pixtral",
-    "midm-2.0",
-    "lfm2",
-    "tekken",
-)
-# What transformers splits as GPT-2 does. Not "default", which llama.cpp splits in a way of its own
-# that no model was trained with.
-_LIKE_GPT2 = "gpt-2"
 _CONTROL, _USER_DEFINED = 3, 4
 _SPECIAL_TOKENS = {
     "bos_token": "ggml.bos_token_id",
@@ -56,7 +40,6 @@ def load_gguf_tokenizer(path: Path) -> "PreTrainedTokenizerFast":
     try:
         from transformers import PreTrainedTokenizerFast
         from transformers.integrations.gguf.gguf_tokenizer_mapping import (
-            GGUF_PRE_TOKENIZER_SPLITS,
             GGUF_TOKENIZER_MAPPING,
             convert_gguf_tokenizer,
         )
@@ -68,10 +51,11 @@ def load_gguf_tokenizer(path: Path) -> "PreTrainedTokenizerFast":
     kind, split = metadata.get("ggml.model"), metadata.get("ggml.pre")
     if kind not in ("llama", "gpt2"):
         raise ModelLoadError(f"{path}: tokenizer.ggml.model: must be llama or gpt2, got {kind!r}")
-    served = (_LIKE_GPT2, *GGUF_PRE_TOKENIZER_SPLITS, *SPLITS)
-    if kind == "gpt2" and split not in served:
+    if kind == "gpt2" and split not in PRE_TOKENIZERS:
+        why = ", whose merges are of characters" if split in OF_CHARACTERS else ""
         raise ModelLoadError(
-            f"{path}: tokenizer.ggml.pre: must be one of {', '.join(served)}, got {split!r}"
+            f"{path}: tokenizer.ggml.pre: must be one of {', '.join(PRE_TOKENIZERS)}, "
+            f"got {split!r}{why}"
         )
     tokens = metadata.get("ggml.tokens", [])
     special = {name: metadata[key] for name, key in _SPECIAL_TOKENS.items() if key in metadata}
@@ -90,7 +74,8 @@ def load_gguf_tokenizer(path: Path) -> "PreTrainedTokenizerFast":
         tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
             tokenizer_object=backend,
             add_bos_token=metadata.get(
-                "ggml.add_bos_token", kind == "llama" or split in _LIKE_LLAMA3
+                "ggml.add_bos_token",
+                kind == "llama" or PRE_TOKENIZERS[metadata["ggml.pre"]].begins,
             ),
             add_eos_token=metadata.get("ggml.add_eos_token", False),
             chat_template=metadata.get("chat_template"),
@@ -135,9 +120,9 @@ def _corrected(backend: "Tokenizer", metadata: dict[str, Any]) -> "Tokenizer":
                     "special": kind == _CONTROL,
                 }
         model["vocab"] = {text: number for number, text in texts.items()}
-        model["ignore_merges"] = metadata["ggml.pre"] in _LIKE_LLAMA3
-        if patterns := SPLITS.get(metadata["ggml.pre"]):
-            state["pre_tokenizer"] = _splits(patterns)
+        row = PRE_TOKENIZERS[metadata["ggml.pre"]]
+        model["ignore_merges"] = row.whole
+        state["pre_tokenizer"] = _splits(row.patterns)
     state["added_tokens"] = [added[number] for number in sorted(added)]
     if not metadata.get("ggml.add_space_prefix", True):
         for name in ("normalizer", "pre_tokenizer", "decoder"):

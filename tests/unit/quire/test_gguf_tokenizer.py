@@ -49,6 +49,9 @@ def test_ids_are_those_of_tokenizer_json(tmp_path: Path) -> None:
         ({"add_bos_token": True}, True),
         ({"pre": "llama-bpe"}, True),
         ({"pre": "llama-bpe", "add_bos_token": False}, False),
+        ({"pre": "chameleon"}, True),
+        ({"pre": "jina-v5-nano"}, True),
+        ({"pre": "dbrx"}, False),
     ],
 )
 def test_texts_begin_as_the_file_and_llama_cpp_have_it(
@@ -69,9 +72,8 @@ def test_the_chat_template_is_the_files(tmp_path: Path) -> None:
     [
         ({"model": "bert"}, r"tokenizer.ggml.model: must be llama or gpt2, got 'bert'"),
         ({"model": None}, r"tokenizer.ggml.model: must be llama or gpt2, got None"),
-        ({"pre": "strange"}, r"tokenizer.ggml.pre: must be one of gpt-2, .*, got 'strange'"),
-        ({"pre": None}, r"tokenizer.ggml.pre: must be one of gpt-2, .*, got None"),
-        ({"pre": "default"}, r"tokenizer.ggml.pre: must be one of gpt-2, .*, got 'default'"),
+        ({"pre": "strange"}, r"tokenizer.ggml.pre: must be one of default, .*, got 'strange'"),
+        ({"pre": None}, r"tokenizer.ggml.pre: must be one of default, .*, got None"),
         ({"bos_token_id": -1}, r"tokenizer.ggml.bos_token_id: must be one of \d+ tokens, got -1"),
         ({"eos_token_id": 9**6}, "tokenizer.ggml.eos_token_id: must be one of .*, got 531441"),
         ({"tokens": None, "bos_token_id": None}, "cannot load the tokenizer of"),
