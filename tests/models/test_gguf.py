@@ -435,6 +435,23 @@ def test_tokens_that_end_a_turn_end_texts(tmp_path: Path) -> None:
     assert info(path).eos_token_ids == (2, 3, 5)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("</s>", "<eos>", "[EOT]", "[EOS]", "<EOT>", "_<EOT>", "<turn|>", "[e~["),
+        *("<end_of_utterance>", "<\uff5cend▁of▁sentence\uff5c>"),
+    ],
+)
+def test_tokens_of_control_that_llama_cpp_ends_at_end_texts(text: str, tmp_path: Path) -> None:
+    plain, path = save_model(tmp_path / "plain", llama_config()), tmp_path / "m.gguf"
+    values = {
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "x", "y", text],
+        "tokenizer.ggml.token_type": [2, 3, 3, 3, 3],
+    }
+    write_gguf(plain, path, "llama", metadata=values)
+    assert info(path).eos_token_ids == (2, 4)
+
+
 def test_a_window_of_0_is_none(tmp_path: Path) -> None:
     plain, path = save_model(tmp_path / "plain", phi3_config()), tmp_path / "m.gguf"
     values = {"phi3.rope.dimension_count": 12, "phi3.attention.sliding_window": 0}

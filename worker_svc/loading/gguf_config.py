@@ -109,6 +109,15 @@ _END_OF_TURN = (
     "<|eom_id|>",
     "<|end_of_text|>",
     "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "</s>",
+    "<eos>",
+    "<turn|>",
+    "<end_of_utterance>",
+    "<\uff5cend▁of▁sentence\uff5c>",
+    "[e~[",
 )
 _CONTROL = 3
 

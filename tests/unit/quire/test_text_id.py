@@ -81,7 +81,7 @@ def test_a_tokenizer_has_the_id_of_this_version(
     monkeypatch.setattr(module, "grammar_version", lambda: "0.1")
     monkeypatch.setattr(module, "_tokenizers_version", lambda: "0.2")
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert (module.TEXT_VERSION, text_id(tmp_path)) == (3, "30d6a80db8699b4e31cfa1c45fe00963")
+    assert (module.TEXT_VERSION, text_id(tmp_path)) == (4, "040c7a9189b9907d95478bb1416ad740")
 
 
 def test_a_directory_without_a_tokenizer_has_none(tmp_path: Path) -> None:
