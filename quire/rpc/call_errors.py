@@ -43,6 +43,15 @@ def sent_error(error: grpc.RpcError) -> QuireError | None:
     return None if content is None else error_from_status(content)
 
 
+def was_sent(error: grpc.RpcError) -> bool:
+    """Return whether a service ended a call by itself, with an error of ours or an unforeseen one.
+
+    Args:
+        error: of a synchronous or an asyncio call. grpc ends some with INTERNAL or UNKNOWN, too.
+    """
+    return _status(error) is not None
+
+
 def error_from_rpc(error: grpc.RpcError) -> QuireError:
     """Return the error that a failed call means: as it was raised, or else by the status code.
 
@@ -53,7 +62,7 @@ def error_from_rpc(error: grpc.RpcError) -> QuireError:
     if sent is not None:
         return sent
     code, message = error.code(), explain(error.details() or error.code().name)
-    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and _status(error) is None:
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and not was_sent(error):
         # Not our queue but the transport: the message is larger than the server reads.
         return InvalidRequestError("request", message)
     return _BY_CODE.get(code, QuireError)(message)

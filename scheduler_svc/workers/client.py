@@ -31,7 +31,7 @@ from quire.contract.workers import (
     WorkerMirror,
 )
 from quire.rpc import Role, TlsFiles, open_channel
-from quire.rpc.call_errors import sent_error
+from quire.rpc.call_errors import sent_error, was_sent
 from quire.rpc.call_metadata import PROTOCOL_METADATA
 from quire.security.handshake import explain
 from quire.v1 import worker_pb2, worker_pb2_grpc
@@ -59,7 +59,7 @@ Result = TypeVar("Result")
 _EXECUTE_METHOD = f"/{worker_pb2.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Execute"
 # Errors of a worker that another attempt cannot change.
 _FINAL_ERRORS = (ModelLoadError, ConfigError, StaleEpochError)
-# Errors of the connection, not of the worker.
+# Errors of the connection, or of a worker that ends.
 _CONNECTION_CODES = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -81,8 +81,8 @@ class WorkerClient:
     """A client of one worker.
 
     Every method raises the QuireError that the worker sent, WorkerFailedError for any other error
-    of the worker, and UnavailableError for a lost connection or a broken stream. Of a stream's
-    errors only StaleEpochError comes as it was sent.
+    that it sent, and UnavailableError for a lost connection, a broken stream and whatever else did
+    not come from the worker. Of a stream's errors only StaleEpochError comes as it was sent.
 
     Args:
         rank: of the worker among those that share the model.
@@ -286,7 +286,7 @@ class WorkerClient:
         sent = sent_error(error)
         if isinstance(sent, (*_FINAL_ERRORS, ProtocolDiffersError)):
             return sent
-        if error.code() in _CONNECTION_CODES:
+        if not was_sent(error) or error.code() in _CONNECTION_CODES:
             self.is_reachable = False
             return UnavailableError(f"worker {self.address} is unreachable ({text})")
         return WorkerFailedError(f"worker {self.address} failed ({text})")
