@@ -226,7 +226,7 @@ class Driver:
                     await self._wait_for_work(cell)
                 elif cell.blocks.reserved:
                     # Perhaps what waits needs blocks that are taken for what is on its way.
-                    self._raise_if_lost()
+                    await self.workers.raise_if_lost()
                     await asyncio.sleep(RESERVED_POLL_S)
             resizing.stopped()
             cell.send_outputs()
@@ -253,14 +253,10 @@ class Driver:
         """
         cell.scheduler.check_invariants()
         while not (cell.scheduler.has_unfinished or self._resizing.is_due):
-            self._raise_if_lost()
+            await self.workers.raise_if_lost()
             self._wake.clear()
             await self._wake.wait()
         self._turned_s = time.monotonic()
-
-    def _raise_if_lost(self) -> None:
-        if self.workers.is_lost:
-            raise UnavailableError("a worker ended its stream while idle")
 
     def resize(
         self, addresses: tuple[str, ...], timeout_s: float

@@ -116,7 +116,7 @@ class WorkerClient:
         self._heartbeats: WorkerHeartbeats | None = None
         self._calls: set[Any] = set()
         # Why heartbeats ended, when they did before the connection.
-        self._failure: UnavailableError | None = None
+        self._failure: QuireError | None = None
 
     async def describe(self) -> WorkerDescription:
         """Ask what the worker is.
@@ -163,9 +163,9 @@ class WorkerClient:
         message = cache_spec_to_proto(epoch, spec)
         return host_cache_from_proto(await self._call(self._stub.InitCache, message))
 
-    async def mirror(self, epoch: int) -> WorkerMirror:
-        """Ask what the worker holds; it drops the steps of older epochs."""
-        message = worker_pb2.MirrorRequest(epoch=epoch)
+    async def mirror(self, epoch: int, start: str) -> WorkerMirror:
+        """Ask what the worker holds; it drops the steps of older epochs and other starts."""
+        message = worker_pb2.MirrorRequest(epoch=epoch, scheduler_start=start)
         return mirror_from_proto(await self._call(self._stub.Mirror, message))
 
     async def import_blocks(self, epoch: int, order: ImportOrder) -> ImportResult:
@@ -193,14 +193,16 @@ class WorkerClient:
 
     # ---------------------------------------------------------------- heartbeats
 
-    def open_heartbeats(self, peer_timeout_s: float, epoch: int, patience: Patience) -> None:
+    def open_heartbeats(
+        self, peer_timeout_s: float, epoch: int, start: str, patience: Patience
+    ) -> None:
         """Watch the worker until `cancel_stream`: when it is lost, calls and stream end."""
         self._heartbeats = WorkerHeartbeats(
-            self._stub.Heartbeat, peer_timeout_s, epoch, patience, self._lose
+            self._stub.Heartbeat, peer_timeout_s, epoch, start, patience, self._lose
         )
 
-    def _lose(self, reason: str) -> None:
-        self._failure = UnavailableError(f"worker {self.address} is lost: {reason}")
+    def _lose(self, why: QuireError) -> None:
+        self._failure = type(why)(f"worker {self.address} is lost: {why.message}")
         self.is_reachable = False
         for call in (*self._calls, *([self._stream] if self._stream else [])):
             call.cancel()
@@ -229,6 +231,17 @@ class WorkerClient:
         if self._stream is stream:
             self.is_reachable = False
             on_end()
+
+    async def raise_end(self) -> None:
+        """Raise why the stream has ended, no step being in flight; return if it has not.
+
+        Raises:
+            StaleEpochError: another scheduler has the worker.
+            UnavailableError: the worker is lost.
+        """
+        self._raise_failure()
+        if self._stream is not None and self._stream.done():
+            await self.receive()
 
     async def send(self, request: bytes) -> None:
         """Send a serialised ExecuteRequest; returns once it is on its way."""

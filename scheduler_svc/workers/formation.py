@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.contract.epochs import clock_epoch, max_epoch
-from quire.contract.errors import ConfigError, ModelLoadError, UnavailableError
+from quire.contract.errors import ConfigError, ModelLoadError, StaleEpochError, UnavailableError
 from quire.contract.outputs import ModelInfo
 from quire.contract.workers import (
     MEETING_SECRET_BYTES,
@@ -70,6 +70,7 @@ class Formation:
     Args:
         config: which workers, and what to load into them.
         roster: where they are.
+        start: word that this scheduler has drawn as it started.
         patience: with steps of the workers.
         predecessor: the group in use, beside which these workers are formed to take over from it:
             they serve its model, up to its max_model_len, under a larger epoch. None for the first
@@ -83,10 +84,13 @@ class Formation:
         self,
         config: SchedulerConfig,
         roster: Roster,
+        start: str,
         patience: Patience,
         predecessor: FormedWorkers | None = None,
     ) -> None:
-        self._patience = patience
+        self._start, self._patience = start, patience
+        # Of each address, the last epoch that this scheduler has asked it to obey.
+        self._asked: dict[str, int] = {}
         self._predecessor = predecessor
         self.workers = [
             WorkerClient(rank, address, tls=config.tls)
@@ -120,9 +124,10 @@ class Formation:
             await self._find_workers()
         epoch, previous_epoch = await self._next_epoch(scheduler_name)
         for worker in self.workers:
-            worker.open_heartbeats(self._config.peer_timeout_s, epoch, self._patience)
+            self._asked[worker.address] = epoch
+            worker.open_heartbeats(self._config.peer_timeout_s, epoch, self._start, self._patience)
         # First of all: it ends a step for which some ranks wait, since others were not sent it.
-        mirrors = await on_all(self.workers, lambda worker: worker.mirror(epoch))
+        mirrors = await on_all(self.workers, lambda worker: worker.mirror(epoch, self._start))
         loaded, digest = await self._load_model(epoch, scheduler_name)
         kept = await self._kept_cache(mirrors)
         if self._formed is None:
@@ -232,6 +237,7 @@ class Formation:
         deadline = time.monotonic() + CLAIM_PATIENCE_S
         while True:
             description = await self._describe(worker)
+            self._check_not_replaced(worker, description)
             driver = description.scheduler_name
             if driver in ("", scheduler_name):
                 return description
@@ -241,6 +247,19 @@ class Formation:
                     "first, or give this one other workers"
                 )
             await asyncio.sleep(CLAIM_POLL_S)
+
+    def _check_not_replaced(self, worker: WorkerClient, description: WorkerDescription) -> None:
+        """Check that no scheduler has taken a worker over since this one asked it to obey.
+
+        Raises:
+            StaleEpochError: one has, another start under the same name perhaps: it is the rightful.
+        """
+        asked = self._asked.get(worker.address, description.epoch)
+        if description.epoch > asked:
+            raise StaleEpochError(
+                f"worker {worker.address} obeys epoch {description.epoch} of another scheduler, or "
+                f"of another start of this one, whose last was {asked}"
+            )
 
     async def _load_model(self, epoch: int, scheduler_name: str) -> tuple[ModelInfo, bytes]:
         """Load the model on every rank; return its description and the checkpoint's digest."""

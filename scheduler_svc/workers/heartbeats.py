@@ -6,7 +6,8 @@ from typing import Any
 
 import grpc
 
-from quire.contract.errors import UnavailableError
+from quire.contract.errors import QuireError, StaleEpochError, UnavailableError
+from quire.rpc.call_errors import sent_error
 from quire.rpc.heartbeat import INTERVAL_S, PeerWatch
 from quire.v1 import worker_pb2
 from quire.wire.worker import running_step_from_proto
@@ -20,8 +21,9 @@ class WorkerHeartbeats:
         method: the Heartbeat call of the worker.
         peer_timeout_s: how long the worker may be silent.
         epoch: of the worker's steps.
+        start: word that this scheduler has drawn as it started.
         patience: with its steps.
-        on_lost: called with the reason.
+        on_lost: called with the reason: StaleEpochError if another scheduler has the worker.
     """
 
     def __init__(
@@ -29,12 +31,13 @@ class WorkerHeartbeats:
         method: Callable[[], Any],  # grpc.aio.StreamStreamCall, generic in its stub only
         peer_timeout_s: float,
         epoch: int,
+        start: str,
         patience: Patience,
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[QuireError], None],
     ) -> None:
         self._method = method
         self._watch = PeerWatch(peer_timeout_s)
-        self._epoch = epoch
+        self._epoch, self._start = epoch, start
         self._patience = patience
         self._on_lost = on_lost
         self._task = asyncio.create_task(self._run())
@@ -50,17 +53,19 @@ class WorkerHeartbeats:
         tasks = (reader, silence, asyncio.create_task(self._beat(call)))
         try:
             await asyncio.wait((reader, silence), return_when=asyncio.FIRST_COMPLETED)
-            reason = reader.result() if reader.done() else silence.result()
+            why: QuireError = UnavailableError(
+                reader.result() if reader.done() else silence.result()
+            )
         except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
-        except UnavailableError as error:
-            reason = error.message
+            why = UnavailableError(f"{error.code().name}: {error.details()}")
+            if isinstance(sent := sent_error(error), StaleEpochError):
+                why = sent
         finally:
             for task in tasks:
                 task.cancel()
             call.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        self._on_lost(reason)
+        self._on_lost(why)
 
     async def _read(self, call: Any) -> str:
         while (message := await call.read()) is not grpc.aio.EOF:
@@ -69,9 +74,8 @@ class WorkerHeartbeats:
             limit_s = self._patience.limit_s(beat)
             # A rank that waits for another hangs by no fault of its own.
             if beat.step_id and not beat.waits_for_ranks and beat.running_ms > 1000 * limit_s:
-                hung = worker_pb2.HeartbeatRequest(epoch=self._epoch, hung_step_id=beat.step_id)
                 self._patience.cut_off()
-                await call.write(hung)
+                await call.write(self._request(hung_step_id=beat.step_id))
                 return (
                     f"step {beat.step_id} hangs: it has run for {1e-3 * beat.running_ms:.1f} s, "
                     f"its limit is {limit_s:.1f} s"
@@ -80,5 +84,10 @@ class WorkerHeartbeats:
 
     async def _beat(self, call: Any) -> None:
         while True:
-            await call.write(worker_pb2.HeartbeatRequest(epoch=self._epoch))
+            await call.write(self._request())
             await asyncio.sleep(INTERVAL_S)
+
+    def _request(self, hung_step_id: int = 0) -> worker_pb2.HeartbeatRequest:
+        return worker_pb2.HeartbeatRequest(
+            epoch=self._epoch, scheduler_start=self._start, hung_step_id=hung_step_id
+        )

@@ -1,6 +1,7 @@
 """All workers of a cell: formed under an epoch, sent steps, formed again if one is lost."""
 
 import asyncio
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -84,7 +85,9 @@ class WorkerSet:
         self._on_missing = on_missing
         self.roster = self._make_roster(config)
         self._patience = Patience()
-        self._formation = Formation(config, self.roster, self._patience)
+        # Two schedulers may have one name: a start of it that hangs, and the one that replaced it.
+        self._start = secrets.token_hex(8)
+        self._formation = Formation(config, self.roster, self._start, self._patience)
         self._formed: FormedWorkers | None = None
         self._step_id = 0
         self._in_flight: deque[SentStep] = deque()
@@ -210,7 +213,7 @@ class WorkerSet:
         """
         assert self._formed is not None, "the workers are formed"
         num_formations, roster = self.num_formations, self._make_roster(config)
-        formation = Formation(config, roster, self._patience, self._formed)
+        formation = Formation(config, roster, self._start, self._patience, self._formed)
         try:
             formed = await formation.form(scheduler_name)
         except BaseException:
@@ -272,6 +275,17 @@ class WorkerSet:
     def _lost(self) -> None:
         self.is_lost = True
         self._on_lost()
+
+    async def raise_if_lost(self) -> None:
+        """Check that no worker has ended its stream, no step being in flight.
+
+        Raises:
+            StaleEpochError: another scheduler took the workers over.
+            UnavailableError: a worker was lost; they must be formed again.
+        """
+        if self.is_lost:
+            await on_all(self._workers, WorkerClient.raise_end)
+            raise UnavailableError("a worker ended its stream while idle")
 
     # ---------------------------------------------------------------- steps
 

@@ -122,14 +122,20 @@ async def test_a_worker_that_starts_late_is_waited_for() -> None:
 async def test_the_epoch_is_above_the_clock_and_what_workers_have_seen() -> None:
     config = {"model": "/m", "served_model_name": "m", "block_size": 4}
     async with FakeWorker() as worker:
-        workers = WorkerSet(SchedulerConfig(workers=(worker.address,), **config), lambda: None)  # type: ignore[arg-type]
+        starts = [
+            WorkerSet(SchedulerConfig(workers=(worker.address,), **config), lambda: None)  # type: ignore[arg-type]
+            for _ in range(2)
+        ]
         try:
-            first = (await workers.form("test")).epoch
-            second = (await workers.form("test")).epoch
+            first = (await starts[0].form("test")).epoch
+            second = (await starts[0].form("test")).epoch
             worker.epoch = far_future = second + DAY_MS
-            third = (await workers.form("test")).epoch
+            with pytest.raises(StaleEpochError, match=f"obeys epoch {far_future} of another"):
+                await starts[0].form("test")
+            third = (await starts[1].form("test")).epoch
         finally:
-            await workers.close()
+            for workers in starts:
+                await workers.close()
     assert 100_000_000_000 < first < second < far_future < third
 
 

@@ -4,6 +4,7 @@ All of this runs on the event loop, except that the model's thread calls `Execut
 right before a step: a step that was queued before a newer scheduler took over is refused as well.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,21 +12,23 @@ from quire.contract.epochs import max_epoch
 from quire.contract.errors import InvalidRequestError, StaleEpochError
 from quire.contract.steps import StepGap
 
+# Starts of schedulers: what was replaced before these has ended long since.
+MAX_REPLACED = 256
+
 
 class ExecuteStream:
-    """An Execute stream, from its first message on.
+    """An Execute stream.
 
     Args:
-        epoch: epoch of that message.
         on_end: called on the event loop when another stream takes over.
 
     Attributes:
-        epoch: epoch that all messages of the stream must carry.
+        epoch: that all its messages must carry, as the first does; 0 before that.
         is_ended: whether no further step of the stream may run.
     """
 
-    def __init__(self, epoch: int, on_end: Callable[[], None]) -> None:
-        self.epoch = epoch
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self.epoch = 0
         self.is_ended = False
         self._on_end = on_end
         self._next_step_id = 1
@@ -61,6 +64,9 @@ class ExecuteStream:
 class EpochGuard:
     """Accepts the highest epoch seen, and within it the newest stream.
 
+    A scheduler's name stays when it starts again; the word that it draws at each start does not. A
+    start that another one has replaced gets nothing back, with however high an epoch it asks.
+
     Attributes:
         highest: highest epoch seen; 0 before the first message.
         scheduler_name: name of the scheduler that has loaded the model; empty if it has none.
@@ -71,30 +77,44 @@ class EpochGuard:
         self.highest = 0
         self.is_driver_silent = False
         self.scheduler_name = ""
-        self._num_calls = 0
-        self._streams: set[ExecuteStream] = set()
+        # Of the scheduler that has the highest epoch; empty for one of an earlier release.
+        self._start = ""
+        self._replaced: deque[str] = deque(maxlen=MAX_REPLACED)
+        # In order of their calls.
+        self._streams: dict[ExecuteStream, None] = {}
 
     @property
     def driver_name(self) -> str:
         """Name of the scheduler that has an Execute call open; empty while none has."""
-        return self.scheduler_name if self._num_calls and not self.is_driver_silent else ""
+        return self.scheduler_name if self._streams and not self.is_driver_silent else ""
 
-    @contextmanager
-    def open_call(self) -> Iterator[None]:
-        """Count an Execute call while it is open, even before its first step has come."""
-        self._num_calls += 1
-        try:
-            yield
-        finally:
-            self._num_calls -= 1
+    def check(self, epoch: int, start: str) -> None:
+        """Check that no newer scheduler has the worker.
 
-    def admit(self, epoch: int) -> None:
+        Args:
+            epoch: of a message.
+            start: of the scheduler that sent it; empty if it is not known.
+
+        Raises:
+            StaleEpochError: one has.
+        """
+        if start in self._replaced:
+            raise StaleEpochError(
+                f"another start of this scheduler, or another scheduler, has replaced it; this "
+                f"worker obeys epoch {self.highest}"
+            )
+        if epoch < self.highest:
+            raise StaleEpochError(f"epoch {epoch} is over; this worker obeys epoch {self.highest}")
+        if epoch == self.highest and start and self._start not in ("", start):
+            raise StaleEpochError(f"epoch {epoch} is that of another start of a scheduler")
+
+    def admit(self, epoch: int, start: str = "") -> None:
         """Accept a message of an epoch; a higher epoch than any before ends all streams.
 
         Mutates: highest.
 
         Raises:
-            StaleEpochError: a higher epoch was seen.
+            StaleEpochError: a higher epoch was seen, or the scheduler's start was replaced.
             InvalidRequestError: no scheduler has the epoch: it is 0, or far ahead of the clock.
         """
         if epoch == 0:
@@ -104,31 +124,48 @@ class EpochGuard:
                 "epoch",
                 f"must be at most {limit}, 30 days ahead of the worker's clock, got {epoch}",
             )
-        if epoch < self.highest:
-            raise StaleEpochError(f"epoch {epoch} is over; this worker obeys epoch {self.highest}")
+        self.check(epoch, start)
         if epoch > self.highest:
             self.highest = epoch
-            self._end_streams()
+            # Schedulers of an earlier release form again where such a stream ends.
+            self._end_streams(with_unused=bool(self._start))
+            if self._start not in ("", start):
+                self._replaced.append(self._start)
+            self._start = start
 
-    def open_stream(self, epoch: int, on_end: Callable[[], None]) -> ExecuteStream:
-        """End all streams and return a new one.
+    @contextmanager
+    def open_stream(self, on_end: Callable[[], None]) -> Iterator[ExecuteStream]:
+        """Count an Execute call while it is open, even before its first step has come.
+
+        Args:
+            on_end: called on the event loop when another stream takes over.
+        """
+        stream = ExecuteStream(on_end)
+        self._streams[stream] = None
+        try:
+            yield stream
+        finally:
+            stream.is_ended = True
+            self._streams.pop(stream, None)
+
+    def begin(self, stream: ExecuteStream, epoch: int) -> None:
+        """Have a stream take over from all others, with its first step.
+
+        Mutates: the stream's epoch.
 
         Raises:
             StaleEpochError: a higher epoch was seen.
             InvalidRequestError: no scheduler has the epoch.
         """
+        # Not among those that it ends.
+        self._streams.pop(stream, None)
         self.admit(epoch)
-        self._end_streams()
-        stream = ExecuteStream(epoch, on_end)
-        self._streams.add(stream)
-        return stream
+        self._end_streams(with_unused=False)
+        stream.epoch = epoch
+        self._streams[stream] = None
 
-    def close_stream(self, stream: ExecuteStream) -> None:
-        """End and forget a stream whose call is over."""
-        stream.is_ended = True
-        self._streams.discard(stream)
-
-    def _end_streams(self) -> None:
-        for stream in self._streams:
-            stream.supersede()
-        self._streams.clear()
+    def _end_streams(self, with_unused: bool) -> None:
+        for stream in list(self._streams):
+            if with_unused or stream.epoch:
+                del self._streams[stream]
+                stream.supersede()

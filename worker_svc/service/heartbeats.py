@@ -6,6 +6,7 @@ import sys
 import threading
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
 
 from quire.contract.workers import RunningStep
 from quire.observe.log import get_logger
@@ -47,11 +48,14 @@ class Heartbeats:
     async def exchange(
         self, requests: AsyncIterator[worker_pb2.HeartbeatRequest]
     ) -> AsyncGenerator[worker_pb2.HeartbeatResponse, None]:
-        """Yield heartbeats until the scheduler leaves or falls silent, which frees the worker."""
-        watch, clock = PeerWatch(self._peer_timeout_s), StepClock()
-        reader = asyncio.create_task(self._read(requests, watch))
-        silence = asyncio.create_task(watch.until_silent())
-        self._epochs.is_driver_silent = False
+        """Yield heartbeats until the scheduler leaves or falls silent, which frees the worker.
+
+        Raises:
+            StaleEpochError: another scheduler has the worker.
+        """
+        peer, clock = _Scheduler(PeerWatch(self._peer_timeout_s)), StepClock()
+        reader = asyncio.create_task(self._read(requests, peer))
+        silence = asyncio.create_task(peer.watch.until_silent())
         try:
             while not (reader.done() or silence.done()):
                 step_id, running_s, limit_s = self._counters.running
@@ -62,6 +66,8 @@ class Heartbeats:
                 await asyncio.wait(
                     (reader, silence), timeout=INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
                 )
+            # Also of one that was stopped meanwhile, which would form its workers again.
+            self._check(peer)
             if silence.done():
                 self._epochs.is_driver_silent = True
                 log.warning("scheduler_silent", reason=silence.result())
@@ -71,10 +77,14 @@ class Heartbeats:
             await asyncio.gather(reader, silence, return_exceptions=True)
 
     async def _read(
-        self, requests: AsyncIterator[worker_pb2.HeartbeatRequest], watch: PeerWatch
+        self, requests: AsyncIterator[worker_pb2.HeartbeatRequest], peer: "_Scheduler"
     ) -> None:
+        """Take heartbeats until the scheduler leaves, or another one has the worker."""
         async for request in requests:
-            watch.began()
+            peer.watch.began()
+            peer.epoch, peer.start = request.epoch, request.scheduler_start
+            self._check(peer)
+            self._epochs.is_driver_silent = False
             step_id, running_s, _ = self._counters.running
             if step_id and (request.hung_step_id, request.epoch) == (step_id, self._epochs.highest):
                 # A thread cannot be ended; the supervisor starts the process again.
@@ -82,6 +92,27 @@ class Heartbeats:
                     "step_hangs", step_id=step_id, running_s=round(running_s, 1), stacks=_stacks()
                 )
                 os._exit(EXIT_HUNG)
+
+    def _check(self, peer: "_Scheduler") -> None:
+        """Raise StaleEpochError if another scheduler has the worker now."""
+        # One of an earlier release would take the worker back.
+        if peer.start:
+            self._epochs.check(peer.epoch, peer.start)
+
+
+@dataclass(slots=True)
+class _Scheduler:
+    """Who sends heartbeats.
+
+    Attributes:
+        watch: counts for how long it has been silent.
+        epoch: of its last heartbeat.
+        start: of its last heartbeat; empty from an earlier release.
+    """
+
+    watch: PeerWatch
+    epoch: int = 0
+    start: str = ""
 
 
 def _stacks() -> dict[str, list[str]]:

@@ -174,7 +174,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.MirrorResponse:
         """Return what the worker holds; a new scheduler ends what an old one has ordered."""
         is_new = request.epoch > self.epochs.highest
-        self._admit(request.epoch)
+        self._admit(request.epoch, request.scheduler_start)
         if is_new:
             await self._run(self._worker.leave_group)
         return mirror_to_proto(await self._run(self._worker.mirror))
@@ -223,21 +223,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         So a step sent ahead starts when the one before it ends, without a turn of the event loop
         between them.
         """
-        requests = aiter(request_iterator)
-        # Counted before the first step: an idle scheduler drives this worker too.
-        with self.epochs.open_call():
-            first = await anext(requests, None)
-            if first is None:
-                return
-            events: asyncio.Queue[_Event] = asyncio.Queue()
-            epoch = first.scheduler_outputs.epoch
-            stream = self.epochs.open_stream(
-                epoch,
-                on_end=lambda: events.put_nowait(
-                    StaleEpochError(f"the stream of epoch {epoch} was replaced by a newer one")
-                ),
+        events: asyncio.Queue[_Event] = asyncio.Queue()
+
+        def replaced() -> None:
+            events.put_nowait(
+                StaleEpochError(f"the stream of epoch {stream.epoch} was replaced by a newer one")
             )
-            reader = asyncio.create_task(self._read_steps(first, requests, stream, events))
+
+        # Counted before the first step: an idle scheduler drives this worker too.
+        with self.epochs.open_stream(replaced) as stream:
+            reader = asyncio.create_task(self._read_steps(request_iterator, stream, events))
             try:
                 while (event := await events.get()) is not None:
                     if isinstance(event, Exception):
@@ -247,7 +242,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                     if isinstance(response, StepGap):
                         return
             finally:
-                self.epochs.close_stream(stream)
+                stream.is_ended = True
                 reader.cancel()
                 await asyncio.gather(reader, return_exceptions=True)
                 while not events.empty():
@@ -256,17 +251,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def _read_steps(
         self,
-        first: worker_pb2.ExecuteRequest,
         requests: AsyncIterator[worker_pb2.ExecuteRequest],
         stream: ExecuteStream,
         events: asyncio.Queue[_Event],
     ) -> None:
         """Hand each request to the model's thread and queue its future for the caller."""
-        request: worker_pb2.ExecuteRequest | None = first
         try:
-            while request is not None:
+            async for request in requests:
                 outputs = execute_request_from_proto(request)
-                if outputs.epoch != stream.epoch:
+                if not stream.epoch:
+                    self.epochs.begin(stream, outputs.epoch)
+                elif outputs.epoch != stream.epoch:
                     raise StaleEpochError(
                         f"epoch: must be {stream.epoch} in this stream, got {outputs.epoch}"
                     )
@@ -275,7 +270,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 step.add_done_callback(_take_error)
                 events.put_nowait(step)
                 log_new_sequences(outputs)
-                request = await anext(requests, None)
             events.put_nowait(None)
         except Exception as error:
             events.put_nowait(error)
@@ -324,10 +318,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         thread_us = (time.perf_counter_ns() - started_ns) // 1000
         return _StartedStep(outputs, pending, thread_us, pending.batch.num_tokens)
 
-    def _admit(self, epoch: int) -> None:
+    def _admit(self, epoch: int, start: str = "") -> None:
         """Obey an epoch; a newer one than before frees the model's thread of lost ranks."""
         highest = self.epochs.highest
-        self.epochs.admit(epoch)
+        self.epochs.admit(epoch, start)
         if epoch > highest:
             self._worker.abandon_exchange()
 
