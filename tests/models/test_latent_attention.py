@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig
 
 from quire.contract.engine_options import LoadOptions
@@ -115,6 +116,7 @@ def test_a_cache_of_int8_is_refused(model: Path) -> None:
 def test_there_may_be_no_shared_experts(
     make: Callable[[], PreTrainedConfig], number: str, tmp_path: Path
 ) -> None:
+    """As where they add nothing."""
     stored = random_model(make())
     with torch.no_grad():
         for name, parameter in stored.named_parameters():
@@ -126,6 +128,9 @@ def test_there_may_be_no_shared_experts(
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "n_shared_experts": json.loads(number)}))
+    weights = load_file(tmp_path / "model.safetensors")
+    left = {name: each for name, each in weights.items() if "shared_experts" not in name}
+    save_file(left, tmp_path / "model.safetensors", {"format": "pt"})
     found = Driver(load_runner(tmp_path))
     assert found.generate([TEXT], NUM_TOKENS) == tokens
     assert torch.equal(found.logits[0], expected.logits[0])
