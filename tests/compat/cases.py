@@ -83,7 +83,7 @@ FORCED_PARAMS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "seed": 1},
     {"temperature": 0.7, "seed": 2, "top_p": 0.9, "frequency_penalty": 0.5},
 )
-FORCED_MAX_TOKENS = 400
+FORCED_MAX_TOKENS = 1200
 # clients/answer_model.py has the same as classes.
 SCHEMA: dict[str, Any] = {
     "type": "object",
