@@ -261,6 +261,10 @@ def test_the_listing_says_why_a_lane_runs_and_what_stands(repository: Path) -> N
     assert reported.startswith(f"router   reported  {result.digest[:12]}: ok, 0 s on ")
 
 
+def test_a_run_may_report_nothing() -> None:
+    assert listing([]) == []
+
+
 def test_folders_stand_for_all_of_their_files() -> None:
     tree = Tree()
     assert tree.folded(["csrc/a.h", "csrc/cpu/b.cpp", "router/x.py"]) == {"csrc/", "router/x.py"}

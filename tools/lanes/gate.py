@@ -94,7 +94,7 @@ def _decide(
 
 def listing(decisions: Sequence[Decision]) -> list[str]:
     """Return a line for each lane: it runs and why, or what is reported of it."""
-    width = max(len(each.lane.name) for each in decisions)
+    width = max((len(each.lane.name) for each in decisions), default=0)
     return [
         f"{each.lane.name:{width}}  "
         + (f"runs      {each.why}" if each.why else f"reported  {_of_result(each.result)}")
