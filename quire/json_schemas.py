@@ -20,6 +20,8 @@ _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "d
 _SAYING_NOTHING_OF_TEXT = frozenset(("type", "title", "description", "default", "examples"))
 _DEFINITIONS = ("$defs", "definitions")
 _URI_CHARACTERS = "!#$%&'()*+,/:;=?@~"
+# As a JSON pointer has it (RFC 6901), of a list that a document can hold.
+INDEX = re.compile("0|[1-9][0-9]{0,8}")
 
 
 def readable(schema: Any) -> Any:
@@ -85,7 +87,7 @@ def resolve(schema: dict[str, Any], reference: str) -> Any:
     """
     name, _, fragment = reference.partition("#")
     found: Any = schema
-    if name and urljoin(_base(schema), name) != _base(schema):
+    if name and _joined(_base(schema), name) != _base(schema):
         found = _found(schema, "$id", name)
     fragment = unquote(fragment)
     if fragment and not fragment.startswith("/"):
@@ -94,7 +96,7 @@ def resolve(schema: dict[str, Any], reference: str) -> Any:
         name = _unescaped(step)
         if isinstance(found, dict) and name in found:
             found = found[name]
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+        elif isinstance(found, list) and INDEX.fullmatch(name) and int(name) < len(found):
             found = found[int(name)]
         else:
             return None
@@ -113,6 +115,14 @@ def _base(schema: dict[str, Any]) -> str:
     return base or _BASE
 
 
+def _joined(base: str, reference: str) -> str:
+    """Return a reference made absolute, or as it is where one of the two is no URI."""
+    try:
+        return urljoin(base, reference)
+    except ValueError:
+        return reference
+
+
 def _told_apart(schema: dict[str, Any]) -> dict[str, Any]:
     """Require the member by which OpenAPI's `discriminator` tells schemas apart."""
     told = schema.get("discriminator")
@@ -120,11 +130,13 @@ def _told_apart(schema: dict[str, Any]) -> dict[str, Any]:
     branches = schema.get("oneOf")
     if not isinstance(name, str) or not isinstance(branches, list):
         return schema
-    required = [
-        {**each, "required": [*each.get("required", ()), name]} if isinstance(each, dict) else each
-        for each in branches
-    ]
-    return {**schema, "oneOf": required}
+    return {**schema, "oneOf": [_with_required(each, name) for each in branches]}
+
+
+def _with_required(schema: Any, name: str) -> Any:
+    """Return a schema that requires a member; one that is none stays, for llguidance to refuse."""
+    required = schema.get("required", []) if isinstance(schema, dict) else None
+    return {**schema, "required": [*required, name]} if isinstance(required, list) else schema
 
 
 def _with_names_as_pattern(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +213,7 @@ def _made_absolute(part: Any, base: str) -> Any:
     made = _with_inner(part, lambda each: _made_absolute(each, base))
     if isinstance(reference := made.get("$ref"), str):
         is_own = reference.startswith("#")
-        made["$ref"] = f"{base}{reference}" if is_own else urljoin(base, reference)
+        made["$ref"] = f"{base}{reference}" if is_own else _joined(base, reference)
     return made
 
 

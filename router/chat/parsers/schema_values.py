@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from quire.contract.chat import Tool
+from quire.json_schemas import INDEX
 
 # Of a schema that is looked into for one argument: a client's may refer to itself.
 _MAX_STEPS = 1000
@@ -127,7 +128,8 @@ class ToolSchema:
         for part in fragment.split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
             if isinstance(target, list):
-                target = dict(enumerate(target)).get(int(key) if key.isdecimal() else -1, _ANY)
+                is_index = INDEX.fullmatch(key) and int(key) < len(target)
+                target = target[int(key)] if is_index else _ANY
             else:
                 target = target.get(key, _ANY) if isinstance(target, Mapping) else _ANY
         return target
@@ -203,6 +205,7 @@ def _python(text: str) -> Iterator[tuple[str, Any]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know
             written = _dumped(ast.literal_eval(text))
+        written.encode()  # half of a surrogate pair is no text
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return
     yield written, json.loads(written)

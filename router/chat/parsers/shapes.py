@@ -1,8 +1,9 @@
 """What a schema allows, as alternatives that can be written down member by member."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from math import isfinite
 from typing import Any
 
 from quire.json_schemas import resolve
@@ -210,9 +211,18 @@ def _common(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> tuple
     """Return the values that are in both; None stands for all."""
     if one is None or other is None:
         return other if one is None else one
-    return tuple(
-        each for each in one if any(_type(each) == _type(its) and each == its for its in other)
-    )
+    both = set(map(_key, other))
+    return tuple(each for each in one if _key(each) in both)
+
+
+def _key(value: Any) -> Hashable:
+    """Return what is equal for values that are equal in JSON, where 1 is 1.0 and true is not."""
+    kind = _type(value)
+    if isinstance(value, list):
+        return kind, tuple(map(_key, value))
+    if isinstance(value, dict):
+        return kind, frozenset((name, _key(each)) for name, each in value.items())
+    return kind, value
 
 
 def _type(value: Any) -> str:
@@ -238,4 +248,6 @@ def _list(schema: Mapping[str, Any], name: str) -> list[Any]:
 
 def _count(schema: Mapping[str, Any], name: str) -> int | None:
     value = schema.get(name)
+    if isinstance(value, float) and not isfinite(value):
+        raise NotServedError(f"{name} without an end")
     return int(value) if isinstance(value, int | float) else None
