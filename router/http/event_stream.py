@@ -61,8 +61,8 @@ class EventStream:
         await self.write(event_bytes(to_json(content), event_id, event))
 
     async def write(self, content: bytes) -> None:
-        """Send events as they stand."""
-        self._is_quiet = False
+        """Send events as they stand; none begin the answer, and count as silence."""
+        self._is_quiet = self._is_quiet and not content
         await self._begin()
         await self._call.write(content)
 

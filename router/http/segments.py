@@ -37,12 +37,14 @@ class Segment:
         kind: what it is.
         call: of a call, its id and the name of the tool.
         texts: so far; of a call, its arguments.
+        is_whole: whether it is no call whose arguments are cut or broken.
     """
 
     index: int
     kind: Kind
     call: ToolCallBegan | None = None
     texts: list[str] = field(default_factory=list)
+    is_whole: bool = True
 
     @property
     def text(self) -> str:
@@ -115,7 +117,9 @@ class Segments:
                 yield self._begin(Kind.CALL, event)
             case ArgumentsDelta(_, text):
                 yield from self._add(Kind.CALL, text)
-            case ToolCallEnded():
+            case ToolCallEnded(_, is_whole):
+                if self.open is not None:
+                    self.open.is_whole = is_whole
                 yield from self._end()
 
     def _add(self, kind: Kind, text: str) -> Iterator[Step]:

@@ -116,6 +116,14 @@ async def test_an_output_that_breaks_off_is_incomplete(client) -> None:
     assert response.output[2].arguments.startswith('{"x": [')
 
 
+async def test_a_call_that_breaks_is_incomplete(client) -> None:
+    broken = CALL.replace("[1]", "[1")
+    asked = {**BODY, "input": f"{broken}{CALL}END"}
+    response = await client.responses.create(model="fake", **asked, extra_body=EXTRA)
+    assert [item.type for item in response.output] == ["function_call"] * 2
+    assert [item.status for item in response.output] == ["incomplete", "completed"]
+
+
 async def read(setup: HttpSetup, num: int | None = None, **body: Any) -> list[Sent]:
     """Return the first events of a stream, or all of them; then break it off."""
     sent = {**BODY, **EXTRA, "stream": True, "background": True, "seed": 4, **body}

@@ -89,6 +89,7 @@ class ResponseState:
                     yield from self._items.added(segment, text, logprobs)
                 case Ended(segment):
                     status = "completed" if part.end is None else _status(part.end)
+                    status = status if segment.is_whole else "incomplete"
                     yield from self._items.ended(segment, status)
         if steps and steps[-1].segment.kind is Kind.REASONING:
             self._num_reasoning_tokens += len(self._token_ids)
