@@ -41,7 +41,7 @@ from tests.chaos.schemas import obey
 from tests.chaos.trouble import Disturbance, Trouble, plans
 from tests.chaos.verdict import judge
 from tests.chaos.workload import JOBS, SILENT, Stream, follow
-from tools.lanes import report
+from tools.lanes import machine
 
 MEAN_S = 5.0
 # Of streams in scenario `everything`, when the processes die.
@@ -217,7 +217,7 @@ def main() -> int:
         "--model", default="", help="of scenario moves, by default the embedded one"
     )
     arguments = parser.parse_args()
-    _print(f"chaos: scenario {arguments.scenario}, seed {arguments.seed}, on {report.machine()}")
+    _print(f"chaos: scenario {arguments.scenario}, seed {arguments.seed}, on {machine.processor()}")
     return int(asyncio.run(SCENARIOS[arguments.scenario](arguments)) > 0)
 
 

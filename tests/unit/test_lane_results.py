@@ -165,7 +165,7 @@ def test_generated_files_stand_for_their_sources(repository: Path) -> None:
     write(repository, "protos/a.proto", "a")
     write(repository, "CMakeLists.txt", "cmake")
     read = Trace(opened={"r.md", "quire/v1/a_pb2.py", f"{SITE}/worker_svc/_C.cpython-311.so"})
-    found = inputs_of(read, Tree(), Installed(), ())  # type: ignore[arg-type]
+    found = inputs_of(read, Tree(), Installed())  # type: ignore[arg-type]
     assert {"csrc/", "protos/", "CMakeLists.txt", "r.md"} <= found.files
     assert found.distributions == {"pybind11"}
 
@@ -174,7 +174,7 @@ def test_who_reads_what_a_lane_built_depends_on_its_sources(repository: Path) ->
     """The builder ends after its reader; the third lane shares nothing but compiled Python."""
     builder, reader, third = (replace(ROUTER, name=name) for name in ("builder", "reader", "third"))
     pyc = "router/__pycache__/x.cpython-311.pyc"
-    built_ = Trace(opened={"csrc/a.h"}, written={"build/emulated/_C.so", pyc})
+    built_ = Trace(opened={"csrc/a.h"}, written={"build/emulated/_C.so.tmp", pyc})
     store = recorder(builder, reader, third)
     store.take(ended(reader, Trace(opened={"r.md", "build/emulated/_C.so"})), (builder,))
     assert stored(reader) is None  # not before it is known what the file was made from
@@ -205,15 +205,16 @@ def test_what_a_lane_waits_for_is_an_input(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("read", "reason"),
     [
-        (Trace(opened={"r.md", "build/old.so"}), "it read build/old.so, which no lane of this run"),
+        (Trace(opened={"r.md", "build/old/a.so"}), "it read build/old, which was there before"),
         (Trace(opened={"r.md"}, complete=False), "the kernel dropped events"),
         (Trace(), "it opened no file of the repository"),
     ],
     ids=["unknown-file", "dropped-events", "nothing"],
 )
 def test_a_result_whose_inputs_are_not_known_is_not_stored(
-    capsys: pytest.CaptureFixture[str], read: Trace, reason: str
+    repository: Path, capsys: pytest.CaptureFixture[str], read: Trace, reason: str
 ) -> None:
+    write(repository, "build/old/a.so", "of another run")
     recorder(ROUTER).take(ended(ROUTER, read), ())
     assert stored(ROUTER) is None
     assert f"router: its result is not stored: {reason}" in capsys.readouterr().out
@@ -274,7 +275,7 @@ def test_folders_stand_for_all_of_their_files() -> None:
 
 def test_only_what_lanes_build_has_a_lane() -> None:
     names = ["build/emulated/a.o", "build/lanes/unit.xml", "build/setup.log", "router/x.py"]
-    assert built(names) == {"build/emulated/a.o"}
+    assert built(names) == {"build/emulated"}
 
 
 def test_results_of_gate_and_nightly_do_not_share_a_name() -> None:

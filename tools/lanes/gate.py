@@ -128,13 +128,15 @@ class Recorder:
         self._after = {lane.name: lane.after for lane in lanes}
         self._commit = commit_of_head()
         self._traces: dict[str, Trace] = {}
-        self._waiting: list[Outcome] = []
+        # Of each lane that has passed those that may have built what it read, and still run.
+        self._waiting: list[tuple[Outcome, set[str]]] = []
+        self._before = built(str(each.relative_to(ROOT)) for each in (ROOT / "build").glob("*/*"))
 
     def take(self, outcome: Outcome, running: Collection[Lane]) -> None:
         """Take the outcome of a lane that has just ended.
 
-        A lane that read what another wrote depends on all that the other does. So its result is
-        stored when no lane runs that might have been the other.
+        A lane that read what another built depends on all that the other does. So its result is
+        stored when the lanes have ended that ran beside it.
 
         Args:
             outcome: of the lane.
@@ -146,15 +148,13 @@ class Recorder:
         if not outcome.passed:
             path_of(lane.name, kind_of(lane)).unlink(missing_ok=True)
         elif lane.name in self._traces:
-            self._waiting.append(outcome)
-        for each in list(self._waiting):
-            if not running or self._is_settled(each.lane.name):
-                self._waiting.remove(each)
+            reads = built(self._traces[lane.name].opened)
+            self._waiting.append((outcome, {each.name for each in running} if reads else set()))
+        for each, beside in list(self._waiting):
+            beside.discard(lane.name)
+            if not beside:
+                self._waiting.remove((each, beside))
                 self._store(each)
-
-    def _is_settled(self, name: str) -> bool:
-        """Return whether all that a lane read below build/ is of lanes that have ended."""
-        return not self._inputs(name).unknown
 
     def _store(self, outcome: Outcome) -> None:
         lane = outcome.lane
@@ -162,9 +162,8 @@ class Recorder:
         reason = ""
         if not all(self._traces[name].complete for name in self._providers(lane.name, set())):
             reason = "the kernel dropped events of what it opened"
-        elif inputs.unknown:
-            example = min(inputs.unknown)
-            reason = f"it read {example}, which no lane of this run wrote: run it in a clean clone"
+        elif older := inputs.built & self._before:
+            reason = f"it read {min(older)}, which was there before the run: take a clean clone"
         elif not inputs.files:
             reason = "it opened no file of the repository"
         elif outcome.skipped:
@@ -201,17 +200,15 @@ class Recorder:
         seen.add(name)
         read = built(self._traces[name].opened)
         for other, trace in self._traces.items():
-            is_provider = other in self._after[name] or not read.isdisjoint(trace.written)
-            if is_provider and other not in seen:
+            has_built = not read.isdisjoint(built(trace.written))
+            if (has_built or other in self._after[name]) and other not in seen:
                 self._providers(other, seen)
         return seen
 
     def _inputs(self, name: str) -> Inputs:
-        providers = self._providers(name, set())
-        written = set[str]().union(*(self._traces[each].written for each in providers))
         inputs = Inputs()
-        for each in providers:
-            inputs.add(inputs_of(self._traces[each], self._tree, self._installed, written))
+        for each in self._providers(name, set()):
+            inputs.add(inputs_of(self._traces[each], self._tree, self._installed))
         return inputs
 
 

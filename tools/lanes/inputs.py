@@ -91,21 +91,20 @@ class Inputs:
         files: of the repository, and what else `Tree.digest` takes.
         listed: folders whose names it read.
         distributions: names of packages of Python.
-        unknown: files below build/ that no lane of this run wrote: what they were made from is
-            not known.
+        built: folders in build/ of which it opened files: it depends on what wrote them.
     """
 
     files: set[str] = field(default_factory=set)
     listed: set[str] = field(default_factory=set)
     distributions: set[str] = field(default_factory=set)
-    unknown: set[str] = field(default_factory=set)
+    built: set[str] = field(default_factory=set)
 
     def add(self, other: "Inputs") -> None:
         """Add what another lane depends on."""
         self.files |= other.files
         self.listed |= other.listed
         self.distributions |= other.distributions
-        self.unknown |= other.unknown
+        self.built |= other.built
 
     def names(self, tree: Tree) -> list[str]:
         """Return the names of which `Tree.digest` gives the digests, as few as say the same."""
@@ -121,18 +120,15 @@ class Inputs:
         return sorted(whole | {f"{NAMES_IN}{name}" for name in listed})
 
 
-def inputs_of(
-    trace: Trace, tree: Tree, installed: Distributions, written: Collection[str]
-) -> Inputs:
+def inputs_of(trace: Trace, tree: Tree, installed: Distributions) -> Inputs:
     """Return what a lane depends on, but for what the lanes depend on whose files it read.
 
     Args:
         trace: of the lane.
         tree: of the repository.
         installed: packages.
-        written: files that this lane or others of the run wrote.
     """
-    inputs = Inputs(listed=trace.listed)
+    inputs = Inputs(listed=trace.listed, built=built(trace.opened))
     for opened in trace.opened:
         name = COMPILED.sub(r"\1.py", opened)
         if name in tree.digests:
@@ -147,14 +143,20 @@ def inputs_of(
             is_read = not name.endswith(".dist-info/entry_points.txt")
             package = installed.of_file(name.removeprefix(f"{SITE_PACKAGES}/")) if is_read else None
             inputs.distributions |= {package} if package else set()
-    inputs.unknown = built(trace.opened).difference(written)
     inputs.distributions.discard("quire-serve")
     return inputs
 
 
 def built(names: Iterable[str]) -> set[str]:
-    """Return those of some files that a lane has made, and not `make setup`."""
-    return {name for name in names if name.startswith("build/") and not OF_SETUP.match(name)}
+    """Return the folders in build/ of some files, but for those of `make setup` and of logs.
+
+    Files that are renamed are reported by either name; the folder stays.
+    """
+    return {
+        "/".join(name.split("/", 2)[:2])
+        for name in names
+        if name.startswith("build/") and not OF_SETUP.match(name)
+    }
 
 
 def _generated_from(name: str) -> Iterable[str]:
