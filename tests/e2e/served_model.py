@@ -17,7 +17,7 @@ def save_served_model(directory: Path, family: str) -> Path:
     save_model(directory, CONFIGS[family](vocab_size=VOCAB_SIZE))
     byte_level(VOCAB_SIZE).save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"})
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
     )
     return directory
 
