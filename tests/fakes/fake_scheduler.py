@@ -195,6 +195,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 await asyncio.wait({next_message, broken}, return_when=asyncio.FIRST_COMPLETED)
                 if next_message.done():
                     yield next_message.result()
+                    session.outgoing.task_done()
                 else:
                     next_message.cancel()
             await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped by the test")
@@ -270,7 +271,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                     self._drop_after.pop(0)
                     self.drop_sessions()
                 self._changed.notify_all()
-            await asyncio.sleep(0)
+            if self._free.is_set():
+                # No faster than the connection takes them: a router is to have time to cancel.
+                await session.outgoing.join()
+            else:
+                await asyncio.sleep(0)
 
     def _step(self, session: FakeSession) -> scheduler_pb2.StepOutputs:
         outputs = scheduler_pb2.StepOutputs()
