@@ -8,10 +8,9 @@ compares them by itself before it serves.
 import argparse
 import multiprocessing
 import os
-import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,32 +29,15 @@ from worker_svc.loading.loader import load_model
 from worker_svc.models.fallback import FallbackForCausalLM
 from worker_svc.models.probe import TOLERANCE, probe_inputs, relative_error, run_probe
 from worker_svc.models.registry import find_family
+from worker_svc.models.small_model import random_model, shrink
 from worker_svc.parallel.group import ParallelGroup
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/models.md"
 TIMEOUT_S = 120
-NUM_LAYERS = 4
 REASON_CHARACTERS = 200
 
-# The largest value of a key of config.json, by the first pattern that is found in its name.
-_LARGEST = (
-    (r"token_id|token_index", 3),
-    (r"vocab_size", 160),
-    (r"kv_heads|key_value_heads|key_heads|head_kv|query_groups", 2),
-    (r"rotary_dim", 8),
-    (r"head_dim|dim_head|d_head|head_size|headdim|kv_channels", 16),
-    (r"heads?$", 4),
-    (r"layers?$|num_blocks$", NUM_LAYERS),
-    (r"n_group|topk_group", 1),
-    (r"per_tok|top_k|topk", 2),
-    (r"experts$", 4),
-    (r"position|n_ctx|seq_len|length|context", 256),
-    (r"rank$", 16),
-    (r"window", 8),
-    (r"dim$|size$|width|d_model|n_embd|n_inner|ffn|d_inner", 64),
-)
-# Of keys that are null in a default configuration, and that some models cannot do without.
-_OF_NULL = {"head_dim": 16, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+# Most tokens of a tiny model's windows.
+WINDOW = 8
 # What a tiny model needs beside that, by model type.
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -80,14 +62,6 @@ _PRELOADED = [
     "transformers.modeling_utils",
     "transformers.models.llama.modeling_llama",
 ]
-_NOT_ARGUMENTS = (
-    "architectures",
-    "model_type",
-    "transformers_version",
-    "id2label",
-    "label2id",
-    "per_layer_config",
-)
 
 
 class Outcome(StrEnum):
@@ -124,51 +98,12 @@ class Row:
 def tiny_config(model_type: str) -> Any:
     """Return the configuration of a model of a few layers and features."""
     config_class = transformers.CONFIG_MAPPING[model_type]
-    values = _shrunk(config_class().to_dict()) | _TWEAKS.get(model_type, {})
+    values = shrink(config_class().to_dict(), WINDOW) | _TWEAKS.get(model_type, {})
     config = config_class(**values)
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]]
     if hasattr(config, "is_decoder"):
         config.is_decoder, config.is_encoder_decoder = True, False
     return config
-
-
-def _shrunk(values: Mapping[str, Any]) -> dict[str, Any]:
-    counts = {
-        value
-        for key, value in values.items()
-        if isinstance(value, int) and re.search(r"layers?$", key)
-    }
-    shrunk: dict[str, Any] = {}
-    for key, value in values.items():
-        if key in _NOT_ARGUMENTS:
-            continue
-        if isinstance(value, dict) and not key.startswith("rope"):
-            # A part of several: its class is found by its model type.
-            shrunk[key] = _shrunk(value) | (
-                {"model_type": value["model_type"]} if "model_type" in value else {}
-            )
-        elif isinstance(value, list) and len(value) in counts and len(value) > NUM_LAYERS:
-            shrunk[key] = _first_of_each_kind(value)
-        elif value is None and key in _OF_NULL:
-            shrunk[key] = _OF_NULL[key]
-        elif isinstance(value, int) and not isinstance(value, bool):
-            shrunk[key] = min([value, *_limit(key)])
-        else:
-            shrunk[key] = value
-    # Some models are made for as many of both.
-    if values.get("num_key_value_heads") == values.get("num_attention_heads") is not None:
-        shrunk["num_key_value_heads"] = shrunk["num_attention_heads"]
-    return shrunk
-
-
-def _limit(key: str) -> list[int]:
-    return [most for pattern, most in _LARGEST if re.search(pattern, key)][:1]
-
-
-def _first_of_each_kind(kinds: list[Any]) -> list[Any]:
-    """Return NUM_LAYERS of a list of layers, in order, every kind among them if there is room."""
-    indices = sorted(range(len(kinds)), key=lambda index: (kinds[index] in kinds[:index], index))
-    return [kinds[index] for index in sorted(indices[:NUM_LAYERS])]
 
 
 @torch.inference_mode()
@@ -200,7 +135,7 @@ def classify(model_type: str) -> Row:
         except ModelLoadError as error:
             return refused(error)
         try:
-            model = _random_model(config)
+            model = random_model(config)
             model.save_pretrained(directory)
         except Exception as error:  # whatever the model's own code raises
             return unknown(error)
@@ -217,17 +152,6 @@ def classify(model_type: str) -> Row:
         if not error_share <= TOLERANCE[loaded.dtype]:
             return row(Outcome.WRONG, f"its logits are off by {error_share:.1%}")
         return row(Outcome.NATIVE)
-
-
-def _random_model(config: Any) -> Any:
-    """Return a float32 model in which attention matters, as it does not with initial weights."""
-    torch.manual_seed(0)
-    auto: Any = transformers.AutoModelForCausalLM
-    model = auto.from_config(config, dtype=torch.float32).eval()
-    for name, parameter in model.named_parameters():
-        if parameter.ndim > 1 and "embed" not in name:
-            parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
-    return model
 
 
 def _cut(reason: str) -> str:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.models.driver import Driver, load_runner
-from tools.architectures import _random_model, tiny_config
+from tools.architectures import tiny_config
+from worker_svc.models.small_model import random_model
 
 # A form of each: gates of a single feature; a router in float32, whatever the model's type; biases,
 # weights stored the other way round and interleaved; no biases; and the two that pass the experts
@@ -40,8 +41,7 @@ def logits_of(driver: Driver) -> list[torch.Tensor]:
 def test_bits_alone_are_those_in_company_and_after_a_prefix(
     name: str, dtype: str, tmp_path: Path
 ) -> None:
-    with torch.no_grad():
-        _random_model(tiny_config(name)).save_pretrained(tmp_path)
+    random_model(tiny_config(name)).save_pretrained(tmp_path)
     rng = np.random.default_rng(2)
     prompt = rng.integers(3, VOCAB_SIZE, 45).tolist()
     driver = Driver(load_runner(tmp_path, dtype=dtype))
