@@ -5,7 +5,6 @@ file that is the model is taken out of the wheel and kept. Only `quire run` and 
 """
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.cache_dir import cache_dir
 from quire.contract.errors import ConfigError
 from quire.gguf_file import is_model
 
@@ -51,7 +51,7 @@ class PackagedModel:
     @property
     def path(self) -> Path:
         """Where the file is kept; its contents are part of the name."""
-        return _cache_dir() / f"{self.name}-{self.sha256[:12]}" / Path(self.member).name
+        return cache_dir("models") / f"{self.name}-{self.sha256[:12]}" / Path(self.member).name
 
 
 SMOLLM2 = PackagedModel(
@@ -157,9 +157,3 @@ def _has_hash(path: Path, sha256: str) -> bool:
             return hashlib.file_digest(file, "sha256").hexdigest() == sha256
     except OSError:
         return False
-
-
-def _cache_dir() -> Path:
-    """Return where models are kept, beside Hugging Face's cache."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base else Path.home() / ".cache") / "quire" / "models"
